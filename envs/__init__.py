@@ -1,0 +1,1 @@
+"""Environments that ship with roll_like, each a plugin like any user's."""

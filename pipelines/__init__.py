@@ -1,0 +1,1 @@
+"""Pipelines: one file for each algorithm family."""

@@ -1,0 +1,1 @@
+"""Rewards that ship with roll_like, each a plugin like any user's."""

@@ -1,0 +1,1 @@
+"""Reinforcement learning on language models with Ray, vLLM and DeepSpeed."""

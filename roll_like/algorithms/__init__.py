@@ -1,0 +1,1 @@
+"""Pure functions: advantages, policy losses, KL, corrections."""

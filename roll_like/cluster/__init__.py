@@ -1,0 +1,1 @@
+"""Ray: placement groups and typed groups of workers."""

@@ -1,0 +1,1 @@
+"""Pydantic models of the YAML files, loading, planning."""

@@ -1,0 +1,164 @@
+"""The configuration of `pipeline: rlvr`: reinforcement learning with verifiable rewards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
+from roll_like.config.sections import (
+    CheckpointConfig,
+    DataConfig,
+    EvaluationConfig,
+    Fraction,
+    InferenceConfig,
+    MetricsConfig,
+    ModelConfig,
+    PositiveFloat,
+    PositiveInt,
+    ReferenceConfig,
+    ResourcesConfig,
+    SamplingConfig,
+    TrainingConfig,
+    VLLMConfig,
+)
+from roll_like.config.rules import check_rlvr
+from roll_like.registry import ADVANTAGES, LOSSES, PIPELINES, REWARDS
+
+if TYPE_CHECKING:
+    from roll_like.run import RunResult
+
+
+class RolloutConfig(SamplingConfig):
+    """What one step samples: `prompts_per_step × samples_per_prompt = samples_per_step`."""
+
+    prompts_per_step: PositiveInt = Field(description="Groups that one step trains on.")
+    samples_per_prompt: PositiveInt = Field(description="Samples of each group.")
+    samples_per_step: PositiveInt | None = Field(
+        default=None, description="Their product. Optional; checked when written."
+    )
+    drop_groups_without_signal: bool = Field(
+        default=False, description="Replace groups whose rewards are all equal by other tasks' (DAPO)."
+    )
+    max_oversampling: Annotated[float, Field(ge=1)] = Field(
+        default=1.0, description="Groups started per step at most, as a multiple of `prompts_per_step`."
+    )
+    max_in_flight: PositiveInt = Field(default=1024, description="Samples that may be generating at a time.")
+    seeded: bool = Field(default=True, description="Give every sample a seed of its own, so a run can be repeated.")
+    max_failure_fraction: Fraction = Field(
+        default=0.1, description="End the run when more than this share of a step's samples is lost to failures."
+    )
+    retries: Annotated[int, Field(ge=0)] = Field(default=2, description="Further attempts after a lost replica.")
+
+    @model_validator(mode="after")
+    def _arithmetic(self) -> Self:
+        product = self.prompts_per_step * self.samples_per_prompt
+        if self.samples_per_step is not None and self.samples_per_step != product:
+            raise ValueError(
+                f"samples_per_step is {self.samples_per_step}, but prompts_per_step × samples_per_prompt = "
+                f"{self.prompts_per_step} × {self.samples_per_prompt} = {product}"
+            )
+        if self.drop_groups_without_signal and self.max_oversampling == 1.0:
+            raise ValueError(
+                "drop_groups_without_signal replaces groups, but max_oversampling: 1.0 allows no replacement; "
+                "set max_oversampling above 1 (2.0 is usual)"
+            )
+        return self
+
+
+class KLConfig(ConfigModel):
+    """A penalty for leaving the reference model."""
+
+    use: Literal["none", "loss", "reward"] = Field(default="none", description="Where the penalty goes.")
+    estimator: Literal["k1", "k2", "k3"] = Field(
+        default="k3", description="k1: log-ratio; k2: half its square; k3: unbiased and positive (Schulman 2020)."
+    )
+    coefficient: Annotated[float, Field(ge=0)] = Field(default=0.001, description="Weight of the penalty.")
+
+
+class CorrectionConfig(ConfigModel):
+    """Corrects for the difference between the inference engine's and the trainer's log-probabilities."""
+
+    type: Literal["none", "truncated_is"] = Field(
+        default="truncated_is", description="Token-level truncated importance sampling, or nothing."
+    )
+    cap: PositiveFloat = Field(default=2.0, description="Largest importance weight.")
+
+
+class AlgorithmConfig(ConfigModel):
+    """How rewards become a gradient."""
+
+    advantage: Annotated[PluginConfig, PluginSetting(ADVANTAGES)] = Field(
+        default_factory=lambda: ADVANTAGES.get("grpo").Config(), description="Advantage estimator."
+    )
+    loss: Annotated[PluginConfig, PluginSetting(LOSSES)] = Field(
+        default_factory=lambda: LOSSES.get("ppo").Config(), description="Policy loss."
+    )
+    aggregation: Literal["token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "token_sum_norm"] = Field(
+        default="token_mean",
+        description="How token losses are weighted; all use the global batch as denominator. token_sum_norm divides by "
+        "samples × max_response_tokens (Dr. GRPO).",
+    )
+    updates_per_step: PositiveInt = Field(default=1, description="Optimizer steps over one step's samples.")
+    old_logprobs: Literal["auto", "recompute", "behaviour"] = Field(
+        default="auto",
+        description="Old policy of the ratio. auto: the current one with a single update (no extra pass), else "
+        "recompute. behaviour: what the inference engine reported.",
+    )
+    kl: KLConfig = Field(default_factory=KLConfig, description="Penalty for leaving the reference model.")
+    entropy_coefficient: Annotated[float, Field(ge=0)] = Field(default=0.0, description="Weight of an entropy bonus.")
+    correction: CorrectionConfig = Field(
+        default_factory=CorrectionConfig, description="Off-policy correction between engines."
+    )
+
+
+class RewardsConfig(ConfigModel):
+    """How answers are judged."""
+
+    use: Annotated[tuple[Annotated[PluginConfig, PluginSetting(REWARDS)], ...], Field(min_length=1)] = Field(
+        description="Rewards, weighted; each is reported on its own."
+    )
+    workers: PositiveInt = Field(default=1, description="Reward worker processes.")
+    timeout_seconds: PositiveFloat = Field(default=60.0, description="Limit of one group's scoring.")
+    retries: Annotated[int, Field(ge=0)] = Field(default=1, description="Further attempts after a failure.")
+
+
+class RLVRConfig(ConfigModel):
+    """One RLVR run: everything a YAML file may say."""
+
+    pipeline: Literal["rlvr"] = "rlvr"
+    name: str = Field(default="rlvr", pattern=r"^[A-Za-z0-9._-]+$", description="Name of the run and of its folder.")
+    output_dir: Path = Field(default=Path("runs"), description="Folder of runs; this one is `output_dir/name`.")
+    seed: Annotated[int, Field(ge=0)] = Field(default=0, description="Seed of data order, sampling and training.")
+    steps: PositiveInt = Field(description="Steps to train.")
+    import_: tuple[str, ...] = Field(
+        default=(), alias="import", description="Modules to import first; they register plugins."
+    )
+    model: ModelConfig
+    data: DataConfig
+    rollout: RolloutConfig
+    inference: InferenceConfig = Field(default_factory=VLLMConfig)
+    training: TrainingConfig = Field(default_factory=TrainingConfig)
+    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    reference: ReferenceConfig | None = Field(default=None, description="Needed by KL terms; none by default.")
+    rewards: RewardsConfig
+    resources: ResourcesConfig
+    evaluation: EvaluationConfig | None = None
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    metrics: MetricsConfig = Field(default_factory=MetricsConfig)
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Self:
+        check_rlvr(self)
+        return self
+
+    def run(self, *, resume: str | None = None) -> RunResult:
+        """Train, from a notebook or a script, and return the metrics.
+
+        Args:
+            resume: Name of a run to continue, or `""` for this configuration's own.
+        """
+        result: RunResult = PIPELINES.get(self.pipeline).launch(self, resume=resume)
+        return result

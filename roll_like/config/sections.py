@@ -1,0 +1,274 @@
+"""The sections that pipelines of every kind share: model, data, inference, training, resources, …"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
+from roll_like.registry import TRACKERS
+
+Precision = Literal["float32", "bfloat16", "float16"]
+PositiveInt = Annotated[int, Field(ge=1)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class ModelConfig(ConfigModel):
+    """Which model is trained."""
+
+    path: str = Field(
+        description="A local directory, a hub id (`org/name`), a `.gguf` file, or `package://NAME/FILE` for a file "
+        "inside an installed Python package. GGUF weights are dequantised once and cached."
+    )
+    tokenizer: str | None = Field(default=None, description="Tokenizer directory or hub id; default: the model's own.")
+    revision: str | None = Field(default=None, description="Hub revision (branch, tag or commit).")
+    chat_template: Path | None = Field(
+        default=None, description="Jinja file that replaces the tokenizer's chat template."
+    )
+    dtype: Precision = Field(default="bfloat16", description="Precision of the forward passes and of inference.")
+    trust_remote_code: bool = Field(default=False, description="Run Python code that comes with the model.")
+    cache_dir: Path | None = Field(
+        default=None, description="Where converted models are kept; default: `~/.cache/roll_like`."
+    )
+
+
+class DataSource(ConfigModel):
+    """One dataset and how its rows become tasks."""
+
+    path: str = Field(description="A `.jsonl` or `.parquet` file, a directory of them, or a hub dataset id.")
+    name: str | None = Field(default=None, description="Name in metrics and in `rewards.use[].sources`; default: stem.")
+    split: str = Field(default="train", description="Split of a hub dataset.")
+    weight: PositiveFloat = Field(default=1.0, description="Share of this source among all, relative to the others.")
+    prompt_field: str = Field(default="prompt", description="Field with the prompt: a string or a list of messages.")
+    answer_field: str | None = Field(default=None, description="Field with the reference answer, if there is one.")
+    system_prompt: str | None = Field(default=None, description="System message put before every prompt.")
+
+
+class DataConfig(ConfigModel):
+    """What the policy is trained on."""
+
+    sources: Annotated[tuple[DataSource, ...], Field(min_length=1)] = Field(description="Datasets, weighted.")
+    max_prompt_tokens: PositiveInt = Field(default=512, description="Longer prompts are left out, and counted. Tokens.")
+    shuffle: bool = Field(default=True, description="Shuffle each pass over a source, seeded by `seed`.")
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        names = [source.name or Path(source.path).stem for source in self.sources]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"two sources are called {twice[0]!r}; give each a `name` of its own")
+        return self
+
+
+class SamplingConfig(ConfigModel):
+    """How tokens are drawn."""
+
+    temperature: Annotated[float, Field(ge=0)] = Field(default=1.0, description="0 is greedy.")
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="Nucleus; 1 keeps all tokens.")
+    top_k: Annotated[int, Field(ge=0)] = Field(default=0, description="Keep the k likeliest tokens; 0 keeps all.")
+    max_response_tokens: PositiveInt = Field(default=512, description="Longer responses are cut. Tokens.")
+    stop: tuple[str, ...] = Field(default=(), description="Strings that end a response.")
+
+
+OWNED_ENGINE_ARGS = {
+    "model": "model.path",
+    "tokenizer": "model.tokenizer",
+    "dtype": "model.dtype",
+    "max_model_len": "inference.max_model_len",
+    "max_num_seqs": "inference.max_running",
+    "enforce_eager": "inference.enforce_eager",
+    "gpu_memory_utilization": "inference.gpu_memory_utilization",
+    "tensor_parallel_size": "resources.spans.inference and inference.replicas",
+    "seed": "seed",
+}
+
+
+class VLLMConfig(ConfigModel):
+    """vLLM generates (default)."""
+
+    type: Literal["vllm"] = "vllm"
+    replicas: PositiveInt = Field(default=1, description="Engines. A span is divided evenly among them.")
+    max_model_len: PositiveInt | None = Field(
+        default=None, description="Context window. Tokens; default: longest prompt plus longest response."
+    )
+    max_running: PositiveInt = Field(default=128, description="Sequences that one engine decodes at a time.")
+    kv_cache_gib: PositiveFloat = Field(default=1.0, description="Key-value cache of one engine on CPU. GiB.")
+    gpu_memory_utilization: Fraction = Field(default=0.5, description="Share of a GPU's memory for one engine.")
+    enforce_eager: bool = Field(default=True, description="Skip CUDA graphs and compilation: starts sooner.")
+    sleep: bool = Field(default=True, description="Free GPU memory while a colocated trainer works.")
+    engine_args: dict[str, Any] = Field(
+        default_factory=dict, description="Further `vllm.AsyncEngineArgs`, passed through; names are checked."
+    )
+
+    @field_validator("engine_args")
+    @classmethod
+    def _not_set_elsewhere(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for key in value:
+            if key in OWNED_ENGINE_ARGS:
+                raise ValueError(f"{key!r} is set by `{OWNED_ENGINE_ARGS[key]}`; remove it from engine_args")
+        return value
+
+
+class HFConfig(ConfigModel):
+    """Transformers generates: deterministic, slow, for comparison and small cases."""
+
+    type: Literal["hf"] = "hf"
+    replicas: PositiveInt = Field(default=1, description="Engines. A span is divided evenly among them.")
+    max_running: PositiveInt = Field(default=32, description="Sequences decoded together.")
+
+
+InferenceConfig = Annotated[VLLMConfig | HFConfig, Field(discriminator="type")]
+
+
+class OptimizerConfig(ConfigModel):
+    """AdamW and its learning rate."""
+
+    lr: PositiveFloat = Field(default=1e-6, description="Peak learning rate.")
+    betas: tuple[Fraction, Fraction] = Field(default=(0.9, 0.999), description="Adam's decay rates.")
+    eps: PositiveFloat = Field(default=1e-8, description="Adam's denominator term.")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.0, description="Decoupled weight decay.")
+    schedule: Literal["constant", "cosine", "linear"] = Field(default="constant", description="After the warm-up.")
+    warmup_steps: Annotated[int, Field(ge=0)] = Field(default=0, description="Optimizer steps of linear warm-up.")
+    min_lr_ratio: Fraction = Field(default=0.0, description="Final learning rate as a share of `lr`.")
+    max_grad_norm: PositiveFloat = Field(default=1.0, description="Clip the global gradient norm to this.")
+
+
+class TrainingConfig(ConfigModel):
+    """The DeepSpeed training engine."""
+
+    workers: PositiveInt = Field(default=1, description="Data-parallel ranks. A span is divided evenly among them.")
+    zero_stage: Literal[0, 1, 2, 3] = Field(default=0, description="What ZeRO shards: 1 optimizer, 2 gradients, 3 all.")
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="AdamW and its schedule.")
+    max_tokens_per_micro_batch: PositiveInt = Field(
+        default=4096, description="Budget of one forward pass of one rank. Tokens, padding included."
+    )
+    share_prompts: bool = Field(
+        default=True, description="Compute a prompt that a group shares once instead of once a sample. Same gradients."
+    )
+    gradient_checkpointing: bool = Field(default=False, description="Recompute activations: less memory, more time.")
+    logprob_chunk_tokens: PositiveInt = Field(default=1024, description="Rows of logits that exist at a time. Tokens.")
+    logprob_chunk_vocab: PositiveInt = Field(
+        default=65536, description="Columns of logits that exist at a time. Vocabulary entries."
+    )
+    offload: Literal["none", "optimizer", "optimizer_and_parameters"] = Field(
+        default="none", description="What DeepSpeed keeps in host memory. GPUs only."
+    )
+    sleep: bool = Field(default=True, description="Move states to host memory while a colocated engine generates. GPU.")
+
+    @model_validator(mode="after")
+    def _offload_needs_sharding(self) -> Self:
+        needed = {"none": 0, "optimizer": 1, "optimizer_and_parameters": 3}[self.offload]
+        if self.zero_stage < needed:
+            raise ValueError(
+                f"offload: {self.offload} needs zero_stage ≥ {needed}, because DeepSpeed offloads only what ZeRO "
+                f"shards; found zero_stage: {self.zero_stage}"
+            )
+        return self
+
+
+class ReferenceConfig(ConfigModel):
+    """A frozen copy of the starting model, for KL terms."""
+
+    workers: PositiveInt = Field(default=1, description="Ranks of the reference cluster.")
+    path: str | None = Field(default=None, description="Another model with the same vocabulary; default: `model.path`.")
+    max_tokens_per_micro_batch: PositiveInt = Field(default=8192, description="Budget of one forward pass. Tokens.")
+
+
+_SPAN = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+class Span(ConfigModel):
+    """Devices `[start, stop)`, counted through all nodes. Written `"0-3"` (inclusive) or `"5"` in YAML."""
+
+    start: Annotated[int, Field(ge=0)]
+    stop: PositiveInt
+
+    @model_validator(mode="before")
+    @classmethod
+    def _parse(cls, value: Any) -> Any:
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = str(value)
+        if not isinstance(value, str):
+            return value
+        match = _SPAN.fullmatch(value.strip())
+        if match is None:
+            raise ValueError(f'expected a span like "0-3" or "5", found {value!r}')
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise ValueError(f"the span {value!r} ends before it starts")
+        return {"start": first, "stop": last + 1}
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __str__(self) -> str:
+        return str(self.start) if len(self) == 1 else f"{self.start}-{self.stop - 1}"
+
+    def overlaps(self, other: Span) -> bool:
+        """Return whether the two share a device."""
+        return self.start < other.stop and other.start < self.stop
+
+
+class SpansConfig(ConfigModel):
+    """Which devices each role has. Equal spans are colocated (time-shared), disjoint ones run side by side."""
+
+    training: Span = Field(description="Devices of the training engine.")
+    inference: Span = Field(description="Devices of the inference engines.")
+    reference: Span | None = Field(default=None, description="Devices of the reference model; default: `training`.")
+
+
+class ResourcesConfig(ConfigModel):
+    """What hardware the run takes and how roles divide it. A device is a GPU, or a core with `device: cpu`."""
+
+    device: Literal["cpu", "cuda"] = Field(description="What a device is: a CPU core or a GPU.")
+    nodes: PositiveInt = Field(default=1, description="Machines.")
+    devices_per_node: PositiveInt = Field(description="Cores or GPUs to take on each machine.")
+    cpus_per_device: PositiveFloat = Field(default=4.0, description="CPU cores reserved beside each GPU.")
+    spans: SpansConfig = Field(description="Devices of each role.")
+    address: str | None = Field(
+        default=None, description="Ray cluster to join (`auto` or `host:port`); default: start one on this machine."
+    )
+    start_timeout_seconds: PositiveFloat = Field(default=600.0, description="How long workers may take to start.")
+
+
+class CheckpointConfig(ConfigModel):
+    """When states are written and how many are kept."""
+
+    every: Annotated[int, Field(ge=0)] = Field(default=0, description="Steps between checkpoints; 0: only at the end.")
+    keep: PositiveInt = Field(default=2, description="How many of the latest to keep.")
+    keep_best: bool = Field(default=True, description="Also keep the one with the best evaluation score.")
+    at_end: bool = Field(default=True, description="Write one after the last step.")
+    export: bool = Field(default=True, description="Write a Hugging Face directory after the last step.")
+
+
+class MetricsConfig(ConfigModel):
+    """Where figures go. `metrics.jsonl` is always written."""
+
+    trackers: tuple[Annotated[PluginConfig, PluginSetting(TRACKERS)], ...] = Field(
+        default_factory=lambda: (TRACKERS.get("mlflow").Config(),),
+        description="Any of `mlflow`, `tensorboard`, `wandb`, or a registered one.",
+    )
+    console: Literal["auto", "live", "plain", "quiet"] = Field(
+        default="auto", description="`auto` is a live view on a terminal, plain lines elsewhere."
+    )
+    sampled_rollouts: Annotated[int, Field(ge=0)] = Field(
+        default=10, description="Rollouts shown at the end, beside the first step's."
+    )
+
+
+class EvaluationConfig(ConfigModel):
+    """How progress is measured on tasks that are not trained on."""
+
+    sources: Annotated[tuple[DataSource, ...], Field(min_length=1)] = Field(description="Datasets.")
+    every: Annotated[int, Field(ge=0)] = Field(default=0, description="Steps between evaluations; 0: before and after.")
+    before: bool = Field(default=True, description="Evaluate before the first step.")
+    after: bool = Field(default=True, description="Evaluate after the last step.")
+    samples_per_prompt: PositiveInt = Field(default=4, description="k of avg@k and pass@k.")
+    max_tasks: PositiveInt | None = Field(default=None, description="Use the first so many tasks; default: all.")
+    temperature: Annotated[float, Field(ge=0)] = Field(default=1.0, description="Sampling temperature.")
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="Nucleus.")
+    max_response_tokens: PositiveInt | None = Field(default=None, description="Default: the training limit. Tokens.")

@@ -1,0 +1,88 @@
+"""Every error that roll_like raises on purpose.
+
+    RollLikeError
+    ├── ConfigError        (ValueError)    a key, a value or a combination is wrong
+    ├── DataError          (ValueError)    a dataset row is wrong; names file and line
+    ├── PluginError        (LookupError)   a plugin is unknown, registered twice or unimportable
+    ├── ResourceError      (RuntimeError)  the cluster cannot hold what the config asks for
+    ├── EnvError           (RuntimeError)  an environment failed
+    ├── RewardError        (RuntimeError)  a reward failed
+    ├── GenerationError    (RuntimeError)  the inference engine failed
+    ├── SandboxError       (RuntimeError)  a sandbox failed
+    ├── EngineError        (RuntimeError)  the training engine failed
+    ├── WeightSyncError    (RuntimeError)  trainer and inference hold different weights
+    └── CheckpointError    (OSError)       a checkpoint cannot be written or read
+
+Each carries one message that says what was found, what was expected and which key to change.
+All of them survive pickling, because they cross Ray's process borders.
+"""
+
+from __future__ import annotations
+
+
+class RollLikeError(Exception):
+    """Base of every error of this package.
+
+    Args:
+        message: What was found and what was expected.
+        fix: What the reader should change; printed after the message.
+    """
+
+    def __init__(self, message: str, *, fix: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return self.message if self.fix is None else f"{self.message}\n  fix: {self.fix}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.message, self.fix))
+
+
+def _rebuild(cls: type[RollLikeError], message: str, fix: str | None) -> RollLikeError:
+    return cls(message, fix=fix)
+
+
+class ConfigError(RollLikeError, ValueError):
+    """A configuration key, value or combination is wrong."""
+
+
+class DataError(RollLikeError, ValueError):
+    """A dataset or one of its rows is wrong."""
+
+
+class PluginError(RollLikeError, LookupError):
+    """A plugin is unknown, registered twice or cannot be imported."""
+
+
+class ResourceError(RollLikeError, RuntimeError):
+    """The cluster cannot hold what the configuration asks for."""
+
+
+class EnvError(RollLikeError, RuntimeError):
+    """An environment failed; the episode is left out of training."""
+
+
+class RewardError(RollLikeError, RuntimeError):
+    """A reward failed; the sample is left out of training."""
+
+
+class GenerationError(RollLikeError, RuntimeError):
+    """The inference engine failed to start or to generate."""
+
+
+class SandboxError(RollLikeError, RuntimeError):
+    """A sandbox failed to start or to isolate."""
+
+
+class EngineError(RollLikeError, RuntimeError):
+    """The training engine failed to start or to step."""
+
+
+class WeightSyncError(RollLikeError, RuntimeError):
+    """Trainer and inference engine do not hold the same weights."""
+
+
+class CheckpointError(RollLikeError, OSError):
+    """A checkpoint cannot be written or read."""

@@ -1,0 +1,1 @@
+"""From every role's figures to trackers, console and summary."""

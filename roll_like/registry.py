@@ -1,0 +1,106 @@
+"""Named plugins: rewards, advantage estimators, policy losses, trackers, pipelines.
+
+Built-ins and users' plugins come in through the same two doors: the decorator
+(`@register_reward("name")`) and an entry-point group of an installed package.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Any, Generic, TypeVar
+
+from roll_like.errors import PluginError
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """A name → plugin table, filled lazily on the first look-up.
+
+    Args:
+        kind: What a plugin is, in words, for messages ("reward").
+        group: Entry-point group whose modules register plugins when imported.
+        builtins: Modules of this package that register plugins when imported.
+    """
+
+    def __init__(self, kind: str, *, group: str, builtins: tuple[str, ...] = ()) -> None:
+        self.kind = kind
+        self.group = group
+        self._builtins = builtins
+        self._plugins: dict[str, T] = {}
+        self._loaded = False
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Return a decorator that adds its argument as `name`.
+
+        Raises:
+            PluginError: `name` is taken by something defined elsewhere.
+        """
+
+        def add(plugin: T) -> T:
+            known = self._plugins.get(name)
+            if known is not None and _origin(known) != _origin(plugin):
+                raise PluginError(
+                    f"{self.kind} {name!r} is registered twice: by {_origin(known)} and by {_origin(plugin)}",
+                    fix="register one of them under another name",
+                )
+            self._plugins[name] = plugin
+            return plugin
+
+        return add
+
+    def get(self, name: str) -> T:
+        """Return the plugin called `name`.
+
+        Raises:
+            PluginError: No such plugin; the message suggests the nearest names.
+        """
+        if name not in self._plugins:
+            self._load()
+        if name not in self._plugins:
+            near = difflib.get_close_matches(name, self._plugins, n=3, cutoff=0.5)
+            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {', '.join(self.names())}"
+            raise PluginError(
+                f"unknown {self.kind} {name!r}; {hint}",
+                fix=f"correct the name, or add the module that registers it to `import:`, "
+                f"or install a package with an entry point in group {self.group!r}",
+            )
+        return self._plugins[name]
+
+    def names(self) -> list[str]:
+        """Return every registered name, sorted."""
+        self._load()
+        return sorted(self._plugins)
+
+    def _load(self) -> None:
+        if self._loaded:
+            return
+        self._loaded = True
+        for module in self._builtins:
+            importlib.import_module(module)
+        for point in entry_points(group=self.group):
+            try:
+                point.load()
+            except ImportError as error:
+                raise PluginError(
+                    f"the entry point {point.name!r} of group {self.group!r} cannot be imported: {error}",
+                    fix=f"reinstall or remove the package that declares {point.value!r}",
+                ) from error
+
+
+def _origin(plugin: Any) -> str:
+    return f"{getattr(plugin, '__module__', '?')}.{getattr(plugin, '__qualname__', repr(plugin))}"
+
+
+REWARDS: Registry[Any] = Registry("reward", group="roll_like.rewards")
+ADVANTAGES: Registry[Any] = Registry(
+    "advantage estimator", group="roll_like.advantages", builtins=("roll_like.algorithms.advantages",)
+)
+LOSSES: Registry[Any] = Registry("policy loss", group="roll_like.losses", builtins=("roll_like.algorithms.losses",))
+TRACKERS: Registry[Any] = Registry(
+    "metrics tracker", group="roll_like.trackers", builtins=("roll_like.metrics.trackers",)
+)
+PIPELINES: Registry[Any] = Registry("pipeline", group="roll_like.pipelines")

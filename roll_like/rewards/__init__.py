@@ -1,0 +1,1 @@
+"""What rewards are made of, and the workers that run them."""

@@ -1,0 +1,1 @@
+"""The DeepSpeed training engine."""

@@ -1,0 +1,183 @@
+"""What passes through a run, one type per stage.
+
+    Task ─▶ Trajectory ─▶ Scored ─▶ PolicySample ─▶ ReferencedSample
+    data     rollout       rewards   advantages      reference model
+
+Each stage is its own frozen type, so that an unscored group given to an advantage
+estimator is a type error instead of a missing key. Arrays are NumPy; one-dimensional
+arrays over a trajectory's tokens are named with the suffix `_T` in function bodies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Generic, TypeAlias, TypedDict, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray: TypeAlias = npt.NDArray[np.int32]
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+
+
+class Message(TypedDict):
+    """One chat message, as chat templates take it."""
+
+    role: str
+    content: str
+
+
+class StopReason(StrEnum):
+    """Why a trajectory ended."""
+
+    STOP = "stop"  # the policy ended it: end-of-sequence or a stop string
+    LENGTH = "length"  # the token limit cut it
+    ABORTED = "aborted"  # the scheduler took it back; its tokens so far are kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One thing to solve.
+
+    Attributes:
+        task_id: Unique within a run: source name and row.
+        source: Name of the data source it came from.
+        messages: The prompt, for people and for rewards.
+        prompt_ids: The same prompt, tokenised once by the chat template.
+        answer: Reference answer, where the dataset has one.
+        metadata: Every other field of the row.
+        origin: `file:line` (or `dataset:row`), for messages about this row.
+    """
+
+    task_id: str
+    source: str
+    messages: tuple[Message, ...]
+    prompt_ids: IntArray
+    answer: str | None
+    metadata: Mapping[str, Any]
+    origin: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Tokens `[start, end)` of a trajectory, sampled by one version of the policy."""
+
+    start: int
+    end: int
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """One token-exact attempt at a task.
+
+    Attributes:
+        task: What was attempted.
+        sample_index: Its place in the group, 0-based.
+        token_ids: Prompt and response tokens, shape [T].
+        sampled: True where the policy sampled the token, shape [T].
+        logprobs: Behaviour log-probability of each sampled token in nats, 0 elsewhere, shape [T].
+        segments: Which policy version sampled which span.
+        text: The response, decoded once, for rewards and people; never tokenised again.
+        stop_reason: Why it ended.
+    """
+
+    task: Task
+    sample_index: int
+    token_ids: IntArray
+    sampled: BoolArray
+    logprobs: FloatArray
+    segments: tuple[Segment, ...]
+    text: str
+    stop_reason: StopReason
+
+    @property
+    def response_length(self) -> int:
+        """Number of sampled tokens."""
+        return int(self.sampled.sum())
+
+    @property
+    def policy_version(self) -> int:
+        """Oldest policy version among its segments."""
+        return min(segment.policy_version for segment in self.segments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """A trajectory with its verdicts.
+
+    Attributes:
+        trajectory: What was judged.
+        reward: Weighted sum of `rewards`.
+        rewards: Each reward's own value, by its name in the configuration.
+        details: Figures that a reward reports beside its value (`ifeval/strict`), for metrics.
+    """
+
+    trajectory: Trajectory
+    reward: float
+    rewards: Mapping[str, float]
+    details: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A sample that infrastructure lost; counted, never trained on.
+
+    Attributes:
+        stage: `generate`, `reward` or `environment`.
+        name: The reward, environment or replica that failed.
+        error: The error's text, with its cause.
+        origin: The task's file and line.
+    """
+
+    stage: str
+    name: str
+    error: str
+    origin: str
+
+
+SampleT = TypeVar("SampleT", Trajectory, Scored)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group(Generic[SampleT]):
+    """The samples of one task. Group statistics are over one group, never over batch positions."""
+
+    task: Task
+    samples: tuple[SampleT, ...]
+    failures: tuple[Failure, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySample:
+    """A trajectory that is ready to be trained on.
+
+    Attributes:
+        group_id: Samples with the same id share a prompt (and may share its computation).
+        token_ids: Prompt and response tokens, shape [T].
+        prompt_length: Leading tokens that all samples of the group share.
+        sampled: True where the loss applies, shape [T].
+        behaviour_logprobs: What the inference engine reported, shape [T].
+        advantages: Advantage of each sampled token, 0 elsewhere, shape [T].
+        reward: Scalar reward, for losses that select by it.
+        policy_version: Oldest version that sampled any of its tokens.
+    """
+
+    group_id: str
+    token_ids: IntArray
+    prompt_length: int
+    sampled: BoolArray
+    behaviour_logprobs: FloatArray
+    advantages: FloatArray
+    reward: float
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferencedSample(PolicySample):
+    """A sample with the reference model's log-probabilities, shape [T], 0 where not sampled."""
+
+    reference_logprobs: FloatArray

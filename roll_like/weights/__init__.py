@@ -1,0 +1,1 @@
+"""Trainer to inference weight synchronisation."""
