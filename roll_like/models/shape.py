@@ -1,0 +1,133 @@
+"""How large a model is, read from its files without loading it: what the planner divides among devices."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from roll_like.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """Sizes of a decoder.
+
+    Attributes:
+        parameters: Number of parameters; tied embeddings count once.
+        layers: Decoder layers.
+        hidden_size: Width of the residual stream.
+        intermediate_size: Width inside an MLP (of one expert, in a mixture).
+        vocab_size: Rows of the embedding.
+        heads: Attention heads.
+        kv_heads: Key-value heads; fewer than `heads` in grouped-query attention.
+        head_dim: Width of one head.
+        max_positions: Longest context that the model was made for, in tokens; None when not stated.
+        tied_embeddings: Whether the output layer is the embedding.
+    """
+
+    parameters: int
+    layers: int
+    hidden_size: int
+    intermediate_size: int
+    vocab_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    max_positions: int | None
+    tied_embeddings: bool
+
+    def kv_bytes_per_token(self, bytes_per_value: int = 2) -> int:
+        """Return the size of one token's keys and values in all layers, in bytes."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * bytes_per_value
+
+
+def load_model_shape(path: Path) -> ModelShape:
+    """Return the sizes stated in `path/config.json`.
+
+    Parameters are counted exactly from the headers of `*.safetensors` where those are there, and
+    otherwise estimated for a decoder with gated MLPs (of one or of many experts).
+
+    Raises:
+        ConfigError: config.json is missing, is not JSON, or lacks a size.
+    """
+    file = path / "config.json"
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}", fix="set model.path to a complete model") from error
+    config = raw.get("text_config", raw)  # models that also see images keep the decoder's sizes here
+
+    def size(*names: str) -> int:
+        for name in names:
+            if isinstance(config.get(name), int):
+                return int(config[name])
+        raise ConfigError(
+            f"{file} states none of {', '.join(names)}", fix="set model.path to a decoder-only language model"
+        )
+
+    hidden, heads = size("hidden_size", "n_embd"), size("num_attention_heads", "n_head")
+    tied = bool(config.get("tie_word_embeddings", raw.get("tie_word_embeddings", False)))
+    shape = ModelShape(
+        parameters=0,
+        layers=size("num_hidden_layers", "n_layer"),
+        hidden_size=hidden,
+        intermediate_size=int(
+            config.get("moe_intermediate_size")
+            or config.get("intermediate_size")
+            or config.get("n_inner")
+            or 4 * hidden
+        ),
+        vocab_size=size("vocab_size"),
+        heads=heads,
+        kv_heads=int(config.get("num_key_value_heads") or heads),
+        head_dim=int(config.get("head_dim") or hidden // heads),
+        max_positions=config.get("max_position_embeddings") or config.get("n_positions"),
+        tied_embeddings=tied,
+    )
+    counted = _count_safetensors(path)
+    return _with_parameters(shape, counted if counted else _estimate(shape, config))
+
+
+def _with_parameters(shape: ModelShape, parameters: int) -> ModelShape:
+    from dataclasses import replace
+
+    return replace(shape, parameters=parameters)
+
+
+def _estimate(shape: ModelShape, config: Mapping[str, Any]) -> int:
+    experts = int(config.get("num_experts") or config.get("num_local_experts") or config.get("n_routed_experts") or 1)
+    experts += int(config.get("n_shared_experts") or 0)
+    attention = 2 * shape.hidden_size * shape.head_dim * (shape.heads + shape.kv_heads)
+    mlp = 3 * shape.hidden_size * shape.intermediate_size * experts
+    router = shape.hidden_size * experts if experts > 1 else 0
+    norms = 2 * shape.hidden_size
+    embeddings = shape.vocab_size * shape.hidden_size * (1 if shape.tied_embeddings else 2)
+    return shape.layers * (attention + mlp + router + norms) + embeddings + shape.hidden_size
+
+
+def _count_safetensors(path: Path) -> int:
+    return sum(
+        math.prod(entry["shape"])
+        for file in sorted(path.glob("*.safetensors"))
+        for name, entry in _header(file).items()
+        if name != "__metadata__"
+    )
+
+
+def _header(file: Path) -> dict[str, Any]:
+    try:
+        with file.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            if length > file.stat().st_size:
+                raise ValueError("its header is longer than the file")
+            header: dict[str, Any] = json.loads(stream.read(length))
+            return header
+    except (OSError, ValueError, struct.error) as error:
+        raise ConfigError(
+            f"{file} is no safetensors file, or a damaged one: {error}", fix="download or export the model again"
+        ) from error

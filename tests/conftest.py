@@ -1,0 +1,24 @@
+"""What every test shares: an environment without network, and a tiny model."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    HF_DATASETS_OFFLINE="1",
+    TOKENIZERS_PARALLELISM="false",
+    RAY_USAGE_STATS_ENABLED="0",
+    VLLM_NO_USAGE_STATS="1",
+)
+
+from pathlib import Path
+
+import pytest
+from tiny_model import make_tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a random two-layer Llama, its tokenizer and a chat template; bfloat16."""
+    return make_tiny_model(tmp_path_factory.mktemp("tiny-model"))
