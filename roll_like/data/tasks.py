@@ -93,7 +93,9 @@ class TaskSet:
         """Hash of every task: equal for equal data, wherever the files lie."""
         digest = hashlib.sha256()
         for task in self:
-            digest.update(json.dumps([task.source, task.task_id, task.answer]).encode())
+            parts = [task.source, task.task_id, task.answer, task.metadata]
+            # what JSON cannot say (an image, a date) counts by its type: its text may hold an address
+            digest.update(json.dumps(parts, sort_keys=True, default=lambda value: type(value).__name__).encode())
             digest.update(task.prompt_ids.tobytes())
         return digest.hexdigest()[:16]
 

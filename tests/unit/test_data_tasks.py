@@ -210,10 +210,16 @@ def test_fields_that_a_reward_needs(tmp_path, tokenizer):
 
 
 def test_the_fingerprint_follows_the_data_and_not_its_place(tmp_path, tokenizer):
-    rows = [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": "2"}]
-    here = write_lines(tmp_path / "d.jsonl", *rows)
+    rows = [{"prompt": "a", "answer": "1", "rule": "x"}, {"prompt": "b", "answer": "2", "rule": "y"}]
     (tmp_path / "moved").mkdir()
-    moved = write_lines(tmp_path / "moved" / "d.jsonl", *rows)
-    changed = write_lines(tmp_path / "c.jsonl", rows[0], rows[1] | {"answer": "3"})
-    prints = [load(file, tokenizer, answer_field="answer", name="d").fingerprint for file in (here, moved, changed)]
-    assert prints[0] == prints[1] != prints[2]
+    files = [
+        write_lines(tmp_path / "here.jsonl", *rows),
+        write_lines(tmp_path / "moved" / "d.jsonl", *rows),
+        write_lines(tmp_path / "prompt.jsonl", rows[0], rows[1] | {"prompt": "c"}),
+        write_lines(tmp_path / "answer.jsonl", rows[0], rows[1] | {"answer": "3"}),
+        write_lines(tmp_path / "rule.jsonl", rows[0], rows[1] | {"rule": "z"}),
+        write_lines(tmp_path / "order.jsonl", *reversed(rows)),
+    ]
+    prints = [load(file, tokenizer, answer_field="answer", name="d").fingerprint for file in files]
+    assert prints[0] == prints[1]
+    assert len(set(prints)) == 5
