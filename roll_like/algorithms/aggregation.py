@@ -1,0 +1,64 @@
+"""How token losses become one number: the weight of each token.
+
+The loss of an optimizer step is Σ_t w_t·ℓ_t over its whole batch. Denominators are taken over that
+batch, never over a micro-batch or a rank, so that packing, the token budget and the world size
+change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+
+from roll_like.errors import ConfigError
+from roll_like.types import FloatArray, PolicySample
+
+Aggregation: TypeAlias = Literal["token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "token_sum_norm"]
+
+
+def token_weights(samples: Sequence[PolicySample], how: Aggregation, *, max_response_tokens: int) -> list[FloatArray]:
+    """Return the weight of every token in the loss, one array [T] a sample, 0 where not sampled.
+
+    With N trained tokens in the batch, S samples that have any, and n_i of them in sample i:
+
+    | `how`                 | weight             | source                                   |
+    |-----------------------|--------------------|------------------------------------------|
+    | `token_mean`          | 1/N                | DAPO, arXiv:2503.14476                   |
+    | `seq_mean_token_sum`  | 1/S                | the policy gradient itself               |
+    | `seq_mean_token_mean` | 1/(S·n_i)          | GRPO, arXiv:2402.03300                   |
+    | `token_sum_norm`      | 1/(S·max_response) | Dr. GRPO, arXiv:2503.20783               |
+
+    A sample without a trained token has weights 0 and is not counted in S.
+
+    Args:
+        samples: The whole batch of one optimizer step, of all ranks.
+        how: `algorithm.aggregation`.
+        max_response_tokens: `rollout.max_response_tokens`, the constant of `token_sum_norm`.
+
+    Raises:
+        ConfigError: `how` is unknown, or `max_response_tokens` is not positive.
+    """
+    if how not in get_args(Aggregation):
+        raise ConfigError(
+            f"unknown aggregation {how!r}; known: {', '.join(get_args(Aggregation))}", fix="set algorithm.aggregation"
+        )
+    if max_response_tokens < 1:
+        raise ConfigError(
+            f"max_response_tokens is {max_response_tokens}; at least 1 was expected",
+            fix="set rollout.max_response_tokens",
+        )
+    lengths = [int(sample.sampled.sum()) for sample in samples]
+    tokens, sequences = sum(lengths), sum(length > 0 for length in lengths)
+    weights = []
+    for sample, length in zip(samples, lengths, strict=True):
+        denominators: dict[Aggregation, int] = {
+            "token_mean": tokens,
+            "seq_mean_token_sum": sequences,
+            "seq_mean_token_mean": sequences * length,
+            "token_sum_norm": sequences * max_response_tokens,
+        }
+        weight = 1 / denominators[how] if length else 0.0
+        weights.append(sample.sampled.astype(np.float32) * np.float32(weight))
+    return weights
