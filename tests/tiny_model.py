@@ -50,7 +50,7 @@ def make_tiny_model(
 
 
 def make_tiny_tokenizer():
-    """Return a byte-level BPE tokenizer, trained on a few hundred sentences, with a ChatML template."""
+    """Return a byte-level BPE tokenizer, trained on a thousand sentences, with a ChatML template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -64,6 +64,7 @@ def make_tiny_tokenizer():
         show_progress=False,
     )
     tokenizer.train_from_iterator(_sentences(), trainer)
+    assert tokenizer.get_vocab_size() == VOCABULARY, "a policy would sample ids that mean nothing"
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token="<|im_start|>",
@@ -77,12 +78,16 @@ def make_tiny_tokenizer():
 
 
 def _sentences() -> list[str]:
-    who = ("The student", "A careful writer", "My neighbour", "Every river", "The old machine", "Nobody")
-    does = ("describes", "answers", "counts", "follows", "repeats", "remembers")
-    what = (
-        "the question in short words",
-        "numbers from one to twelve",
-        "what the user wants",
-        "a list of three things",
+    """Return sentences with enough different words that training finds a merge for every id."""
+    who = ("The student", "A careful writer", "My neighbour", "Every river", "This old machine", "Nobody here")
+    does = ("describes", "answers", "counts", "follows", "repeats", "remembers", "explains", "borrows")
+    what = ("the question in short words", "numbers from one to twelve", "what people want", "a list of three things")
+    where = ("between mountains", "under the bridge", "without a keyboard", "for breakfast", "because of yesterday")
+    where += (
+        "keeping everybody awake",
+        "despite heavy weather",
+        "inside thirty yellow boxes",
+        "like music at night",
+        "quickly following dolphins",
     )
-    return [f"{a} {b} {c}.\nsystem user assistant" for a, b, c in itertools.product(who, does, what)]
+    return [f"{' '.join(words)}.\nsystem user assistant" for words in itertools.product(who, does, what, where)]

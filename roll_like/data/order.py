@@ -67,9 +67,9 @@ class TaskOrder:
         """
         if state.get("fingerprint") != self._fingerprint:
             raise CheckpointError(
-                "the data changed since the checkpoint: rows, tokenizer, chat template, data.max_prompt_tokens, weights, "
-                f"data.shuffle or seed (fingerprint {state.get('fingerprint')!r}, now {self._fingerprint!r})",
-                fix="restore the data section and its files as they were, or start a new run from the checkpoint's model",
+                "the data changed since the checkpoint: rows, tokenizer, chat template, max_prompt_tokens, weights, "
+                f"shuffle or seed (fingerprint {state.get('fingerprint')!r}, now {self._fingerprint!r})",
+                fix="restore the `data` section, `seed` and the files as they were, or start a new run",
             )
         try:
             credit = [int(value) for value in state["credits"]]

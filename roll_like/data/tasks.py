@@ -164,8 +164,7 @@ def load_tasks(
     """
     return TaskSet(
         sources=tuple(
-            _load_source(source, tokenizer, max_prompt_tokens, f"{key}[{index}]")
-            for index, source in enumerate(sources)
+            load_source(source, tokenizer, max_prompt_tokens, f"{key}[{index}]") for index, source in enumerate(sources)
         )
     )
 
@@ -175,7 +174,8 @@ def source_name(source: DataSource) -> str:
     return source.name or Path(source.path).stem
 
 
-def _load_source(source: DataSource, tokenizer: PreTrainedTokenizerBase, limit: int, key: str) -> TaskSource:
+def load_source(source: DataSource, tokenizer: PreTrainedTokenizerBase, limit: int, key: str) -> TaskSource:
+    """Read one dataset, as `load_tasks` does each; `key` is its place in the configuration."""
     name = source_name(source)
     kept: list[Task] = []
     rows = too_long = longest = 0

