@@ -1,1 +1,5 @@
 """Reinforcement learning on language models with Ray, vLLM and DeepSpeed."""
+
+from roll_like.rewards.base import Completion, Outcome, Reward, RewardConfig, Verdict, register_reward
+
+__all__ = ["Completion", "Outcome", "Reward", "RewardConfig", "Verdict", "register_reward"]

@@ -16,22 +16,26 @@ A class sees a whole group, takes settings and may be asynchronous:
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from pydantic import Field
 
 from roll_like.config.base import PluginConfig
+from roll_like.errors import PluginError, RewardError
 from roll_like.registry import REWARDS
-from roll_like.types import Message, StopReason
+from roll_like.types import Message, StopReason, Task
 
 
 class RewardConfig(PluginConfig):
     """Settings that every reward has."""
 
     name: str | None = Field(default=None, description="Name in metrics; default: its `type`.")
-    weight: float = Field(default=1.0, description="Factor in the sum of all rewards.")
+    weight: float = Field(default=1.0, allow_inf_nan=False, description="Factor in the sum of all rewards.")
     sources: tuple[str, ...] | None = Field(default=None, description="Data sources it judges; default: all.")
 
 
@@ -64,47 +68,107 @@ class Verdict:
     details: Mapping[str, float] = field(default_factory=dict)
 
 
+#: What a reward gives for one completion. A `RewardError` in a verdict's place loses that sample alone.
+Outcome: TypeAlias = Verdict | float | RewardError
+
+
 class Reward:
-    """Base of rewards: judges one group at a time. Raise for a failure; never return 0 for one."""
+    """Base of rewards: judges one group at a time.
+
+    A reward that cannot judge raises (the whole group is lost) or returns a `RewardError` in the
+    place of one verdict (that sample is lost). It never returns 0 for a failure: 0 is a judgement.
+
+    A synchronous `score` runs in a thread, one group at a time. It cannot be stopped from outside, so
+    it should bound its own waiting. An `async` one runs beside others, for any number of groups.
+    """
 
     Config: ClassVar[type[RewardConfig]] = RewardConfig
     #: Row fields that must be there; checked for every row before a run starts.
     required_fields: ClassVar[tuple[str, ...]] = ()
+    #: True when a verdict depends on its own completion alone: then only failed samples are tried again.
+    per_sample: ClassVar[bool] = False
 
     def __init__(self, config: RewardConfig) -> None:
         self.config = config
 
-    def score(
-        self, completions: Sequence[Completion]
-    ) -> Sequence[Verdict | float] | Awaitable[Sequence[Verdict | float]]:
-        """Return one verdict for each completion of a group, in order."""
-        raise TypeError(f"{type(self).__name__} defines no `score`")
+    def check_row(self, task: Task) -> None:
+        """Check what `required_fields` cannot say about a row, before a run starts.
+
+        Raises:
+            DataError: The row cannot be judged; the message begins with `task.origin`.
+        """
+
+    def score(self, completions: Sequence[Completion]) -> Sequence[Outcome] | Awaitable[Sequence[Outcome]]:
+        """Return one outcome for each completion of a group, in order."""
+        raise TypeError(f"{type(self).__name__} defines no `score` to judge {len(completions)} completions")
+
+    def close(self) -> None:
+        """Free what the reward holds: processes, connections. Called once, at the end of a run."""
 
 
-RewardFunction = Callable[[Completion], float]
+RewardFunction: TypeAlias = Callable[[Completion], Any]
 
 
 def register_reward(name: str) -> Callable[[Any], Any]:
-    """Register a `Reward` class, or a function `Completion -> float`, under `name`."""
+    """Register a `Reward` class, or a function `Completion -> float` (also an async one), under `name`.
+
+    Raises:
+        PluginError: The decorated thing is neither, or `name` is taken.
+    """
 
     def add(plugin: Any) -> Any:
-        REWARDS.register(name)(plugin if isinstance(plugin, type) else _from_function(plugin))
+        if isinstance(plugin, type):
+            if not issubclass(plugin, Reward):
+                raise PluginError(
+                    f"reward {name!r}: the class {plugin.__qualname__} is no Reward",
+                    fix=f"write `class {plugin.__name__}(Reward)`",
+                )
+            REWARDS.register(name)(plugin)
+        elif callable(plugin):
+            REWARDS.register(name)(_from_function(plugin))
+        else:
+            raise PluginError(f"reward {name!r} should be a class or a function, found {plugin!r}")
         return plugin
 
     return add
 
 
+def describe_error(error: BaseException) -> str:
+    """Return an error with the end of its traceback, so that a plugin's author finds the line."""
+    return "".join(traceback.format_exception(error, limit=-3)).strip()
+
+
 def _from_function(function: RewardFunction) -> type[Reward]:
-    def score(self: Reward, completions: Sequence[Completion]) -> Sequence[Verdict | float]:
-        return [function(completion) for completion in completions]
+    """Return a reward that calls `function` on each completion and loses only those that raise."""
+
+    def judge(completion: Completion) -> Outcome:
+        try:
+            outcome: Outcome = function(completion)
+        except Exception as error:  # noqa: BLE001 - a plugin may raise anything; its sample becomes a Failure
+            return RewardError(describe_error(error))
+        return outcome
+
+    async def judge_async(completion: Completion) -> Outcome:
+        try:
+            outcome: Outcome = await function(completion)
+        except Exception as error:  # noqa: BLE001 - as above
+            return RewardError(describe_error(error))
+        return outcome
+
+    def score(_: Reward, completions: Sequence[Completion]) -> Sequence[Outcome]:
+        return [judge(completion) for completion in completions]
+
+    async def score_async(_: Reward, completions: Sequence[Completion]) -> Sequence[Outcome]:
+        return list(await asyncio.gather(*(judge_async(completion) for completion in completions)))
 
     namespace = {
-        "score": score,
+        "score": score_async if inspect.iscoroutinefunction(function) else score,
+        "per_sample": True,
         "__module__": function.__module__,
-        "__qualname__": function.__qualname__,
+        "__qualname__": getattr(function, "__qualname__", repr(function)),
         "__doc__": function.__doc__,
     }
-    return type(function.__name__, (Reward,), namespace)
+    return type(getattr(function, "__name__", "reward"), (Reward,), namespace)
 
 
-__all__ = ["Completion", "Reward", "RewardConfig", "Verdict", "register_reward"]
+__all__ = ["Completion", "Outcome", "Reward", "RewardConfig", "Verdict", "describe_error", "register_reward"]

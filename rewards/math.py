@@ -1,0 +1,97 @@
+r"""Mathematical answers: whether the response's final answer equals the reference answer.
+
+`math-verify` parses both (LaTeX, `\boxed{…}`, plain numbers and expressions) and compares them as
+mathematics. It runs in processes of its own, because some expressions keep sympy busy for ever.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from rewards.child_pool import ChildPool
+from roll_like import Completion, Outcome, Reward, RewardConfig, Verdict, register_reward
+from roll_like.errors import DataError, RewardError
+from roll_like.types import Task
+
+_CERTAIN_GOLD = re.compile(r"-?\d+(?:\.\d+)?")
+
+
+class MathConfig(RewardConfig):
+    """Settings of the `math` reward."""
+
+    type: Literal["math"] = "math"
+    boxed: bool = Field(default=False, description="Take the answer from `\\boxed{…}` only.")
+    timeout_seconds: float = Field(
+        default=10.0,
+        gt=0,
+        description="Limit of one comparison; its process is killed and the sample is lost. Seconds.",
+    )
+    processes: int = Field(default=1, ge=1, description="Comparing processes of one reward worker.")
+    memory_mib: int = Field(default=2048, ge=512, description="Address space of one such process. MiB.")
+
+
+@register_reward("math")
+class Math(Reward):
+    """1 where the response's answer equals the reference answer, else 0; `parsed` tells whether it had one."""
+
+    Config: ClassVar[type[RewardConfig]] = MathConfig
+    required_fields: ClassVar[tuple[str, ...]] = ("answer",)
+    per_sample: ClassVar[bool] = True
+
+    config: MathConfig
+
+    def __init__(self, config: MathConfig) -> None:
+        super().__init__(config)
+        self._pool = ChildPool(
+            Path(__file__).with_name("math_child.py"),
+            size=config.processes,
+            timeout_seconds=config.timeout_seconds,
+            arguments=(str(4 * config.timeout_seconds + 60), str(config.memory_mib << 20)),
+        )
+
+    def check_row(self, task: Task) -> None:
+        """Check that the reference answer is mathematics.
+
+        Raises:
+            DataError: It cannot be parsed, or not in time.
+        """
+        gold = task.answer or ""
+        if _CERTAIN_GOLD.fullmatch(gold.strip()):
+            return
+        result = self._pool.run([(gold, None, False)])[0]
+        if isinstance(result, Exception) or not result[0]:
+            cause = f": {result}" if isinstance(result, Exception) else ""
+            raise DataError(
+                f"{task.origin}: the answer {gold!r} cannot be parsed as mathematics{cause}",
+                fix="write a number or LaTeX, for example `$\\frac{1}{2}$`; or judge this source by another reward",
+            )
+
+    def score(self, completions: Sequence[Completion]) -> Sequence[Outcome]:
+        """Return 1 or 0 for each completion; a `RewardError` where the comparison failed."""
+        requests = [(completion.answer or "", completion.text, self.config.boxed) for completion in completions]
+        results = self._pool.run(requests)
+        return [_outcome(result, request[0]) for result, request in zip(results, requests, strict=True)]
+
+    def close(self) -> None:
+        """End the comparing processes."""
+        self._pool.close()
+
+
+def _outcome(result: tuple[bool, bool, bool] | Exception, gold: str) -> Outcome:
+    if isinstance(result, Exception):
+        return RewardError(
+            f"comparing with {gold!r} failed: {result}",
+            fix="raise `timeout_seconds` or `memory_mib` of the math reward",
+        )
+    gold_parsed, parsed, equal = result
+    if not gold_parsed:
+        return RewardError(f"the reference answer {gold!r} cannot be parsed as mathematics", fix="correct the row")
+    return Verdict(float(equal), {"parsed": float(parsed)})
+
+
+__all__ = ["Math", "MathConfig"]

@@ -1,0 +1,82 @@
+"""The process that compares mathematical answers. Run as a script by `rewards.child_pool`.
+
+It reads `(gold, response, boxed)` from the pipe whose file descriptor is its first argument and
+writes `(gold_parsed, response_parsed, equal)`; `response` is None when only the gold answer is to be
+parsed. It ends when the pipe is closed, and is killed by its own alarm if nobody is left to kill it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import resource
+import signal
+import sys
+from multiprocessing.connection import Connection
+from typing import Any
+
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+
+_PLAIN_NUMBER = re.compile(r"[-+]?\$?\d[\d,]*(?:\.\d+)?\s*%?")
+_ONLY_PROSE = re.compile(r"(?:[A-Za-z]{2,}[\s.,'-]*)+")
+
+
+def parse_gold(answer: str) -> list[Any]:
+    """Return the expressions that a reference answer stands for; none if it is no mathematics."""
+    text = answer.strip()
+    if "$" in text or "\\boxed" in text or "\\[" in text or "\\(" in text or _PLAIN_NUMBER.fullmatch(text):
+        return _expressions(text)
+    # in math mode `yes` would be the product y·e·s
+    return [] if not text or _ONLY_PROSE.fullmatch(text) else _expressions(f"${text}$")
+
+
+def judge(gold: str, response: str | None, boxed: bool) -> tuple[bool, bool, bool]:
+    """Return whether the gold answer and the response are mathematics, and whether they are equal."""
+    expected = parse_gold(gold)
+    if response is None or not expected:
+        return bool(expected), False, False
+    found = _boxed(response) if boxed else _expressions(response)
+    if not found:
+        return True, False, False
+    return True, True, bool(verify(expected, found, timeout_seconds=None))
+
+
+def _expressions(text: str, *targets: LatexExtractionConfig) -> list[Any]:
+    default = (LatexExtractionConfig(), ExprExtractionConfig())
+    found: list[Any] = parse(text, extraction_config=targets or default, parsing_timeout=None)
+    # a list of nothing but strings is text that looked like mathematics and could not be parsed
+    return found if any(not isinstance(item, str) for item in found) else []
+
+
+def _boxed(text: str) -> list[Any]:
+    if "\\boxed" not in text:
+        return []
+    return _expressions(text, LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False))
+
+
+def serve(connection: Connection, *, limit_seconds: float, memory_bytes: int) -> None:
+    """Answer requests until the other side closes the pipe.
+
+    Args:
+        connection: Pipe to the pool.
+        limit_seconds: After so long one request ends the process: the pool would have killed it before.
+        memory_bytes: Address space limit, so that a tower of powers cannot exhaust the machine.
+    """
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, hard))
+    # the pool decides when to stop; a terminal's Ctrl-C reaches the whole process group
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while True:
+        try:
+            request = connection.recv()
+        except EOFError:
+            return
+        signal.setitimer(signal.ITIMER_REAL, limit_seconds)
+        answer = judge(*request)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        connection.send(answer)
+
+
+if __name__ == "__main__":
+    serve(Connection(int(sys.argv[1])), limit_seconds=float(sys.argv[2]), memory_bytes=int(sys.argv[3]))

@@ -1,0 +1,92 @@
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from rewards.ifeval import IFEval, IFEvalConfig
+from rewards.ifeval.kinds import parse_instructions
+from roll_like import Completion
+from roll_like.types import StopReason
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[ModuleType]:
+    spec = importlib.util.spec_from_file_location("make_quickstart_data", ROOT / "scripts" / "make_quickstart_data.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+def read(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_the_committed_files_are_what_the_script_writes(script: ModuleType, tmp_path: Path) -> None:
+    script.main(["--out", str(tmp_path)])
+    for name in ("quickstart_train.jsonl", "quickstart_eval.jsonl"):
+        assert (tmp_path / name).read_bytes() == (ROOT / "configs" / "data" / name).read_bytes()
+
+
+def test_rows_are_different_valid_and_on_disjoint_topics(script: ModuleType) -> None:
+    train, evaluation = script.make_rows(list(script.REQUESTS), train=512, evaluation=32, seed=3)
+    assert (len(train), len(evaluation)) == (512, 32)
+    prompts = [row["prompt"] for row in train + evaluation]
+    assert len(set(prompts)) == len(prompts)
+    assert not {row["topic"] for row in train} & {row["topic"] for row in evaluation}
+    for row in train + evaluation:
+        assert row["topic"] in row["prompt"]
+        assert "{" not in row["prompt"]
+        parse_instructions(row["instructions"])
+
+
+def test_kinds_have_equal_shares(script: ModuleType) -> None:
+    train, _ = script.make_rows(["title", "short", "bullets"], train=90, evaluation=9, seed=0)
+    first = [row["instructions"][0]["kind"] for row in train]
+    assert {kind: first.count(kind) for kind in set(first)} == {"title": 30, "max_words": 30, "bullet_list": 30}
+    assert set(first[:3]) == set(first)
+
+
+def test_the_seed_decides(script: ModuleType) -> None:
+    draw = [script.make_rows(["title"], train=20, evaluation=4, seed=seed) for seed in (0, 0, 1)]
+    assert draw[0] == draw[1]
+    assert draw[0] != draw[2]
+
+
+def test_wrong_requests_say_so(script: ModuleType) -> None:
+    with pytest.raises(ValueError, match="unknown kind rhyme; known: no_commas"):
+        script.make_rows(["rhyme"], train=4, evaluation=4, seed=0)
+    with pytest.raises(ValueError, match="100000 rows asked for"):
+        script.make_rows(["title"], train=100_000, evaluation=4, seed=0)
+
+
+def test_answers_can_pass_and_copies_of_the_prompt_cannot(script: ModuleType) -> None:
+    rows, _ = script.make_rows(list(script.REQUESTS), train=64, evaluation=8, seed=0)
+    reward = IFEval(IFEvalConfig())
+    for row in rows:
+        answer, copy = (
+            Completion(
+                text=text,
+                messages=({"role": "user", "content": row["prompt"]},),
+                answer=None,
+                metadata=row,
+                stop_reason=StopReason.STOP,
+                response_tokens=8,
+            )
+            for text in (script.REQUESTS[kind_of(script, row)].example.format(topic=row["topic"]), row["prompt"])
+        )
+        judged = reward.score([answer, copy])
+        assert [verdict.value for verdict in judged] == [1.0, 0.0], (row, judged)
+
+
+def kind_of(script: ModuleType, row: dict[str, object]) -> str:
+    return next(name for name, request in script.REQUESTS.items() if list(request.instructions) == row["instructions"])
