@@ -1,0 +1,371 @@
+"""What a person sees while a run works: a live view on a terminal, one line a step elsewhere.
+
+    console = make_console("auto", title="quickstart", total_steps=40)
+    console.phase("generating", 96, 128)
+    console.step(7, values, elapsed=61.0)
+
+A console never fails a run: it draws from numbers it is given and restores the terminal when
+the run ends, is interrupted or dies of an exception.
+"""
+
+from __future__ import annotations
+
+import atexit
+import statistics
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, Protocol, TextIO
+
+from rich.console import Console as RichConsole
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from roll_like.metrics.names import describe
+
+Mode = Literal["auto", "live", "plain", "quiet"]
+
+REWARD = "rollout/reward/mean"
+CURVES = (
+    REWARD,
+    "eval/avg",
+    "rollout/response_length/mean",
+    "train/kl",
+    "mismatch/kl",
+    "train/grad_norm",
+    "throughput/tokens_per_second",
+)
+SPANS = {
+    "time/generate": "green",
+    "time/reward": "magenta",
+    "time/logprobs": "cyan",
+    "time/train": "blue",
+    "time/sync": "yellow",
+    "time/evaluate": "bright_green",
+    "time/checkpoint": "white",
+    "time/idle": "bright_black",
+}
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+class Console(Protocol):
+    """How a run is shown."""
+
+    def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
+        """Say what the run is doing now, and how much of it is done."""
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """Show the figures of a finished step."""
+
+    def evaluation(self, step: int, values: Mapping[str, float]) -> None:
+        """Show the figures of an evaluation."""
+
+    def warn(self, text: str) -> None:
+        """Show a warning."""
+
+    def print(self, *content: RenderableType) -> None:
+        """Show something after the run, such as its summary."""
+
+    def close(self) -> None:
+        """Give the terminal back; may be called again."""
+
+
+def sparkline(values: Sequence[float], width: int = 24) -> str:
+    """Draw the last `width` values; what is not finite is a blank.
+
+    >>> sparkline([0.0, 0.5, 1.0])
+    '▁▄█'
+    """
+    shown = list(values)[-width:]
+    finite = [value for value in shown if abs(value) < float("inf")]
+    if not finite:
+        return " " * len(shown)
+    low, high = min(finite), max(finite)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[int((value - low) * scale)] if abs(value) < float("inf") else " " for value in shown)
+
+
+def duration(seconds: float) -> str:
+    """Write seconds for people.
+
+    >>> duration(190), duration(42.4), duration(7260)
+    ('3m10s', '42s', '2h01m')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def number(value: float) -> str:
+    """Write a figure in at most seven characters.
+
+    >>> number(0.5123), number(31.24), number(1834.2), number(0.00123), number(0.0)
+    ('0.512', '31.2', '1834', '0.0012', '0')
+    """
+    size = abs(value)
+    if value == 0:
+        return "0"
+    if size >= 1e6 or size < 1e-4:
+        return f"{value:.1e}"
+    if size >= 1000:
+        return f"{value:.0f}"
+    if size >= 10:
+        return f"{value:.1f}"
+    return f"{value:.3f}" if size >= 0.1 else f"{value:.4f}"
+
+
+class Progress:
+    """The curves of a run so far, and how long it will still take.
+
+    Args:
+        total_steps: Steps of the whole run.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(self, total_steps: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.total_steps = total_steps
+        self.step = 0
+        self.curves: dict[str, list[float]] = {}
+        self._clock = clock
+        self._last: float | None = None
+        self._durations: deque[float] = deque(maxlen=10)
+
+    def add(self, step: int, values: Mapping[str, float], *, timed: bool = True) -> None:
+        """Take one step's values; `timed=False` for those of an earlier process."""
+        self.add_curves(values)
+        self.step = step
+        now = self._clock()
+        since, self._last = self._last, now if timed else None
+        if timed and since is not None:  # evaluations and checkpoints between steps count
+            self._durations.append(now - since)
+        elif timed and "time/step" in values:  # the first step: what came before it was start-up
+            self._durations.append(values["time/step"])
+
+    def add_curves(self, values: Mapping[str, float]) -> None:
+        """Take values that belong to no training step of their own."""
+        for name, value in values.items():
+            self.curves.setdefault(name, []).append(value)
+
+    def seconds_left(self) -> float | None:
+        """Median duration of the last ten steps, times what is left; None before the first step."""
+        if not self._durations:
+            return None
+        return statistics.median(self._durations) * max(0, self.total_steps - self.step)
+
+    def change(self, name: str) -> float | None:
+        """Return how far a curve's last value is from its first; None with fewer than two."""
+        curve = self.curves.get(name, [])
+        return curve[-1] - curve[0] if len(curve) > 1 else None
+
+
+def figure(progress: Progress, name: str) -> str:
+    """Write a curve's last value and its change: `0.512 (+0.110)`."""
+    change = progress.change(name)
+    text = number(progress.curves[name][-1])
+    return text if change is None or name != REWARD else f"{text} ({change:+.3f})"
+
+
+def step_line(progress: Progress, values: Mapping[str, float]) -> str:
+    """Write a step on one line: what was learned, what it cost, how long is left."""
+    width = len(str(progress.total_steps))
+    parts = [f"step {progress.step:>{width}}/{progress.total_steps}"]
+    parts += [f"{describe(name).label} {figure(progress, name)}" for name in CURVES if name in values]
+    parts.append(" ".join(f"{describe(name).label} {values[name]:.1f}s" for name in SPANS if values.get(name, 0) > 0))
+    left = progress.seconds_left()
+    if left is not None:
+        parts.append(f"eta {duration(left)}")
+    return "  ".join(part for part in parts if part)
+
+
+class QuietConsole:
+    """Shows nothing but warnings, on standard error."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream
+
+    def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
+        """Stay silent."""
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """Stay silent."""
+
+    def evaluation(self, step: int, values: Mapping[str, float]) -> None:
+        """Stay silent."""
+
+    def warn(self, text: str) -> None:
+        """Write one line to standard error."""
+        print(f"warning: {text}", file=self._stream or sys.stderr, flush=True)
+
+    def print(self, *content: RenderableType) -> None:
+        """Stay silent."""
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class PlainConsole:
+    """One line for each step, evaluation and warning; before the first step, one for each phase."""
+
+    def __init__(self, progress: Progress, stream: TextIO | None = None) -> None:
+        self._progress = progress
+        self._stream = stream
+        self._phase = ""
+
+    def _line(self, text: str) -> None:
+        # looked up at each call: notebooks and tests exchange sys.stdout
+        print(text, file=self._stream or sys.stdout, flush=True)
+
+    def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:  # noqa: ARG002
+        """Say what starts; once steps go by, their lines say enough."""
+        if name != self._phase and self._progress.step == 0:
+            self._line(f"{name} …")
+        self._phase = name
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """Write the step's line."""
+        self._progress.add(step, values)
+        self._line(step_line(self._progress, values))
+
+    def evaluation(self, step: int, values: Mapping[str, float]) -> None:
+        """Write the evaluation's line."""
+        self._progress.add_curves(values)
+        figures = "  ".join(f"{name.removeprefix('eval/')} {number(value)}" for name, value in values.items())
+        self._line(f"evaluation at step {step}  {figures}")
+
+    def warn(self, text: str) -> None:
+        """Write the warning where it happens."""
+        self._line(f"warning: {text}")
+
+    def print(self, *content: RenderableType) -> None:
+        """Write tables as text."""
+        stream = self._stream or sys.stdout
+        RichConsole(file=stream, width=None if stream.isatty() else 110, highlight=False).print(*content)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class LiveConsole:
+    """A view that is redrawn in place: progress, curves, the step's time split, warnings.
+
+    What others print meanwhile appears above it.
+    """
+
+    def __init__(self, title: str, progress: Progress, rich: RichConsole | None = None) -> None:
+        self._title = title
+        self._progress = progress
+        self._rich = rich or RichConsole(highlight=False)
+        self._phase = "starting"
+        self._done: tuple[int, int] | None = None
+        self._spans: dict[str, float] = {}
+        self._warnings: deque[str] = deque(maxlen=3)
+        self._warned = 0
+        self._started = time.monotonic()
+        self._live = Live(get_renderable=self.render, console=self._rich, refresh_per_second=4, transient=False)
+        self._live.start()
+        # the cursor comes back even when nobody calls close
+        atexit.register(self.close)
+
+    def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
+        """Show the phase on the progress line."""
+        self._phase = name
+        self._done = (done, total) if done is not None and total else None
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """Extend the curves."""
+        self._progress.add(step, values)
+        self._spans = {name: values[name] for name in SPANS if values.get(name, 0) > 0}
+
+    def evaluation(self, step: int, values: Mapping[str, float]) -> None:  # noqa: ARG002 - the curve shows when
+        """Extend the evaluation's curve."""
+        self._progress.add_curves(values)
+
+    def warn(self, text: str) -> None:
+        """Show the last three warnings."""
+        if not self._live.is_started:
+            self._rich.print(Text(f"warning: {text}", style="yellow"))
+        self._warned += 1
+        self._warnings.append(text)
+
+    def print(self, *content: RenderableType) -> None:
+        """Print below the view, which stops moving."""
+        self.close()
+        self._rich.print(*content)
+
+    def close(self) -> None:
+        """Draw the view a last time and give the terminal back."""
+        atexit.unregister(self.close)
+        if self._live.is_started:
+            self._live.stop()
+
+    def render(self) -> RenderableType:
+        """Draw the view; called by the refreshing thread."""
+        rows: list[RenderableType] = [self._head(), self._curves()]
+        if self._spans:
+            rows.append(time_bar(self._spans, self._progress.curves.get("time/step", [0.0])[-1], self._rich.width - 6))
+        if self._warned > len(self._warnings):
+            rows.append(
+                Text(f"! {self._warned - len(self._warnings)} earlier warnings in events.jsonl", style="yellow")
+            )
+        rows += [Text(f"! {text}", style="yellow", overflow="ellipsis", no_wrap=True) for text in list(self._warnings)]
+        return Panel(
+            Group(*rows), title=Text(self._title, style="bold"), title_align="left", border_style="bright_black"
+        )
+
+    def _head(self) -> RenderableType:
+        progress = self._progress
+        left = progress.seconds_left()
+        grid = Table.grid(expand=True, padding=(0, 1))
+        for ratio in (None, 1, None):
+            grid.add_column(ratio=ratio, no_wrap=True)
+        phase = self._phase if self._done is None else f"{self._phase} {self._done[0]}/{self._done[1]}"
+        times = f"{duration(time.monotonic() - self._started)}" + (
+            f", {duration(left)} left" if left is not None else ""
+        )
+        grid.add_row(
+            Text(f"step {progress.step}/{progress.total_steps}", style="bold"),
+            ProgressBar(total=progress.total_steps, completed=progress.step),
+            Text(times),
+        )
+        return Group(grid, Text(phase, style="cyan"))
+
+    def _curves(self) -> RenderableType:
+        grid = Table.grid(padding=(0, 2))
+        for name in CURVES:
+            curve = list(self._progress.curves.get(name, ()))
+            if curve:
+                info = describe(name)
+                text = f"{figure(self._progress, name)} {info.unit if info.unit != info.label else ''}"
+                grid.add_row(info.label, Text(sparkline(curve), style="green"), text)
+        return grid
+
+
+def time_bar(spans: Mapping[str, float], step: float, width: int) -> RenderableType:
+    """Draw a step's spans as one bar, with their seconds below. Overlapping spans shrink to fit."""
+    total = max(step, sum(spans.values()))
+    bar, legend = Text(no_wrap=True), Text()
+    for name, seconds in spans.items():
+        bar.append("█" * round(seconds / total * max(10, width)), style=SPANS[name])
+        legend.append("■ ", style=SPANS[name])
+        legend.append(f"{describe(name).label} {seconds:.1f}s  ")
+    return Group(bar, legend)
+
+
+def make_console(mode: Mode, *, title: str, progress: Progress) -> Console:
+    """Return the console of a mode; `auto` is live when standard output is a terminal that can redraw."""
+    if mode == "quiet":
+        return QuietConsole()
+    if mode == "plain":
+        return PlainConsole(progress)
+    rich = RichConsole(highlight=False)
+    if mode == "live" or (rich.is_terminal and not rich.is_dumb_terminal):
+        return LiveConsole(title, progress, rich)
+    return PlainConsole(progress)

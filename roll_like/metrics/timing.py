@@ -1,0 +1,144 @@
+"""Where a step's time and memory go.
+
+>>> timer = StepTimer()
+>>> with timer("generate"):
+...     pass
+>>> sorted(timer.metrics())
+['time/generate', 'time/idle', 'time/step']
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import psutil
+
+from roll_like.values import Max, Metric, Sum
+
+GIB = 2**30
+Interval = tuple[float, float]
+
+
+class StepTimer:
+    """Names the spans of a step. Spans may overlap, nest and come from tasks or threads.
+
+    `time/NAME` is the time in which at least one span of that name was open, so a hundred
+    concurrent `reward` spans of one second count as one second. `time/idle` is the part of
+    the step that no span covers; overlapping spans are therefore not subtracted twice.
+
+    Args:
+        on_enter: Called with a span's name when it opens, for a display of the current phase.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(
+        self, *, on_enter: Callable[[str], None] | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._on_enter = on_enter
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._closed: dict[str, list[Interval]] = {}
+        self._open: dict[int, tuple[str, float]] = {}
+        self._next_id = 0
+        self._start = clock()
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Time a span of the step."""
+        with self._lock:
+            span_id, self._next_id = self._next_id, self._next_id + 1
+            self._open[span_id] = (name, self._clock())
+        if self._on_enter is not None:
+            self._on_enter(name)
+        try:
+            yield
+        finally:
+            with self._lock:
+                _, start = self._open.pop(span_id)
+                self._closed.setdefault(name, []).append((start, self._clock()))
+
+    def restart(self) -> None:
+        """Begin a step now: what was timed before belongs to none."""
+        self.metrics()
+
+    def metrics(self) -> dict[str, Metric]:
+        """Close the step and begin the next one.
+
+        A span that is still open is cut: its time so far belongs to this step, the rest to the next.
+
+        Returns:
+            `time/NAME` for every span, `time/step` and `time/idle`, in seconds.
+        """
+        with self._lock:
+            end = self._clock()
+            spans = {name: list(intervals) for name, intervals in self._closed.items()}
+            for span_id, (name, start) in self._open.items():
+                spans.setdefault(name, []).append((start, end))
+                self._open[span_id] = (name, end)
+            self._closed = {}
+            start, self._start = self._start, end
+        covered = _length_of_union(interval for intervals in spans.values() for interval in intervals)
+        seconds = {f"time/{name}": _length_of_union(intervals) for name, intervals in spans.items()}
+        seconds["time/step"] = end - start
+        seconds["time/idle"] = max(0.0, end - start - covered)
+        return {name: Sum(value) for name, value in seconds.items()}
+
+
+def _length_of_union(intervals: Iterable[Interval]) -> float:
+    """Return how much of the time line the intervals cover together.
+
+    >>> _length_of_union([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])
+    4.0
+    """
+    total, reach = 0.0, float("-inf")
+    for start, end in sorted(intervals):
+        if end > reach:
+            total += end - max(start, reach)
+            reach = end
+    return total
+
+
+def process_tree_rss_gib(pids: Iterable[int] = ()) -> float:
+    """Return the resident memory of this process, of `pids` and of all their descendants, in GiB.
+
+    Pages that processes share (weights in shared memory, libraries) count in each of them.
+    """
+    roots = [psutil.Process()]
+    for pid in pids:
+        try:
+            roots.append(psutil.Process(pid))
+        except psutil.NoSuchProcess:
+            continue  # it has ended, and its memory with it
+    family = {process for root in roots for process in (root, *_descendants(root))}
+    return sum(_rss(process) for process in family) / GIB
+
+
+def _descendants(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return list(process.children(recursive=True))
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _rss(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return 0
+
+
+def memory_metrics(*, pids: Iterable[int] = (), gpu_peak_bytes: Iterable[int] = ()) -> dict[str, Metric]:
+    """Return the memory of a run.
+
+    Args:
+        pids: Roots beside this process, for workers that are not its descendants.
+        gpu_peak_bytes: `torch.cuda.max_memory_allocated()` of every worker; empty on CPU.
+    """
+    metrics: dict[str, Metric] = {"memory/rss_gib": Max(process_tree_rss_gib(pids))}
+    peaks = list(gpu_peak_bytes)
+    if peaks:
+        metrics["memory/gpu_peak_gib"] = Max(max(peaks) / GIB)
+    return metrics
