@@ -75,6 +75,10 @@ class Registry(Generic[T]):
         self._load()
         return sorted(self._plugins)
 
+    def origin(self, name: str) -> str:
+        """Return where the plugin called `name` is defined: `module.Class`."""
+        return _origin(self.get(name))
+
     def _load(self) -> None:
         if self._loaded:
             return

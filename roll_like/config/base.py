@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_core import CoreSchema, core_schema
 
 from roll_like.errors import PluginError
@@ -19,7 +27,23 @@ class ConfigModel(BaseModel):
     same on every machine.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, protected_namespaces=(), allow_inf_nan=False
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_as_number(cls, value: Any, info: ValidationInfo) -> Any:
+        # pydantic would read `steps: true` as 1
+        if isinstance(value, bool) and not _takes_bool(cls.model_fields[info.field_name or ""].annotation):
+            raise ValueError(f"expected something other than true or false, found {str(value).lower()}")
+        return value
+
+
+class PipelineConfig(ConfigModel):
+    """Base of a whole file; `pipeline` is the name under which its pipeline is registered."""
+
+    pipeline: str = Field(description="Name of the pipeline.")
 
 
 class PluginConfig(ConfigModel):
@@ -46,14 +70,14 @@ class PluginSetting:
         )
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        options = [self.registry.get(name).Config for name in self.registry.names()]
-        return {
+        names = self.registry.names()
+        options = [_closed_schema(self.registry, name) for name in names]
+        others = {
             "type": "object",
             "required": ["type"],
-            "properties": {"type": {"type": "string"}},
-            "anyOf": [_closed_schema(option, name) for option, name in zip(options, self.registry.names(), strict=True)]
-            + [{"properties": {"type": {"not": {"enum": self.registry.names()}}}}],
+            "properties": {"type": {"type": "string", "not": {"enum": names}}},
         }
+        return {"anyOf": [{"type": "string"}, *options, others]}
 
     def validate(self, value: Any) -> PluginConfig:
         """Return the plugin's validated configuration.
@@ -70,12 +94,22 @@ class PluginSetting:
         try:
             plugin = self.registry.get(value["type"])
         except PluginError as error:
-            raise ValueError(str(error)) from error
+            raise ValueError(f"{error.message}; {error.fix}") from error
         config: PluginConfig = plugin.Config.model_validate(dict(value))
         return config
 
 
-def _closed_schema(config: type[ConfigModel], name: str) -> dict[str, Any]:
-    schema = config.model_json_schema(ref_template="#/$defs/{model}")
-    schema["properties"]["type"] = {"const": name}
+def _closed_schema(registry: Registry[Any], name: str) -> dict[str, Any]:
+    config: type[ConfigModel] = registry.get(name).Config
+    # nested definitions are lifted to the root by `roll_like.config.schema`; the prefix keeps them apart
+    prefix = f"{registry.kind.replace(' ', '_')}.{name}."
+    schema = config.model_json_schema(ref_template=f"#/$defs/{prefix}{{model}}")
+    if "$defs" in schema:
+        schema["$defs"] = {prefix + key: value for key, value in schema["$defs"].items()}
+    schema["properties"]["type"] = {"const": name, "description": f"This {registry.kind}."}
+    schema["required"] = ["type", *(key for key in schema.get("required", []) if key != "type")]
     return schema
+
+
+def _takes_bool(annotation: Any) -> bool:
+    return annotation in (bool, Any, object) or any(_takes_bool(part) for part in get_args(annotation))

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
+from roll_like.config.base import ConfigModel, PipelineConfig, PluginConfig, PluginSetting
+from roll_like.config.rules import check_rlvr
 from roll_like.config.sections import (
     CheckpointConfig,
     DataConfig,
@@ -24,7 +25,6 @@ from roll_like.config.sections import (
     TrainingConfig,
     VLLMConfig,
 )
-from roll_like.config.rules import check_rlvr
 from roll_like.registry import ADVANTAGES, LOSSES, PIPELINES, REWARDS
 
 if TYPE_CHECKING:
@@ -125,10 +125,10 @@ class RewardsConfig(ConfigModel):
     retries: Annotated[int, Field(ge=0)] = Field(default=1, description="Further attempts after a failure.")
 
 
-class RLVRConfig(ConfigModel):
+class RLVRConfig(PipelineConfig):
     """One RLVR run: everything a YAML file may say."""
 
-    pipeline: Literal["rlvr"] = "rlvr"
+    pipeline: Literal["rlvr"] = Field(default="rlvr", description="This pipeline.")
     name: str = Field(default="rlvr", pattern=r"^[A-Za-z0-9._-]+$", description="Name of the run and of its folder.")
     output_dir: Path = Field(default=Path("runs"), description="Folder of runs; this one is `output_dir/name`.")
     seed: Annotated[int, Field(ge=0)] = Field(default=0, description="Seed of data order, sampling and training.")
@@ -136,18 +136,29 @@ class RLVRConfig(ConfigModel):
     import_: tuple[str, ...] = Field(
         default=(), alias="import", description="Modules to import first; they register plugins."
     )
-    model: ModelConfig
-    data: DataConfig
-    rollout: RolloutConfig
-    inference: InferenceConfig = Field(default_factory=VLLMConfig)
-    training: TrainingConfig = Field(default_factory=TrainingConfig)
-    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    model: ModelConfig = Field(description="Which model is trained.")
+    data: DataConfig = Field(description="What the policy is trained on.")
+    rollout: RolloutConfig = Field(
+        description="What one step samples: `prompts_per_step × samples_per_prompt = samples_per_step`."
+    )
+    inference: InferenceConfig = Field(default_factory=VLLMConfig, description="The engine that samples.")
+    training: TrainingConfig = Field(default_factory=TrainingConfig, description="The DeepSpeed training engine.")
+    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig, description="How rewards become a gradient.")
     reference: ReferenceConfig | None = Field(default=None, description="Needed by KL terms; none by default.")
-    rewards: RewardsConfig
-    resources: ResourcesConfig
-    evaluation: EvaluationConfig | None = None
-    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
-    metrics: MetricsConfig = Field(default_factory=MetricsConfig)
+    rewards: RewardsConfig = Field(description="How answers are judged.")
+    resources: ResourcesConfig = Field(
+        description="What hardware the run takes and how roles divide it. A device is a GPU, or a core with "
+        "`device: cpu`."
+    )
+    evaluation: EvaluationConfig | None = Field(
+        default=None, description="How progress is measured on tasks that are not trained on; none by default."
+    )
+    checkpoint: CheckpointConfig = Field(
+        default_factory=CheckpointConfig, description="When states are written and how many are kept."
+    )
+    metrics: MetricsConfig = Field(
+        default_factory=MetricsConfig, description="Where figures go. `metrics.jsonl` is always written."
+    )
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:

@@ -1,17 +1,296 @@
-"""Rules between sections: each message says why a combination is wrong and what to use instead."""
+"""Rules between sections: each message says why a combination is wrong and what to use instead.
+
+A rule is a generator of violations. All rules run, so that one attempt shows every problem.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
+
+from roll_like.config.plan import RolePlan, overlap, roles
 
 if TYPE_CHECKING:
     from roll_like.config.rlvr import RLVRConfig
 
+#: Estimators whose advantage compares a sample with the others of its group.
+GROUP_RELATIVE = {"grpo": "the group's mean", "dr_grpo": "the group's mean", "rloo": "the other samples' mean"}
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A combination that cannot work: the key to change, and why."""
+
+    path: tuple[str | int, ...]
+    message: str
+
+
+Rule = Callable[["RLVRConfig"], Iterator[Violation]]
+
 
 def check_rlvr(config: RLVRConfig) -> None:
-    """Raise ValueError for the first combination of settings that cannot work together."""
-    if config.algorithm.kl.use != "none" and config.reference is None:
-        raise ValueError(
-            f"algorithm.kl.use: {config.algorithm.kl.use} compares with a reference model, but there is no "
-            "`reference` section; add `reference: {}` or set algorithm.kl.use: none"
+    """Raise pydantic's ValidationError with every combination of settings that cannot work together."""
+    raise_violations("RLVRConfig", (violation for rule in RULES for violation in rule(config)))
+
+
+def raise_violations(title: str, violations: Iterable[Violation]) -> None:
+    """Raise one ValidationError that lists `violations`, if there are any."""
+    errors = [
+        InitErrorDetails(type=PydanticCustomError("rule", violation.message), loc=violation.path, input=None)
+        for violation in violations
+    ]
+    if errors:
+        raise ValidationError.from_exception_data(title, errors)
+
+
+def _kl_has_its_reference(config: RLVRConfig) -> Iterator[Violation]:
+    use = config.algorithm.kl.use
+    if use != "none" and config.reference is None:
+        yield Violation(
+            ("algorithm", "kl", "use"),
+            f"{use!r} compares with a reference model, but there is no `reference` section; "
+            "add `reference: {}`, or set algorithm.kl.use: none",
         )
+    if use == "none" and config.reference is not None:
+        yield Violation(
+            ("reference",),
+            "a reference model would be loaded and used by nothing, because algorithm.kl.use is none; "
+            "remove the section, or set algorithm.kl.use: loss (or reward)",
+        )
+    if config.reference is None and config.resources.spans.reference is not None:
+        yield Violation(
+            ("resources", "spans", "reference"),
+            "these devices would stay idle, because there is no `reference` section; remove the span, "
+            "or add `reference: {}` and a KL term",
+        )
+
+
+def _groups_can_be_compared(config: RLVRConfig) -> Iterator[Violation]:
+    rollout, estimator = config.rollout, config.algorithm.advantage.type
+    if rollout.samples_per_prompt == 1 and estimator in GROUP_RELATIVE:
+        yield Violation(
+            ("rollout", "samples_per_prompt"),
+            f"algorithm.advantage {estimator!r} compares a sample with {GROUP_RELATIVE[estimator]}, and a group of one "
+            "has nothing to compare with: every advantage would be 0; set samples_per_prompt to 2 or more "
+            "(8 is usual), or use algorithm.advantage: reinforce_plus_plus",
+        )
+    if rollout.samples_per_prompt == 1 and rollout.drop_groups_without_signal:
+        yield Violation(
+            ("rollout", "drop_groups_without_signal"),
+            "a group of one always has equal rewards, so every group would be dropped; set samples_per_prompt to 2 or "
+            "more, or drop_groups_without_signal: false",
+        )
+    if rollout.temperature == 0:
+        yield Violation(
+            ("rollout", "temperature"),
+            "0 is greedy: nothing is explored and all samples of a prompt are equal, so there is no signal; "
+            "use 1.0 for training (evaluation.temperature may be 0)",
+        )
+    if rollout.max_in_flight < rollout.samples_per_prompt:
+        yield Violation(
+            ("rollout", "max_in_flight"),
+            f"{rollout.max_in_flight} samples at a time cannot hold one group of {rollout.samples_per_prompt}; "
+            f"set it to {rollout.samples_per_prompt} or more",
+        )
+
+
+def _batches_divide(config: RLVRConfig) -> Iterator[Violation]:
+    rollout, updates = config.rollout, config.algorithm.updates_per_step
+    if rollout.prompts_per_step % updates:
+        near = [n for n in range(1, rollout.prompts_per_step + 1) if rollout.prompts_per_step % n == 0]
+        yield Violation(
+            ("algorithm", "updates_per_step"),
+            f"{rollout.prompts_per_step} prompts cannot be divided into {updates} equal updates; use one of "
+            f"{', '.join(map(str, near))}, or change rollout.prompts_per_step",
+        )
+        return
+    samples = rollout.prompts_per_step // updates * rollout.samples_per_prompt
+    if samples < config.training.workers:
+        yield Violation(
+            ("training", "workers"),
+            f"one update has {samples} samples, fewer than {config.training.workers} workers, so some would "
+            f"have nothing to do; use at most {samples} workers, or more prompts or samples per update",
+        )
+
+
+def _lengths_fit(config: RLVRConfig) -> Iterator[Violation]:
+    prompt, response = config.data.max_prompt_tokens, config.rollout.max_response_tokens
+    longest = prompt + response
+    sizes = f"data.max_prompt_tokens + rollout.max_response_tokens = {prompt} + {response} = {longest}"
+    budgets = {("training", "max_tokens_per_micro_batch"): config.training.max_tokens_per_micro_batch}
+    if config.reference is not None:
+        budgets["reference", "max_tokens_per_micro_batch"] = config.reference.max_tokens_per_micro_batch
+    for path, budget in budgets.items():
+        if budget < longest:
+            yield Violation(
+                path, f"{budget} tokens cannot hold one longest sample ({sizes}); set it to {longest} or more"
+            )
+    window = config.inference.max_model_len if config.inference.type == "vllm" else None
+    if window is None:
+        return
+    if window < longest:
+        yield Violation(
+            ("inference", "max_model_len"),
+            f"{window} tokens cannot hold the longest sample ({sizes}); set it to {longest} or more, or leave it out",
+        )
+    evaluated = config.evaluation.max_response_tokens if config.evaluation is not None else None
+    if evaluated is not None and window < prompt + evaluated:
+        yield Violation(
+            ("inference", "max_model_len"),
+            f"{window} tokens cannot hold the longest evaluated sample (data.max_prompt_tokens + "
+            f"evaluation.max_response_tokens = {prompt + evaluated}); set it to that or more, or leave it out",
+        )
+
+
+def _spans_fit(config: RLVRConfig) -> Iterator[Violation]:
+    resources = config.resources
+    total = resources.nodes * resources.devices_per_node
+    for role in roles(config):
+        path = ("resources", "spans", role.span_key)
+        if role.span.stop > total:
+            yield Violation(
+                path,
+                f"{role.span} ends after the last device: nodes × devices_per_node = {resources.nodes} × "
+                f"{resources.devices_per_node} = {total}, so devices are 0-{total - 1}",
+            )
+        else:
+            yield from _role_fits(config, role, path)
+
+
+def _role_fits(config: RLVRConfig, role: RolePlan, path: tuple[str, ...]) -> Iterator[Violation]:
+    size, per_node = len(role.span), config.resources.devices_per_node
+    if config.resources.device == "cuda" and role.name != "inference" and size != role.workers:
+        yield Violation(
+            path,
+            f"{role.span} has {size} GPUs for {role.workers} {role.name} workers, and each takes exactly one; "
+            f"set {role.workers_key}: {size}, or a span of {role.workers}",
+        )
+        return
+    if size % role.workers:
+        yield Violation(
+            path,
+            f"{role.span} has {size} devices, which cannot be divided evenly among {role.workers} "
+            f"({role.workers_key}); change either",
+        )
+        return
+    for worker in range(role.workers):
+        devices = role.devices_of(worker)
+        if devices[0] // per_node != devices[-1] // per_node:
+            yield Violation(
+                path,
+                f"worker {worker} of {role.name} would have devices {devices[0]}-{devices[-1]}, across the border "
+                f"between nodes (each has {per_node}); a worker stays within one node: change the span or "
+                f"{role.workers_key} so that {per_node} is a multiple of the devices of one worker",
+            )
+            return
+
+
+def _spans_are_equal_or_disjoint(config: RLVRConfig) -> Iterator[Violation]:
+    planned = roles(config)
+    for index, role in enumerate(planned):
+        for other in planned[:index]:
+            if overlap(role.span, other.span) == "partial":
+                yield Violation(
+                    ("resources", "spans", role.span_key),
+                    f"{role.span} overlaps {other.name}'s {other.span} only in part. Equal spans take turns, disjoint "
+                    "spans run side by side; in part, some devices would wait for others. Make them equal or disjoint",
+                )
+
+
+def _device_can_do_it(config: RLVRConfig) -> Iterator[Violation]:
+    if config.resources.device == "cuda":
+        yield from _gpu_memory_is_shared(config)
+    else:
+        if config.model.dtype == "float16":
+            yield Violation(
+                ("model", "dtype"),
+                "float16 is slow and overflows on CPU; use bfloat16, or float32 on CPUs without it",
+            )
+        if config.training.offload != "none":
+            yield Violation(
+                ("training", "offload"),
+                f"{config.training.offload!r} moves states from a GPU to host memory, and resources.device is cpu, "
+                "where they are already; set offload: none",
+            )
+    if config.resources.nodes > 1 and config.resources.address is None:
+        yield Violation(
+            ("resources", "address"),
+            f"a run on {config.resources.nodes} nodes joins a Ray cluster that is already there; set it to `auto` "
+            "(on a node of that cluster) or to host:port",
+        )
+
+
+def _gpu_memory_is_shared(config: RLVRConfig) -> Iterator[Violation]:
+    engine, spans = config.inference, config.resources.spans
+    if engine.type == "vllm" and spans.training == spans.inference and not engine.sleep:
+        share = engine.gpu_memory_utilization
+        if share > 0.6:
+            yield Violation(
+                ("inference", "sleep"),
+                f"the engine shares its GPUs with the trainer and would keep {share:.0%} of their memory while it "
+                "trains; set sleep: true, gpu_memory_utilization to 0.6 or less, or disjoint spans",
+            )
+
+
+def _rewards_judge_everything(config: RLVRConfig) -> Iterator[Violation]:
+    rewards = config.rewards.use
+    trained = [source.label for source in config.data.sources]
+    evaluated = [source.label for source in config.evaluation.sources] if config.evaluation is not None else []
+    known = list(dict.fromkeys(trained + evaluated))
+    chosen = [getattr(reward, "sources", None) for reward in rewards]
+    for index, sources in enumerate(chosen):
+        for source in sources or ():
+            if source not in known:
+                yield Violation(
+                    ("rewards", "use", index, "sources"),
+                    f"no data source is called {source!r}; known: {', '.join(known)}",
+                )
+    for source in known:
+        if all(sources is not None and source not in sources for sources in chosen):
+            yield Violation(
+                ("rewards", "use"),
+                f"no reward judges the data source {source!r}; add it to the `sources` of one, or leave `sources` out "
+                "to judge all",
+            )
+    names = [getattr(reward, "name", None) or reward.type for reward in rewards]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield Violation(("rewards", "use"), f"two rewards are called {name!r}; give each a `name` of its own")
+    if all(getattr(reward, "weight", 1.0) == 0 for reward in rewards):
+        yield Violation(("rewards", "use"), "every reward has weight 0, so nothing can be learned; give one a weight")
+
+
+def _evaluation_means_something(config: RLVRConfig) -> Iterator[Violation]:
+    evaluation = config.evaluation
+    if evaluation is None:
+        return
+    names = [source.label for source in evaluation.sources]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield Violation(
+            ("evaluation", "sources"), f"two evaluation sources are called {name!r}; give each a `name` of its own"
+        )
+    if evaluation.temperature == 0 and evaluation.samples_per_prompt > 1:
+        yield Violation(
+            ("evaluation", "samples_per_prompt"),
+            f"at temperature 0 all {evaluation.samples_per_prompt} samples of a prompt are equal; set it to 1, or "
+            "evaluation.temperature above 0",
+        )
+    if not (evaluation.before or evaluation.after or evaluation.every):
+        yield Violation(
+            ("evaluation",), "it would never run: before and after are false and every is 0; set one, or remove it"
+        )
+
+
+RULES: tuple[Rule, ...] = (
+    _kl_has_its_reference,
+    _groups_can_be_compared,
+    _batches_divide,
+    _lengths_fit,
+    _spans_fit,
+    _spans_are_equal_or_disjoint,
+    _device_can_do_it,
+    _rewards_judge_everything,
+    _evaluation_means_something,
+)

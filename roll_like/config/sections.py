@@ -1,12 +1,22 @@
-"""The sections that pipelines of every kind share: model, data, inference, training, resources, …"""
+"""The sections that pipelines of every kind share: model, data, inference, training, resources and so on."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    GetJsonSchemaHandler,
+    Tag,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+from pydantic_core import CoreSchema
 
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
 from roll_like.registry import TRACKERS
@@ -47,6 +57,11 @@ class DataSource(ConfigModel):
     answer_field: str | None = Field(default=None, description="Field with the reference answer, if there is one.")
     system_prompt: str | None = Field(default=None, description="System message put before every prompt.")
 
+    @property
+    def label(self) -> str:
+        """Its `name`, or the stem of its path."""
+        return self.name or Path(self.path).stem
+
 
 class DataConfig(ConfigModel):
     """What the policy is trained on."""
@@ -57,7 +72,7 @@ class DataConfig(ConfigModel):
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
-        names = [source.name or Path(source.path).stem for source in self.sources]
+        names = [source.label for source in self.sources]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"two sources are called {twice[0]!r}; give each a `name` of its own")
@@ -90,16 +105,18 @@ OWNED_ENGINE_ARGS = {
 class VLLMConfig(ConfigModel):
     """vLLM generates (default)."""
 
-    type: Literal["vllm"] = "vllm"
+    type: Literal["vllm"] = Field(default="vllm", description="This engine.")
     replicas: PositiveInt = Field(default=1, description="Engines. A span is divided evenly among them.")
     max_model_len: PositiveInt | None = Field(
         default=None, description="Context window. Tokens; default: longest prompt plus longest response."
     )
     max_running: PositiveInt = Field(default=128, description="Sequences that one engine decodes at a time.")
     kv_cache_gib: PositiveFloat = Field(default=1.0, description="Key-value cache of one engine on CPU. GiB.")
-    gpu_memory_utilization: Fraction = Field(default=0.5, description="Share of a GPU's memory for one engine.")
+    gpu_memory_utilization: Fraction = Field(
+        default=0.5, description="Share of a GPU's memory for one engine. No effect on CPU."
+    )
     enforce_eager: bool = Field(default=True, description="Skip CUDA graphs and compilation: starts sooner.")
-    sleep: bool = Field(default=True, description="Free GPU memory while a colocated trainer works.")
+    sleep: bool = Field(default=True, description="Free GPU memory while a colocated trainer works. No effect on CPU.")
     engine_args: dict[str, Any] = Field(
         default_factory=dict, description="Further `vllm.AsyncEngineArgs`, passed through; names are checked."
     )
@@ -116,12 +133,24 @@ class VLLMConfig(ConfigModel):
 class HFConfig(ConfigModel):
     """Transformers generates: deterministic, slow, for comparison and small cases."""
 
-    type: Literal["hf"] = "hf"
+    type: Literal["hf"] = Field(default="hf", description="This engine.")
     replicas: PositiveInt = Field(default=1, description="Engines. A span is divided evenly among them.")
     max_running: PositiveInt = Field(default=32, description="Sequences decoded together.")
 
 
-InferenceConfig = Annotated[VLLMConfig | HFConfig, Field(discriminator="type")]
+def _inference_type(value: Any) -> str | None:
+    kind = value.get("type", "vllm") if isinstance(value, Mapping) else getattr(value, "type", None)
+    return kind if isinstance(kind, str) else None
+
+
+InferenceConfig = Annotated[
+    Annotated[VLLMConfig, Tag("vllm")] | Annotated[HFConfig, Tag("hf")],
+    Discriminator(
+        _inference_type,
+        custom_error_type="rule",
+        custom_error_message="expected a section with `type: vllm` (the default) or `type: hf`",
+    ),
+]
 
 
 class OptimizerConfig(ConfigModel):
@@ -157,7 +186,10 @@ class TrainingConfig(ConfigModel):
     offload: Literal["none", "optimizer", "optimizer_and_parameters"] = Field(
         default="none", description="What DeepSpeed keeps in host memory. GPUs only."
     )
-    sleep: bool = Field(default=True, description="Move states to host memory while a colocated engine generates. GPU.")
+    sleep: bool = Field(
+        default=True,
+        description="Move states to host memory while a colocated engine generates. No effect on CPU.",
+    )
 
     @model_validator(mode="after")
     def _offload_needs_sharding(self) -> Self:
@@ -184,8 +216,8 @@ _SPAN = re.compile(r"(\d+)(?:-(\d+))?")
 class Span(ConfigModel):
     """Devices `[start, stop)`, counted through all nodes. Written `"0-3"` (inclusive) or `"5"` in YAML."""
 
-    start: Annotated[int, Field(ge=0)]
-    stop: PositiveInt
+    start: Annotated[int, Field(ge=0)] = Field(description="First device.")
+    stop: PositiveInt = Field(description="The device after the last one.")
 
     @model_validator(mode="before")
     @classmethod
@@ -201,6 +233,17 @@ class Span(ConfigModel):
         if last < first:
             raise ValueError(f"the span {value!r} ends before it starts")
         return {"start": first, "stop": last + 1}
+
+    @model_serializer
+    def _written(self) -> str:
+        return str(self)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {
+            "description": "Devices counted through all nodes from 0, ends included: `0-3`, or one: `5`.",
+            "anyOf": [{"type": "string", "pattern": r"^\s*\d+(-\d+)?\s*$"}, {"type": "integer", "minimum": 0}],
+        }
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -272,3 +315,4 @@ class EvaluationConfig(ConfigModel):
     temperature: Annotated[float, Field(ge=0)] = Field(default=1.0, description="Sampling temperature.")
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="Nucleus.")
     max_response_tokens: PositiveInt | None = Field(default=None, description="Default: the training limit. Tokens.")
+    stop: tuple[str, ...] = Field(default=(), description="Strings that end an evaluated response.")

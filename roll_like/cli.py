@@ -1,0 +1,210 @@
+"""The command line: run, check, evaluate, export, list plugins, write the schema.
+
+Nothing heavy is imported here: `roll-like --help` answers at once, each command imports what it needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from roll_like.config.base import PipelineConfig
+    from roll_like.errors import RollLikeError
+
+OK, FAILED, WRONG_CONFIG, INTERRUPTED = 0, 1, 2, 130
+
+_EPILOG = """\
+exit codes: 0 done; 1 failed, or --check found problems; 2 the command line or the configuration is wrong;
+130 interrupted
+
+examples:
+  roll-like run --config configs/rlvr_quickstart.yaml steps=5 training.optimizer.lr=1e-5
+  roll-like run --config configs/rlvr_quickstart.yaml --check
+  roll-like run --config configs/rlvr_quickstart.yaml --resume
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code.
+
+    Args:
+        argv: Arguments without the program's name; default: the process's own.
+    """
+    parser = build_parser()
+    arguments, further = parser.parse_known_args(argv)
+    _take_overrides(parser, arguments, further)
+    # imported after parsing, so that --help stays quick
+    from roll_like.errors import ConfigError, RollLikeError
+
+    try:
+        command: Callable[[argparse.Namespace], int] = arguments.command
+        return command(arguments)
+    except RollLikeError as error:
+        _report(error, debug=arguments.debug)
+        return WRONG_CONFIG if isinstance(error, ConfigError) else FAILED
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of every command."""
+    parser = argparse.ArgumentParser(
+        prog="roll-like",
+        description="Reinforcement learning on language models: Ray, vLLM and DeepSpeed, on CPU and GPU.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    run = _add(commands, "run", _run, "train, or check a configuration")
+    _add_config(run)
+    run.add_argument("--check", action="store_true", help="find every problem and print the plan; start nothing")
+    run.add_argument(
+        "--resume", nargs="?", const="", metavar="RUN", help="continue a run by its name; default: this configuration's"
+    )
+
+    evaluate = _add(commands, "eval", _evaluate, "measure a model on the evaluation tasks")
+    _add_config(evaluate)
+    evaluate.add_argument("--model", required=True, metavar="DIR", help="model to evaluate: directory, hub id or GGUF")
+
+    export = _add(commands, "export", _export, "turn a checkpoint into a Hugging Face directory")
+    export.add_argument("--checkpoint", required=True, type=Path, metavar="DIR", help="a run's checkpoint")
+    export.add_argument("-o", "--output", required=True, type=Path, metavar="DIR", help="directory to write")
+
+    schema = _add(commands, "schema", _schema, "write the JSON Schema of a pipeline's configuration")
+    schema.add_argument("--pipeline", default="rlvr", help="name of the pipeline (default: rlvr)")
+    schema.add_argument("-o", "--output", type=Path, metavar="FILE", help="file to write; default: standard output")
+
+    _add(commands, "plugins", _plugins, "list every registered plugin and where it comes from")
+    return parser
+
+
+def _add(commands: Any, name: str, command: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    parser.set_defaults(command=command)
+    parser.add_argument("--debug", action="store_true", help="print the traceback of an error too")
+    return parser
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", required=True, type=Path, metavar="FILE", help="YAML file")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="change a key, such as rollout.temperature=0.8"
+    )
+
+
+def _take_overrides(parser: argparse.ArgumentParser, arguments: argparse.Namespace, further: list[str]) -> None:
+    """Put overrides that stand between or after options where the others are."""
+    unknown = [text for text in further if text.startswith("-") or "=" not in text]
+    if unknown or (further and not hasattr(arguments, "overrides")):
+        parser.error(f"unrecognised arguments: {' '.join(unknown or further)}")
+    if further:
+        arguments.overrides = [*arguments.overrides, *further]
+    # `--resume key=value` means this configuration's run and an override
+    resume = getattr(arguments, "resume", None)
+    if resume is not None and "=" in resume:
+        arguments.overrides = [*arguments.overrides, resume]
+        arguments.resume = ""
+
+
+def _report(error: RollLikeError, *, debug: bool) -> None:
+    if debug:
+        traceback.print_exception(error, file=sys.stderr)
+    print(f"error: {error}", file=sys.stderr)
+
+
+def _load(arguments: argparse.Namespace) -> PipelineConfig:
+    from roll_like.config.load import load_config
+
+    return load_config(arguments.config, arguments.overrides)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    config = _load(arguments)
+    if arguments.check:
+        return _check(config)
+    from roll_like.registry import PIPELINES
+
+    PIPELINES.get(config.pipeline).launch(config, resume=arguments.resume)
+    return OK
+
+
+def _check(config: PipelineConfig) -> int:
+    from rich.console import Console
+
+    from roll_like.check import check, show
+    from roll_like.config.rlvr import RLVRConfig
+    from roll_like.errors import ConfigError
+
+    if not isinstance(config, RLVRConfig):
+        raise ConfigError(
+            f"--check knows pipeline: rlvr, and not yet {config.pipeline!r}; the file itself is valid",
+            fix="run it without --check",
+        )
+    report = check(config)
+    show(report, Console(), Console(stderr=True))
+    return FAILED if report.errors else OK
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
+    from roll_like.registry import PIPELINES
+
+    config = _load(arguments)
+    PIPELINES.get(config.pipeline).evaluate(config, arguments.model)
+    return OK
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from roll_like.training.export import export_checkpoint
+
+    export_checkpoint(arguments.checkpoint, arguments.output)
+    print(f"written: {arguments.output}")
+    return OK
+
+
+def _schema(arguments: argparse.Namespace) -> int:
+    from roll_like.config.schema import json_schema, write_json
+    from roll_like.registry import PIPELINES
+
+    text = write_json(json_schema(PIPELINES.get(arguments.pipeline).Config))
+    if arguments.output is None:
+        sys.stdout.write(text)
+        return OK
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(text, encoding="utf-8")
+    print(f"written: {arguments.output}")
+    return OK
+
+
+def _plugins(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from roll_like.errors import PluginError
+    from roll_like.registry import ADVANTAGES, LOSSES, PIPELINES, REWARDS, TRACKERS
+
+    table = Table("kind", "name", title="Plugins", title_justify="left")
+    table.add_column("from", overflow="fold")
+    broken: list[PluginError] = []
+    for registry in (PIPELINES, REWARDS, ADVANTAGES, LOSSES, TRACKERS):
+        try:
+            names = registry.names()
+        except PluginError as error:
+            broken.append(error)
+            names = registry.names()  # those that came before the broken one
+        for name in names:
+            table.add_row(registry.kind, name, registry.origin(name))
+    Console().print(table)
+    for problem in broken:
+        _report(problem, debug=arguments.debug)
+    return FAILED if broken else OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,263 @@
+"""From pydantic's errors to one message a person can act on.
+
+Each problem names its full key, what was found, what was expected, the nearest right key where one was
+misspelt, and the file and line (or the override) that said it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from roll_like.config.base import PluginSetting
+from roll_like.config.source import KeyPath, Source, dotted
+from roll_like.errors import ConfigError, PluginError
+
+#: Names that other tools give to a setting, and ours.
+OTHER_NAMES = {
+    "learning_rate": "training.optimizer.lr",
+    "model_name_or_path": "model.path",
+    "batch_size": "rollout.prompts_per_step",
+    "train_batch_size": "rollout.prompts_per_step",
+    "rollout_batch_size": "rollout.prompts_per_step",
+    "num_generations": "rollout.samples_per_prompt",
+    "group_size": "rollout.samples_per_prompt",
+    "max_tokens": "rollout.max_response_tokens",
+    "max_new_tokens": "rollout.max_response_tokens",
+    "max_completion_length": "rollout.max_response_tokens",
+    "response_length": "rollout.max_response_tokens",
+    "max_prompt_length": "data.max_prompt_tokens",
+    "prompt_length": "data.max_prompt_tokens",
+    "max_steps": "steps",
+    "total_steps": "steps",
+    "ppo_epochs": "algorithm.updates_per_step",
+    "kl_coef": "algorithm.kl.coefficient",
+    "init_kl_coef": "algorithm.kl.coefficient",
+    "entropy_coef": "algorithm.entropy_coefficient",
+    "adv_estimator": "algorithm.advantage",
+    "tensor_parallel_size": "resources.spans.inference",
+    "num_gpus_per_node": "resources.devices_per_node",
+    "save_steps": "checkpoint.every",
+    "eval_steps": "evaluation.every",
+    "reward_funcs": "rewards.use",
+    "report_to": "metrics.trackers",
+}
+
+
+def explain(error: ValidationError, root: type[BaseModel], source: Source) -> ConfigError:
+    """Return one ConfigError that lists every problem of `error`.
+
+    Args:
+        error: What pydantic found.
+        root: The class that was validated against.
+        source: What was written, and where.
+    """
+    found = error.errors(include_url=False)
+    problems = [_problem(details, root, source) for details in found if not _follows(details, found)]
+    if len(problems) == 1:
+        return ConfigError(problems[0])
+    listed = "\n".join(f"  {number}. {problem}" for number, problem in enumerate(problems, 1))
+    return ConfigError(f"{len(problems)} problems in {source.label}:\n{listed}")
+
+
+def _follows(details: ErrorDetails, found: Sequence[ErrorDetails]) -> bool:
+    """Return whether a list is only too short because pydantic left out items with problems of their own."""
+    loc = details["loc"]
+    inside = (other["loc"] for other in found if len(other["loc"]) > len(loc))
+    return details["type"] == "too_short" and any(other[: len(loc)] == loc for other in inside)
+
+
+def _problem(details: ErrorDetails, root: type[BaseModel], source: Source) -> str:
+    path = key_path(details["loc"], root, source.values)
+    text = _describe(details, path, root, source.values)
+    return f"{dotted(path) or 'the whole file'}: {text} [{source.place_of(path)}]"
+
+
+def _describe(details: ErrorDetails, path: KeyPath, root: type[BaseModel], values: Mapping[str, Any]) -> str:
+    kind, found = details["type"], details["input"]
+    if kind == "extra_forbidden":
+        return f"unknown key{_nearest(path, root, values)}"
+    if kind == "missing":
+        info = _field_at(path, root, values)
+        meaning = f" ({info.description.rstrip('.')})" if info is not None and info.description else ""
+        return f"missing, and there is no default{meaning}"
+    message = details["msg"]
+    if kind == "rule":
+        return message
+    if kind == "value_error":
+        return message.removeprefix("Value error, ")
+    expected = message.replace("Input should be", "expected").replace("Input should", "it should")
+    expected = expected.replace("expected greater", "expected a number greater").replace(
+        "expected less", "expected a number less"
+    )
+    if kind in {"model_type", "model_attributes_type"}:
+        expected = "expected a section of `key: value` lines"
+    return f"found {_show(found)}; {expected[0].lower()}{expected[1:]}"
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, str):
+        shown = repr(value)
+    elif isinstance(value, bool | None.__class__):
+        shown = {True: "true", False: "false", None: "nothing (null)"}[value]
+    else:
+        shown = json.dumps(value, ensure_ascii=False, default=str)
+    return shown if len(shown) <= 80 else f"{shown[:77]}…"
+
+
+def _nearest(path: KeyPath, root: type[BaseModel], values: Mapping[str, Any]) -> str:
+    """Return `; did you mean …` for the unknown key at the end of `path`."""
+    key, section = str(path[-1]), path[:-1]
+    parent = section_at(section, root, values)
+    siblings = list(_keys(parent)) if parent is not None else []
+    everywhere = [known for known in all_keys(root, values) if known[:-1] != section]
+    same_name = [dotted(known) for known in everywhere if known[-1] == key]
+    near = difflib.get_close_matches(key, siblings, n=1, cutoff=0.75)
+    if near:
+        return f"; did you mean `{dotted((*section, near[0]))}`?"
+    if same_name:
+        return f"; `{key}` belongs to {' or '.join(same_name[:3])}"
+    if key in OTHER_NAMES:
+        return f"; here it is called `{OTHER_NAMES[key]}`"
+    near = difflib.get_close_matches(key, siblings, n=1, cutoff=0.6)
+    if near:
+        return f"; did you mean `{dotted((*section, near[0]))}`?"
+    far = difflib.get_close_matches(key, [str(known[-1]) for known in everywhere], n=1, cutoff=0.75)
+    if far:
+        return f"; did you mean `{next(dotted(known) for known in everywhere if known[-1] == far[0])}`?"
+    return f"; known here: {', '.join(siblings)}" if siblings else ""
+
+
+def all_keys(root: type[BaseModel], values: Any = None, path: KeyPath = ()) -> Iterator[KeyPath]:
+    """Yield the path of every key that `root` knows, given the types that `values` has chosen.
+
+    Items of lists are those of `values`, or item 0 where there are none.
+    """
+    for key, info in _keys(root).items():
+        here = (*path, key)
+        yield here
+        value = values.get(key) if isinstance(values, Mapping) else None
+        for child, annotation, metadata, item in _children(info, value, here):
+            section = _section(annotation, metadata, item)
+            if section is not None:
+                yield from all_keys(section, item, child)
+
+
+def _children(info: FieldInfo, value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any, Sequence[Any], Any]]:
+    item = _item(info.annotation)
+    if item is None:
+        yield path, info.annotation, info.metadata, value
+        return
+    annotation, metadata = item
+    for index, element in enumerate(value if isinstance(value, Sequence) and value else (None,)):
+        yield (*path, index), annotation, metadata, element
+
+
+def section_at(path: KeyPath, root: type[BaseModel], values: Any) -> type[BaseModel] | None:
+    """Return the class of the section at `path`, or None when there is no section."""
+    annotation: Any = root
+    metadata: Sequence[Any] = ()
+    here = values
+    for part in path:
+        if isinstance(part, int):
+            annotation, metadata = _item(annotation) or (None, ())
+        else:
+            section = _section(annotation, metadata, here)
+            info = _keys(section).get(part) if section is not None else None
+            annotation, metadata = (info.annotation, info.metadata) if info is not None else (None, ())
+        here = _get(here, part)
+    return _section(annotation, metadata, here)
+
+
+def key_path(loc: tuple[str | int, ...], root: type[BaseModel], values: Any) -> KeyPath:
+    """Return an error's location without the union tags that pydantic puts into it."""
+    path: KeyPath = ()
+    for part in loc:
+        written = isinstance(part, int) or not path or part in _known_or_written(path, root, values)
+        # a tag names the chosen member of a union; it is no key of any section
+        if written or not _is_tag(path, str(part), root, values):
+            path = (*path, part)
+    return path
+
+
+def _known_or_written(path: KeyPath, root: type[BaseModel], values: Any) -> set[str]:
+    here = values
+    for part in path:
+        here = _get(here, part)
+    section = section_at(path, root, values)
+    return {*(_keys(section) if section is not None else ()), *(here if isinstance(here, Mapping) else ())}
+
+
+def _is_tag(path: KeyPath, part: str, root: type[BaseModel], values: Any) -> bool:
+    info = _field_at(path, root, values)
+    members = _members(info.annotation) if info is not None else []
+    return len(members) > 1 and any(_type_name(member) == part for member in members)
+
+
+def _field_at(path: KeyPath, root: type[BaseModel], values: Any) -> FieldInfo | None:
+    parent = section_at(path[:-1], root, values)
+    return _keys(parent).get(str(path[-1])) if parent is not None and path else None
+
+
+def _get(value: Any, part: str | int) -> Any:
+    if isinstance(part, str):
+        return value.get(part) if isinstance(value, Mapping) else None
+    return value[part] if isinstance(value, list | tuple) and part < len(value) else None
+
+
+def _keys(section: type[BaseModel]) -> dict[str, FieldInfo]:
+    return {info.alias or name: info for name, info in section.model_fields.items()}
+
+
+def _item(annotation: Any) -> tuple[Any, Sequence[Any]] | None:
+    """Return annotation and metadata of a list's items, None when it is no list."""
+    for option in _options(annotation):
+        if get_origin(option) in (tuple, list):
+            item = get_args(option)[0]
+            return (get_args(item)[0], get_args(item)[1:]) if get_origin(item) is Annotated else (item, ())
+    return None
+
+
+def _section(annotation: Any, metadata: Sequence[Any], value: Any) -> type[BaseModel] | None:
+    for mark in metadata:
+        if isinstance(mark, PluginSetting):
+            return _plugin_config(mark, value)
+    members = _members(annotation)
+    chosen = value.get("type") if isinstance(value, Mapping) else None
+    named = [member for member in members if _type_name(member) == chosen]
+    return next(iter(named or members), None)
+
+
+def _plugin_config(setting: PluginSetting, value: Any) -> type[BaseModel] | None:
+    name = value.get("type") if isinstance(value, Mapping) else value
+    if not isinstance(name, str):
+        return None
+    try:
+        config: type[BaseModel] = setting.registry.get(name).Config
+    except PluginError:
+        return None  # the unknown name is a problem of its own, reported at its own key
+    return config
+
+
+def _members(annotation: Any) -> list[type[BaseModel]]:
+    return [option for option in _options(annotation) if isinstance(option, type) and issubclass(option, BaseModel)]
+
+
+def _options(annotation: Any) -> list[Any]:
+    """Return the alternatives of a union, without annotations."""
+    if get_origin(annotation) is Annotated:
+        return _options(get_args(annotation)[0])
+    if get_origin(annotation) is not None and get_origin(annotation) not in (tuple, list, dict):
+        return [option for part in get_args(annotation) for option in _options(part)]
+    return [annotation]
+
+
+def _type_name(member: type[BaseModel]) -> str | None:
+    info = member.model_fields.get("type")
+    return info.default if info is not None and isinstance(info.default, str) else None

@@ -1,0 +1,141 @@
+"""Load a configuration: YAML, what it extends, overrides, plugins, validation.
+
+>>> config = load_config("configs/rlvr_quickstart.yaml", ["steps=5", "data.sources.0.weight=2"])
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from roll_like.config.base import PipelineConfig
+from roll_like.config.explain import explain
+from roll_like.config.source import Source, read_source
+from roll_like.errors import ConfigError, PluginError
+from roll_like.registry import PIPELINES
+
+#: Top-level packages that are installed with roll_like and that users' folders are likely to be called too.
+OWN_PACKAGES = ("pipelines", "envs", "rewards")
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> PipelineConfig:
+    """Return the validated configuration in `path`.
+
+    Args:
+        path: A YAML file.
+        overrides: `key=value` with dotted keys; values are YAML. List items are numbered from 0.
+
+    Raises:
+        ConfigError: Everything that is wrong with it, in one message.
+        PluginError: A module of `import:` cannot be imported, or the pipeline is unknown.
+    """
+    source = read_source(Path(path), overrides)
+    import_plugins(source.values.get("import", ()))
+    config_class = _config_class(source)
+    try:
+        return config_class.model_validate(source.values)
+    except ValidationError as error:
+        raise explain(error, config_class, source) from error
+
+
+def dump_config(config: PipelineConfig) -> str:
+    """Return the resolved configuration as YAML; loading it gives an equal configuration."""
+    values = _without_interpolation(config.model_dump(mode="json", by_alias=True))
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
+
+
+def import_plugins(modules: object) -> None:
+    """Import the modules of `import:`, which register plugins. The working directory is searched last.
+
+    Anything but a list of names is left for validation to refuse.
+
+    Raises:
+        PluginError: A module cannot be imported, with the reason.
+    """
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    for package in OWN_PACKAGES:
+        _refuse_shadow(package)
+    for module in modules if isinstance(modules, list | tuple) else ():
+        if isinstance(module, str):
+            _import(module)
+
+
+def _import(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except PluginError:
+        raise
+    except ModuleNotFoundError as error:
+        raise PluginError(
+            f"`import:` names {module!r}, and there is no module {error.name!r}{_collision(module)}",
+            fix="correct the name, install the package that holds it, or start in the folder that holds it",
+        ) from error
+    except Exception as error:  # a user's module may raise anything while it is imported
+        raise PluginError(
+            f"`import:` names {module!r}, which fails while it is imported: {type(error).__name__}: {error}",
+            fix=f'correct the module; try: python -c "import {module}"',
+        ) from error
+
+
+def _own_root() -> Path:
+    return Path(__file__).resolve().parents[2]
+
+
+def _collision(module: str) -> str:
+    package = module.partition(".")[0]
+    theirs, ours = Path.cwd() / package, _own_root() / package
+    if package not in OWN_PACKAGES or theirs.resolve() == ours or not theirs.is_dir():
+        return ""
+    return (
+        f". The folder {theirs} has the name of roll_like's own package {package!r} ({ours}), which wins; "
+        "give your folder another name"
+    )
+
+
+def _refuse_shadow(package: str) -> None:
+    """Refuse to go on when another package of the same name comes first on Python's path."""
+    found = importlib.util.find_spec(package)
+    places = [] if found is None else [Path(place).resolve() for place in found.submodule_search_locations or ()]
+    ours = _own_root() / package
+    if not ours.is_dir() or ours in places:
+        return
+    theirs = ", ".join(map(str, places)) or (found.origin if found is not None else None) or "a built-in module"
+    raise PluginError(
+        f"the package {package!r} that Python finds is {theirs}, and not roll_like's own {ours}, so its plugins are "
+        "out of reach",
+        fix="rename that folder, or take its parent out of PYTHONPATH (`python -m` puts the working directory first; "
+        "`roll-like` does not)",
+    )
+
+
+def _config_class(source: Source) -> type[PipelineConfig]:
+    name = source.values.get("pipeline")
+    if not isinstance(name, str):
+        found = "is missing" if name is None else f"is {name!r}, which is no name"
+        raise ConfigError(
+            f"pipeline: the key {found} [{source.place_of(('pipeline',))}]; known pipelines: "
+            f"{', '.join(PIPELINES.names()) or 'none is installed'}",
+            fix="add a line such as `pipeline: rlvr`",
+        )
+    config: type[PipelineConfig] = PIPELINES.get(name).Config
+    return config
+
+
+def _without_interpolation(value: Any) -> Any:
+    """Return `value` with `${` escaped, so that loading it again does not interpolate."""
+    if isinstance(value, str):
+        return value.replace("${", "\\${")
+    if isinstance(value, Mapping):
+        return {key: _without_interpolation(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_interpolation(item) for item in value]
+    return value

@@ -1,0 +1,319 @@
+"""The plan of a run: batch arithmetic, who sits on which device, and what it will take.
+
+Everything here follows from the configuration alone; no device is counted and nothing is started.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from roll_like.config.sections import ResourcesConfig, Span
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from roll_like.config.rlvr import RLVRConfig
+
+GIB = 2**30
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class ModelSizes(Protocol):
+    """The sizes of a model that the memory estimate needs."""
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        ...
+
+    def kv_bytes_per_token(self, bytes_per_value: int = 2) -> int:
+        """Bytes of one token's keys and values in all layers."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolePlan:
+    """Where the workers of one role sit.
+
+    A span is divided evenly: with devices 4-7 and two workers, worker 0 has (4, 5) and worker 1 has (6, 7).
+
+    Attributes:
+        name: `training`, `inference` or `reference`.
+        workers: Number of worker processes.
+        workers_key: The key that sets `workers`.
+        span: The role's devices, counted through all nodes.
+        devices_per_node: Devices that the run takes on each node.
+    """
+
+    name: str
+    workers: int
+    workers_key: str
+    span: Span
+    devices_per_node: int
+
+    @property
+    def span_key(self) -> str:
+        """Its key in `resources.spans`."""
+        return self.name
+
+    @property
+    def devices_per_worker(self) -> int:
+        """Devices of each worker: tensor-parallel GPUs, or CPU threads."""
+        return len(self.span) // self.workers
+
+    def devices_of(self, worker: int) -> tuple[int, ...]:
+        """Return the devices of `worker`, counted through all nodes.
+
+        Raises:
+            IndexError: There is no such worker.
+        """
+        if not 0 <= worker < self.workers:
+            raise IndexError(f"{self.name} has workers 0-{self.workers - 1}, not {worker}")
+        first = self.span.start + worker * self.devices_per_worker
+        return tuple(range(first, first + self.devices_per_worker))
+
+    def node_of(self, worker: int) -> int:
+        """Return the node on which `worker` sits, 0-based."""
+        return self.devices_of(worker)[0] // self.devices_per_node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLine:
+    """Estimated memory of one worker of a role, in bytes, by part."""
+
+    role: str
+    parts: tuple[tuple[str, int], ...]
+
+    @property
+    def total(self) -> int:
+        """Sum of the parts, in bytes."""
+        return sum(size for _, size in self.parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a run will do and what it takes.
+
+    Attributes:
+        name: Name of the run.
+        steps: Steps to train.
+        prompts_per_step: Groups of one step.
+        samples_per_prompt: Samples of one group.
+        updates_per_step: Optimizer steps over one step's samples.
+        max_sample_tokens: Longest prompt plus longest response.
+        roles: Who sits where.
+        reward_workers: Reward processes; they have no device of their own.
+        placement: `colocated` roles take turns on equal devices, `disaggregated` ones run side by side.
+        device: `cpu` or `cuda`.
+        devices: Devices of the run on all nodes.
+        memory: Estimated memory of one worker of each role; empty when the model's sizes are not known.
+    """
+
+    name: str
+    steps: int
+    prompts_per_step: int
+    samples_per_prompt: int
+    updates_per_step: int
+    max_sample_tokens: int
+    roles: tuple[RolePlan, ...]
+    reward_workers: int
+    placement: Literal["colocated", "disaggregated"]
+    device: Literal["cpu", "cuda"]
+    devices: int
+    memory: tuple[MemoryLine, ...]
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples that one step trains on."""
+        return self.prompts_per_step * self.samples_per_prompt
+
+    @property
+    def samples_per_update(self) -> int:
+        """Samples of one optimizer step."""
+        return self.samples_per_step // self.updates_per_step
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps in all."""
+        return self.steps * self.updates_per_step
+
+    @property
+    def max_tokens_per_step(self) -> int:
+        """Upper bound of one step's tokens, prompts counted once a sample."""
+        return self.samples_per_step * self.max_sample_tokens
+
+    @property
+    def idle_devices(self) -> tuple[int, ...]:
+        """Devices of the run that no role uses."""
+        used = {device for role in self.roles for worker in range(role.workers) for device in role.devices_of(worker)}
+        return tuple(device for device in range(self.devices) if device not in used)
+
+    def render(self) -> RenderableType:
+        """Return tables for `rich.console.Console.print`."""
+        from rich.console import Group
+
+        parts: list[RenderableType] = [self._figures(), self._workers()]
+        if self.memory:
+            parts.append(self._memory())
+        return Group(*parts)
+
+    def _figures(self) -> RenderableType:
+        from rich.table import Table
+
+        table = Table(title=f"Plan of {self.name}", show_header=False, title_justify="left", title_style="bold")
+        rows = {
+            "samples per step": f"{self.prompts_per_step} prompts × {self.samples_per_prompt} = "
+            f"{self.samples_per_step:,}",
+            "samples per update": f"{self.samples_per_step:,} / {self.updates_per_step} = {self.samples_per_update:,}",
+            "steps": f"{self.steps:,}",
+            "optimizer updates": f"{self.steps:,} × {self.updates_per_step} = {self.updates:,}",
+            "tokens per step": f"at most {self.samples_per_step:,} × {self.max_sample_tokens:,} = "
+            f"{self.max_tokens_per_step:,}",
+            "placement": f"{self.placement} on {self.devices} {_unit(self.device, self.devices)}",
+            "reward workers": str(self.reward_workers),
+        }
+        for label, value in rows.items():
+            table.add_row(label, value)
+        return table
+
+    def _workers(self) -> RenderableType:
+        from rich.table import Table
+
+        unit = "threads" if self.device == "cpu" else "GPUs"
+        table = Table(title="Workers", title_justify="left", title_style="bold")
+        for column in ("role", "node", "workers", "devices", f"{unit} of each"):
+            table.add_column(column, justify="left" if column == "role" else "right")
+        for role in self.roles:
+            for node in sorted({role.node_of(worker) for worker in range(role.workers)}):
+                workers = [worker for worker in range(role.workers) if role.node_of(worker) == node]
+                devices = _range(role.devices_of(workers[0])[0], role.devices_of(workers[-1])[-1])
+                table.add_row(
+                    role.name, str(node), _range(workers[0], workers[-1]), devices, str(role.devices_per_worker)
+                )
+        return table
+
+    def _memory(self) -> RenderableType:
+        from rich.table import Table
+
+        table = Table(title="Memory of one worker, estimated", title_justify="left", title_style="bold")
+        table.add_column("role")
+        table.add_column("parts")
+        table.add_column("GiB", justify="right")
+        for line in self.memory:
+            parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in line.parts)
+            table.add_row(line.role, parts, f"{line.total / GIB:.2f}")
+        return table
+
+
+def _range(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def _unit(device: str, count: int) -> str:
+    return {"cpu": "CPU core", "cuda": "GPU"}[device] + ("" if count == 1 else "s")
+
+
+def overlap(one: Span, other: Span) -> Literal["equal", "disjoint", "partial"]:
+    """Return how two spans lie to each other."""
+    if (one.start, one.stop) == (other.start, other.stop):
+        return "equal"
+    return "partial" if one.overlaps(other) else "disjoint"
+
+
+def placements(
+    resources: ResourcesConfig, *, training: int, inference: int, reference: int | None = None
+) -> tuple[RolePlan, ...]:
+    """Return where each role's workers sit.
+
+    Args:
+        resources: Nodes, devices and spans.
+        training: Training workers.
+        inference: Inference replicas.
+        reference: Reference workers; None without a reference model.
+    """
+    spans = resources.spans
+    counts = [
+        ("training", training, "training.workers", spans.training),
+        ("inference", inference, "inference.replicas", spans.inference),
+    ]
+    if reference is not None:
+        counts.append(("reference", reference, "reference.workers", spans.reference or spans.training))
+    return tuple(
+        RolePlan(name=name, workers=workers, workers_key=key, span=span, devices_per_node=resources.devices_per_node)
+        for name, workers, key, span in counts
+    )
+
+
+def roles(config: RLVRConfig) -> tuple[RolePlan, ...]:
+    """Return where the workers of training, inference and (if there is one) the reference model sit."""
+    return placements(
+        config.resources,
+        training=config.training.workers,
+        inference=config.inference.replicas,
+        reference=config.reference.workers if config.reference is not None else None,
+    )
+
+
+def plan(config: RLVRConfig, model: ModelSizes | None = None) -> Plan:
+    """Return the plan of a run.
+
+    Args:
+        config: A validated configuration.
+        model: The model's sizes, for the memory estimate; None leaves it out.
+    """
+    planned = roles(config)
+    spans = [role.span for role in planned]
+    equal = all(overlap(span, spans[0]) == "equal" for span in spans[:2])
+    return Plan(
+        name=config.name,
+        steps=config.steps,
+        prompts_per_step=config.rollout.prompts_per_step,
+        samples_per_prompt=config.rollout.samples_per_prompt,
+        updates_per_step=config.algorithm.updates_per_step,
+        max_sample_tokens=config.data.max_prompt_tokens + config.rollout.max_response_tokens,
+        roles=planned,
+        reward_workers=config.rewards.workers,
+        placement="colocated" if equal else "disaggregated",
+        device=config.resources.device,
+        devices=config.resources.nodes * config.resources.devices_per_node,
+        memory=() if model is None else tuple(_memory(config, role, model) for role in planned),
+    )
+
+
+def _memory(config: RLVRConfig, role: RolePlan, model: ModelSizes) -> MemoryLine:
+    weights = model.parameters * _BYTES[config.model.dtype]
+    if role.name == "training":
+        return MemoryLine(role=role.name, parts=_training_memory(config, model.parameters))
+    if role.name == "reference":
+        return MemoryLine(role=role.name, parts=(("weights", weights),))
+    if config.inference.type == "vllm" and config.resources.device == "cpu":
+        cache = int(config.inference.kv_cache_gib * GIB)
+    else:
+        longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+        running = min(config.inference.max_running, config.rollout.max_in_flight)
+        per_token = model.kv_bytes_per_token(_BYTES[config.model.dtype])
+        cache = running * longest * per_token // _tensor_parallel(config, role)
+    return MemoryLine(
+        role=role.name,
+        parts=(("weights", weights // _tensor_parallel(config, role)), ("KV cache at most", cache)),
+    )
+
+
+def _tensor_parallel(config: RLVRConfig, role: RolePlan) -> int:
+    return role.devices_per_worker if config.resources.device == "cuda" else 1
+
+
+def _training_memory(config: RLVRConfig, parameters: int) -> tuple[tuple[str, int], ...]:
+    """Bytes of one rank: ZeRO shards the optimizer from stage 1, gradients from 2, weights from 3."""
+    training, width = config.training, _BYTES[config.model.dtype]
+    # AdamW's two moments in float32, and a float32 copy of weights that are kept in less
+    optimizer = parameters * (8 if width == 4 else 12)
+    ranks = training.workers
+    logits = training.logprob_chunk_tokens * training.logprob_chunk_vocab * 4
+    return (
+        ("weights", parameters * width // (ranks if training.zero_stage >= 3 else 1)),
+        ("gradients", parameters * width // (ranks if training.zero_stage >= 2 else 1)),
+        ("optimizer", optimizer // (ranks if training.zero_stage >= 1 else 1)),
+        ("logits of a chunk", logits),
+    )

@@ -1,0 +1,161 @@
+"""JSON Schema of a pipeline's configuration, for editors, and the reference page made from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
+
+from roll_like.config.base import ConfigModel
+
+Schema = dict[str, Any]
+
+
+def json_schema(config: type[ConfigModel]) -> Schema:
+    """Return the JSON Schema (draft 2020-12) of what a YAML file may say.
+
+    Beside the fields of `config` it has `extends`, which loading resolves, and it lists the settings of every
+    registered plugin.
+    """
+    schema = config.model_json_schema(by_alias=True, schema_generator=_WithDefaults)
+    definitions = schema.setdefault("$defs", {})
+    _lift_definitions(schema, definitions, top=True)
+    _loosen_unions(schema)
+    schema["properties"] = {"extends": _EXTENDS, **schema["properties"]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "$defs": definitions}
+
+
+def write_json(schema: Schema) -> str:
+    """Return the schema as text, one form for files and for comparison."""
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+_EXTENDS: Schema = {
+    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
+    "description": "Another file (or files, later ones win) to start from, relative to this one. Sections are merged "
+    "key by key, lists are replaced, and a section with another `type` replaces the former one.",
+}
+
+
+class _WithDefaults(GenerateJsonSchema):
+    """States the default of plugin fields too, which pydantic leaves out because a factory makes it."""
+
+    def get_default_value(self, schema: core_schema.WithDefaultSchema) -> Any:
+        factory = schema.get("default_factory")
+        if factory is not None and not schema.get("default_factory_takes_data") and not _is_section(schema):
+            return factory()  # type: ignore[call-arg]
+        return super().get_default_value(schema)
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        made = super().default_schema(schema)
+        if _is_section(schema):
+            made.pop("default", None)  # the section's own keys state theirs
+        return made
+
+
+def _is_section(schema: core_schema.WithDefaultSchema) -> bool:
+    return schema["schema"]["type"] in {"model", "definition-ref", "tagged-union"}
+
+
+def _lift_definitions(node: Any, definitions: Schema, *, top: bool = False) -> None:
+    """Move the `$defs` of plugins to the root, where their references point."""
+    if isinstance(node, dict):
+        if not top and "$defs" in node:
+            definitions.update(node.pop("$defs"))
+        for value in list(node.values()):
+            _lift_definitions(value, definitions)
+    elif isinstance(node, list):
+        for value in node:
+            _lift_definitions(value, definitions)
+
+
+def _loosen_unions(node: Any) -> None:
+    """Turn oneOf into anyOf: `{replicas: 2}` is right for both engines, and the default `type` decides."""
+    if isinstance(node, dict):
+        if "oneOf" in node:
+            node["anyOf"] = node.pop("oneOf")
+            node.pop("discriminator", None)
+        for value in node.values():
+            _loosen_unions(value)
+    elif isinstance(node, list):
+        for value in node:
+            _loosen_unions(value)
+
+
+def markdown(schema: Schema) -> Iterator[str]:
+    """Yield the lines of a reference page: a table for each section, with key, type, default and description."""
+    yield from _tables("", "Top level", "", schema, schema["$defs"])
+
+
+def _tables(path: str, title: str, description: str, section: Schema, definitions: Schema) -> Iterator[str]:
+    """Yield a section's own table, and then those of the sections in it."""
+    yield from (f"## {title}", "")
+    if description:
+        yield from (description, "")
+    properties: dict[str, Schema] = section.get("properties", {})
+    if properties:
+        yield from ("| key | type | default | description |", "|---|---|---|---|")
+        for key, entry in properties.items():
+            yield _row(key, entry, required=key in section.get("required", []), definitions=definitions)
+        yield ""
+    for key, entry in properties.items():
+        here = f"{path}{key}"
+        options = _sections(entry, definitions)
+        for name, option in options:
+            titled = f"`{here}`" + (", each item" if entry.get("type") == "array" else "")
+            # one section is described by its key, one of several by its own words
+            texts = [entry.get("description"), option.get("description")]
+            text = next(filter(None, texts if name is None else texts[::-1]), "")
+            titled += "" if name is None else f" with `type: {name}`"
+            yield from _tables(f"{here}.", titled, " ".join(str(text).split()), option, definitions)
+
+
+def _row(key: str, entry: Schema, *, required: bool, definitions: Schema) -> str:
+    kind = _type(entry)
+    if _sections(entry, definitions):
+        kind = "list of sections" if entry.get("type") == "array" else "section"
+    default = "its own" if "default" not in entry else f"`{json.dumps(entry['default'], ensure_ascii=False)}`"
+    text = " ".join(str(entry.get("description", "")).split())
+    return f"| `{key}` | {_cell(kind)} | {_cell('required' if required else default)} | {_cell(text)} |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _sections(entry: Schema, definitions: Schema) -> list[tuple[str | None, Schema]]:
+    """Return the sections that an entry can be, each with its `type` where there are several."""
+    if "$ref" in entry:
+        target = definitions[entry["$ref"].rpartition("/")[2]]
+        return [(None, target)] if "properties" in target else []
+    if entry.get("type") == "array":
+        return _sections(entry.get("items", {}), definitions)
+    if "properties" in entry and "const" in entry["properties"].get("type", {}):
+        return [(entry["properties"]["type"]["const"], entry)]
+    found = [section for option in entry.get("anyOf", []) for section in _sections(option, definitions)]
+    if len(found) > 1:
+        return [(section["properties"].get("type", {}).get("const", name), section) for name, section in found]
+    return found
+
+
+def _type(entry: Schema) -> str:
+    """Return a type in words, with its bounds."""
+    if "const" in entry:
+        return f"`{entry['const']}`"
+    if "enum" in entry:
+        return ", ".join(f"`{option}`" for option in entry["enum"])
+    if "anyOf" in entry:
+        options = [_type(option) for option in entry["anyOf"]]
+        return " or ".join(dict.fromkeys(option for option in options if option != "null"))
+    if "$ref" in entry:
+        return "span" if entry["$ref"].endswith("/Span") else "section"
+    kind = str(entry.get("type", "anything"))
+    if kind == "array":
+        return f"list of {_type(entry['items'])}" if "items" in entry else f"list of {entry['minItems']}"
+    bounds = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    limits = [f"{sign} {entry[bound]:g}" for bound, sign in bounds.items() if bound in entry]
+    named = {"object": "mapping", "boolean": "true or false"}.get(kind, kind)
+    return " ".join([named, " and ".join(limits)]).strip()

@@ -1,0 +1,240 @@
+"""YAML files to one plain mapping: `extends:`, command-line overrides, `${…}` interpolation.
+
+Remembers where each key was written, for messages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from roll_like.errors import ConfigError
+
+KeyPath: TypeAlias = tuple[str | int, ...]
+
+_OVERRIDE = re.compile(r"(?P<key>[^\s=]+)=(?P<value>.*)", re.DOTALL)
+
+
+def dotted(path: Sequence[str | int]) -> str:
+    """Return a path as overrides write it: `data.sources.0.path`."""
+    return ".".join(map(str, path))
+
+
+@dataclass(slots=True)
+class Source:
+    """A configuration as written, before validation.
+
+    Attributes:
+        values: The merged mapping.
+        places: Where each key was written: `file:line`, or the override.
+        label: The file that was asked for.
+    """
+
+    values: dict[str, Any]
+    places: dict[KeyPath, str] = field(default_factory=dict)
+    label: str = "the configuration"
+
+    def place_of(self, path: KeyPath) -> str:
+        """Return where `path`, or the innermost section around it, was written."""
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.places:
+                return self.places[path[:length]]
+        return self.label
+
+
+def read_source(path: Path, overrides: Sequence[str] = ()) -> Source:
+    """Return `path` with what it extends, overridden and interpolated.
+
+    A section is merged key by key, a list is replaced as a whole, and a section that names another `type`
+    replaces the section of the former type, whose settings would mean nothing to it.
+
+    Raises:
+        ConfigError: A file is missing or is no YAML mapping, files extend each other in a circle, an override
+            cannot be applied, or an interpolation leads nowhere.
+    """
+    source = _read_file(path, ())
+    # a change of type drops the settings of the former type, so it comes before new settings
+    for override in sorted(overrides, key=lambda text: not text.partition("=")[0].endswith(".type")):
+        _override(source, override)
+    source.values = _interpolate(source)
+    return source
+
+
+def _read_file(path: Path, extended_by: tuple[Path, ...]) -> Source:
+    resolved = path.resolve()
+    if resolved in extended_by:
+        circle = " → ".join(str(file) for file in (*extended_by[extended_by.index(resolved) :], resolved))
+        raise ConfigError(f"configurations extend each other in a circle: {circle}", fix="remove one `extends:`")
+    source = _parse(path, extended_by[-1] if extended_by else None)
+    parents = source.values.pop("extends", ())
+    if isinstance(parents, str):
+        parents = (parents,)
+    if not isinstance(parents, list | tuple) or not all(isinstance(parent, str) for parent in parents):
+        raise ConfigError(
+            f"{source.places[('extends',)]}: expected a file name or a list of them, found {parents!r}",
+            fix="write `extends: other.yaml`",
+        )
+    merged = Source({}, label=str(path))
+    for parent in parents:
+        _merge(merged, _read_file(path.parent / parent, (*extended_by, resolved)))
+    _merge(merged, source)
+    return merged
+
+
+def _parse(path: Path, extended_by: Path | None) -> Source:
+    where = f", which {extended_by} extends," if extended_by else ""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"the configuration {path}{where} cannot be read: {error.strerror}",
+            fix="check the path; `extends:` is relative to the file that says it, --config to the working directory",
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text: {error}", fix="save it as UTF-8") from error
+    try:
+        values = OmegaConf.to_container(OmegaConf.create(text)) if text.strip() else {}
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ConfigError(f"{path}{line}: not valid YAML: {error.problem}", fix="correct the line") from error
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}", fix="correct the file") from error
+    if not isinstance(values, dict) or (node is not None and not isinstance(node, yaml.MappingNode)):
+        found = "a list" if isinstance(values, list) else "a single value"
+        raise ConfigError(f"{path}: expected a mapping of sections, found {found}", fix=_write_keys())
+    places: dict[KeyPath, str] = {}
+    if node is not None:
+        _locate(node, (), str(path), places)
+    for key in values:
+        if not isinstance(key, str):
+            raise ConfigError(f"{path}: expected names as keys, found {key!r}", fix=_write_keys())
+    return Source({str(key): value for key, value in values.items()}, places, str(path))
+
+
+def _write_keys() -> str:
+    return "write `key: value` lines, such as `pipeline: rlvr`"
+
+
+def _locate(node: yaml.Node, path: KeyPath, file: str, places: dict[KeyPath, str]) -> None:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            child = (*path, key.value)
+            places[child] = f"{file}:{key.start_mark.line + 1}"
+            _locate(value, child, file, places)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            places[*path, index] = f"{file}:{value.start_mark.line + 1}"
+            _locate(value, (*path, index), file, places)
+
+
+def _merge(base: Source, child: Source) -> None:
+    """Put `child` over `base`, in place."""
+    replaced = _merge_values(base.values, child.values, ())
+    for path in [path for path in base.places if any(path[: len(gone)] == gone for gone in replaced)]:
+        del base.places[path]
+    base.places.update(child.places)
+
+
+def _merge_values(base: dict[str, Any], child: Mapping[str, Any], path: KeyPath) -> list[KeyPath]:
+    replaced: list[KeyPath] = []
+    for key, value in child.items():
+        former = base.get(key)
+        if isinstance(former, dict) and isinstance(value, dict) and _same_type(former, value):
+            replaced += _merge_values(former, value, (*path, key))
+        else:
+            base[key] = value
+            replaced.append((*path, key))
+    return replaced
+
+
+def _same_type(former: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
+    return "type" not in value or former.get("type", value["type"]) == value["type"]
+
+
+def _override(source: Source, override: str) -> None:
+    match = _OVERRIDE.fullmatch(override)
+    if match is None:
+        raise ConfigError(
+            f"cannot read the override {override!r}; expected key=value", fix="write for example steps=10"
+        )
+    path: KeyPath = tuple(int(part) if part.isdecimal() else part for part in match["key"].split("."))
+    try:
+        value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={match['value']}"]))
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(
+            f"the value of the override {override!r} is not valid YAML: {error}",
+            fix="quote it, for example key='\"a: b\"'",
+        ) from error
+    assert isinstance(value, dict)
+    section = _section_for(source, path, override)
+    _assign(source, section, path, value["value"])
+    for gone in [key for key in source.places if key[: len(path)] == path]:
+        del source.places[gone]
+    source.places[path] = f"command line: {override}"
+
+
+def _section_for(source: Source, path: KeyPath, override: str) -> Any:
+    """Return the mapping or list that holds the last part of `path`, made where it is missing."""
+    here: Any = source.values
+    for depth, part in enumerate(path[:-1]):
+        if isinstance(here, dict):
+            if here.get(str(part)) is None:
+                here[str(part)] = {}
+            here = here[str(part)]
+        else:
+            here = here[_index(here, path[: depth + 1], override)]
+        if not isinstance(here, dict | list):
+            raise ConfigError(
+                f"the override {override!r} reaches into {dotted(path[: depth + 1])}, which is {here!r} and no section",
+                fix=f"set the whole of it: {dotted(path[: depth + 1])}={{{dotted(path[depth + 1 :])}: …}}",
+            )
+    if isinstance(here, list):
+        _index(here, path, override)
+    return here
+
+
+def _index(items: list[Any], path: KeyPath, override: str) -> int:
+    part = path[-1]
+    if isinstance(part, int) and part < len(items):
+        return part
+    held = f"a list of {len(items)}, numbered from 0" if items else "an empty list"
+    raise ConfigError(
+        f"the override {override!r} names {dotted(path)}, but {dotted(path[:-1])} is {held}",
+        fix=f"use one of its numbers, or set the whole list: {dotted(path[:-1])}=[…]",
+    )
+
+
+def _assign(source: Source, section: Any, path: KeyPath, value: Any) -> None:
+    if isinstance(section, list):
+        assert isinstance(path[-1], int)
+        section[path[-1]] = value
+    elif path[-1] == "type" and section.get("type", value) != value:
+        section.clear()
+        section["type"] = value
+        for gone in [key for key in source.places if len(key) >= len(path) and key[: len(path) - 1] == path[:-1]]:
+            del source.places[gone]
+    else:
+        section[str(path[-1])] = value
+
+
+def _interpolate(source: Source) -> dict[str, Any]:
+    try:
+        values = OmegaConf.to_container(OmegaConf.create(source.values), resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        key = str(error.full_key or "")
+        path = tuple(int(part) if part.isdecimal() else part for part in re.findall(r"[^.\[\]]+", key))
+        reason = str(error.msg or error).splitlines()[0]
+        raise ConfigError(
+            f"{key or 'a value'} cannot be resolved: {reason} ({source.place_of(path)})",
+            fix="${a.b} means the value of key a.b, ${oc.env:NAME} an environment variable; write \\${ for a plain ${",
+        ) from error
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}

@@ -1,0 +1,70 @@
+"""Write docs/schema/rlvr.json and docs/configuration.md from the configuration classes.
+
+python scripts/make_config_docs.py           write them
+python scripts/make_config_docs.py --check   fail when a committed file is not up to date
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from roll_like.config.rlvr import RLVRConfig
+from roll_like.config.schema import json_schema, markdown, write_json
+
+ROOT = Path(__file__).resolve().parent.parent
+
+INTRODUCTION = """\
+# Configuration
+
+Every key of a `pipeline: rlvr` file, generated from the configuration classes by `scripts/make_config_docs.py`.
+The same as JSON Schema: [schema/rlvr.json](schema/rlvr.json). Editors with a YAML language server complete and check
+keys in files whose first line is
+
+```yaml
+# yaml-language-server: $schema=../docs/schema/rlvr.json
+```
+
+- Check a file without starting anything: `roll-like run --config FILE --check`.
+- Change keys on the command line: `roll-like run --config FILE steps=5 data.sources.0.weight=2 reference={}`. Values
+  are YAML; items of lists are numbered from 0; setting another `type` drops the settings of the former type.
+- Start from another file: `extends: other.yaml`, relative to the file that says so. Sections are merged key by key,
+  lists are replaced.
+- Refer to another key: `${rollout.samples_per_prompt}`; to an environment variable: `${oc.env:NAME}`. A plain `${` is
+  written `\\${`.
+- Relative paths of data and models are relative to the working directory.
+- Batch sizes are in samples: `prompts_per_step × samples_per_prompt` samples a step, in `updates_per_step` optimizer
+  steps of equal size. Micro-batches follow from token budgets.
+- A span such as `0-3` names devices, counted through all nodes. Equal spans are colocated (the roles take turns),
+  disjoint spans are disaggregated (they run side by side); spans that overlap only in part are refused. A span is
+  divided evenly among the role's workers.
+- A plugin (reward, advantage, loss, tracker) is written `{type: name, …}`, or only `name` for its defaults.
+"""
+
+
+def files() -> dict[Path, str]:
+    """Return each generated file's text."""
+    schema = json_schema(RLVRConfig)
+    page = "\n".join([INTRODUCTION, *markdown(schema)]).rstrip("\n") + "\n"
+    return {ROOT / "docs/schema/rlvr.json": write_json(schema), ROOT / "docs/configuration.md": page}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--check", action="store_true", help="only compare, exit code 1 when a file differs")
+    arguments = parser.parse_args(argv)
+    stale = [path for path, text in files().items() if not path.is_file() or path.read_text("utf-8") != text]
+    for path in stale:
+        print(f"{path.relative_to(ROOT)} {'is not up to date' if arguments.check else 'written'}")
+        if not arguments.check:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(files()[path], encoding="utf-8")
+    if stale and arguments.check:
+        print("fix: python scripts/make_config_docs.py", file=sys.stderr)
+    return 1 if stale and arguments.check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
