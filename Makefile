@@ -1,0 +1,43 @@
+# Every target sets up .venv first when it is missing or the lock has changed.
+.DEFAULT_GOAL := help
+BIN := .venv/bin
+export RAY_USAGE_STATS_ENABLED := 0
+
+.PHONY: help setup demo test unit lint types imports docs lock mlflow clean
+
+help:  ## Show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup:  ## Make .venv from the pinned lock (does nothing when it is up to date)
+	@bash scripts/setup.sh
+
+demo: setup  ## Train the quickstart: a real pretrained model, a few minutes on two CPU cores
+	@$(BIN)/python run_pipeline.py --config configs/rlvr_quickstart.yaml
+
+test: lint types imports  ## Lint, types, import contract and all tests that a CPU can run
+	$(BIN)/pytest tests -m "not gpu"
+
+unit: setup  ## Unit and oracle tests only: seconds, without Ray
+	$(BIN)/pytest tests/unit tests/oracle
+
+lint: setup  ## Ruff: rules and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup  ## mypy, strict
+	$(BIN)/mypy
+
+imports: setup  ## The layers between packages
+	$(BIN)/lint-imports
+
+docs: setup  ## Regenerate docs/configuration.md and the JSON Schema
+	$(BIN)/python scripts/make_config_docs.py
+
+lock: setup  ## Resolve requirements/cpu.in into requirements/cpu.txt (needs uv)
+	bash scripts/lock.sh
+
+mlflow: setup  ## Open the MLflow UI on the local store of all runs
+	$(BIN)/mlflow ui --backend-store-uri sqlite:///runs/mlflow.db
+
+clean:  ## Remove caches and build leftovers (runs and .venv stay)
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

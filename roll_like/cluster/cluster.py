@@ -1,0 +1,197 @@
+"""Typed groups of worker actors."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+import ray
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError, RayTaskError
+
+from roll_like.cluster.resources import Placement
+from roll_like.errors import RollLikeError, WorkerError
+
+W = TypeVar("W")
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
+
+# Ray would hide all GPUs from an actor that reserves none; the placement group reserved them already.
+_KEEP_VISIBLE_DEVICES = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+
+class WorkerDied(WorkerError):
+    """A worker's process is gone."""
+
+
+class Cluster(Generic[W]):
+    """Workers of one class, one actor a placement.
+
+    The worker's own method is passed, so that editors find it and types are checked:
+
+        losses = trainers.scatter(DeepSpeedWorker.train, shards)
+
+    Args:
+        name: The role, for messages ("training").
+        worker_class: A plain class; each actor hosts one instance.
+        placements: One a worker; its index is the worker's rank.
+        arguments: Constructor arguments of each rank.
+        environment: Environment variables of each rank, set before its process imports anything.
+        concurrency: Calls that an asynchronous worker runs at a time.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        worker_class: type[W],
+        placements: Sequence[Placement],
+        *,
+        arguments: Callable[[int], tuple[Any, ...]],
+        environment: Callable[[int], Mapping[str, str]] = lambda rank: {},
+        concurrency: int | None = None,
+    ) -> None:
+        self.name = name
+        self._class = worker_class
+        self._placements = list(placements)
+        self._arguments = arguments
+        self._environment = environment
+        self._concurrency = concurrency
+        self._actors = [self._start(rank) for rank in range(len(self._placements))]
+
+    def __len__(self) -> int:
+        return len(self._actors)
+
+    def everywhere(self, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        """Call a method on every worker with the same arguments; return the results by rank.
+
+        Raises:
+            WorkerError: A worker raised or died. Errors of this package arrive as themselves.
+        """
+        # one copy in the object store instead of one a worker
+        shared = [ray.put(arg) for arg in args] if len(self) > 1 else list(args)
+        return self._gather([self._call(rank, method, *shared, **kwargs) for rank in range(len(self))], method)
+
+    def scatter(self, method: Callable[[W, S], R], shards: Sequence[S]) -> list[R]:
+        """Call a method on every worker with its own argument; return the results by rank.
+
+        Raises:
+            ValueError: There are more or fewer shards than workers.
+            WorkerError: A worker raised or died.
+        """
+        if len(shards) != len(self):
+            raise ValueError(f"{self.name}: {len(shards)} shards for {len(self)} workers")
+        return self._gather([self._call(rank, method, shard) for rank, shard in enumerate(shards)], method)
+
+    def on(self, rank: int, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a method on one worker."""
+        return self._gather([self._call(rank, method, *args, **kwargs)], method, ranks=[rank])[0]
+
+    async def ask(
+        self,
+        rank: int,
+        method: Callable[Concatenate[W, P], Coroutine[Any, Any, R]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
+        """Await an asynchronous method of one worker."""
+        try:
+            result: R = await self._call(rank, method, *args, **kwargs)
+        except RayError as error:
+            raise self._explain(error, rank, method) from None
+        return result
+
+    async def ask_everywhere(
+        self, method: Callable[Concatenate[W, P], Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs
+    ) -> list[R]:
+        """Await an asynchronous method of every worker."""
+        return await asyncio.gather(*(self.ask(rank, method, *args, **kwargs) for rank in range(len(self))))
+
+    def restart(self, rank: int) -> None:
+        """Replace a worker by a fresh one at the same place."""
+        ray.kill(self._actors[rank])
+        self._actors[rank] = self._start(rank)
+
+    def close(self, method: Callable[[W], Any] | None = None, *, timeout_seconds: float = 20.0) -> None:
+        """Let workers run `method` to clean up, then end their processes. Dead ones are passed over."""
+        if method is not None:
+            refs = [self._call(rank, method) for rank in range(len(self))]
+            for ref in refs:
+                try:
+                    ray.get(ref, timeout=timeout_seconds)
+                except (RayActorError, GetTimeoutError):
+                    continue  # gone, or stuck: it is killed below either way
+                except RayTaskError as error:
+                    print(f"{self.name}: error while closing: {error}")
+        for actor in self._actors:
+            ray.kill(actor)
+        self._actors = []
+
+    def _start(self, rank: int) -> Any:
+        placement = self._placements[rank]
+        environment = {**_KEEP_VISIBLE_DEVICES, **self._environment(rank)}
+        if placement.accelerator_ids:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(placement.accelerator_ids)
+        options: dict[str, Any] = {
+            "num_cpus": 0,
+            "num_gpus": 0,
+            "scheduling_strategy": placement.strategy(),
+            "runtime_env": {"env_vars": environment},
+            "max_restarts": 0,
+        }
+        if self._concurrency is not None:
+            options["max_concurrency"] = self._concurrency
+        return ray.remote(self._class).options(**options).remote(*self._arguments(rank))
+
+    def _call(self, rank: int, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._actors[rank], method.__name__).remote(*args, **kwargs)
+
+    def _gather(
+        self, refs: Sequence[Any], method: Callable[..., Any], *, ranks: Sequence[int] | None = None
+    ) -> list[Any]:
+        try:
+            # one failed rank leaves the others waiting in a collective: the first error must win
+            waiting = list(refs)
+            while waiting:
+                done, waiting = ray.wait(waiting, num_returns=1)
+                ray.get(done)
+            return list(ray.get(list(refs)))
+        except RayError as error:
+            failed = refs.index(done[0])
+            raise self._explain(error, ranks[failed] if ranks else failed, method) from None
+
+    def _explain(self, error: RayError, rank: int, method: Callable[..., Any]) -> RollLikeError:
+        where = f"{self.name} worker {rank} in {method.__name__}"
+        if isinstance(error, RayTaskError):
+            cause = error.cause
+            if isinstance(cause, RollLikeError):
+                cause.add_note(f"raised by {where}:\n{error.traceback_str}")
+                return cause
+            return WorkerError(f"{where} raised {type(cause).__name__}: {cause}\n{error.traceback_str}")
+        if isinstance(error, RayActorError | ActorDiedError):
+            return WorkerDied(
+                f"{where}: its process is gone ({' '.join(str(error).split())[:600]})",
+                fix="look for an out-of-memory kill (dmesg); lower training.max_tokens_per_micro_batch or "
+                "inference.kv_cache_gib, or give the run more memory",
+            )
+        return WorkerError(f"{where}: {type(error).__name__}: {error}")
+
+
+def thread_environment(threads: int) -> dict[str, str]:
+    """Return variables that keep one worker to its share of the cores, and its allocator fast.
+
+    Idle OpenMP threads sleep instead of spinning, so colocated roles do not steal cores from each other.
+    Large pages, and keeping freed memory, spare a worker the page faults of every micro-batch.
+    """
+    return {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "KMP_BLOCKTIME": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+        "GLIBC_TUNABLES": os.environ.get(
+            "GLIBC_TUNABLES",
+            "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=17179869184",
+        ),
+    }

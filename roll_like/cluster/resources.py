@@ -1,0 +1,180 @@
+"""From the `resources` section to Ray placement groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from roll_like.config.sections import ResourcesConfig, Span
+from roll_like.errors import ResourceError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where one worker sits.
+
+    Attributes:
+        node: Index of its node among the run's nodes.
+        devices: The run's device numbers it has (through all nodes).
+        accelerator_ids: What those GPUs are called on the node; empty on CPU.
+        group: Ray placement group of the node.
+        bundle: Bundle of its first device.
+    """
+
+    node: int
+    devices: tuple[int, ...]
+    accelerator_ids: tuple[str, ...]
+    group: PlacementGroup
+    bundle: int
+
+    def strategy(self) -> PlacementGroupSchedulingStrategy:
+        """Return what Ray's `scheduling_strategy` option takes."""
+        return PlacementGroupSchedulingStrategy(
+            placement_group=self.group,
+            placement_group_bundle_index=self.bundle,
+            placement_group_capture_child_tasks=False,
+        )
+
+
+class ResourceManager:
+    """Holds one placement group a node, one bundle a device, and cuts spans out of them.
+
+    Roles share devices by holding the same bundles: Ray reserves the hardware once for the run, and
+    which roles may be busy together is the pipeline's business.
+
+    Args:
+        config: The `resources` section.
+    """
+
+    def __init__(self, config: ResourcesConfig) -> None:
+        self.config = config
+        self._groups: list[PlacementGroup] = []
+        self._accelerators: list[list[str]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.release()
+
+    def allocate(self) -> None:
+        """Reserve every node's devices.
+
+        Raises:
+            ResourceError: The cluster cannot hold them; says what it has and what was asked.
+        """
+        bundle = self._bundle()
+        self._refuse_what_cannot_fit(bundle)
+        for _ in range(self.config.nodes):
+            group = placement_group([bundle] * self.config.devices_per_node, strategy="STRICT_PACK")
+            self._groups.append(group)
+        for index, group in enumerate(self._groups):
+            if not group.wait(self.config.start_timeout_seconds):
+                self.release()
+                raise ResourceError(
+                    f"Ray did not find room for node {index} ({self.config.devices_per_node} × {bundle}) within "
+                    f"{self.config.start_timeout_seconds:.0f} s; free: {_readable(ray.available_resources())}",
+                    fix="stop what holds the devices, or lower resources.nodes or resources.devices_per_node",
+                )
+        self._accelerators = [self._accelerator_ids(group) for group in self._groups]
+
+    def place(self, span: Span, workers: int, role: str) -> list[Placement]:
+        """Divide a span's devices evenly among workers, in order.
+
+        Raises:
+            ResourceError: The span does not divide, or a worker would straddle two nodes.
+        """
+        per_node = self.config.devices_per_node
+        if span.stop > per_node * self.config.nodes or len(span) % workers:
+            raise ResourceError(
+                f"{role}: {workers} workers on devices {span} of {per_node * self.config.nodes}",
+                fix=f"make resources.spans.{role} a multiple of its workers, inside nodes × devices_per_node",
+            )
+        share = len(span) // workers
+        placements = []
+        for worker in range(workers):
+            first = span.start + worker * share
+            node, local = divmod(first, per_node)
+            if local + share > per_node:
+                raise ResourceError(
+                    f"{role}: worker {worker} would need devices {first}-{first + share - 1}, which are on two nodes "
+                    f"of {per_node}",
+                    fix=f"choose resources.spans.{role} so that each worker's {share} devices are on one node",
+                )
+            ids = self._accelerators[node][local : local + share] if self._accelerators[node] else []
+            placements.append(
+                Placement(
+                    node=node,
+                    devices=tuple(range(first, first + share)),
+                    accelerator_ids=tuple(ids),
+                    group=self._groups[node],
+                    bundle=local,
+                )
+            )
+        return placements
+
+    def beside(self, workers: int) -> list[Placement]:
+        """Place workers that need no device of their own, round robin over the nodes."""
+        per_node = self.config.devices_per_node
+        return [
+            Placement(
+                node=worker % self.config.nodes,
+                devices=(),
+                accelerator_ids=(),
+                group=self._groups[worker % self.config.nodes],
+                bundle=(worker // self.config.nodes) % per_node,
+            )
+            for worker in range(workers)
+        ]
+
+    def release(self) -> None:
+        """Give everything back to Ray."""
+        for group in self._groups:
+            remove_placement_group(group)
+        self._groups = []
+
+    def _bundle(self) -> dict[str, float]:
+        if self.config.device == "cpu":
+            return {"CPU": 1.0}
+        return {"GPU": 1.0, "CPU": self.config.cpus_per_device}
+
+    def _refuse_what_cannot_fit(self, bundle: Mapping[str, float]) -> None:
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        needed = {kind: amount * self.config.devices_per_node for kind, amount in bundle.items()}
+        fitting = [node for node in nodes if all(node.get(kind, 0) >= amount for kind, amount in needed.items())]
+        if len(fitting) >= self.config.nodes:
+            return
+        raise ResourceError(
+            f"the run asks for {self.config.nodes} node(s) with {_readable(needed)} each; the Ray cluster has "
+            f"{len(nodes)}: {'; '.join(_readable(node) for node in nodes)}",
+            fix="lower resources.nodes, resources.devices_per_node or resources.cpus_per_device, or add machines "
+            "to the cluster",
+        )
+
+    def _accelerator_ids(self, group: PlacementGroup) -> list[str]:
+        if self.config.device == "cpu":
+            return []
+
+        @ray.remote(num_cpus=0, num_gpus=1)
+        def gpu_id() -> str:
+            return str(ray.get_runtime_context().get_accelerator_ids()["GPU"][0])
+
+        refs = [
+            gpu_id.options(
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+            ).remote()
+            for bundle in range(self.config.devices_per_node)
+        ]
+        ids: Sequence[str] = ray.get(refs)
+        return list(ids)
+
+
+def _readable(resources: Mapping[str, Any]) -> str:
+    kinds = [kind for kind in ("CPU", "GPU") if resources.get(kind)]
+    return ", ".join(f"{resources[kind]:g} {kind}" for kind in kinds) or "nothing"

@@ -1,0 +1,95 @@
+"""A Ray cluster for the length of a run: started and removed, or joined and left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+import ray
+
+from roll_like.config.sections import ResourcesConfig
+from roll_like.errors import ResourceError
+
+_LOCAL_STORE_BYTES = 2 * 2**30
+
+
+class RaySession:
+    """Starts Ray on this machine, or joins the cluster at `resources.address`.
+
+    A local cluster keeps its files in a folder of its own, which goes when the run ends; after a
+    failure the workers' logs are kept in `log_dir` first.
+
+    Args:
+        config: The `resources` section.
+        log_dir: Where workers' logs go after a failure.
+    """
+
+    def __init__(self, config: ResourcesConfig, log_dir: Path) -> None:
+        self._config = config
+        self._log_dir = log_dir
+        self._directory: Path | None = None
+
+    def __enter__(self) -> Self:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # Ray's metrics agent takes a core at start and prints about a missing exporter
+        os.environ.setdefault("RAY_enable_metrics_collection", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        try:
+            if self._config.address is None:
+                self._start()
+            else:
+                ray.init(address=self._config.address, log_to_driver=False, logging_level="ERROR")
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            self._remove()
+            raise ResourceError(
+                f"Ray did not {'start' if self._config.address is None else f'join {self._config.address}'}: {error}",
+                fix="set resources.address to a running cluster (`ray status` shows it), or leave it out to start one",
+            ) from error
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is not None and not isinstance(error, KeyboardInterrupt):
+            self._keep_logs()
+        self._remove()
+
+    def _start(self) -> None:
+        # Unix socket paths are limited to 107 characters, so a short folder
+        self._directory = Path(tempfile.mkdtemp(prefix="roll-", dir="/tmp"))
+        cpus = self._config.devices_per_node
+        if self._config.device == "cuda":
+            cpus = max(psutil.cpu_count() or 1, round(cpus * self._config.cpus_per_device))
+        elif cpus > (psutil.cpu_count() or 1):
+            raise ResourceError(
+                f"resources.devices_per_node is {cpus}, and this machine has {psutil.cpu_count()} cores",
+                fix=f"set resources.devices_per_node to at most {psutil.cpu_count()} and fit resources.spans to it",
+            )
+        ray.init(
+            num_cpus=cpus,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            object_store_memory=min(_LOCAL_STORE_BYTES, psutil.virtual_memory().available // 4),
+            _temp_dir=str(self._directory),
+        )
+
+    def _keep_logs(self) -> None:
+        if self._directory is None:
+            return
+        for path in self._directory.glob("session_2*/logs/worker-*"):
+            if path.suffix in {".out", ".err"} and path.stat().st_size:
+                self._log_dir.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, self._log_dir / path.name)
+
+    def _remove(self) -> None:
+        ray.shutdown()
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = None

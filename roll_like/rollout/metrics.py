@@ -1,0 +1,111 @@
+"""The figures of a step's rollouts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from roll_like.rollout.scheduler import Collected
+from roll_like.types import Group, Scored, StopReason
+from roll_like.values import Max, Mean, Metric, Sum, merge
+
+
+def rollout_metrics(collected: Collected, policy_version: int) -> dict[str, Metric]:
+    """Return what a step's samples were like; every mean is over samples or tokens, never over means.
+
+    Args:
+        collected: The step's groups. Rejected groups count for the reward: they were sampled too.
+        policy_version: Version of the weights that the step trains.
+    """
+    groups = [*collected.groups, *collected.rejected]
+    samples = [sample for group in groups for sample in group.samples]
+    metrics: dict[str, Metric] = merge(_sample_metrics(sample, policy_version) for sample in samples)
+    metrics |= {
+        "rollout/tokens": Sum(float(collected.tokens)),
+        "rollout/samples": Sum(float(len(samples))),
+        "rollout/failures": Sum(float(len(collected.failures))),
+        "rollout/groups/accepted": Sum(float(len(collected.groups))),
+        "rollout/groups/rejected": Sum(float(len(collected.rejected))),
+        "rollout/groups/aborted": Sum(float(len(collected.unfinished))),
+        "rollout/groups/without_signal": Mean(_share_without_signal(groups), len(groups)),
+        "time/generate": Sum(collected.generate_seconds),
+        "time/reward": Sum(collected.wait_reward_seconds),
+    }
+    if samples:
+        rewards = np.array([sample.reward for sample in samples])
+        metrics["rollout/reward/std"] = Mean(float(rewards.std()), len(samples))
+        metrics["rollout/reward/pass"] = Mean(_pass_share(groups), len(groups))
+    return metrics
+
+
+def evaluation_metrics(groups: Sequence[Group[Scored]]) -> dict[str, Metric]:
+    """Return `eval/avg` (avg@k), `eval/pass` (pass@k) and each reward's own mean."""
+    samples = [sample for group in groups for sample in group.samples]
+    metrics: dict[str, Metric] = merge(
+        {
+            "eval/avg": Mean(sample.reward),
+            "eval/response_length": Mean(float(sample.trajectory.response_length)),
+            "eval/truncated": Mean(float(sample.trajectory.stop_reason is StopReason.LENGTH)),
+            **{f"eval/reward/{name}": Mean(value) for name, value in sample.rewards.items()},
+            **{f"eval/{name}": Mean(value) for name, value in sample.details.items()},
+        }
+        for sample in samples
+    )
+    metrics["eval/pass"] = Mean(_pass_share(groups), len(groups))
+    return metrics
+
+
+def rollout_rows(groups: Sequence[Group[Scored]]) -> list[dict[str, Any]]:
+    """Return groups as rows that people can read, one a sample."""
+    return [
+        {
+            "task_id": group.task.task_id,
+            "source": group.task.source,
+            "prompt": group.task.messages[-1]["content"],
+            "messages": list(group.task.messages),
+            "response": sample.trajectory.text,
+            "reward": sample.reward,
+            "rewards": dict(sample.rewards),
+            "details": dict(sample.details),
+            "tokens": sample.trajectory.response_length,
+            "stop_reason": str(sample.trajectory.stop_reason),
+            "policy_version": sample.trajectory.policy_version,
+        }
+        for group in groups
+        for sample in group.samples
+    ]
+
+
+def _sample_metrics(sample: Scored, policy_version: int) -> dict[str, Metric]:
+    trajectory = sample.trajectory
+    length = float(trajectory.response_length)
+    age = float(policy_version - trajectory.policy_version)
+    return {
+        "rollout/reward/mean": Mean(sample.reward),
+        **{f"rollout/reward/{name}": Mean(value) for name, value in sample.rewards.items()},
+        **{f"rollout/{name}": Mean(value) for name, value in sample.details.items()},
+        f"rollout/source/{trajectory.task.source}/reward": Mean(sample.reward),
+        "rollout/response_length/mean": Mean(length),
+        "rollout/response_length/max": Max(length),
+        "rollout/truncated": Mean(float(trajectory.stop_reason is StopReason.LENGTH)),
+        "staleness/mean": Mean(age),
+        "staleness/max": Max(age),
+    }
+
+
+def _share_without_signal(groups: Sequence[Group[Scored]]) -> float:
+    if not groups:
+        return math.nan
+    flat = [np.ptp([sample.reward for sample in group.samples] or [0.0]) < 1e-8 for group in groups]
+    return float(np.mean(flat))
+
+
+def _pass_share(groups: Sequence[Group[Scored]]) -> float:
+    """Share of groups with at least one sample of (nearly) full reward 1."""
+    if not groups:
+        return math.nan
+    solved = [any(sample.reward >= 1 - 1e-6 for sample in group.samples) for group in groups]
+    return float(np.mean(solved))

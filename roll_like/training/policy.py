@@ -1,0 +1,105 @@
+"""The module that is trained: a causal language model that returns log-probabilities of chosen tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from roll_like.algorithms.logprobs import token_logprobs
+from roll_like.training.layout import PADDING, MicroBatch
+
+
+class TokenLogprobHead(nn.Module):
+    """The language-model head, without ever holding all logits.
+
+    It registers the head's own (perhaps tied) weight, so that ZeRO-3 gathers it around this module.
+    """
+
+    def __init__(self, head: nn.Linear, *, chunk_tokens: int, chunk_vocab: int) -> None:
+        super().__init__()
+        self.weight = head.weight
+        self.bias = head.bias
+        self.chunk_tokens = chunk_tokens
+        self.chunk_vocab = chunk_vocab
+
+    def forward(self, hidden_ND: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Return log-probability and entropy of each target, in nats, float32, shape [N]."""
+        return token_logprobs(
+            hidden_ND,
+            self.weight,
+            targets_N,
+            temperature=temperature,
+            chunk_tokens=self.chunk_tokens,
+            chunk_vocab=self.chunk_vocab,
+            bias=self.bias,
+        )
+
+
+class PolicyModule(nn.Module):
+    """A Hugging Face causal model whose forward pass takes one micro-batch.
+
+    Args:
+        causal_lm: The model, with a `lm_head` and a backbone (`base_model`).
+        chunk_tokens: Rows of logits that exist at a time.
+        chunk_vocab: Columns of logits that exist at a time.
+    """
+
+    def __init__(self, causal_lm: Any, *, chunk_tokens: int, chunk_vocab: int) -> None:
+        super().__init__()
+        self.causal_lm = causal_lm
+        self.head = TokenLogprobHead(
+            causal_lm.get_output_embeddings(), chunk_tokens=chunk_tokens, chunk_vocab=chunk_vocab
+        )
+
+    def forward(
+        self,
+        token_ids_BL: Tensor,
+        positions_BL: Tensor,
+        branches_BL: Tensor,
+        sources_N: Tensor,
+        targets_N: Tensor,
+        temperature: float,
+    ) -> tuple[Tensor, Tensor]:
+        """Return (log-probabilities, entropies) of the targets, shape [N], float32.
+
+        Each target is predicted by the output at flat index `sources_N` of [B·L].
+        """
+        hidden_BLD = self.causal_lm.base_model(
+            input_ids=token_ids_BL,
+            position_ids=positions_BL,
+            attention_mask=branch_mask(branches_BL),
+            use_cache=False,
+        ).last_hidden_state
+        hidden_ND = hidden_BLD.reshape(-1, hidden_BLD.shape[-1])[sources_N]
+        result: tuple[Tensor, Tensor] = self.head(hidden_ND, targets_N, temperature)
+        return result
+
+
+def branch_mask(branches_BL: Tensor) -> Tensor:
+    """Return which token may attend to which: bool, shape [B, 1, L, L].
+
+        branches 0 0 1 2  →  1 0 0 0
+                             1 1 0 0
+                             1 1 1 0
+                             1 1 0 1
+
+    A plain causal batch (no branch above 1, padding at the end) gives the usual causal mask.
+    """
+    length = branches_BL.shape[1]
+    query_BL1, key_B1L = branches_BL[:, :, None], branches_BL[:, None, :]
+    causal_LL = torch.ones(length, length, dtype=torch.bool, device=branches_BL.device).tril()
+    visible_BLL = ((key_B1L == 0) | (key_B1L == query_BL1)) & causal_LL & (key_B1L != PADDING)
+    # a padding token sees itself: a row without any key would be NaN
+    eye_LL = torch.eye(length, dtype=torch.bool, device=branches_BL.device)
+    return (visible_BLL | eye_LL)[:, None]
+
+
+def tensors_of(batch: MicroBatch, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the forward pass's index tensors on a device."""
+    arrays = (batch.token_ids_BL, batch.positions_BL, batch.branches_BL, batch.sources, batch.targets)
+    tokens, positions, branches, sources, targets = (
+        torch.from_numpy(array).long().to(device, non_blocking=True) for array in arrays
+    )
+    return tokens, positions, branches, sources, targets

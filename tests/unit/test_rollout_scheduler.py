@@ -1,0 +1,228 @@
+"""The scheduler against fakes of a few lines: routing, filters, retries, aborts, lost replicas."""
+
+import asyncio
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from roll_like.errors import GenerationError
+from roll_like.inference.base import FailedGeneration, GenerateRequest, Generation, Sampling
+from roll_like.rollout.scheduler import Collected, GenerateScheduler, GroupPlan, ReplicaLost
+from roll_like.types import Failure, Group, Scored, Segment, StopReason, Task, Trajectory
+
+SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=4, stop=())
+
+
+def make_task(index: int) -> Task:
+    return Task(
+        task_id=str(index),
+        source="fake",
+        messages=({"role": "user", "content": f"task {index}"},),
+        prompt_ids=np.array([index, index], np.int32),
+        answer=None,
+        metadata={},
+        origin=f"fake.jsonl:{index + 1}",
+    )
+
+
+def tasks() -> Iterator[Task]:
+    return (make_task(index) for index in itertools.count())
+
+
+def generation(request: GenerateRequest, *, aborted: bool = False) -> Generation:
+    token_ids = np.array([7, 8], np.int32)
+    return Generation(
+        request_id=request.request_id,
+        token_ids=token_ids,
+        logprobs=np.array([-0.5, -0.25], np.float32),
+        segments=(Segment(start=0, end=2, policy_version=3),),
+        text="ok",
+        stop_reason=StopReason.ABORTED if aborted else StopReason.STOP,
+    )
+
+
+class FakeReplica:
+    """Answers each request after `delay(request)` event-loop turns."""
+
+    def __init__(self, *, slow: Sequence[int] = (), failing: int = 0, dies_after: int | None = None) -> None:
+        self.slow = set(slow)
+        self.failing = failing
+        self.dies_after = dies_after
+        self.submitted: list[GenerateRequest] = []
+        self.aborted: list[str] = []
+        self.most_running = 0
+        self._open: dict[str, GenerateRequest] = {}
+        self._new = asyncio.Event()
+
+    async def submit(self, requests: Sequence[GenerateRequest]) -> None:
+        if self.dies_after is not None and len(self.submitted) >= self.dies_after:
+            raise ReplicaLost("gone")
+        self.submitted.extend(requests)
+        self._open.update({request.request_id: request for request in requests})
+        self.most_running = max(self.most_running, len(self._open))
+        self._new.set()
+
+    async def poll(self, timeout: float) -> Sequence[Generation | FailedGeneration]:
+        while True:
+            await asyncio.sleep(0)
+            if self.dies_after is not None and len(self.submitted) >= self.dies_after:
+                raise ReplicaLost("gone")
+            ready = [
+                request
+                for request in self._open.values()
+                if int(request.prompt_ids[0]) not in self.slow or request.request_id in self.aborted
+            ]
+            if ready:
+                return [self._finish(request) for request in ready]
+            self._new.clear()
+            await self._new.wait()
+
+    def _finish(self, request: GenerateRequest) -> Generation | FailedGeneration:
+        del self._open[request.request_id]
+        if self.failing:
+            self.failing -= 1
+            return FailedGeneration(request_id=request.request_id, error="engine hiccup")
+        return generation(request, aborted=request.request_id in self.aborted)
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        self.aborted.extend(request_ids)
+        self._new.set()
+
+
+class FakeScorer:
+    """Rewards tasks by a function; remembers the order in which groups came."""
+
+    def __init__(self, reward=lambda task, sample: float(sample)) -> None:  # type: ignore[no-untyped-def]
+        self.reward = reward
+        self.order: list[str] = []
+
+    async def score(self, group: Group[Trajectory]) -> Group[Scored]:
+        self.order.append(group.task.task_id)
+        samples = tuple(
+            Scored(
+                trajectory=trajectory,
+                reward=self.reward(int(group.task.task_id), trajectory.sample_index),
+                rewards={},
+                details={},
+            )
+            for trajectory in group.samples
+        )
+        return Group(task=group.task, samples=samples, failures=group.failures)
+
+
+def fill(replicas: Sequence[FakeReplica], scorer: FakeScorer | None = None, **changes: object) -> Collected:
+    settings: dict = {
+        "groups": 4,
+        "samples_per_group": 2,
+        "sampling": SAMPLING,
+        "initial_groups": 4,
+        "max_groups": 4,
+        "seed": 0,
+        "accept": lambda group: True,
+    }
+    owner = {"max_in_flight": 100, "retries": 1}
+    owner |= {key: changes.pop(key) for key in list(changes) if key in owner}
+    scheduler = GenerateScheduler(replicas, scorer or FakeScorer(), **owner)
+    plan = GroupPlan(**(settings | changes))
+    return asyncio.run(asyncio.wait_for(scheduler.fill(tasks(), plan), timeout=5))
+
+
+def ids(groups: Sequence[Group]) -> list[str]:
+    return [group.task.task_id for group in groups]
+
+
+def test_fills_groups_in_task_order_with_token_exact_samples() -> None:
+    collected = fill([FakeReplica()])
+    assert ids(collected.groups) == ["0", "1", "2", "3"]
+    first = collected.groups[1].samples[0].trajectory
+    assert first.token_ids.tolist() == [1, 1, 7, 8]
+    assert first.sampled.tolist() == [False, False, True, True]
+    assert first.logprobs.tolist() == [0.0, 0.0, -0.5, -0.25]
+    assert first.segments == (Segment(start=2, end=4, policy_version=3),)
+    assert collected.tokens == 16
+
+
+def test_whole_groups_go_to_the_least_loaded_replica() -> None:
+    replicas = [FakeReplica(), FakeReplica()]
+    fill(replicas)
+    homes = [{int(request.prompt_ids[0]) for request in replica.submitted} for replica in replicas]
+    assert homes[0].isdisjoint(homes[1])
+    assert [len(home) for home in homes] == [2, 2]
+
+
+def test_every_sample_has_a_seed_of_its_own_that_a_second_run_repeats() -> None:
+    first, second = FakeReplica(), FakeReplica()
+    fill([first])
+    fill([second])
+    seeds = [request.seed for request in first.submitted]
+    assert len(set(seeds)) == 8
+    assert seeds == [request.seed for request in second.submitted]
+
+
+def test_requests_in_flight_are_bounded() -> None:
+    replica = FakeReplica()
+    collected = fill([replica], max_in_flight=3)
+    assert replica.most_running == 3
+    assert len(collected.groups) == 4
+
+
+def test_groups_are_scored_while_others_still_generate() -> None:
+    replica, scorer = FakeReplica(slow=[0]), FakeScorer()
+    collected = fill([replica], scorer, groups=3)
+    assert scorer.order == ["1", "2", "3"]
+    assert ids(collected.groups) == ["1", "2", "3"]
+
+
+def test_surplus_groups_are_aborted_and_their_tasks_given_back() -> None:
+    replica = FakeReplica(slow=[0])
+    collected = fill([replica], groups=3)
+    assert ids_of(collected.unfinished) == ["0"]
+    assert len(replica.aborted) == 2
+
+
+def ids_of(tasks: Sequence[Task]) -> list[str]:
+    return [task.task_id for task in tasks]
+
+
+def test_rejected_groups_are_replaced_up_to_the_limit() -> None:
+    odd = FakeScorer()
+    accept = lambda group: int(group.task.task_id) % 2 == 1  # noqa: E731
+    collected = fill([FakeReplica()], odd, accept=accept, max_groups=8)
+    assert ids(collected.groups) == ["1", "3", "5", "7"]
+    assert ids(collected.rejected) == ["0", "2", "4", "6"]
+    short = fill([FakeReplica()], odd, accept=accept, max_groups=6)
+    assert ids(short.groups) == ["1", "3", "5"]
+    assert short.started == 6
+
+
+def test_a_failed_sample_is_tried_again_and_then_counted() -> None:
+    assert fill([FakeReplica(failing=1)]).failures == ()
+    collected = fill([FakeReplica(failing=9)], retries=0)
+    assert len(collected.failures) == 8
+    assert collected.failures[0] == Failure(
+        stage="generate", name="sample 0", error="engine hiccup", origin="fake.jsonl:1"
+    )
+    assert all(group.samples == () for group in collected.groups)
+
+
+def test_a_lost_replicas_requests_go_to_another() -> None:
+    dying, healthy = FakeReplica(dies_after=2), FakeReplica()
+    collected = fill([dying, healthy], retries=0)
+    assert len(collected.groups) == 4
+    assert all(len(group.samples) == 2 for group in collected.groups)
+    assert collected.failures == ()
+
+
+def test_no_replica_left_is_an_error() -> None:
+    with pytest.raises(GenerationError, match="every inference replica is gone"):
+        fill([FakeReplica(dies_after=0), FakeReplica(dies_after=1)])
+
+
+def test_an_error_of_the_scorer_ends_the_fill() -> None:
+    def broken(task: int, sample: int) -> float:
+        raise RuntimeError("scorer is broken")
+
+    with pytest.raises(RuntimeError, match="scorer is broken"):
+        fill([FakeReplica()], FakeScorer(broken))

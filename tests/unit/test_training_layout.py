@@ -1,0 +1,122 @@
+"""Rows, budgets and balance: every trained token is computed once, and sees just its own past."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roll_like.training.layout import PADDING, build_rows, micro_batches
+from roll_like.types import PolicySample
+
+
+def make_sample(group: str, prompt: list[int], response: list[int], sampled: list[bool] | None = None) -> PolicySample:
+    tokens = np.array(prompt + response, np.int32)
+    mask = np.array([False] * len(prompt) + (sampled or [True] * len(response)))
+    return PolicySample(
+        group_id=group,
+        token_ids=tokens,
+        prompt_length=len(prompt),
+        sampled=mask,
+        behaviour_logprobs=np.where(mask, -tokens / 10, 0).astype(np.float32),
+        advantages=np.where(mask, tokens, 0).astype(np.float32),
+        reward=0.0,
+        policy_version=0,
+    )
+
+
+def weights_of(samples: list[PolicySample]) -> list[np.ndarray]:
+    return [sample.sampled.astype(np.float32) for sample in samples]
+
+
+def test_shared_prompt_by_hand() -> None:
+    """The layout that the module's docstring draws, with one token fewer per response: the last predicts nothing."""
+    samples = [make_sample("g", [1, 2, 3], [4, 5, 6]), make_sample("g", [1, 2, 3], [7, 8])]
+    (row,) = build_rows(samples, share_prompts=True, max_row_tokens=100)
+    assert row.token_ids.tolist() == [1, 2, 3, 4, 5, 7]
+    assert row.positions.tolist() == [0, 1, 2, 3, 4, 3]
+    assert row.branches.tolist() == [0, 0, 0, 1, 1, 2]
+    assert row.sources.tolist() == [2, 3, 4, 2, 5]
+    assert row.targets.tolist() == [4, 5, 6, 7, 8]
+    assert row.sample_ids.tolist() == [0, 0, 0, 1, 1]
+    assert row.target_ids.tolist() == [3, 4, 5, 3, 4]
+
+
+def test_tokens_that_the_policy_did_not_sample_are_no_targets() -> None:
+    (row,) = build_rows(
+        [make_sample("g", [1, 2], [3, 4, 5, 6], [True, False, False, True])], share_prompts=True, max_row_tokens=100
+    )
+    assert row.targets.tolist() == [3, 6]
+    assert row.sources.tolist() == [1, 4]
+
+
+def test_a_row_never_exceeds_the_limit_unless_one_sample_does() -> None:
+    samples = [make_sample("g", [1] * 10, [2] * 21) for _ in range(5)]
+    rows = build_rows(samples, share_prompts=True, max_row_tokens=50)
+    assert [len(row) for row in rows] == [50, 50, 30]
+    assert len(build_rows(samples, share_prompts=True, max_row_tokens=5)) == 5
+
+
+def test_equal_group_ids_with_other_prompts_do_not_share() -> None:
+    samples = [make_sample("g", [1, 2], [3]), make_sample("g", [1, 9], [3])]
+    assert len(build_rows(samples, share_prompts=True, max_row_tokens=100)) == 2
+
+
+def test_samples_without_targets_cost_nothing() -> None:
+    empty = make_sample("g", [1, 2], [3], [False])
+    assert micro_batches([empty], weights_of([empty]), ranks=2, max_tokens=10, share_prompts=True) == [[], []]
+
+
+def test_a_rank_without_rows_repeats_one_with_weight_zero() -> None:
+    samples = [make_sample("g", [1, 2], [3, 4])]
+    first, second = micro_batches(samples, weights_of(samples), ranks=2, max_tokens=10, share_prompts=True)
+    assert len(first) == len(second) == 1
+    assert first[0].weights.tolist() == [1, 1]
+    assert second[0].weights.tolist() == [0, 0]
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> list[PolicySample]:
+    samples = []
+    for group in range(draw(st.integers(1, 4))):
+        prompt = draw(st.lists(st.integers(1, 99), min_size=1, max_size=6))
+        for _ in range(draw(st.integers(1, 4))):
+            response = draw(st.lists(st.integers(1, 99), min_size=1, max_size=7))
+            sampled = draw(st.lists(st.booleans(), min_size=len(response), max_size=len(response)))
+            samples.append(make_sample(str(group), prompt, response, sampled))
+    return samples
+
+
+@settings(max_examples=150, deadline=None)
+@given(batches(), st.integers(1, 3), st.sampled_from([12, 20, 64]), st.booleans())
+def test_every_target_is_computed_exactly_once(
+    samples: list[PolicySample], ranks: int, max_tokens: int, share: bool
+) -> None:
+    shards = micro_batches(samples, weights_of(samples), ranks=ranks, max_tokens=max_tokens, share_prompts=share)
+    assert len({len(shard) for shard in shards}) == 1
+    seen: dict[tuple[int, int], float] = {}
+    for batch in (batch for shard in shards for batch in shard):
+        assert batch.tokens <= max_tokens or len(batch.token_ids_BL) == 1
+        for index in range(len(batch.targets)):
+            if batch.weights[index] == 0:
+                continue
+            sample, at = int(batch.sample_ids[index]), int(batch.target_ids[index])
+            assert (sample, at) not in seen
+            seen[sample, at] = 1.0
+            assert batch.targets[index] == samples[sample].token_ids[at]
+            assert batch.advantages[index] == samples[sample].advantages[at]
+            assert batch.behaviour_logprobs[index] == pytest.approx(samples[sample].behaviour_logprobs[at])
+            assert visible_tokens(batch, int(batch.sources[index])) == samples[sample].token_ids[:at].tolist()
+    assert set(seen) == {
+        (index, int(at)) for index, sample in enumerate(samples) for at in np.flatnonzero(sample.sampled)
+    }
+
+
+def visible_tokens(batch, source: int) -> list[int]:  # type: ignore[no-untyped-def]
+    """What the prediction at a flat index may attend to, by the definition of branches."""
+    length = batch.token_ids_BL.shape[1]
+    row, column = divmod(source, length)
+    mine = batch.branches_BL[row, column]
+    assert mine != PADDING
+    keys = [key for key in range(column + 1) if batch.branches_BL[row, key] in (0, mine)]
+    assert batch.positions_BL[row, keys].tolist() == list(range(len(keys)))
+    return batch.token_ids_BL[row, keys].tolist()
