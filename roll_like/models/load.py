@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from roll_like.config.sections import ModelConfig, Precision
 from roll_like.errors import ConfigError
@@ -212,7 +212,6 @@ def _resolve_tokenizer(config: ModelConfig, say: Callable[[str], None]) -> Path 
 def _from_hub(
     repo: str, config: ModelConfig, patterns: tuple[str, ...], *, key: str, say: Callable[[str], None]
 ) -> Path:
-    import httpx
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -224,6 +223,8 @@ def _from_hub(
         RevisionNotFoundError,
     )
 
+    # of httpx or httpx2, whichever the hub's client is built on: a connection lost in mid-download
+    transport_error = cast("type[Exception]", HfHubHTTPError.__bases__[0])
     wanted = [*patterns, "*.py"] if config.trust_remote_code else list(patterns)
     options: dict[str, Any] = {"revision": config.revision if key == "model.path" else None, "allow_patterns": wanted}
     say(f"{key}: {repo} from the Hugging Face cache or hub")
@@ -237,7 +238,7 @@ def _from_hub(
     except (RepositoryNotFoundError, HFValidationError) as error:
         cause = "is neither a local path nor a hub id that you may read"
         fix, found = f"correct {key}, or log in with `hf auth login`", error
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, httpx.HTTPError, ConnectionError) as error:
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled, transport_error, ConnectionError) as error:
         cause = (
             f"is not a local path, and not in the Hugging Face cache, and the hub cannot be reached ({_first(error)})"
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import errors
 from safetensors.torch import load_file, save_file
 from tiny_model import make_tiny_model
 
@@ -59,6 +60,32 @@ def test_a_model_to_train(tiny_model, dtype):
 def test_a_model_that_is_not_there(path, message, fix):
     with pytest.raises(ConfigError) as caught:
         resolve_model(ModelConfig(path=path), say=lambda line: None)
+    assert message in caught.value.message
+    assert fix in (caught.value.fix or "")
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "fix"),
+    [
+        (errors.GatedRepoError, "asks for a licence to be accepted", "hf auth login"),
+        (errors.RevisionNotFoundError, "has no revision 'v9' on the hub", "correct model.revision"),
+        (errors.RepositoryNotFoundError, "neither a local path nor a hub id that you may read", "correct model.path"),
+        (errors.HFValidationError, "neither a local path nor a hub id that you may read", "correct model.path"),
+        (errors.HfHubHTTPError, "the hub cannot be reached", "hf download org/name"),
+        (errors.HfHubHTTPError.__bases__[0], "the hub cannot be reached (lost)", "hf download org/name"),
+    ],
+)
+def test_what_the_hub_says_is_told(monkeypatch, error, message, fix):
+    def refuse(repo: str, **options: object) -> str:
+        assert repo == "org/name"
+        assert options["revision"] == "v9"
+        raised = error.__new__(error)  # the hub's own errors want a response of its client
+        raised.args = ("lost",)
+        raise raised
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    with pytest.raises(ConfigError) as caught:
+        resolve_model(ModelConfig(path="org/name", revision="v9"), say=lambda line: None)
     assert message in caught.value.message
     assert fix in (caught.value.fix or "")
 
