@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections import deque
@@ -27,7 +28,7 @@ _START_SECONDS = 60.0
 class _Child:
     process: subprocess.Popen[bytes]
     connection: Connection
-    fresh: bool = True
+    starting: bool = True
     request: int | None = None
     deadline: float = field(default=0.0)
 
@@ -37,8 +38,9 @@ class ChildPool:
 
     Args:
         script: Python file that serves a pipe: its arguments are the pipe's file descriptor and `arguments`.
+            It sends None once it is ready, and then an answer for each request.
         size: Children at a time; they start when first needed.
-        timeout_seconds: Limit of one request. A child's first has another minute, for its imports.
+        timeout_seconds: Limit of one request, once its child is ready.
         arguments: Further arguments of the script.
     """
 
@@ -48,6 +50,7 @@ class ChildPool:
         self._timeout = timeout_seconds
         self._arguments = tuple(arguments)
         self._children: list[_Child] = []
+        self._lock = threading.Lock()
         # also when the owner forgets to close it, and at interpreter exit
         self._finalizer = weakref.finalize(self, _end_all, self._children)
 
@@ -59,8 +62,12 @@ class ChildPool:
     def run(self, requests: Sequence[Any]) -> list[Any]:
         """Return each request's answer, in order; a `TimeoutError` or `ChildProcessError` where there is none.
 
-        Not to be called by two threads at a time.
+        One call at a time: another thread's call waits for this one.
         """
+        with self._lock:
+            return self._run(requests)
+
+    def _run(self, requests: Sequence[Any]) -> list[Any]:
         answers: list[Any] = [None] * len(requests)
         waiting = deque(range(len(requests)))
         try:
@@ -68,13 +75,14 @@ class ChildPool:
                 self._hand_out(waiting, requests, answers)
                 self._collect(answers)
         except BaseException:
-            self.close()  # an interrupted child would answer the next call with this call's answers
+            _end_all(self._children)  # an interrupted child would answer the next call with this call's answers
             raise
         return answers
 
     def close(self) -> None:
-        """End all children. The pool can be used again: new ones start."""
-        _end_all(self._children)
+        """End all children, after the call that runs. The pool can be used again: new ones start."""
+        with self._lock:
+            _end_all(self._children)
 
     def _hand_out(self, waiting: deque[int], requests: Sequence[Any], answers: list[Any]) -> None:
         idle = [child for child in self._children if child.request is None]
@@ -82,7 +90,7 @@ class ChildPool:
             child = idle.pop() if idle else self._start()
             index = waiting.popleft()
             child.request = index
-            child.deadline = time.monotonic() + self._timeout + (_START_SECONDS if child.fresh else 0.0)
+            child.deadline = time.monotonic() + (_START_SECONDS if child.starting else self._timeout)
             try:
                 child.connection.send(requests[index])
             except OSError:
@@ -98,17 +106,22 @@ class ChildPool:
             if child.connection in ready:
                 self._take(child, answers)
             elif time.monotonic() >= child.deadline:
-                self._lose(child, answers, TimeoutError(f"no answer within {self._timeout:g} s"))
+                limit = _START_SECONDS if child.starting else self._timeout
+                what = "not started" if child.starting else "no answer"
+                self._lose(child, answers, TimeoutError(f"{what} within {limit:g} s"))
 
     def _take(self, child: _Child, answers: list[Any]) -> None:
         assert child.request is not None
         try:
-            answers[child.request] = child.connection.recv()
+            answer = child.connection.recv()
         except (EOFError, OSError):
             status = child.process.wait()
             self._lose(child, answers, ChildProcessError(f"the process ended with status {status}"))
             return
-        child.request, child.fresh = None, False
+        if child.starting:
+            child.starting, child.deadline = False, time.monotonic() + self._timeout
+        else:
+            answers[child.request], child.request = answer, None
 
     def _lose(self, child: _Child, answers: list[Any], error: Exception) -> None:
         assert child.request is not None

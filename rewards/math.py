@@ -51,7 +51,7 @@ class Math(Reward):
             Path(__file__).with_name("math_child.py"),
             size=config.processes,
             timeout_seconds=config.timeout_seconds,
-            arguments=(str(4 * config.timeout_seconds + 60), str(config.memory_mib << 20)),
+            arguments=(str(2 * config.timeout_seconds + 10), str(config.memory_mib << 20)),
         )
 
     def check_row(self, task: Task) -> None:

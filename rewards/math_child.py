@@ -1,8 +1,9 @@
 """The process that compares mathematical answers. Run as a script by `rewards.child_pool`.
 
-It reads `(gold, response, boxed)` from the pipe whose file descriptor is its first argument and
-writes `(gold_parsed, response_parsed, equal)`; `response` is None when only the gold answer is to be
-parsed. It ends when the pipe is closed, and is killed by its own alarm if nobody is left to kill it.
+It reads `(gold, response, boxed)` from the pipe whose file descriptor is its first argument. It writes
+None once, when it is ready, and `(gold_parsed, response_parsed, equal)` for each request; `response` is
+None when only the gold answer is to be parsed. It ends when the pipe is closed, and its own alarm kills
+it when nobody is left to do so.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ def serve(connection: Connection, *, limit_seconds: float, memory_bytes: int) ->
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, hard))
     # the pool decides when to stop; a terminal's Ctrl-C reaches the whole process group
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    connection.send(None)
     while True:
         try:
             request = connection.recv()

@@ -123,6 +123,11 @@ def register_reward(name: str) -> Callable[[Any], Any]:
                     f"reward {name!r}: the class {plugin.__qualname__} is no Reward",
                     fix=f"write `class {plugin.__name__}(Reward)`",
                 )
+            if not issubclass(plugin.Config, RewardConfig):
+                raise PluginError(
+                    f"reward {name!r}: the settings {plugin.Config.__qualname__} are no RewardConfig",
+                    fix=f"write `class {plugin.Config.__name__}(RewardConfig)`",
+                )
             REWARDS.register(name)(plugin)
         elif callable(plugin):
             REWARDS.register(name)(_from_function(plugin))
