@@ -121,7 +121,7 @@ def save_hf_directory(
             write_model_card(temporary, card)
         _sync(temporary)
         _swap(temporary, out_dir)
-    except (OSError, RuntimeError) as error:
+    except Exception as error:  # a full disk is an OSError, a SafetensorError or a plain Exception of tokenizers
         raise CheckpointError(
             f"the model cannot be written to {out_dir}: {error}",
             fix="free space there, or write elsewhere (output_dir, or model.cache_dir for converted models)",

@@ -6,7 +6,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,14 +89,7 @@ def load_model_shape(path: Path) -> ModelShape:
         max_positions=config.get("max_position_embeddings") or config.get("n_positions"),
         tied_embeddings=tied,
     )
-    counted = _count_safetensors(path)
-    return _with_parameters(shape, counted if counted else _estimate(shape, config))
-
-
-def _with_parameters(shape: ModelShape, parameters: int) -> ModelShape:
-    from dataclasses import replace
-
-    return replace(shape, parameters=parameters)
+    return replace(shape, parameters=_count_safetensors(path) or _estimate(shape, config))
 
 
 def _estimate(shape: ModelShape, config: Mapping[str, Any]) -> int:

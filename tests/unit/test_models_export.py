@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -107,12 +108,21 @@ def test_a_full_disk_leaves_the_earlier_export(trained, tmp_path, monkeypatch):
     model, tokenizer = trained
     out = save_hf_directory(model.state_dict(), model.config, tokenizer, tmp_path / "out")
 
+    changed = {name: tensor * 2 for name, tensor in model.state_dict().items()}
+    message = r"cannot be written to (.|\n)*(No space left|File too large)(.|\n)*free space"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # the weights do not fit
+    try:
+        with pytest.raises(CheckpointError, match=message):
+            save_hf_directory(changed, model.config, tokenizer, out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
     def full(directory: Path) -> None:
-        raise OSError(28, "No space left on device")
+        raise Exception("No space left on device (os error 28)")  # what tokenizers raises
 
     monkeypatch.setattr(tokenizer, "save_pretrained", full)
-    changed = {name: tensor * 2 for name, tensor in model.state_dict().items()}
-    with pytest.raises(CheckpointError, match=r"cannot be written to .*No space left on device(.|\n)*free space"):
+    with pytest.raises(CheckpointError, match=message):
         save_hf_directory(changed, model.config, tokenizer, out)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert_same(out, model)
