@@ -101,14 +101,26 @@ class PluginSetting:
 
 def _closed_schema(registry: Registry[Any], name: str) -> dict[str, Any]:
     config: type[ConfigModel] = registry.get(name).Config
-    # nested definitions are lifted to the root by `roll_like.config.schema`; the prefix keeps them apart
-    prefix = f"{registry.kind.replace(' ', '_')}.{name}."
-    schema = config.model_json_schema(ref_template=f"#/$defs/{prefix}{{model}}")
-    if "$defs" in schema:
-        schema["$defs"] = {prefix + key: value for key, value in schema["$defs"].items()}
+    whole = config.model_json_schema()
+    # pydantic refuses references to definitions that it did not make, so nested sections are written in place
+    schema: dict[str, Any] = _in_place(whole, whole.pop("$defs", {}))
     schema["properties"]["type"] = {"const": name, "description": f"This {registry.kind}."}
     schema["required"] = ["type", *(key for key in schema.get("required", []) if key != "type")]
     return schema
+
+
+def _in_place(node: Any, definitions: Mapping[str, Any]) -> Any:
+    if isinstance(node, list):
+        return [_in_place(value, definitions) for value in node]
+    if not isinstance(node, dict):
+        return node
+    written = {key: _in_place(value, definitions) for key, value in node.items() if key != "$ref"}
+    if "$ref" not in node:
+        return written
+    name = node["$ref"].rpartition("/")[2]
+    # a section that holds itself is described down to where it begins again
+    rest = {key: value for key, value in definitions.items() if key != name}
+    return {**_in_place(definitions.get(name, {}), rest), **written}
 
 
 def _takes_bool(annotation: Any) -> bool:

@@ -89,7 +89,7 @@ def _describe(details: ErrorDetails, path: KeyPath, root: type[BaseModel], value
         return f"missing, and there is no default{meaning}"
     message = details["msg"]
     if kind == "rule":
-        return message
+        return message if found is None else f"found {_show(found)}; {message}"
     if kind == "value_error":
         return message.removeprefix("Value error, ")
     expected = message.replace("Input should be", "expected").replace("Input should", "it should")

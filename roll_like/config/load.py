@@ -59,11 +59,13 @@ def import_plugins(modules: object) -> None:
     Raises:
         PluginError: A module cannot be imported, with the reason.
     """
+    for package in OWN_PACKAGES:
+        _refuse_shadow(package)
+        # once imported, ours stays, whatever the working directory holds
+        importlib.import_module(package)
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
-    for package in OWN_PACKAGES:
-        _refuse_shadow(package)
     for module in modules if isinstance(modules, list | tuple) else ():
         if isinstance(module, str):
             _import(module)

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic.json_schema import GenerateJsonSchema, NoDefault
 from pydantic_core import core_schema
 
-from roll_like.config.base import ConfigModel
+from roll_like.config.base import ConfigModel, PluginConfig
 
 Schema = dict[str, Any]
 
@@ -21,11 +21,9 @@ def json_schema(config: type[ConfigModel]) -> Schema:
     registered plugin.
     """
     schema = config.model_json_schema(by_alias=True, schema_generator=_WithDefaults)
-    definitions = schema.setdefault("$defs", {})
-    _lift_definitions(schema, definitions, top=True)
     _loosen_unions(schema)
     schema["properties"] = {"extends": _EXTENDS, **schema["properties"]}
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "$defs": definitions}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 def write_json(schema: Schema) -> str:
@@ -45,31 +43,11 @@ class _WithDefaults(GenerateJsonSchema):
 
     def get_default_value(self, schema: core_schema.WithDefaultSchema) -> Any:
         factory = schema.get("default_factory")
-        if factory is not None and not schema.get("default_factory_takes_data") and not _is_section(schema):
-            return factory()  # type: ignore[call-arg]
-        return super().get_default_value(schema)
-
-    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
-        made = super().default_schema(schema)
-        if _is_section(schema):
-            made.pop("default", None)  # the section's own keys state theirs
-        return made
-
-
-def _is_section(schema: core_schema.WithDefaultSchema) -> bool:
-    return schema["schema"]["type"] in {"model", "definition-ref", "tagged-union"}
-
-
-def _lift_definitions(node: Any, definitions: Schema, *, top: bool = False) -> None:
-    """Move the `$defs` of plugins to the root, where their references point."""
-    if isinstance(node, dict):
-        if not top and "$defs" in node:
-            definitions.update(node.pop("$defs"))
-        for value in list(node.values()):
-            _lift_definitions(value, definitions)
-    elif isinstance(node, list):
-        for value in node:
-            _lift_definitions(value, definitions)
+        if factory is None or schema.get("default_factory_takes_data"):
+            return super().get_default_value(schema)
+        value = factory()  # type: ignore[call-arg]
+        # the keys of a section state their own defaults
+        return NoDefault if isinstance(value, ConfigModel) and not isinstance(value, PluginConfig) else value
 
 
 def _loosen_unions(node: Any) -> None:
@@ -87,7 +65,7 @@ def _loosen_unions(node: Any) -> None:
 
 def markdown(schema: Schema) -> Iterator[str]:
     """Yield the lines of a reference page: a table for each section, with key, type, default and description."""
-    yield from _tables("", "Top level", "", schema, schema["$defs"])
+    yield from _tables("", "Top level", "", schema, schema.get("$defs", {}))
 
 
 def _tables(path: str, title: str, description: str, section: Schema, definitions: Schema) -> Iterator[str]:
@@ -114,11 +92,15 @@ def _tables(path: str, title: str, description: str, section: Schema, definition
 
 
 def _row(key: str, entry: Schema, *, required: bool, definitions: Schema) -> str:
-    kind = _type(entry)
-    if _sections(entry, definitions):
+    kind, description = _type(entry), entry.get("description", "")
+    options = _sections(entry, definitions)
+    if options:
         kind = "list of sections" if entry.get("type") == "array" else "section"
-    default = "its own" if "default" not in entry else f"`{json.dumps(entry['default'], ensure_ascii=False)}`"
-    text = " ".join(str(entry.get("description", "")).split())
+        # pydantic leaves out a description that the section itself has
+        description = description or options[0][1].get("description", "")
+    absent = "its keys' own" if options else ""
+    default = absent if "default" not in entry else f"`{json.dumps(entry['default'], ensure_ascii=False)}`"
+    text = " ".join(str(description).split())
     return f"| `{key}` | {_cell(kind)} | {_cell('required' if required else default)} | {_cell(text)} |"
 
 
@@ -135,6 +117,8 @@ def _sections(entry: Schema, definitions: Schema) -> list[tuple[str | None, Sche
         return _sections(entry.get("items", {}), definitions)
     if "properties" in entry and "const" in entry["properties"].get("type", {}):
         return [(entry["properties"]["type"]["const"], entry)]
+    if "properties" in entry and entry.get("additionalProperties") is False:
+        return [(None, entry)]
     found = [section for option in entry.get("anyOf", []) for section in _sections(option, definitions)]
     if len(found) > 1:
         return [(section["properties"].get("type", {}).get("const", name), section) for name, section in found]

@@ -105,8 +105,10 @@ def _parse(path: Path, extended_by: Path | None) -> Source:
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigError(f"{path}{line}: not valid YAML: {error.problem}", fix="correct the line") from error
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
+    except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}", fix="correct the file") from error
+    except OmegaConfBaseException as error:
+        raise _unresolved(error, str(path)) from error
     if not isinstance(values, dict) or (node is not None and not isinstance(node, yaml.MappingNode)):
         found = "a list" if isinstance(values, list) else "a single value"
         raise ConfigError(f"{path}: expected a mapping of sections, found {found}", fix=_write_keys())
@@ -188,6 +190,7 @@ def _section_for(source: Source, path: KeyPath, override: str) -> Any:
         if isinstance(here, dict):
             if here.get(str(part)) is None:
                 here[str(part)] = {}
+                source.places[path[: depth + 1]] = f"command line: {override}"
             here = here[str(part)]
         else:
             here = here[_index(here, path[: depth + 1], override)]
@@ -229,12 +232,15 @@ def _interpolate(source: Source) -> dict[str, Any]:
     try:
         values = OmegaConf.to_container(OmegaConf.create(source.values), resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        key = str(error.full_key or "")
-        path = tuple(int(part) if part.isdecimal() else part for part in re.findall(r"[^.\[\]]+", key))
-        reason = str(error.msg or error).splitlines()[0]
-        raise ConfigError(
-            f"{key or 'a value'} cannot be resolved: {reason} ({source.place_of(path)})",
-            fix="${a.b} means the value of key a.b, ${oc.env:NAME} an environment variable; write \\${ for a plain ${",
-        ) from error
+        path = tuple(int(part) if part.isdecimal() else part for part in re.findall(r"[^.\[\]]+", str(error.full_key)))
+        raise _unresolved(error, source.place_of(path)) from error
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
+
+
+def _unresolved(error: OmegaConfBaseException, place: str) -> ConfigError:
+    reason = str(error.msg or error).splitlines()[0]
+    return ConfigError(
+        f"{error.full_key or 'a value'} cannot be resolved: {reason} [{place}]",
+        fix="${a.b} means the value of key a.b, ${oc.env:NAME} an environment variable; write \\${ for a plain ${",
+    )

@@ -1,0 +1,58 @@
+"""A small valid configuration for tests, and a pipeline that only records what it is asked to do."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+
+from roll_like.config.rlvr import RLVRConfig
+
+MINIMAL: dict[str, Any] = {
+    "pipeline": "rlvr",
+    "steps": 10,
+    "model": {"path": "org/model"},
+    "data": {"sources": [{"path": "train.jsonl"}], "max_prompt_tokens": 64},
+    "rollout": {"prompts_per_step": 8, "samples_per_prompt": 4, "max_response_tokens": 32},
+    "rewards": {"use": [{"type": "ifeval"}]},
+    "resources": {"device": "cpu", "devices_per_node": 2, "spans": {"training": "0-1", "inference": "0-1"}},
+}
+
+
+def changed(base: dict[str, Any] = MINIMAL, **changes: Any) -> dict[str, Any]:
+    """Return a copy with dotted keys set (`__` for a dot); None removes a key."""
+    values = copy.deepcopy(base)
+    for key, value in changes.items():
+        *path, last = key.split("__")
+        section = values
+        for part in path:
+            section = section.setdefault(part, {})
+        if value is None:
+            section.pop(last, None)
+        else:
+            section[last] = value
+    return values
+
+
+def write(path: Path, values: dict[str, Any] | str) -> Path:
+    """Write a YAML file and return its path."""
+    text = values if isinstance(values, str) else yaml.safe_dump(values, sort_keys=False)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+class RecordingPipeline:
+    """Stands in for the real pipeline: the command line is tested without Ray."""
+
+    Config: ClassVar[type[RLVRConfig]] = RLVRConfig
+    calls: ClassVar[list[tuple[Any, ...]]] = []
+
+    @classmethod
+    def launch(cls, config: RLVRConfig, resume: str | None = None) -> None:
+        cls.calls.append(("launch", config, resume))
+
+    @classmethod
+    def evaluate(cls, config: RLVRConfig, model: str) -> None:
+        cls.calls.append(("evaluate", config, model))

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from config_files import MINIMAL, RecordingPipeline, changed, write
+
+from roll_like import cli, errors
+from roll_like.registry import ADVANTAGES
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "datasets", "mlflow", "matplotlib")
+
+
+@pytest.fixture
+def minimal(tmp_path: Path) -> str:
+    return str(write(tmp_path / "minimal.yaml", MINIMAL))
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from roll_like.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        f"print('HEAVY', [name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "HEAVY []" in done.stdout
+    for command in ("run", "eval", "export", "schema", "plugins", "exit codes"):
+        assert command in done.stdout
+
+
+def test_run_pipeline_is_the_run_command() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "run_pipeline.py"), "--help"], capture_output=True, text=True, check=True
+    )
+    assert "run [-h]" in done.stdout
+    assert "--resume [RUN]" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "resume"),
+    [
+        (["steps=3", "seed=5"], None),
+        (["--resume", "--", "steps=3", "seed=5"], ""),
+        (["steps=3", "--resume", "earlier", "seed=5"], "earlier"),
+        (["--resume", "steps=3", "seed=5"], ""),
+        (["steps=3", "seed=5", "--resume"], ""),
+        (["--debug", "steps=3", "--resume=earlier", "seed=5"], "earlier"),
+    ],
+)
+def test_run_takes_overrides_anywhere(
+    minimal: str, recording_pipeline: type[RecordingPipeline], arguments: list[str], resume: str | None
+) -> None:
+    assert cli.main(["run", "--config", minimal, *arguments]) == 0
+    [(command, config, resumed)] = recording_pipeline.calls
+    assert (command, config.steps, config.seed, resumed) == ("launch", 3, 5, resume)
+
+
+def test_eval_passes_the_model(minimal: str, recording_pipeline: type[RecordingPipeline]) -> None:
+    assert cli.main(["eval", "--config", minimal, "--model", "some/dir", "seed=5"]) == 0
+    [(command, config, model)] = recording_pipeline.calls
+    assert (command, config.seed, model) == ("evaluate", 5, "some/dir")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["run"],
+        ["walk"],
+        ["run", "--config", "x.yaml", "--chekc"],
+        ["run", "--config", "x.yaml", "steps=1", "--check", "word"],
+        ["plugins", "a=b"],
+        ["eval", "--config", "x.yaml"],
+    ],
+)
+def test_wrong_command_lines(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+def test_a_word_that_is_no_override_is_explained(
+    minimal: str, recording_pipeline: type[RecordingPipeline], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["run", "--config", minimal, "steps"]) == 2
+    assert "error: cannot read the override 'steps'; expected key=value" in capsys.readouterr().err
+    assert recording_pipeline.calls == []
+
+
+def test_a_wrong_configuration_exits_2_without_traceback(
+    tmp_path: Path, recording_pipeline: type[RecordingPipeline], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "c.yaml", changed(rollout__temprature=1))
+    assert cli.main(["run", "--config", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert "did you mean `rollout.temperature`?" in err
+    assert "Traceback" not in err
+    assert cli.main(["run", "--config", str(path), "--debug"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+    assert recording_pipeline.calls == []
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.ResourceError("too few cores", fix="take fewer"), 1),
+        (errors.DataError("a.jsonl:3: no field"), 1),
+        (errors.ConfigError("no such key"), 2),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_errors_of_a_run_become_exit_codes(
+    minimal: str,
+    recording_pipeline: type[RecordingPipeline],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(recording_pipeline, "launch", fail)
+    assert cli.main(["run", "--config", minimal]) == code
+    err = capsys.readouterr().err
+    assert (f"error: {error}" if code != 130 else "interrupted") in err
+    assert "Traceback" not in err
+
+
+def test_errors_that_nobody_expected_keep_their_traceback(
+    minimal: str, recording_pipeline: type[RecordingPipeline], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording_pipeline, "launch", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["run", "--config", minimal])
+
+
+def test_schema_goes_to_a_file_or_to_the_terminal(
+    tmp_path: Path, recording_pipeline: type[RecordingPipeline], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["schema"]) == 0
+    printed = capsys.readouterr().out
+    assert json.loads(printed)["properties"]["pipeline"]["const"] == "rlvr"
+    target = tmp_path / "new" / "rlvr.json"
+    assert cli.main(["schema", "--pipeline", "rlvr", "-o", str(target)]) == 0
+    assert target.read_text(encoding="utf-8") == printed
+
+
+def test_schema_of_an_unknown_pipeline(
+    recording_pipeline: type[RecordingPipeline], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["schema", "--pipeline", "rlvrr"]) == 1
+    assert "unknown pipeline 'rlvrr'; did you mean 'rlvr'" in capsys.readouterr().err
+
+
+def test_plugins_are_listed_with_their_origin(
+    recording_pipeline: type[RecordingPipeline],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.main(["plugins"]) == 0
+    lines = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
+    assert ["reward", "ifeval", "rewards.ifeval.IFEval"] in lines
+    assert ["pipeline", "rlvr", "config_files.RecordingPipeline"] in lines
+    assert any(line[:3] == ["policy", "loss", "ppo"] for line in lines)
+
+
+def test_a_broken_plugin_package_does_not_hide_the_others(
+    recording_pipeline: type[RecordingPipeline],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(ADVANTAGES, "_loaded", False)
+    monkeypatch.setattr(ADVANTAGES, "_builtins", ())
+
+    class Broken:
+        name, value = "mine", "broken_package.plugins"
+
+        def load(self) -> None:
+            raise ImportError("No module named 'broken_package'")
+
+    monkeypatch.setattr("roll_like.registry.entry_points", lambda group: [Broken()])
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.main(["plugins"]) == 1
+    captured = capsys.readouterr()
+    assert "'mine' of group 'roll_like.advantages' cannot be imported: No module named 'broken_package'" in captured.err
+    assert "rewards.ifeval.IFEval" in captured.out

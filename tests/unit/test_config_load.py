@@ -1,0 +1,380 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from config_files import MINIMAL, changed, write
+
+from roll_like.config.load import dump_config, load_config
+from roll_like.config.rlvr import RLVRConfig
+from roll_like.errors import ConfigError, PluginError
+from roll_like.registry import REWARDS
+
+pytestmark = pytest.mark.usefixtures("recording_pipeline")
+
+
+@pytest.fixture
+def minimal(tmp_path: Path) -> Path:
+    return write(tmp_path / "base.yaml", MINIMAL)
+
+
+def refused(path: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    return str(caught.value)
+
+
+def load(path: Path, *overrides: str) -> RLVRConfig:
+    config = load_config(path, overrides)
+    assert isinstance(config, RLVRConfig)
+    return config
+
+
+def test_minimal_file_and_overrides_of_every_kind(minimal: Path) -> None:
+    config = load(
+        minimal,
+        "steps=3",
+        "training.optimizer.lr=1e-5",
+        "data.sources.0.weight=2.5",
+        "rollout.stop=[a, 'b c']",
+        "evaluation={sources: [{path: eval.jsonl}], every: 2}",
+        "evaluation.before=false",
+        "model.tokenizer=null",
+        "resources.spans.inference=1",
+        "resources.spans.training=0",
+    )
+    assert config.steps == 3
+    assert config.training.optimizer.lr == 1e-5
+    assert config.data.sources[0].weight == 2.5
+    assert config.rollout.stop == ("a", "b c")
+    assert config.evaluation is not None
+    assert (config.evaluation.every, config.evaluation.before) == (2, False)
+    assert str(config.resources.spans.inference) == "1"
+    assert config.inference.type == "vllm"
+
+
+def test_an_override_makes_a_section_that_is_not_written(minimal: Path) -> None:
+    assert load(minimal, "checkpoint.keep=5").checkpoint.keep == 5
+
+
+def test_the_later_override_wins(minimal: Path) -> None:
+    assert load(minimal, "steps=3", "steps=4").steps == 4
+
+
+def test_a_new_type_drops_the_settings_of_the_former_type(tmp_path: Path) -> None:
+    path = write(tmp_path / "c.yaml", changed(inference={"type": "vllm", "kv_cache_gib": 3}))
+    assert load(path, "inference.max_running=7", "inference.type=hf").inference.max_running == 7
+    child = write(tmp_path / "child.yaml", "extends: c.yaml\ninference: {type: hf}\n")
+    assert load(child).inference.type == "hf"
+    same = write(tmp_path / "same.yaml", "extends: c.yaml\ninference: {type: vllm, replicas: 1}\n")
+    engine = load(same).inference
+    assert engine.type == "vllm"
+    assert engine.kv_cache_gib == 3
+
+
+def test_extends_is_relative_chained_and_merged(tmp_path: Path, minimal: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    middle = "extends: ../base.yaml\nsteps: 20\nrollout: {temperature: 0.5}\n"
+    write(tmp_path / "sub" / "middle.yaml", middle)
+    extra = write(tmp_path / "extra.yaml", "seed: 7\n")
+    top = write(
+        tmp_path / "top.yaml", f"extends: [sub/middle.yaml, {extra.name}]\ndata: {{sources: [{{path: x.jsonl}}]}}"
+    )
+    config = load(top)
+    assert (config.steps, config.seed) == (20, 7)
+    assert (config.rollout.temperature, config.rollout.prompts_per_step) == (0.5, 8)
+    assert config.data.sources[0].path == "x.jsonl"
+    assert config.data.max_prompt_tokens == 64
+
+
+def test_extends_in_a_circle(tmp_path: Path) -> None:
+    write(tmp_path / "a.yaml", "extends: b.yaml\n")
+    write(tmp_path / "b.yaml", "extends: a.yaml\n")
+    message = refused(tmp_path / "a.yaml")
+    assert "circle" in message
+    assert "a.yaml → " in message
+    assert "b.yaml → " in message
+
+
+def test_extends_of_a_missing_file_names_both(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.yaml", "extends: nowhere.yaml\n")
+    message = refused(path)
+    assert "nowhere.yaml" in message
+    assert "a.yaml extends" in message
+
+
+def test_extends_of_the_wrong_type(tmp_path: Path) -> None:
+    assert "a.yaml:2" in refused(write(tmp_path / "a.yaml", "steps: 1\nextends: {a: b}\n"))
+
+
+def test_interpolation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLL_LIKE_TEST_NAME", "from-env")
+    path = write(
+        tmp_path / "c.yaml",
+        changed(
+            name="${oc.env:ROLL_LIKE_TEST_NAME}",
+            rollout__max_in_flight="${rollout.samples_per_prompt}",
+            data__sources=[{"path": "a.jsonl", "system_prompt": "cost \\${x}, ${steps}"}],
+        ),
+    )
+    config = load(path, "rollout.samples_per_prompt=6")
+    assert config.name == "from-env"
+    assert config.rollout.max_in_flight == 6
+    assert config.data.sources[0].system_prompt == "cost ${x}, 10"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("${nope.key}", "Interpolation key 'nope.key' not found"),
+        ("${oc.env:ROLL_LIKE_UNSET}", "Environment variable 'ROLL_LIKE_UNSET' not found"),
+        ("???", "Missing mandatory value"),
+        ("${steps", "no viable alternative"),
+    ],
+)
+def test_interpolation_that_leads_nowhere(tmp_path: Path, text: str, expected: str) -> None:
+    message = refused(write(tmp_path / "c.yaml", changed(name=text)))
+    assert message.startswith("name cannot be resolved")
+    assert expected in message
+
+
+def test_interpolation_error_names_the_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "c.yaml", "pipeline: rlvr\ndata:\n  sources:\n    - path: ${nope}\n")
+    assert f"[{path}:4]" in refused(path)
+
+
+def test_dump_round_trips(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "c.yaml",
+        changed(
+            data__sources=[{"path": "a.jsonl", "system_prompt": "write \\${x} – ümlaut: yes"}],
+            rollout__stop=["\n", "\\${steps}", "null", "1"],
+            algorithm={"kl": {"use": "loss"}, "advantage": "rloo"},
+            reference={},
+            training={"optimizer": {"lr": 1e-7}},
+        ),
+    )
+    config = load(path)
+    text = dump_config(config)
+    assert load(write(tmp_path / "again.yaml", text)) == config
+    assert "inference: 0-1" in text
+
+
+def test_yaml_floats_without_a_dot_are_numbers(tmp_path: Path) -> None:
+    text = Path(write(tmp_path / "c.yaml", MINIMAL)).read_text() + "training:\n  optimizer:\n    lr: 2e-5\n"
+    assert load(write(tmp_path / "d.yaml", text)).training.optimizer.lr == 2e-5
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    message = refused(tmp_path / "no.yaml")
+    assert "no.yaml" in message
+    assert "No such file" in message
+
+
+def test_not_yaml_names_the_line(tmp_path: Path) -> None:
+    message = refused(write(tmp_path / "c.yaml", "steps: 1\nmodel: [1, 2\ndata: x\n"))
+    assert "c.yaml:3: not valid YAML" in message
+
+
+def test_a_key_written_twice_is_refused(tmp_path: Path) -> None:
+    message = refused(write(tmp_path / "c.yaml", "steps: 1\nsteps: 2\n"))
+    assert "c.yaml:2" in message
+    assert "duplicate key steps" in message
+
+
+@pytest.mark.parametrize(("text", "found"), [("- a\n- b\n", "a list"), ("hello\n", "a single value")])
+def test_not_a_mapping(tmp_path: Path, text: str, found: str) -> None:
+    message = refused(write(tmp_path / "c.yaml", text))
+    assert f"expected a mapping of sections, found {found}" in message
+
+
+def test_binary_file(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_bytes(b"\xff\xfe\x00x")
+    assert "not UTF-8" in refused(path)
+
+
+def test_empty_file_says_which_pipelines_there_are(tmp_path: Path) -> None:
+    message = refused(write(tmp_path / "c.yaml", ""))
+    assert "pipeline: the key is missing" in message
+    assert "known pipelines: rlvr" in message
+
+
+def test_unknown_pipeline(minimal: Path) -> None:
+    with pytest.raises(PluginError, match="unknown pipeline 'rlv'; did you mean 'rlvr'"):
+        load_config(minimal, ["pipeline=rlv"])
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("steps", "cannot read the override 'steps'; expected key=value"),
+        ("=3", "expected key=value"),
+        ("rollout.stop=[a", "is not valid YAML"),
+        ("data.sources.4.path=x", "data.sources is a list of 1, numbered from 0"),
+        ("data.sources.first.path=x", "data.sources is a list of 1"),
+        ("data.sources.1=x", "data.sources is a list of 1"),
+        ("steps.x=1", "reaches into steps, which is 10 and no section"),
+    ],
+)
+def test_overrides_that_cannot_be_applied(minimal: Path, override: str, expected: str) -> None:
+    assert expected in refused(minimal, override)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("rollout.temprature=1", "rollout.temprature: unknown key; did you mean `rollout.temperature`?"),
+        ("data.sources.0.paht=x", "data.sources.0.paht: unknown key; did you mean `data.sources.0.path`?"),
+        ("lr=1e-5", "`lr` belongs to training.optimizer.lr"),
+        ("training.temperature=1", "`temperature` belongs to rollout.temperature"),
+        ("learning_rate=1", "here it is called `training.optimizer.lr`"),
+        ("rollout.num_generations=1", "here it is called `rollout.samples_per_prompt`"),
+        ("trainng.workers=2", "trainng: unknown key; did you mean `training`?"),
+        ("inference.replica=2", "inference.replica: unknown key; did you mean `inference.replicas`?"),
+        ("algorithm.loss={type: ppo, cliplow: 1}", "did you mean `algorithm.loss.clip_low`?"),
+        ("rewards.use.0.wieght=2", "did you mean `rewards.use.0.weight`?"),
+        ("model.qqq=1", "model.qqq: unknown key; known here: path, tokenizer"),
+    ],
+)
+def test_an_unknown_key_names_its_path_and_the_nearest(minimal: Path, override: str, expected: str) -> None:
+    message = refused(minimal, override)
+    assert expected in message
+    assert f"[command line: {override}]" in message
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("steps=many", "steps: found 'many'; expected a valid integer"),
+        ("steps=0", "steps: found 0; expected a number greater than or equal to 1"),
+        ("steps=true", "steps: expected something other than true or false, found true"),
+        ("steps=2.5", "steps: found 2.5; expected a valid integer"),
+        ("training.optimizer.lr=.inf", "expected a finite number"),
+        ("training.optimizer.lr=.nan", "expected a finite number"),
+        ("resources.device=gpu", "resources.device: found 'gpu'; expected 'cpu' or 'cuda'"),
+        ("resources.spans.training=3-1", "the span '3-1' ends before it starts"),
+        ("resources.spans.training=a", 'expected a span like "0-3" or "5", found \'a\''),
+        ("model=x", "model: found 'x'; expected a section of `key: value` lines"),
+        ("training.zero_stage=4", "training.zero_stage: found 4; expected 0, 1, 2 or 3"),
+        ("inference={type: sglang}", "expected a section with `type: vllm` (the default) or `type: hf`"),
+        ("data.sources=[]", "data.sources: found []"),
+        ("rewards.use=[{weight: 1}]", "expected a mapping with `type: <name of a reward>`"),
+        ("rewards.use=[{type: ifevl}]", "unknown reward 'ifevl'; did you mean 'ifeval'?"),
+        ("algorithm.advantage=grp", "unknown advantage estimator 'grp'; did you mean"),
+        ("metrics.trackers=[mlfow]", "unknown metrics tracker 'mlfow'; did you mean 'mlflow'?"),
+        ("name=a/b", "name: found 'a/b'"),
+        ("model.path=null", "model.path: found nothing (null); expected a valid string"),
+    ],
+)
+def test_a_wrong_value_says_what_was_found_and_expected(minimal: Path, override: str, expected: str) -> None:
+    assert expected in refused(minimal, override)
+
+
+def test_missing_keys_say_what_they_mean(tmp_path: Path) -> None:
+    message = refused(write(tmp_path / "c.yaml", changed(steps=None, model={})))
+    assert "steps: missing, and there is no default (Steps to train)" in message
+    assert "model.path: missing" in message
+
+
+def test_every_problem_is_listed_with_its_file_and_line(tmp_path: Path, minimal: Path) -> None:
+    child = write(
+        tmp_path / "child.yaml",
+        "extends: base.yaml\n"
+        "rollout:\n"
+        "  prompts_per_step: none\n"
+        "data:\n"
+        "  sources:\n"
+        "    - path: a.jsonl\n"
+        "    - wieght: 2\n",
+    )
+    lines = refused(child, "resources.nodes=0").splitlines()
+    assert lines[0].startswith("4 problems in ")
+    found = {line.split(". ", 1)[1].partition(":")[0]: line for line in lines[1:]}
+    assert list(found) == [
+        "data.sources.1.path",
+        "data.sources.1.wieght",
+        "rollout.prompts_per_step",
+        "resources.nodes",
+    ]
+    assert f"[{child}:7]" in found["data.sources.1.path"]
+    assert f"[{child}:7]" in found["data.sources.1.wieght"]
+    assert f"[{child}:3]" in found["rollout.prompts_per_step"]
+    assert "[command line: resources.nodes=0]" in found["resources.nodes"]
+
+
+def test_a_problem_in_the_extended_file_names_that_file(tmp_path: Path) -> None:
+    base = write(tmp_path / "base.yaml", changed(rollout__temprature=1))
+    child = write(tmp_path / "child.yaml", "extends: base.yaml\nsteps: 2\n")
+    assert f"[{base}:" in refused(child)
+
+
+# plugins
+
+
+def test_import_registers_plugins_from_the_working_directory(
+    tmp_path: Path, minimal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "from roll_like import register_reward\n@register_reward('from_cwd')\ndef r(c):\n    return 1.0\n"
+    write(tmp_path / "plugin_of_a_test.py", source)
+    monkeypatch.chdir(tmp_path)
+    try:
+        config = load(minimal, "import=[plugin_of_a_test]", "rewards.use=[from_cwd]")
+        assert config.rewards.use[0].type == "from_cwd"
+        assert sys.path[-1] == str(tmp_path)
+    finally:
+        REWARDS._plugins.pop("from_cwd", None)
+        sys.modules.pop("plugin_of_a_test", None)
+
+
+def test_import_of_a_missing_module(minimal: Path) -> None:
+    with pytest.raises(PluginError, match="names 'no_such_module', and there is no module 'no_such_module'"):
+        load_config(minimal, ["import=[no_such_module]"])
+
+
+def test_import_of_a_module_that_raises(tmp_path: Path, minimal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "raising_plugin.py", "1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PluginError, match="fails while it is imported: ZeroDivisionError: division by zero"):
+        load_config(minimal, ["import=[raising_plugin]"])
+
+
+def test_import_of_the_wrong_type_is_a_problem_of_the_file(minimal: Path) -> None:
+    assert "import: found 'plugin'" in refused(minimal, "import=plugin")
+
+
+def test_a_folder_that_collides_is_named(tmp_path: Path, minimal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rewards").mkdir()
+    write(tmp_path / "rewards" / "mine.py", "")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PluginError) as caught:
+        load_config(minimal, ["import=[rewards.mine]"])
+    assert f"The folder {tmp_path / 'rewards'} has the name of roll_like's own package 'rewards'" in str(caught.value)
+
+
+def test_built_ins_work_beside_a_folder_of_the_same_name(
+    tmp_path: Path, minimal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "envs").mkdir()
+    write(tmp_path / "envs" / "__init__.py", "raise RuntimeError('the wrong envs')")
+    monkeypatch.chdir(tmp_path)
+    assert load(minimal).rewards.use[0].type == "ifeval"
+
+
+def test_a_package_that_hides_ours_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rewards").mkdir()
+    write(tmp_path / "rewards" / "__init__.py", "")
+    code = "from roll_like.config.load import import_plugins; import_plugins(())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert f"the package 'rewards' that Python finds is {tmp_path / 'rewards'}" in done.stderr

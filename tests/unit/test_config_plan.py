@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import pytest
+from config_files import MINIMAL, changed
+from rich.console import Console
+
+from roll_like.config.plan import Plan, plan, roles
+from roll_like.config.rlvr import RLVRConfig
+
+TWO_NODES = changed(
+    resources={
+        "device": "cuda",
+        "nodes": 2,
+        "devices_per_node": 4,
+        "address": "auto",
+        "spans": {"training": "0-3", "inference": "4-7"},
+    },
+    training__workers=4,
+    training__zero_stage=3,
+    inference={"type": "vllm", "replicas": 2, "max_running": 10},
+    algorithm={"kl": {"use": "loss"}, "updates_per_step": 2},
+    reference={"workers": 4},
+)
+
+
+class Billion:
+    """A model of 2³⁰ parameters, so that figures in GiB are whole."""
+
+    parameters = 2**30
+
+    def kv_bytes_per_token(self, bytes_per_value: int = 2) -> int:
+        return 100 * bytes_per_value
+
+
+def text_of(made: Plan) -> str:
+    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    with console.file:
+        console.print(made.render())
+        return console.export_text()
+
+
+def test_roles_divide_their_spans() -> None:
+    training, inference, reference = roles(RLVRConfig.model_validate(TWO_NODES))
+    assert [training.devices_of(worker) for worker in range(4)] == [(0,), (1,), (2,), (3,)]
+    assert [inference.devices_of(worker) for worker in range(2)] == [(4, 5), (6, 7)]
+    assert [inference.node_of(worker) for worker in range(2)] == [1, 1]
+    assert reference.span == training.span, "the reference model sits with the trainer unless told otherwise"
+    assert (training.name, inference.name, reference.name) == ("training", "inference", "reference")
+    with pytest.raises(IndexError, match="workers 0-1, not 2"):
+        inference.devices_of(2)
+
+
+def test_without_a_reference_model_there_are_two_roles() -> None:
+    assert [role.name for role in roles(RLVRConfig.model_validate(MINIMAL))] == ["training", "inference"]
+
+
+def test_batch_arithmetic() -> None:
+    made = plan(RLVRConfig.model_validate(TWO_NODES))
+    assert (made.samples_per_step, made.samples_per_update) == (32, 16)
+    assert (made.steps, made.updates) == (10, 20)
+    assert made.max_tokens_per_step == 32 * (64 + 32)
+    assert made.placement == "disaggregated"
+    assert made.devices == 8
+    assert made.idle_devices == ()
+    assert made.memory == ()
+
+
+def test_colocated_and_idle_devices() -> None:
+    made = plan(RLVRConfig.model_validate(changed(resources__devices_per_node=4)))
+    assert made.placement == "colocated"
+    assert made.idle_devices == (2, 3)
+
+
+def test_memory_follows_zero_and_tensor_parallelism() -> None:
+    training, inference, reference = plan(RLVRConfig.model_validate(TWO_NODES), Billion()).memory
+    gib = 2**30
+    # bfloat16, ZeRO 3 over 4 ranks: weights 2/4, gradients 2/4, Adam and float32 weights 12/4
+    assert dict(training.parts) | {"logits of a chunk": 0} == {
+        "weights": gib // 2,
+        "gradients": gib // 2,
+        "optimizer": 3 * gib,
+        "logits of a chunk": 0,
+    }
+    # two GPUs an engine; 10 sequences of 96 tokens at 200 bytes
+    assert dict(inference.parts) == {"weights": gib, "KV cache at most": 10 * 96 * 200 // 2}
+    assert dict(reference.parts) == {"weights": 2 * gib}
+    assert training.total == sum(size for _, size in training.parts)
+
+
+@pytest.mark.parametrize(
+    ("stage", "weights", "gradients", "optimizer"), [(0, 4, 4, 8), (1, 4, 4, 4), (2, 4, 2, 4), (3, 2, 2, 4)]
+)
+def test_memory_in_float32_on_cpu(stage: int, weights: int, gradients: int, optimizer: int) -> None:
+    config = changed(
+        model__dtype="float32",
+        training={"zero_stage": stage, "workers": 2},
+        inference={"type": "vllm", "kv_cache_gib": 3},
+    )
+    training, inference = plan(RLVRConfig.model_validate(config), Billion()).memory
+    gib = 2**30
+    found = dict(training.parts)
+    assert (found["weights"], found["gradients"], found["optimizer"]) == (
+        weights * gib,
+        gradients * gib,
+        optimizer * gib,
+    )
+    assert dict(inference.parts) == {"weights": 4 * gib, "KV cache at most": 3 * gib}
+
+
+def test_render_shows_figures_workers_and_memory() -> None:
+    text = text_of(plan(RLVRConfig.model_validate(TWO_NODES), Billion()))
+    assert "8 prompts × 4 = 32" in text
+    assert "10 × 2 = 20" in text
+    assert "at most 32 × 96 = 3,072" in text
+    assert "disaggregated on 8 GPUs" in text
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines() if "│" in line]
+    assert ["inference", "1", "0-1", "4-7", "2"] in rows
+    assert "optimizer 3.00" in text
+
+
+def test_render_on_cpu_counts_threads() -> None:
+    text = text_of(plan(RLVRConfig.model_validate(MINIMAL)))
+    assert "threads of each" in text
+    assert "colocated on 2 CPU cores" in text

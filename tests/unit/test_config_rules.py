@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from config_files import MINIMAL, changed
+from pydantic import ValidationError
+
+from roll_like.config.rlvr import RLVRConfig
+
+CUDA: dict[str, Any] = changed(
+    resources={"device": "cuda", "devices_per_node": 4, "spans": {"training": "0-3", "inference": "0-3"}},
+    training__workers=4,
+    inference__type="vllm",
+    inference__replicas=2,
+)
+EVALUATION: dict[str, Any] = {"sources": [{"path": "eval.jsonl"}]}
+
+
+def problems(values: dict[str, Any]) -> dict[str, str]:
+    """Return each violated key's message."""
+    with pytest.raises(ValidationError) as caught:
+        RLVRConfig.model_validate(values)
+    return {".".join(map(str, error["loc"])): error["msg"] for error in caught.value.errors()}
+
+
+def test_the_bases_of_these_tests_are_valid() -> None:
+    assert RLVRConfig.model_validate(MINIMAL).steps == 10
+    assert RLVRConfig.model_validate(CUDA).training.workers == 4
+    assert RLVRConfig.model_validate(changed(evaluation=EVALUATION)).evaluation is not None
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "expected"),
+    [
+        # KL and the reference model
+        (
+            changed(algorithm={"kl": {"use": "loss"}}),
+            "algorithm.kl.use",
+            "'loss' compares with a reference model, but there is no `reference` section; add `reference: {}`",
+        ),
+        (changed(reference={}), "reference", "used by nothing, because algorithm.kl.use is none"),
+        (changed(resources__spans__reference="0"), "resources.spans.reference", "no `reference` section"),
+        # groups
+        (
+            changed(rollout__samples_per_prompt=1),
+            "rollout.samples_per_prompt",
+            "'grpo' compares a sample with the group",
+        ),
+        (
+            changed(rollout__samples_per_prompt=1, algorithm={"advantage": "rloo"}),
+            "rollout.samples_per_prompt",
+            "'rloo' compares a sample with the other samples' mean, and a group of one has nothing",
+        ),
+        (
+            changed(rollout__samples_per_prompt=1, algorithm={"advantage": {"type": "dr_grpo"}}),
+            "rollout.samples_per_prompt",
+            "use algorithm.advantage: reinforce_plus_plus",
+        ),
+        (
+            changed(
+                rollout={
+                    "prompts_per_step": 8,
+                    "samples_per_prompt": 1,
+                    "max_response_tokens": 32,
+                    "drop_groups_without_signal": True,
+                    "max_oversampling": 2,
+                },
+                algorithm={"advantage": "reinforce_plus_plus"},
+            ),
+            "rollout.drop_groups_without_signal",
+            "every group would be dropped",
+        ),
+        (changed(rollout__temperature=0), "rollout.temperature", "0 is greedy"),
+        (changed(rollout__max_in_flight=3), "rollout.max_in_flight", "cannot hold one group of 4"),
+        (changed(rollout__samples_per_step=30), "rollout", "8 × 4 = 32"),
+        (changed(rollout__drop_groups_without_signal=True), "rollout", "set max_oversampling above 1"),
+        # batches and lengths
+        (
+            changed(algorithm={"updates_per_step": 3}),
+            "algorithm.updates_per_step",
+            "8 prompts cannot be divided into 3 equal updates; use one of 1, 2, 4, 8",
+        ),
+        (
+            changed(
+                training__workers=8,
+                rollout={"prompts_per_step": 2, "samples_per_prompt": 2, "max_response_tokens": 32},
+                resources={"device": "cpu", "devices_per_node": 8, "spans": {"training": "0-7", "inference": "0-7"}},
+            ),
+            "training.workers",
+            "one update has 4 samples, fewer than 8 workers",
+        ),
+        (
+            changed(training__max_tokens_per_micro_batch=95),
+            "training.max_tokens_per_micro_batch",
+            "64 + 32 = 96); set it to 96 or more",
+        ),
+        (
+            changed(algorithm={"kl": {"use": "loss"}}, reference={"max_tokens_per_micro_batch": 95}),
+            "reference.max_tokens_per_micro_batch",
+            "95 tokens cannot hold one longest sample",
+        ),
+        (changed(inference={"max_model_len": 95}), "inference.max_model_len", "set it to 96 or more, or leave it out"),
+        (
+            changed(inference={"max_model_len": 96}, evaluation={**EVALUATION, "max_response_tokens": 33}),
+            "inference.max_model_len",
+            "evaluation.max_response_tokens = 97",
+        ),
+        # spans
+        (
+            changed(resources__spans__training="2-3"),
+            "resources.spans.training",
+            "nodes × devices_per_node = 1 × 2 = 2, so devices are 0-1",
+        ),
+        (
+            changed(CUDA, resources__spans__inference="2-3"),
+            "resources.spans.inference",
+            "overlaps training's 0-3 only in part",
+        ),
+        (changed(CUDA, training__workers=2), "resources.spans.training", "4 GPUs for 2 training workers"),
+        (
+            changed(CUDA, algorithm={"kl": {"use": "loss"}}, reference={"workers": 2}),
+            "resources.spans.reference",
+            "4 GPUs for 2 reference workers, and each takes exactly one; set reference.workers: 4",
+        ),
+        (changed(CUDA, inference__replicas=3), "resources.spans.inference", "cannot be divided evenly among 3"),
+        (
+            changed(training__workers=4),
+            "resources.spans.training",
+            "cannot be divided evenly among 4 (training.workers)",
+        ),
+        (
+            changed(
+                CUDA,
+                resources={
+                    "device": "cuda",
+                    "nodes": 2,
+                    "address": "auto",
+                    "devices_per_node": 3,
+                    "spans": {"training": "0-1", "inference": "2-5"},
+                },
+                training__workers=2,
+            ),
+            "resources.spans.inference",
+            "worker 0 of inference would have devices 2-3, across the border between nodes (each has 3)",
+        ),
+        # devices
+        (changed(model__dtype="float16"), "model.dtype", "float16 is slow and overflows on CPU"),
+        (
+            changed(training={"offload": "optimizer", "zero_stage": 2}),
+            "training.offload",
+            "resources.device is cpu, where they are already; set offload: none",
+        ),
+        (changed(training={"offload": "optimizer"}), "training", "needs zero_stage ≥ 1"),
+        (changed(CUDA, resources__nodes=2), "resources.address", "joins a Ray cluster that is already there"),
+        (
+            changed(CUDA, inference__sleep=False, inference__gpu_memory_utilization=0.9),
+            "inference.sleep",
+            "would keep 90% of their memory",
+        ),
+        (
+            changed(inference={"engine_args": {"seed": 3}}),
+            "inference.vllm.engine_args",
+            "'seed' is set by `seed`; remove it from engine_args",
+        ),
+        # rewards
+        (
+            changed(rewards={"use": [{"type": "ifeval"}, {"type": "math", "sources": ["trian"]}]}),
+            "rewards.use.1.sources",
+            "no data source is called 'trian'; known: train",
+        ),
+        (
+            changed(
+                data={"sources": [{"path": "a.jsonl"}, {"path": "b.jsonl"}], "max_prompt_tokens": 64},
+                rewards={"use": [{"type": "ifeval", "sources": ["a"]}]},
+            ),
+            "rewards.use",
+            "no reward judges the data source 'b'",
+        ),
+        (
+            changed(rewards={"use": ["ifeval", {"type": "ifeval", "mode": "loose"}]}),
+            "rewards.use",
+            "two rewards are called 'ifeval'; give each a `name` of its own",
+        ),
+        (changed(rewards={"use": [{"type": "ifeval", "weight": 0}]}), "rewards.use", "every reward has weight 0"),
+        # data and evaluation
+        (
+            changed(data={"sources": [{"path": "a/x.jsonl"}, {"path": "b/x.jsonl"}], "max_prompt_tokens": 64}),
+            "data",
+            "two sources are called 'x'",
+        ),
+        (
+            changed(evaluation={"sources": [{"path": "a/x.jsonl"}, {"path": "b/x.jsonl"}]}),
+            "evaluation.sources",
+            "two evaluation sources are called 'x'",
+        ),
+        (
+            changed(evaluation={**EVALUATION, "temperature": 0}),
+            "evaluation.samples_per_prompt",
+            "at temperature 0 all 4 samples of a prompt are equal; set it to 1",
+        ),
+        (
+            changed(evaluation={**EVALUATION, "before": False, "after": False}),
+            "evaluation",
+            "it would never run",
+        ),
+    ],
+)
+def test_a_wrong_combination_says_why_and_what_to_use(values: dict[str, Any], key: str, expected: str) -> None:
+    found = problems(values)
+    assert key in found, found
+    assert expected in found[key]
+    assert list(found) == [key], "only this key is wrong"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        changed(algorithm={"kl": {"use": "loss"}}, reference={}),
+        changed(rollout__samples_per_prompt=1, algorithm={"advantage": "reinforce_plus_plus"}),
+        changed(algorithm={"updates_per_step": 8}),
+        changed(training__max_tokens_per_micro_batch=96),
+        changed(resources__spans={"training": "0", "inference": "1"}),
+        changed(inference={"sleep": True}, training={"sleep": True}),
+        changed(training__workers=2, inference={"replicas": 2}),
+        changed(CUDA, inference__replicas=4),
+        changed(CUDA, inference__replicas=1),
+        changed(CUDA, inference__sleep=False, inference__gpu_memory_utilization=0.5),
+        changed(evaluation={**EVALUATION, "temperature": 0, "samples_per_prompt": 1}),
+        changed(rewards={"use": [{"type": "ifeval", "sources": ["train"]}]}),
+    ],
+)
+def test_right_combinations_are_accepted(values: dict[str, Any]) -> None:
+    RLVRConfig.model_validate(values)
+
+
+def test_all_violations_are_reported_at_once() -> None:
+    found = problems(changed(rollout__temperature=0, reference={}, model__dtype="float16"))
+    assert set(found) == {"rollout.temperature", "reference", "model.dtype"}
