@@ -84,13 +84,17 @@ def function_word_share(response: Sequence[str]) -> float:
 def mentions(response: Sequence[str], topic: Sequence[str]) -> bool:
     """Return whether a content word of `topic` occurs in the response.
 
-    Words count as the same when they share their first four letters (`volcanoes`, `volcanic`), or
-    all of a shorter word.
+    Words count as the same when they begin with the same four letters, or are singular and plural of
+    one another: `volcanoes` and `volcanic`, `foxes` and `fox`, `wolves` and `wolf`.
     """
-    stems = {word.lower()[:4] for word in topic if word.lower() not in FUNCTION_WORDS}
-    found = {word.lower()[:4] for word in response}
-    singular = {word.lower().rstrip("s")[:4] for word in response}
-    return not stems or bool(stems & (found | singular)) or bool({stem.rstrip("s") for stem in stems} & found)
+    wanted = [word.lower() for word in topic if word.lower() not in FUNCTION_WORDS]
+    found: set[str] = set().union(*(_stems(word.lower()) for word in response))
+    return not wanted or any(_stems(word) & found for word in wanted)
+
+
+def _stems(word: str) -> set[str]:
+    singulars = {word.removesuffix("s"), word.removesuffix("es"), word.replace("ves", "f")}
+    return {form[:4] for form in (word, *singulars) if len(form) >= 3 or form == word}
 
 
 def _ngrams(words: Sequence[str], n: int) -> list[tuple[str, ...]]:

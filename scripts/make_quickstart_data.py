@@ -75,12 +75,39 @@ REQUESTS = {
     ),
     "title": Request(
         (
-            "Write one short sentence about {topic}. Put a title in double angular brackets such as <<title>> above.",
             "Describe {topic} in one short sentence with a title in double angular brackets such as <<title>>.",
-            "Give a title in double angular brackets such as <<title>> and then one short sentence about {topic}.",
+            "Write a title such as <<title>> and one short sentence about {topic}.",
+            "Write one short sentence about {topic}. Give it a title in double angular brackets such as <<title>>.",
         ),
         ({"kind": "title"},),
         "<<All about {topic}>>\nMany people think that {topic} are part of a good life.",
+    ),
+    "ten_words": Request(
+        (
+            "Describe {topic} in at most ten words.",
+            "Tell me about {topic} in ten words or fewer.",
+            "Write one sentence about {topic} with at most ten words.",
+        ),
+        ({"kind": "max_words", "max": 10},),
+        "Many people around the world like {topic} very much.",
+    ),
+    "no_and": Request(
+        (
+            'Describe {topic} in one sentence without the word "and".',
+            'Tell me about {topic} in one sentence. Do not use the word "and".',
+            'Write one sentence about {topic} that never says "and".',
+        ),
+        ({"kind": "forbidden_words", "words": ["and"]},),
+        "There is a lot to say about {topic} because people like them.",
+    ),
+    "numbered": Request(
+        (
+            "Write a numbered list of two short facts about {topic}.",
+            "List two short facts about {topic} with numbers.",
+            "Give two short facts about {topic} as a numbered list.",
+        ),
+        ({"kind": "numbered_list", "count": 2},),
+        "1. Many people know {topic} well.\n2. They are easy to find in a city.",
     ),
     "bullets": Request(
         (
@@ -102,12 +129,12 @@ REQUESTS = {
     ),
     "keyword": Request(
         (
-            'Write one short sentence about {topic} with the word "because".',
-            'Describe {topic} in one short sentence. Use the word "because".',
-            'Tell me one thing about {topic}. Include the word "because".',
+            'Write one short sentence about {topic} with the word "people".',
+            'Describe {topic} in one short sentence. Use the word "people".',
+            'Tell me in one short sentence why people like {topic}. Use the word "people".',
         ),
-        ({"kind": "keyword", "word": "because"},),
-        "People all over the world like {topic} because they make life better.",
+        ({"kind": "keyword", "word": "people"},),
+        "Most people in the world like {topic} for good reasons.",
     ),
     "lowercase": Request(
         (

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from rewards.ifeval import IFEval, IFEvalConfig
 from rewards.ifeval.kinds import parse_instructions
@@ -90,3 +92,12 @@ def test_answers_can_pass_and_copies_of_the_prompt_cannot(script: ModuleType) ->
 
 def kind_of(script: ModuleType, row: dict[str, object]) -> str:
     return next(name for name, request in script.REQUESTS.items() if list(request.instructions) == row["instructions"])
+
+
+def test_rows_mean_the_same_after_a_round_trip_through_parquet(script: ModuleType, tmp_path: Path) -> None:
+    rows, _ = script.make_rows(list(script.REQUESTS), train=40, evaluation=8, seed=0)
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    back = parquet.read_table(tmp_path / "rows.parquet").to_pylist()
+    assert any(None in instruction.values() for row in back for instruction in row["instructions"])
+    for row, other in zip(rows, back, strict=True):
+        assert parse_instructions(row["instructions"]) == parse_instructions(other["instructions"])

@@ -184,6 +184,25 @@ def test_distinct_share_sees_a_late_loop() -> None:
     assert guards.distinct_share([]) == 1.0
 
 
+@pytest.mark.parametrize(
+    ("response", "topic", "expected"),
+    [
+        ("A fox runs", "foxes", True),
+        ("The wolf howls", "wolves", True),
+        ("Bees fly", "bee", True),
+        ("Volcanic ash", "volcanoes", True),
+        ("the bus stops", "buses", True),
+        ("he fishes", "fishing", True),
+        ("we care", "cars", False),
+        ("as is", "ice", False),
+        ("", "ice", False),
+        ("anything", "the", True),
+    ],
+)
+def test_mentions(response: str, topic: str, expected: bool) -> None:
+    assert guards.mentions(words(response), words(topic)) is expected
+
+
 def test_shares_of_vocabulary() -> None:
     assert guards.function_word_share(words("the cat is on the mat")) == pytest.approx(4 / 6)
     assert guards.function_word_share([]) == 0.0
