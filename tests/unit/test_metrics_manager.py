@@ -1,0 +1,326 @@
+"""One run's figures: reduced exactly, in order, resumed without a gap, never lost to a tracker's failure."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import pytest
+
+from roll_like.config.base import PluginConfig
+from roll_like.config.sections import MetricsConfig
+from roll_like.errors import ConfigError
+from roll_like.metrics import files
+from roll_like.metrics.manager import MetricsManager
+from roll_like.metrics.sinks import Sink
+from roll_like.registry import TRACKERS
+from roll_like.values import Last, Max, Mean, Sum
+
+PARAMS = {"pipeline": "rlvr", "steps": 4}
+
+
+class MemoryConfig(PluginConfig):
+    type: Literal["memory"] = "memory"
+    broken_start: bool = False
+
+
+@TRACKERS.register("memory")
+class MemoryTracker:
+    """Keeps runs as a server would, across managers, and fails on demand."""
+
+    Config = MemoryConfig
+    runs: ClassVar[dict[str, list[tuple[int, dict[str, float]]]]] = {}
+    statuses: ClassVar[dict[str, str]] = {}
+    artifacts: ClassVar[list[str]] = []
+    fail: ClassVar[Callable[[int], bool]] = staticmethod(lambda step: False)
+
+    def __init__(self, config: MemoryConfig) -> None:
+        self.config = config
+
+    def start(self, *, run_dir: Path, run_name: str, params: Mapping[str, Any], resume_id: str | None,
+              resume_step: int | None) -> str:  # fmt: skip
+        if self.config.broken_start:
+            raise TimeoutError("no answer from tracker.example")
+        if resume_id in self.runs:
+            assert resume_step is not None
+            self.run_id = resume_id
+            self.runs[resume_id] = [entry for entry in self.runs[resume_id] if entry[0] <= resume_step]
+        else:
+            self.run_id = f"run{len(self.runs)}"
+            self.runs[self.run_id] = []
+        return self.run_id
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        if type(self).fail(step):
+            raise OSError(28, "No space left on device")
+        self.runs[self.run_id].append((step, dict(values)))
+
+    def artifact(self, path: Path) -> None:
+        self.artifacts.append(path.name)
+
+    def close(self, status: str) -> None:
+        self.statuses[self.run_id] = status
+
+
+@pytest.fixture(autouse=True)
+def _plain_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes a third of a second; the summary's own tests look at the figure."""
+    monkeypatch.setattr("roll_like.metrics.summary.draw_curves", lambda path, *_: path.write_bytes(b""))
+
+
+@pytest.fixture(autouse=True)
+def _fresh_server() -> Iterator[None]:
+    MemoryTracker.runs, MemoryTracker.statuses, MemoryTracker.artifacts = {}, {}, []
+    MemoryTracker.fail = staticmethod(lambda step: False)
+    yield
+    MemoryTracker.fail = staticmethod(lambda step: False)
+
+
+def manager(run_dir: Path, **kwargs: Any) -> MetricsManager:
+    config = MetricsConfig(trackers=({"type": "memory", **kwargs.pop("tracker", {})},), console="plain")
+    return MetricsManager(config, run_dir, "demo", 4, PARAMS, **kwargs)
+
+
+def reward(value: float, weight: float = 1.0) -> dict[str, Mean]:
+    return {"rollout/reward/mean": Mean(value, weight)}
+
+
+def logged_steps(run_dir: Path) -> list[int]:
+    return [record["step"] for record in files.read(run_dir / files.METRICS)]
+
+
+def test_figures_of_several_roles_reduce_each_by_its_own_rule(tmp_path: Path) -> None:
+    with manager(tmp_path / "demo") as metrics:
+        values = metrics.log(
+            1,
+            {**reward(1.0, 3), "rollout/tokens": Sum(100), "rollout/response_length/max": Max(4)},
+            {**reward(0.0, 1), "rollout/tokens": Sum(50), "rollout/response_length/max": Max(9)},
+            {"time/step": Sum(5.0), "train/learning_rate": Last(0.1)},
+        )
+    assert values["rollout/reward/mean"] == 0.75
+    assert values["rollout/response_length/max"] == 9
+    assert values["throughput/tokens_per_second"] == 30
+    assert "throughput/samples_per_second" not in values
+    assert values["memory/rss_gib"] > 0
+    (line,) = files.read(tmp_path / "demo" / files.METRICS)
+    assert files.values_of(line) == values
+    assert MemoryTracker.runs == {"run0": [(1, values)]}
+    assert MemoryTracker.statuses == {"run0": "finished"}
+    assert {"curves.png", "summary.json"} <= set(MemoryTracker.artifacts)
+
+
+def test_figures_that_were_measured_are_not_derived_again(tmp_path: Path) -> None:
+    with manager(tmp_path / "demo") as metrics:
+        values = metrics.log(
+            1,
+            {"rollout/tokens": Sum(10), "time/step": Sum(5), "throughput/tokens_per_second": Last(7)},
+            {"memory/rss_gib": Max(1.5)},
+        )
+    assert (values["throughput/tokens_per_second"], values["memory/rss_gib"]) == (7, 1.5)
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_a_step_cannot_repeat(tmp_path: Path, step: int) -> None:
+    with manager(tmp_path / "demo") as metrics:
+        metrics.log(1, reward(0.5))
+        with pytest.raises(ValueError, match=f"step {step} was logged after step 1"):
+            metrics.log(step, reward(0.5))
+
+
+def test_names_of_the_line_itself_are_reserved(tmp_path: Path) -> None:
+    with manager(tmp_path / "demo") as metrics, pytest.raises(ValueError, match="called 'elapsed'"):
+        metrics.log(1, {"elapsed": Last(1.0)})
+
+
+def test_a_figure_that_is_not_finite_is_warned_of_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with manager(tmp_path / "demo") as metrics:
+        for step in (1, 2):
+            metrics.log(step, {"train/loss": Last(math.nan)})
+    assert capsys.readouterr().out.count("warning: train/loss is nan at step 1") == 1
+    assert math.isnan(MemoryTracker.runs["run0"][1][1]["train/loss"])
+
+
+def test_a_failing_tracker_is_warned_of_once_and_caught_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with manager(tmp_path / "demo") as metrics:
+        for step in (1, 2, 3, 4):
+            MemoryTracker.fail = staticmethod(lambda s, now=step: now in (2, 3))
+            metrics.log(step, reward(step / 10))
+    assert [step for step, _ in MemoryTracker.runs["run0"]] == [1, 2, 3, 4]
+    assert logged_steps(tmp_path / "demo") == [1, 2, 3, 4]
+    out = capsys.readouterr().out
+    assert out.count("memory could not be written (OSError: [Errno 28] No space left on device)") == 1
+    assert "never arrived" not in out
+    assert metrics.summary is not None
+    assert metrics.summary.figures["tracker_failures"]["memory"]["undelivered"] == 0
+
+
+def test_what_never_arrives_is_said_at_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    MemoryTracker.fail = staticmethod(lambda step: True)
+    with manager(tmp_path / "demo") as metrics:
+        for step in (1, 2):
+            metrics.log(step, reward(0.5))
+    out = capsys.readouterr().out
+    assert "memory: 2 steps never arrived (OSError: [Errno 28] No space left on device)" in out
+    assert re.search(r"memory: \d failed attempts, 2 steps missing", out)
+    figures = json.loads((tmp_path / "demo" / "summary.json").read_text())
+    assert figures["tracker_failures"]["memory"]["undelivered"] == 2
+    assert figures["status"] == "finished"
+    assert logged_steps(tmp_path / "demo") == [1, 2]
+
+
+def test_a_slow_failure_is_retried_less_often() -> None:
+    clock = [0.0]
+    attempts = []
+
+    def time_out(step: int, payload: dict[str, Any]) -> None:
+        attempts.append(step)
+        clock[0] += 10
+        raise TimeoutError
+
+    sink = Sink("server", time_out, lambda text: None, clock=lambda: clock[0])
+    for step in range(1, 401):
+        clock[0] += 1
+        sink.send(step, {})
+    assert len(attempts) == pytest.approx(400 / 190, abs=1.1)  # waiting costs a twentieth of the time
+    assert [step for step, _ in sink.pending] == list(range(1, 401))
+
+
+def test_a_sink_that_keeps_few_counts_what_it_drops() -> None:
+    def fail(step: int, payload: dict[str, Any]) -> None:
+        raise OSError("full")
+
+    sink = Sink("rollouts", fail, lambda text: None, keep=2, clock=lambda: 0.0)
+    for step in range(5):
+        sink.send(step, {})
+    assert [step for step, _ in sink.pending] == [3, 4]
+    assert sink.report() == {"failures": 5, "undelivered": 5, "last_error": "OSError: full"}
+
+
+def test_jsonl_on_a_full_disk_is_caught_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, full = files.append, [False]
+
+    def append(path: Path, records: Any) -> None:
+        if full[0]:
+            raise OSError(28, "No space left on device")
+        real(path, records)
+
+    monkeypatch.setattr(files, "append", append)
+    with manager(tmp_path / "demo") as metrics:
+        for step in (1, 2, 3):
+            full[0] = step == 2
+            metrics.log(step, reward(0.5))
+    assert logged_steps(tmp_path / "demo") == [1, 2, 3]
+    assert [event["kind"] for event in files.read(tmp_path / "demo" / files.EVENTS)] == ["warning", "end"]
+
+
+def test_a_resumed_run_continues_every_series(tmp_path: Path) -> None:
+    run_dir = tmp_path / "demo"
+    first = manager(run_dir).__enter__()
+    first.log_evaluation(0, {"eval/avg": Mean(0.2)})
+    for step in (1, 2, 3):
+        first.log(step, reward(step / 10))
+        first.log_rollouts(step, [{"task_id": "a", "prompt": "p", "text": f"t{step}", "reward": 0.0}])
+        if step == 2:
+            state = json.loads(json.dumps(first.state()))
+    first.log_evaluation(3, {"eval/avg": Mean(0.9)})
+    first.close("failed")
+    assert MemoryTracker.statuses == {"run0": "failed"}
+
+    with manager(run_dir, state=state) as second:
+        assert [step for step, _ in second.history] == [1, 2]
+        assert logged_steps(run_dir) == [1, 2]
+        assert not files.rollouts_path(run_dir, 3).exists()
+        for step in (3, 4):
+            second.log(step, reward(step))
+        second.log_evaluation(4, {"eval/avg": Mean(0.5)})
+    assert logged_steps(run_dir) == [1, 2, 3, 4]
+    assert [record["step"] for record in files.read(run_dir / files.EVALUATIONS)] == [0, 4]
+    assert [step for step, _ in MemoryTracker.runs["run0"]] == [0, 1, 2, 3, 4, 4]
+    assert MemoryTracker.statuses == {"run0": "finished"}
+    elapsed = [record["elapsed"] for record in files.read(run_dir / files.METRICS)]
+    assert elapsed == sorted(elapsed)
+    assert second.summary is not None
+    assert (second.summary.figures["eval_before"], second.summary.figures["eval_after"]) == (0.2, 0.5)
+    assert second.summary.figures["status"] == "finished"
+
+
+def test_a_tracker_that_lost_the_run_or_is_new_gets_the_whole_history(tmp_path: Path) -> None:
+    with manager(tmp_path / "demo") as first:
+        first.log_evaluation(0, {"eval/avg": Mean(0.2)})
+        first.log(1, reward(0.1))
+        state = first.state()
+    MemoryTracker.runs = {"unrelated": []}
+    with manager(tmp_path / "demo", state=state) as second:
+        second.log(2, reward(0.2))
+        assert second.state()["trackers"] == {"memory": "run1"}
+    assert [step for step, _ in MemoryTracker.runs["run1"]] == [0, 1, 2]
+
+    state["trackers"] = {}
+    with manager(tmp_path / "demo", state={**state, "step": 2}):
+        pass
+    assert [step for step, _ in MemoryTracker.runs["run2"]] == [0, 1, 2]
+
+
+def test_a_checkpoint_keeps_what_a_tracker_still_misses(tmp_path: Path) -> None:
+    with manager(tmp_path / "demo") as first:
+        first.log(1, reward(0.1))
+        MemoryTracker.fail = staticmethod(lambda step: True)
+        first.log(2, reward(0.2))
+        state = json.loads(json.dumps(first.state()))
+    assert [step for step, _ in MemoryTracker.runs["run0"]] == [1]
+    MemoryTracker.fail = staticmethod(lambda step: False)
+    with manager(tmp_path / "demo", state=state) as second:
+        second.log(3, reward(0.3))
+    assert [step for step, _ in MemoryTracker.runs["run0"]] == [1, 2, 3]
+
+
+def test_a_new_run_never_overwrites_an_earlier_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        with manager(tmp_path / "demo") as metrics:
+            metrics.log(1, reward(0.5))
+    assert logged_steps(tmp_path / "demo") == [1]
+    assert logged_steps(tmp_path / "demo" / "earlier-1") == [1]
+    assert (tmp_path / "demo" / "earlier-1" / "summary.json").exists()
+    assert "they are now in earlier-1" in capsys.readouterr().out
+
+
+def test_a_tracker_that_cannot_start_names_its_key_and_ends_the_others(tmp_path: Path) -> None:
+    config = MetricsConfig(trackers=({"type": "memory"}, {"type": "memory", "broken_start": True}), console="quiet")
+    metrics = MetricsManager(config, tmp_path / "demo", "demo", 4, PARAMS)
+    with (
+        pytest.raises(ConfigError, match=r"metrics\.trackers\.1 \(memory-1\).*TimeoutError: no answer") as caught,
+        metrics,
+    ):
+        pytest.fail("it must not start")
+    assert "metrics.trackers" in str(caught.value.fix)
+    assert MemoryTracker.statuses == {"run0": "failed"}
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(KeyboardInterrupt(), "stopped"), (SystemExit(0), "stopped"), (ValueError("x"), "failed")]
+)
+def test_how_a_run_ended(tmp_path: Path, error: BaseException, status: str) -> None:
+    def run() -> None:
+        with manager(tmp_path / "demo") as metrics:
+            metrics.log(1, reward(0.5))
+            raise error
+
+    with pytest.raises(type(error)):
+        run()
+    assert MemoryTracker.statuses == {"run0": status}
+    assert json.loads((tmp_path / "demo" / "summary.json").read_text())["status"] == status
+
+
+def test_rollouts_need_the_fields_that_are_shown(tmp_path: Path) -> None:
+    with manager(tmp_path / "demo") as metrics, pytest.raises(ValueError, match="row 0 of step 1 lacks reward, text"):
+        metrics.log_rollouts(1, [{"task_id": "a", "prompt": "p"}])
+
+
+def test_the_phase_reaches_the_console(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with manager(tmp_path / "demo") as metrics:
+        metrics.phase("starting engines")
+    assert "starting engines …" in capsys.readouterr().out

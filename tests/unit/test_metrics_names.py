@@ -1,0 +1,48 @@
+"""One table names every metric; the page of the documentation shows the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from roll_like.metrics.console import CURVES, SPANS
+from roll_like.metrics.names import METRICS, describe, markdown_table
+from roll_like.metrics.plots import SPAN_COLOURS
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "unit"),
+    [
+        ("rollout/reward/mean", "reward", ""),
+        ("rollout/reward/ifeval", "ifeval", ""),
+        ("rollout/ifeval/strict", "ifeval/strict", ""),
+        ("rollout/source/gsm8k/reward", "gsm8k", ""),
+        ("time/evaluate", "evaluate", "s"),
+        ("time/something_else", "something_else", "s"),
+        ("mine", "mine", ""),
+    ],
+)
+def test_the_first_row_that_fits_describes(name: str, label: str, unit: str) -> None:
+    info = describe(name)
+    assert (info.name, info.label, info.unit) == (name, label, unit)
+
+
+def test_names_are_unique_and_described() -> None:
+    names = [info.name for info in METRICS]
+    assert len(set(names)) == len(names)
+    assert all(info.description.endswith(".") for info in METRICS)
+
+
+def test_no_pattern_hides_a_later_row() -> None:
+    assert [info for info in METRICS if not info.is_pattern and describe(info.name) != info] == []
+
+
+def test_console_and_plots_show_known_names() -> None:
+    known = {info.name for info in METRICS}
+    assert {*CURVES, *SPANS, *SPAN_COLOURS} <= known
+
+
+def test_the_page_shows_the_table() -> None:
+    page = Path(__file__).parents[2] / "docs" / "metrics.md"
+    assert markdown_table() in page.read_text()

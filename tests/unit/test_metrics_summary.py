@@ -1,0 +1,169 @@
+"""What a run came to, derived from its files alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from roll_like.metrics import files
+from roll_like.metrics.rollouts import rollout_rows
+from roll_like.metrics.samples import pick_pairs, samples_markdown
+from roll_like.metrics.summary import write_summary
+from roll_like.types import Group, Scored, Segment, StopReason, Task, Trajectory
+
+RUN = {"name": "demo", "pipeline": "rlvr", "total_steps": 9, "sampled_rollouts": 2, "versions": {"python": "3"}}
+
+
+def row(task: str, text: str, reward: float) -> dict[str, Any]:
+    return {"task_id": task, "prompt": f"question {task}", "text": text, "reward": reward}
+
+
+def write_run(run_dir: Path, steps: int = 8, **run: Any) -> None:
+    (run_dir / files.ROLLOUTS).mkdir(parents=True)
+    files.replace(run_dir / files.RUN, [{**RUN, **run}])
+    files.append(
+        run_dir / files.METRICS,
+        [
+            {"step": step, "time": 0.0, "elapsed": 30.0 + 5 * step, "rollout/reward/mean": step / 10,
+             "rollout/samples": 16, "rollout/tokens": 160, "rollout/failures": step % 2, "time/step": 4.0,
+             "time/train": 3.0, "train/grad_norm": math.nan if step == 2 else 1.0}
+            for step in range(1, steps + 1)
+        ],
+    )  # fmt: skip
+
+
+def test_the_end_figures(tmp_path: Path) -> None:
+    run_dir = tmp_path / "demo"
+    write_run(run_dir)
+    files.append(
+        run_dir / files.EVALUATIONS,
+        [
+            {"step": 0, "elapsed": 29.0, "eval/avg": 0.2, "eval/pass": 0.5},
+            {"step": 4, "elapsed": 51.0, "eval/avg": 0.8},
+            {"step": 8, "elapsed": 72.0, "eval/avg": 0.1},
+            {"step": 8, "elapsed": 75.0, "eval/avg": 0.6, "eval/pass": 0.9},
+        ],
+    )
+    files.append(
+        run_dir / files.EVENTS,
+        [{"kind": "warning", "elapsed": 31.0}, {"kind": "end", "elapsed": 80.0, "status": "finished", "failures": {}}],
+    )
+    figures = write_summary(run_dir).figures
+    written = json.loads((run_dir / "summary.json").read_text())
+    assert written.keys() == figures.keys()
+    assert (figures["reward_first"], figures["reward_last"]) == pytest.approx((0.2, 0.7))
+    assert (figures["eval_before"], figures["eval_after"], figures["eval_best"]) == (0.2, 0.6, 0.8)
+    assert (figures["steps"], figures["seconds"], figures["samples_per_second"]) == (8, 80.0, 4.0)
+    assert (figures["tokens_per_second"], figures["failures"], figures["warnings"]) == (40.0, 4, 1)
+    assert figures["time"] == {"time/train": 24.0}
+    assert figures["status"] == "finished"
+    assert figures["before_after"]["eval/pass"] == [0.5, 0.9]
+    assert written["before_after"]["train/grad_norm"] == ["NaN", 1.0]
+
+
+def test_a_dead_run_is_unfinished(tmp_path: Path) -> None:
+    run_dir = tmp_path / "demo"
+    write_run(run_dir, steps=2)
+    files.append(run_dir / files.EVENTS, [{"kind": "end", "elapsed": 9.0, "status": "stopped", "failures": {}},
+                                          {"kind": "warning", "elapsed": 35.0}])  # fmt: skip
+    with (run_dir / files.METRICS).open("a") as file:
+        file.write('{"step": 3, "rollout')
+    figures = write_summary(run_dir).figures
+    assert (figures["status"], figures["steps"], figures["seconds"]) == ("unfinished", 2, 40.0)
+    assert (figures["reward_first"], figures["reward_last"]) == pytest.approx((0.15, 0.15))
+    assert (figures["eval_before"], figures["eval_after"]) == (None, None)
+    assert (run_dir / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_without_steps_has_an_evaluation_only(tmp_path: Path) -> None:
+    run_dir = tmp_path / "demo"
+    write_run(run_dir, steps=0)
+    files.append(run_dir / files.EVALUATIONS, [{"step": 0, "elapsed": 29.0, "eval/avg": 0.2}])
+    summary = write_summary(run_dir)
+    assert (summary.figures["reward_first"], summary.figures["samples_per_second"]) == (None, None)
+    assert summary.figures["eval_before"] == 0.2
+    assert "eval/avg" in printed(summary.tables())
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"holds no run\.json; expected the folder of a run"):
+        write_summary(tmp_path)
+
+
+def printed(renderables: list[Any]) -> str:
+    console = Console(width=110, color_system=None, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    with console.file:
+        console.print(*renderables)
+        return console.export_text()
+
+
+def test_the_tables_show_before_after_samples_and_places(tmp_path: Path) -> None:
+    run_dir = tmp_path / "demo"
+    write_run(run_dir)
+    files.replace(files.rollouts_path(run_dir, 1), [row("a", "[red]bad[/red]", 0.0), row("b", "worse", 0.25)])
+    files.replace(files.rollouts_path(run_dir, 8), [row("a", "good", 1.0), row("b", "better", 0.75)])
+    text = printed(write_summary(run_dir).tables())
+    for part in ("demo: 8 steps", "rollout/reward/mean", "0.200", "0.700", "+0.500", "question a", "[red]bad[/red]",
+                 "better", "0.750", "4.000 samples/s", "curves.png", "samples.md"):  # fmt: skip
+        assert part in text
+    assert "step 1" in text
+    assert "step 8" in text
+
+
+def test_evaluations_are_compared_rather_than_different_training_tasks(tmp_path: Path) -> None:
+    write_run(tmp_path / "demo")
+    run_dir = tmp_path / "demo"
+    files.replace(files.rollouts_path(run_dir, 1), [row("train", "x", 0.0)])
+    for step, text in ((0, "before"), (10, "after"), (2, "between")):
+        rows = [row(str(task), f"{text} {task}", 0.5) for task in range(100) for _ in range(4)]
+        files.replace(files.rollouts_path(run_dir, step, kind="eval"), rows)
+    pairs = pick_pairs(run_dir, 4)
+    assert [(pair.before["text"], pair.after["text"]) for pair in pairs] == [
+        (f"before {task}", f"after {task}") for task in (0, 25, 50, 75)
+    ]
+    assert (pairs[0].before_label, pairs[0].after_label) == ("before training", "after step 10")
+    assert pick_pairs(run_dir, 0) == []
+
+
+def test_training_rollouts_pair_by_task_then_by_order(tmp_path: Path) -> None:
+    run_dir = tmp_path / "demo"
+    write_run(run_dir)
+    files.replace(files.rollouts_path(run_dir, 1), [row("a", "1", 0), row("b", "2", 0), row("c", "3", 0)])
+    files.replace(files.rollouts_path(run_dir, 8), [row("d", "4", 0), row("b", "5", 0)])
+    pairs = pick_pairs(run_dir, 10)
+    assert [(pair.before["task_id"], pair.after["task_id"]) for pair in pairs] == [("b", "b"), ("a", "d")]
+
+
+def test_the_page_of_samples_fences_any_answer(tmp_path: Path) -> None:
+    run_dir = tmp_path / "demo"
+    write_run(run_dir)
+    files.replace(files.rollouts_path(run_dir, 1), [row("a", "```python\nx\n```", 0.0)])
+    page = samples_markdown("demo", pick_pairs(run_dir, 1))
+    assert "````text\n```python\nx\n```\n````" in page
+    assert page.count("question a") == 1
+
+
+def test_rollout_rows_hold_what_is_shown() -> None:
+    messages = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"})
+    task = Task(
+        task_id="t:1", source="t", messages=messages,
+        prompt_ids=np.array([1, 2], np.int32), answer="yes", metadata={}, origin="t.jsonl:1",
+    )  # fmt: skip
+    trajectory = Trajectory(
+        task=task, sample_index=3, token_ids=np.array([1, 2, 3, 4], np.int32),
+        sampled=np.array([False, False, True, True]), logprobs=np.zeros(4, np.float32),
+        segments=(Segment(start=2, end=4, policy_version=7),), text="yes", stop_reason=StopReason.STOP,
+    )  # fmt: skip
+    scored = Scored(trajectory=trajectory, reward=1.0, rewards={"math": 1.0}, details={"math/strict": np.float32(0.5)})
+    (only,) = rollout_rows([Group(task=task, samples=(scored,), failures=())])
+    assert json.loads(files.encode(only)) == {
+        "task_id": "t:1", "sample_index": 3, "prompt": "system: Be brief.\nuser: Hi", "text": "yes", "reward": 1.0,
+        "rewards": {"math": 1.0}, "details": {"math/strict": 0.5}, "answer": "yes", "response_tokens": 2,
+        "stop_reason": "stop", "policy_version": 7,
+    }  # fmt: skip
