@@ -5,6 +5,7 @@
     ├── DataError          (ValueError)    a dataset row is wrong; names file and line
     ├── PluginError        (LookupError)   a plugin is unknown, registered twice or unimportable
     ├── ResourceError      (RuntimeError)  the cluster cannot hold what the config asks for
+    ├── WorkerError        (RuntimeError)  a worker process raised or died
     ├── EnvError           (RuntimeError)  an environment failed
     ├── RewardError        (RuntimeError)  a reward failed
     ├── GenerationError    (RuntimeError)  the inference engine failed
@@ -58,6 +59,10 @@ class PluginError(RollLikeError, LookupError):
 
 class ResourceError(RollLikeError, RuntimeError):
     """The cluster cannot hold what the configuration asks for."""
+
+
+class WorkerError(RollLikeError, RuntimeError):
+    """A worker process raised or died; the message ends with its traceback."""
 
 
 class EnvError(RollLikeError, RuntimeError):

@@ -264,7 +264,7 @@ class _Filling:
         """Send waiting requests, whole groups to the least loaded replica, one call a replica."""
         while self._waiting and len(self._running) < self._max_in_flight:
             batches: dict[int, list[_Pending]] = {}
-            loads = {replica: 0 for replica in self._replicas}
+            loads = dict.fromkeys(self._replicas, 0)
             for pending in self._running.values():
                 if pending.replica in loads:
                     loads[pending.replica] += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -86,6 +87,14 @@ class TrainingEngine:
                     filled[sample_id][batch.target_ids[mine]] = logprobs[mine]
         return filled
 
+    def save(self, directory: Path) -> None:
+        """Write every rank's states under a directory that all ranks see."""
+        self.cluster.everywhere(DeepSpeedWorker.save, str(directory))
+
+    def load(self, directory: Path) -> None:
+        """Take back what `save` wrote."""
+        self.cluster.everywhere(DeepSpeedWorker.load, str(directory))
+
     def _layout(self, samples: Sequence[PolicySample]) -> list[list[MicroBatch]]:
         weights = token_weights(samples, self._algorithm.aggregation, max_response_tokens=self._max_response_tokens)
         if self._algorithm.kl.use != "loss" and self._algorithm.entropy_coefficient == 0:
@@ -132,6 +141,6 @@ def with_reference(samples: Sequence[PolicySample], reference: TrainingEngine | 
 
 def with_padding_fraction(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
     """Add `train/padding_fraction`, the share of computed tokens that were padding."""
-    computed = metrics["train/tokens"].value
+    computed = metrics["train/computed_tokens"].value
     fraction = metrics["train/padding_tokens"].value / computed if computed else 0.0
     return {**metrics, "train/padding_fraction": Mean(fraction, computed)}

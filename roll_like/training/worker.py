@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import psutil
 import torch
 from torch import Tensor
 
-from roll_like.algorithms.correction import mismatch_metrics
-from roll_like.algorithms.losses import LossInputs, policy_objective
-from roll_like.config.base import PluginConfig
+from roll_like.algorithms.correction import correction_from
+from roll_like.algorithms.losses import KLTerm, LossInputs, policy_objective
 from roll_like.config.rlvr import AlgorithmConfig
-from roll_like.config.sections import Precision, TrainingConfig
+from roll_like.config.sections import ModelConfig, Precision, TrainingConfig
 from roll_like.errors import CheckpointError, EngineError
-from roll_like.models.load import load_causal_lm
+from roll_like.models.export import ModelCard, save_hf_directory
+from roll_like.models.load import load_causal_lm, load_tokenizer
 from roll_like.registry import LOSSES
 from roll_like.training.deepspeed_config import deepspeed_config, learning_rate
 from roll_like.training.layout import MicroBatch
@@ -43,7 +44,8 @@ class TrainerSpec:
         device: `cpu` or `cuda`.
         threads: Cores of this rank on CPU.
         seed: Seed of everything random.
-        training: The `training` section; None for a frozen model, which only computes log-probabilities.
+        training: The `training` section.
+        frozen: Whether the model only computes log-probabilities (a reference).
         algorithm: Loss, KL and correction.
         temperature: Sampling temperature that log-probabilities are taken at.
         total_updates: Optimizer steps of the whole run, for the schedule.
@@ -166,7 +168,9 @@ class DeepSpeedWorker:
         old_seconds = time.perf_counter() - started
         parts: list[Metrics] = []
         for batches, old_of_batches in zip(updates, old, strict=True):
-            parts.append(self._update(batches, old_of_batches))
+            update = self._update(batches, old_of_batches)
+            # a loss is a sum over the micro-batches and ranks of one update, and a mean over updates
+            parts.append({name: _shared(name, metric, len(updates)) for name, metric in update.items()})
         parts.append({"time/logprobs": Max(old_seconds), "time/train_compute": Max(time.perf_counter() - started)})
         parts.append(self._memory())
         return merge(parts)
@@ -202,7 +206,7 @@ class DeepSpeedWorker:
                 f"the gradient norm of update {self.updates} is {grad_norm}",
                 fix="lower training.optimizer.lr, or use model.dtype: float32 to find the cause",
             )
-        parts.append({"train/grad_norm": Mean(grad_norm), "train/learning_rate": Last(rate)})
+        parts.append({"train/grad_norm": Mean(grad_norm), "train/lr": Last(rate)})
         return merge(parts)
 
     def _accumulate(self, batch: MicroBatch, old: Tensor | None) -> Metrics:
@@ -220,23 +224,18 @@ class DeepSpeedWorker:
             sequences=len(np.unique(batch.sample_ids)),
         )
         algorithm = self.spec.algorithm
-        loss_config: PluginConfig = algorithm.loss
+        kl = KLTerm(algorithm.kl.estimator, algorithm.kl.coefficient) if algorithm.kl.use == "loss" else None
         loss, metrics = policy_objective(
             inputs,
-            LOSSES.get(loss_config.type)(loss_config),
-            kl=algorithm.kl,
-            entropy_coefficient=algorithm.entropy_coefficient,
-            correction=algorithm.correction,
+            LOSSES.get(algorithm.loss.type)(algorithm.loss),
+            kl,
+            algorithm.entropy_coefficient,
+            correction_from(algorithm.correction),
         )
-        if not torch.isfinite(loss):
-            raise EngineError(
-                f"the loss of update {self.updates + 1} is {loss.item()}",
-                fix="lower training.optimizer.lr, or use model.dtype: float32 to find the cause",
-            )
         # DeepSpeed averages over ranks; our weights already divide by the global batch
         self._engine.backward(loss * self.world_size)
         counts: Metrics = {
-            "train/tokens": Sum(float(batch.tokens)),
+            "train/computed_tokens": Sum(float(batch.tokens)),
             "train/padding_tokens": Sum(float(batch.padding)),
         }
         return merge([metrics, counts])
@@ -269,8 +268,7 @@ class DeepSpeedWorker:
         Under ZeRO-3 every rank must walk through this at the same time: each parameter is gathered
         when its turn comes. Names are the Hugging Face model's own.
         """
-        module = self._engine if self.spec.frozen else self._engine.module
-        for name, parameter in module.causal_lm.named_parameters():
+        for name, parameter in self._module().causal_lm.named_parameters():
             if self.spec.training.zero_stage < 3 or self.spec.frozen:
                 yield name, parameter.detach().to(DTYPES[self.spec.dtype])
                 continue
@@ -278,6 +276,37 @@ class DeepSpeedWorker:
 
             with deepspeed.zero.GatheredParameters([parameter]):
                 yield name, parameter.detach().to(DTYPES[self.spec.dtype], copy=True)
+
+    def snapshot(self) -> dict[str, npt.NDArray[np.float32]]:
+        """Return every parameter, whole, on rank 0; nothing on the others."""
+        weights = {name: tensor.float().cpu().numpy().copy() for name, tensor in self.full_weights()}
+        return weights if self.rank == 0 else {}
+
+    def export(self, directory: str, tokenizer: ModelConfig, card: ModelCard) -> None:
+        """Write a Hugging Face directory from rank 0; the other ranks take part in gathering.
+
+        Raises:
+            CheckpointError: The disk is full or not writable.
+        """
+        weights = {name: tensor.cpu().clone() for name, tensor in self.full_weights()}
+        if self.rank != 0:
+            return
+        try:
+            save_hf_directory(
+                weights,
+                self._module().causal_lm.config,
+                load_tokenizer(tokenizer),
+                Path(directory),
+                card,
+                trust_remote_code=self.spec.trust_remote_code,
+            )
+        except OSError as error:
+            raise CheckpointError(
+                f"the trained model cannot be written to {directory}: {error}", fix="free disk space"
+            ) from error
+
+    def _module(self) -> Any:
+        return self._engine if self.spec.frozen else self._engine.module
 
     # ---- states --------------------------------------------------------------------------------
 
@@ -325,10 +354,15 @@ class DeepSpeedWorker:
             self._engine.reload_states()
 
 
+def _shared(name: str, metric: Metric, updates: int) -> Metric:
+    losses = {"train/loss", "train/policy_loss", "train/kl_loss"}
+    return Sum(metric.value / updates) if name in losses else metric
+
+
 def seed_everything(seed: int) -> None:
     """Seed Python, NumPy and torch."""
     random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 - third-party code draws from the global generator
+    np.random.seed(seed)
     torch.manual_seed(seed)
 
 
@@ -347,7 +381,7 @@ def random_states() -> dict[str, Any]:
 def restore_random_states(states: dict[str, Any]) -> None:
     """Undo `random_states`."""
     random.setstate(states["python"])
-    np.random.set_state(states["numpy"])  # noqa: NPY002
+    np.random.set_state(states["numpy"])
     torch.set_rng_state(states["torch"])
     if "cuda" in states:
         torch.cuda.set_rng_state_all(states["cuda"])

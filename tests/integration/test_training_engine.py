@@ -1,0 +1,194 @@
+"""The real DeepSpeed engine in Ray actors: one update is the same update however it is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from roll_like.build import start_trainer
+from roll_like.cluster import ResourceManager
+from roll_like.config.rlvr import AlgorithmConfig
+from roll_like.config.sections import Span, TrainingConfig
+from roll_like.training.engine import TrainingEngine
+from roll_like.training.worker import DeepSpeedWorker, TrainerSpec
+from roll_like.types import PolicySample
+from roll_like.values import reduce
+
+pytestmark = pytest.mark.integration
+LR = 1e-2
+
+
+def batch(vocabulary: int = 400, seed: int = 0) -> list[PolicySample]:
+    """Groups of ragged samples, one of them without signal, one with tool tokens in the middle."""
+    random = np.random.default_rng(seed)
+    samples = []
+    for group in range(5):
+        prompt = random.integers(5, vocabulary, random.integers(3, 12))
+        for _ in range(3):
+            response = random.integers(5, vocabulary, random.integers(2, 14))
+            tokens = np.concatenate([prompt, response]).astype(np.int32)
+            sampled = np.arange(len(tokens)) >= len(prompt)
+            if group == 1 and len(response) > 4:
+                sampled[len(prompt) + 2] = False
+            advantage = 0.0 if group == 4 else random.normal()
+            samples.append(
+                PolicySample(
+                    group_id=str(group),
+                    token_ids=tokens,
+                    prompt_length=len(prompt),
+                    sampled=sampled,
+                    behaviour_logprobs=np.where(sampled, -6 + 0.1 * random.normal(size=len(tokens)), 0).astype(
+                        np.float32
+                    ),
+                    advantages=np.where(sampled, advantage, 0).astype(np.float32),
+                    reward=0.0,
+                    policy_version=0,
+                )
+            )
+    return samples
+
+
+@contextmanager
+def engine(
+    resources: ResourceManager,
+    model: Path,
+    *,
+    workers: int = 1,
+    dtype: str = "float32",
+    algorithm: dict[str, Any] | None = None,
+    max_tokens: int = 4096,
+    share_prompts: bool = True,
+    **training: Any,
+) -> Iterator[TrainingEngine]:
+    config = TrainingConfig(
+        workers=workers,
+        max_tokens_per_micro_batch=max_tokens,
+        share_prompts=share_prompts,
+        optimizer={"lr": LR, "max_grad_norm": 1000.0, "eps": 1e-2},
+        **training,
+    )
+    spec = TrainerSpec(
+        model_path=str(model),
+        dtype=dtype,
+        device="cpu",
+        threads=1,
+        seed=0,
+        training=config,
+        frozen=False,
+        algorithm=AlgorithmConfig(**(algorithm or {})),
+        temperature=1.0,
+        total_updates=10,
+        trust_remote_code=False,
+    )
+    trainer = start_trainer("training", spec, resources, Span.model_validate("0-1"), max_response_tokens=16)
+    try:
+        yield trainer
+    finally:
+        trainer.cluster.close(DeepSpeedWorker.close)
+
+
+def weights(trainer: TrainingEngine) -> dict[str, torch.Tensor]:
+    parts = trainer.cluster.everywhere(DeepSpeedWorker.snapshot)
+    return {name: torch.from_numpy(array) for name, array in parts[0].items()}
+
+
+def largest_difference(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:
+    assert left.keys() == right.keys()
+    return max(float((left[name] - right[name]).abs().max()) for name in left)
+
+
+@pytest.fixture(scope="module")
+def float_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tiny_model import make_tiny_model
+
+    return make_tiny_model(tmp_path_factory.mktemp("float-model"), dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def reference_update(resources: ResourceManager, float_model: Path) -> tuple[dict[str, torch.Tensor], float]:
+    """One step by the plainest path: one rank, one padded sequence a row, everything in one micro-batch."""
+    with engine(resources, float_model, share_prompts=False) as trainer:
+        report = reduce(trainer.train_step(batch()).metrics)
+        return weights(trainer), report["train/grad_norm"]
+
+
+@pytest.mark.parametrize(
+    ("workers", "zero_stage", "options"),
+    [
+        (1, 0, {}),
+        (1, 1, {"max_tokens": 48}),
+        (1, 2, {"max_tokens": 48}),
+        (1, 3, {"max_tokens": 96}),
+        (2, 0, {"max_tokens": 48}),
+        (2, 1, {"share_prompts": False, "max_tokens": 64}),
+        (2, 2, {"max_tokens": 48, "gradient_checkpointing": True}),
+        (2, 3, {"max_tokens": 48, "logprob_chunk_tokens": 7, "logprob_chunk_vocab": 100}),
+    ],
+)
+def test_one_update_is_the_same_however_it_is_computed(
+    resources: ResourceManager,
+    float_model: Path,
+    reference_update: tuple[dict[str, torch.Tensor], float],
+    workers: int,
+    zero_stage: int,
+    options: dict[str, Any],
+) -> None:
+    expected, norm = reference_update
+    with engine(resources, float_model, workers=workers, zero_stage=zero_stage, **options) as trainer:
+        report = reduce(trainer.train_step(batch()).metrics)
+        # the large eps keeps Adam's first step from being the sign of the gradient's last bits
+        assert largest_difference(weights(trainer), expected) < 1e-6
+        assert report["train/grad_norm"] == pytest.approx(norm, rel=1e-4)
+
+
+def test_log_probabilities_equal_a_plain_forward_pass(resources: ResourceManager, float_model: Path) -> None:
+    samples = batch()
+    model = AutoModelForCausalLM.from_pretrained(float_model, dtype=torch.float32)
+    with engine(resources, float_model, workers=2, zero_stage=3, max_tokens=64) as trainer:
+        computed = trainer.logprobs(samples)
+    for sample, mine in zip(samples, computed, strict=True):
+        ids = torch.from_numpy(sample.token_ids).long()[None]
+        with torch.no_grad():
+            logprobs = model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+        expected = np.concatenate([[0.0], logprobs.numpy()])
+        np.testing.assert_allclose(mine, np.where(sample.sampled, expected, 0), atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_resumed_engine_goes_on_bit_for_bit(
+    resources: ResourceManager, float_model: Path, tmp_path: Path, dtype: str
+) -> None:
+    options = {"dtype": dtype, "zero_stage": 1, "max_tokens": 64}
+    with engine(resources, float_model, **options) as trainer:
+        trainer.train_step(batch(seed=1))
+        trainer.save(tmp_path)
+        trainer.train_step(batch(seed=2))
+        expected = weights(trainer)
+    with engine(resources, float_model, **options) as trainer:
+        trainer.load(tmp_path)
+        trainer.train_step(batch(seed=2))
+        assert largest_difference(weights(trainer), expected) == 0.0
+
+
+def test_several_updates_use_the_old_policy(resources: ResourceManager, float_model: Path) -> None:
+    samples = batch()[:12]
+    with engine(resources, float_model, algorithm={"updates_per_step": 2}) as trainer:
+        metrics = reduce(trainer.train_step(samples).metrics)
+    assert metrics["train/updates"] == 2
+    # the second update's ratios compare with the policy before the first
+    assert metrics["train/old_kl"] > 0
+
+
+def test_a_model_that_cannot_load_says_why(resources: ResourceManager, tmp_path: Path) -> None:
+    from roll_like.errors import RollLikeError
+
+    (tmp_path / "config.json").write_text('{"model_type": "nonsense"}')
+    with pytest.raises(RollLikeError, match="nonsense"), engine(resources, tmp_path):
+        pass
