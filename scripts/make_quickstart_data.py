@@ -76,8 +76,8 @@ REQUESTS = {
     "title": Request(
         (
             "Describe {topic} in one short sentence with a title in double angular brackets such as <<title>>.",
-            "Write a title such as <<title>> and one short sentence about {topic}.",
-            "Write one short sentence about {topic}. Give it a title in double angular brackets such as <<title>>.",
+            "Write one short sentence about {topic}. Put a title in double angular brackets such as <<title>> above.",
+            "Write one short sentence about {topic} with a title in double angular brackets such as <<title>>.",
         ),
         ({"kind": "title"},),
         "<<All about {topic}>>\nMany people think that {topic} are part of a good life.",
@@ -131,7 +131,7 @@ REQUESTS = {
         (
             'Write one short sentence about {topic} with the word "people".',
             'Describe {topic} in one short sentence. Use the word "people".',
-            'Tell me in one short sentence why people like {topic}. Use the word "people".',
+            'Tell me about {topic} in one short sentence with the word "people".',
         ),
         ({"kind": "keyword", "word": "people"},),
         "Most people in the world like {topic} for good reasons.",
@@ -155,7 +155,7 @@ REQUESTS = {
         "Well, {topic} are known to people all over the world.",
     ),
 }
-DEFAULT_KINDS = ("no_commas", "short", "title", "bullets", "keyword")
+DEFAULT_KINDS = ("no_commas", "short", "title", "keyword", "ten_words")
 FOLDER = Path(__file__).resolve().parent.parent / "configs" / "data"
 
 

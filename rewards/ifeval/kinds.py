@@ -102,10 +102,11 @@ class NumberedList(Counted, kind="numbered_list"):
 
 
 class Title(Instruction, kind="title"):
-    """A title in double angular brackets: `<<Joy>>`."""
+    """A title in double angular brackets: `<<Joy>>`, but not the placeholder `<<title>>` of the usual request."""
 
     def _check(self, text: str) -> bool:
-        return any(re.search(r"\w", title) for title in re.findall(r"<<([^<>\n]+)>>", text))
+        titles = re.findall(r"<<([^<>\n]+)>>", text)
+        return any(re.search(r"\w", title) and fold(title).strip() != "title" for title in titles)
 
 
 class MaxWords(Instruction, kind="max_words"):

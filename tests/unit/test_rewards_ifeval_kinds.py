@@ -29,6 +29,8 @@ CASES: list[tuple[dict[str, Any], str, bool]] = [
     ({"kind": "title"}, "<<Joy>>\nText.", PASS),
     ({"kind": "title"}, "<Joy>\nText.", FAIL),
     ({"kind": "title"}, "<<>> text", FAIL),
+    ({"kind": "title"}, "with a title such as <<Title>>", FAIL),
+    ({"kind": "title"}, "<<title>> <<Title of the year>>", PASS),
     ({"kind": "title"}, "<< >> text", FAIL),
     ({"kind": "title"}, "<<Joy\nand more>>", FAIL),
     ({"kind": "max_words", "max": 3}, "one two three", PASS),
