@@ -27,7 +27,7 @@ class MathConfig(RewardConfig):
     type: Literal["math"] = "math"
     boxed: bool = Field(default=False, description="Take the answer from `\\boxed{…}` only.")
     timeout_seconds: float = Field(
-        default=10.0,
+        default=5.0,
         gt=0,
         description="Limit of one comparison; its process is killed and the sample is lost. Seconds.",
     )

@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -110,6 +111,14 @@ def test_an_expression_that_never_ends_is_killed_and_lost_and_the_others_are_jud
         assert reward.score([completion("42", "42")]) == [Verdict(1.0, {"parsed": 1.0})]
     finally:
         reward.close()
+
+
+def test_a_busy_process_that_nobody_kills_ends_by_its_own_alarm() -> None:
+    script = Path(__file__).resolve().parents[2] / "rewards" / "math_child.py"
+    pool = ChildPool(script, size=1, timeout_seconds=30, arguments=("0.3", str(2048 << 20)))
+    (answer,) = pool.run([("42", TOWER, False)])
+    assert isinstance(answer, ChildProcessError)
+    assert f"status {-signal.SIGALRM}" in str(answer)
 
 
 def test_processes_start_late_and_none_stays() -> None:
