@@ -1,0 +1,88 @@
+"""Everything about a configuration that can be known without starting Ray, in seconds.
+
+Problems are collected, so that one attempt shows all of them. What depends on the network or on hardware that
+another machine has is a note, not an error: a configuration for GPUs is checked on a laptop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from roll_like.check.data import check_rewards, check_tasks, load_all
+from roll_like.check.findings import Finding
+from roll_like.check.machine import check_engine_args, check_hardware, check_output, check_settings
+from roll_like.check.model import check_model, check_reference, check_sizes, check_tokenizer
+from roll_like.config.plan import Plan, plan
+from roll_like.config.rlvr import RLVRConfig
+from roll_like.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass(slots=True)
+class Report:
+    """What a check found, and the plan of the run."""
+
+    plan: Plan
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def errors(self) -> list[Finding]:
+        """The findings that stop a run."""
+        return [finding for finding in self.findings if finding.level == "error"]
+
+
+def check(config: RLVRConfig) -> Report:
+    """Return every problem of `config` that can be known before a run, and its plan."""
+    findings: list[Finding] = []
+    model, shape = check_model(config, findings)
+    tokenizer = check_tokenizer(config, model, findings)
+    report = Report(plan(config, shape), findings)
+    findings += check_sizes(config, shape)
+    findings += check_reference(config, shape)
+    tasks = load_all(config, tokenizer, findings)
+    findings += check_tasks(config, tasks)
+    findings += check_rewards(config, [*tasks["data"], *tasks["evaluation"]])
+    findings += check_engine_args(config)
+    findings += check_output(config, shape)
+    findings += check_hardware(config, report.plan)
+    findings += check_settings(config, report.plan)
+    return report
+
+
+def refuse_errors(config: RLVRConfig) -> Report:
+    """Check `config` before anything starts, and return what was found beside errors.
+
+    Raises:
+        ConfigError: Every error, in one message.
+    """
+    report = check(config)
+    if len(report.errors) == 1:
+        raise ConfigError(f"{report.errors[0].key}: {report.errors[0].message}")
+    if report.errors:
+        listed = (f"  {number}. {error.key}: {error.message}" for number, error in enumerate(report.errors, 1))
+        raise ConfigError("\n".join([f"{len(report.errors)} problems; nothing was started:", *listed]))
+    return report
+
+
+def show(report: Report, out: Console, err: Console) -> None:
+    """Print errors and warnings to `err`, notes and (without errors) the plan to `out`."""
+    order = {"error": 0, "warning": 1, "note": 2}
+    for finding in sorted(report.findings, key=lambda finding: order[finding.level]):
+        style = {"error": "red", "warning": "yellow", "note": "dim"}[finding.level]
+        console = out if finding.level == "note" else err
+        console.print(str(finding), style=style, markup=False, highlight=False, soft_wrap=True)
+    if report.errors:
+        err.print(f"{_count(len(report.errors), 'problem')} found; nothing was started", style="bold red")
+    else:
+        out.print(report.plan.render())
+        out.print("no problem found", style="bold green")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+__all__ = ["Finding", "Report", "check", "refuse_errors", "show"]

@@ -1,0 +1,120 @@
+"""Engine arguments, disk, cores and memory, and settings that may not be meant."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from roll_like.check.findings import Finding
+from roll_like.config.plan import GIB, Plan
+from roll_like.config.rlvr import RLVRConfig
+from roll_like.config.sections import VLLMConfig
+from roll_like.models.shape import ModelShape
+
+
+def check_engine_args(config: RLVRConfig) -> Iterator[Finding]:
+    """Yield names in `inference.engine_args` that vLLM does not know."""
+    given = config.inference.engine_args if isinstance(config.inference, VLLMConfig) else {}
+    if not given:
+        return
+    known = _vllm_arguments()
+    if not known:
+        yield Finding("note", "inference.engine_args", "not checked: vLLM is not installed here")
+        return
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else "; see vLLM's documentation of AsyncEngineArgs"
+            yield Finding("error", f"inference.engine_args.{name}", f"vLLM has no such engine argument{hint}")
+
+
+def _vllm_arguments() -> set[str]:
+    """Return the fields of vLLM's engine arguments, read from its source: importing it takes many seconds."""
+    spec = importlib.util.find_spec("vllm")
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    files = [Path(folder) / "engine" / "arg_utils.py" for folder in folders]
+    return {
+        statement.target.id
+        for file in files
+        if file.is_file()
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and node.name in {"EngineArgs", "AsyncEngineArgs"}
+        for statement in node.body
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+    }
+
+
+def check_output(config: RLVRConfig, shape: ModelShape | None) -> Iterator[Finding]:
+    """Yield what keeps the run from writing its folder: no directory, no permission, no space."""
+    folder = (config.output_dir / config.name).expanduser().absolute()
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        what = "is not a directory" if not there.is_dir() else "may not be written to"
+        yield Finding("error", "output_dir", f"{there} {what}; set output_dir to a folder that can be written to")
+        return
+    if shape is None:
+        return
+    saved = config.checkpoint
+    width = 4 if config.model.dtype == "float32" else 2
+    one = shape.parameters * (width + (8 if width == 4 else 12))
+    written = bool(saved.every) or saved.at_end
+    kept = (saved.keep + (saved.keep_best and config.evaluation is not None)) if written else 0
+    export = shape.parameters * width if saved.export else 0
+    free = shutil.disk_usage(there).free
+    # the new one is complete before an old one goes
+    least, most = (one if written else 0) + export, one * (kept + 1 if written else 0) + export
+    if free < most:
+        yield Finding(
+            "error" if free < least else "warning",
+            "output_dir",
+            f"{there} has {free / GIB:.1f} GiB free; a checkpoint takes about {one / GIB:.1f} GiB, and the run up to "
+            f"{most / GIB:.1f} GiB with checkpoint.keep: {saved.keep}; free some, or set output_dir to a larger disk",
+        )
+
+
+def check_hardware(config: RLVRConfig, made: Plan) -> Iterator[Finding]:
+    """Yield what this machine lacks; what the run takes elsewhere is a note."""
+    resources = config.resources
+    if resources.device == "cuda" or resources.address is not None:
+        count = f"{resources.nodes} × {resources.devices_per_node}"
+        yield Finding("note", "resources", f"the {count} devices are as stated; they are counted when the run starts")
+        return
+    import psutil
+
+    cores = os.cpu_count() or 1
+    if resources.devices_per_node > cores:
+        yield Finding(
+            "warning",
+            "resources.devices_per_node",
+            f"{resources.devices_per_node} cores are asked for and this machine has {cores}; a run here needs "
+            f"devices_per_node: {cores} and spans to match",
+        )
+    workers = {role.name: role.workers for role in made.roles}
+    needed = sum(line.total * workers[line.role] for line in made.memory)
+    memory = psutil.virtual_memory().total
+    if needed > memory:
+        yield Finding(
+            "warning",
+            "resources",
+            f"all workers together take about {needed / GIB:.1f} GiB, and this machine has {memory / GIB:.1f} GiB; "
+            "lower inference.kv_cache_gib, raise training.zero_stage, or use a smaller model",
+        )
+
+
+def check_settings(config: RLVRConfig, made: Plan) -> Iterator[Finding]:
+    """Yield settings that are valid and may not be meant."""
+    warmup = config.training.optimizer.warmup_steps
+    if warmup >= made.updates:
+        yield Finding(
+            "warning",
+            "training.optimizer.warmup_steps",
+            f"the run has {made.updates} optimizer updates, so {warmup} of warm-up never reach the peak rate",
+        )
+    if made.idle_devices:
+        listed = ", ".join(map(str, made.idle_devices))
+        yield Finding("warning", "resources.spans", f"no role uses the devices {listed}")

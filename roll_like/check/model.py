@@ -1,0 +1,131 @@
+"""Model, tokenizer and reference model: whether they are there and suit the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from roll_like.check.findings import Finding, failed, is_hub_id
+from roll_like.config.plan import roles
+from roll_like.config.rlvr import RLVRConfig
+from roll_like.config.sections import ModelConfig
+from roll_like.errors import RollLikeError
+from roll_like.models.load import ModelShape, load_model_shape, load_tokenizer, resolve_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def check_model(config: RLVRConfig, findings: list[Finding]) -> tuple[ModelConfig | None, ModelShape | None]:
+    """Return the model with a local path and its sizes, or None with findings that say why not."""
+    model = _localised(config.model, "model.path", findings)
+    if model is None:
+        return None, None
+    try:
+        # the tokenizer is a finding of its own
+        resolved = resolve_model(model.model_copy(update={"tokenizer": None}))
+        return model.model_copy(update={"path": str(resolved.path)}), load_model_shape(resolved.path)
+    except RollLikeError as error:
+        findings.append(failed("model.path", error))
+        return None, None
+
+
+def check_tokenizer(
+    config: RLVRConfig, model: ModelConfig | None, findings: list[Finding]
+) -> PreTrainedTokenizerBase | None:
+    """Return the tokenizer with its chat template, or None with findings that say why not."""
+    template = config.model.chat_template
+    if template is not None and not template.expanduser().is_file():
+        message = f"there is no file {template}; correct the path, or remove the key to use the tokenizer's own"
+        findings.append(Finding("error", "model.chat_template", message))
+        return None
+    named = config.model.tokenizer
+    if named is not None:
+        section = ModelConfig(path=named, cache_dir=config.model.cache_dir)
+        local = _localised(section, "model.tokenizer", findings)
+        # a tokenizer of its own is all that is loaded, so the model may be out of reach
+        base = model or config.model
+        model = base.model_copy(update={"tokenizer": local.path}) if local is not None else None
+    if model is None:
+        return None
+    try:
+        return load_tokenizer(model)
+    except RollLikeError as error:
+        findings.append(failed("model.tokenizer" if named else "model.path", error))
+        return None
+
+
+def check_sizes(config: RLVRConfig, shape: ModelShape | None) -> Iterator[Finding]:
+    """Yield lengths and divisions that the model does not allow."""
+    if shape is None:
+        return
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    window = getattr(config.inference, "max_model_len", None) or longest
+    if shape.max_positions is not None and window > shape.max_positions:
+        yield Finding(
+            "error",
+            "rollout.max_response_tokens",
+            f"prompts and responses of {window} tokens are longer than the {shape.max_positions} that the model was "
+            "made for; lower data.max_prompt_tokens, rollout.max_response_tokens or inference.max_model_len",
+        )
+    engines = roles(config)[1].devices_per_worker
+    if config.resources.device == "cuda" and shape.heads % engines:
+        yield Finding(
+            "error",
+            "inference.replicas",
+            f"each engine would divide {shape.heads} attention heads among {engines} GPUs; use more replicas, or a "
+            f"span that leaves each a divisor of {shape.heads}",
+        )
+
+
+def check_reference(config: RLVRConfig, shape: ModelShape | None) -> list[Finding]:
+    """Return what is wrong with a reference model of its own."""
+    if config.reference is None or config.reference.path is None:
+        return []
+    findings: list[Finding] = []
+    section = config.model.model_copy(update={"path": config.reference.path, "revision": None, "tokenizer": None})
+    model = _localised(section, "reference.path", findings)
+    if model is None:
+        return findings
+    try:
+        theirs = load_model_shape(resolve_model(model).path)
+    except RollLikeError as error:
+        return [*findings, failed("reference.path", error)]
+    if shape is not None and theirs.vocab_size != shape.vocab_size:
+        message = (
+            f"its vocabulary has {theirs.vocab_size} entries and the policy's {shape.vocab_size}, so their "
+            "log-probabilities cannot be compared; use a model of the same family, or leave the key out"
+        )
+        findings.append(Finding("error", "reference.path", message))
+    return findings
+
+
+def _localised(config: ModelConfig, key: str, findings: list[Finding]) -> ModelConfig | None:
+    """Return the model section with a hub id replaced by its cached copy, None where that needs network."""
+    if not is_hub_id(config.path):
+        return config
+    directory = _cached(config.path, config.revision)
+    if directory is not None:
+        return config.model_copy(update={"path": str(directory)})
+    findings.append(
+        Finding(
+            "note",
+            key,
+            f"{config.path} is not checked: it is no local path and not in the Hugging Face cache, so it needs "
+            "network; it is downloaded when the run starts",
+        )
+    )
+    return None
+
+
+def _cached(path: str, revision: str | None) -> Path | None:
+    """Return the complete copy of a hub model in the Hugging Face cache, if there is one."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        directory = Path(snapshot_download(path, revision=revision, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+    return directory if any(directory.glob("*.safetensors")) else None

@@ -1,0 +1,321 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from config_files import changed, write
+
+from roll_like import Reward, cli, register_reward
+from roll_like.check import Report, check, refuse_errors
+from roll_like.config.rlvr import RLVRConfig
+from roll_like.errors import ConfigError
+from roll_like.registry import REWARDS
+
+ROOT = Path(__file__).resolve().parents[2]
+ROW = {"prompt": "Write about rivers.", "instructions": [{"kind": "no_commas"}]}
+Make = Callable[..., Report]
+
+
+def lines(path: Path, *rows: dict[str, Any] | str) -> Path:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows), "utf-8")
+    return path
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with sixteen good rows in train.jsonl and two others in eval.jsonl."""
+    monkeypatch.chdir(tmp_path)
+    lines(tmp_path / "train.jsonl", *({**ROW, "prompt": f"Write about river {n}."} for n in range(16)))
+    lines(tmp_path / "eval.jsonl", *({**ROW, "prompt": f"Write about lake {n}."} for n in range(2)))
+    return tmp_path
+
+
+@pytest.fixture
+def make(files: Path, tiny_model: Path) -> Make:
+    """Check the small configuration with changes."""
+
+    def run(**changes: Any) -> Report:
+        values = changed(model={"path": str(tiny_model)}, evaluation={"sources": [{"path": "eval.jsonl"}]})
+        return check(RLVRConfig.model_validate(changed(values, **changes)))
+
+    return run
+
+
+def only(report: Report, level: str = "error") -> str:
+    """Return the one finding of that level, as text."""
+    [finding] = [finding for finding in report.findings if finding.level == level]
+    return str(finding)
+
+
+def test_a_good_configuration_has_no_findings_and_a_plan_with_memory(make: Make) -> None:
+    report = make()
+    assert report.findings == []
+    training, inference = report.plan.memory
+    assert dict(training.parts)["weights"] > 100_000
+    assert dict(inference.parts)["KV cache at most"] == 2**30
+
+
+# model
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("./nowhere", "error: model.path: there is no file or directory ./nowhere"),
+        ("missing.gguf", "error: model.path: there is no file or directory missing.gguf"),
+        ("package://no_such_package/x.gguf", "the Python package 'no_such_package' is not installed"),
+        ("train.jsonl", "is a file, but neither a directory nor a .gguf file"),
+    ],
+)
+def test_a_model_that_is_not_there(make: Make, path: str, expected: str) -> None:
+    assert expected in only(make(model={"path": path}))
+
+
+def test_a_hub_model_without_network_is_a_note_and_rows_are_checked_still(make: Make, files: Path) -> None:
+    lines(files / "train.jsonl", {"prompt": "x"})
+    report = make(model={"path": "org/not-in-the-cache"})
+    assert "note: model.path: org/not-in-the-cache is not checked" in only(report, "note")
+    assert "train.jsonl:1" in only(report)
+    assert report.plan.memory == ()
+
+
+def test_a_model_without_a_chat_template(make: Make, files: Path, tiny_model: Path) -> None:
+    copy = shutil.copytree(tiny_model, files / "bare")
+    (copy / "chat_template.jinja").unlink()
+    message = only(make(model={"path": str(copy)}))
+    assert "has no chat template" in message
+    assert "set model.chat_template to a Jinja file" in message
+    template = write(files / "t.jinja", "{% for m in messages %}{{ m.content }}{% endfor %}")
+    assert make(model={"path": str(copy), "chat_template": str(template)}).errors == []
+
+
+def test_a_chat_template_that_is_not_there(make: Make, tiny_model: Path) -> None:
+    message = only(make(model={"path": str(tiny_model), "chat_template": "no.jinja"}))
+    assert message.startswith("error: model.chat_template: there is no file no.jinja")
+
+
+def test_a_tokenizer_of_its_own(make: Make, tiny_model: Path) -> None:
+    assert make(model={"path": str(tiny_model), "tokenizer": str(tiny_model)}).findings == []
+    message = only(make(model={"path": str(tiny_model), "tokenizer": "./nowhere"}))
+    assert message.startswith("error: model.tokenizer: there is no file or directory ./nowhere")
+
+
+def test_a_window_longer_than_the_models(make: Make) -> None:
+    message = only(make(rollout__max_response_tokens=1000))
+    assert "prompts and responses of 1064 tokens are longer than the 1024 that the model was made for" in message
+
+
+def test_attention_heads_that_gpus_cannot_divide(make: Make) -> None:
+    resources = {"device": "cuda", "devices_per_node": 3, "spans": {"training": "0-2", "inference": "0-2"}}
+    message = only(make(resources=resources, training__workers=3))
+    assert "each engine would divide 4 attention heads among 3 GPUs" in message
+
+
+def test_a_reference_model_of_another_vocabulary(make: Make, files: Path, tiny_model: Path) -> None:
+    other = shutil.copytree(tiny_model, files / "other")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "vocab_size": 100}))
+    message = only(make(algorithm={"kl": {"use": "loss"}}, reference={"path": str(other)}))
+    assert "error: reference.path: its vocabulary has 100 entries and the policy's 512" in message
+    assert make(algorithm={"kl": {"use": "loss"}}, reference={"path": str(tiny_model)}).errors == []
+    message = only(make(algorithm={"kl": {"use": "loss"}}, reference={"path": "./nowhere"}))
+    assert message.startswith("error: reference.path: ")
+
+
+# data
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (["{"], "train.jsonl:1: not JSON"),
+        ([ROW, {"text": "x", "instructions": []}], "train.jsonl:2: the row has no field 'prompt'; it has 'text'"),
+        ([ROW, {"prompt": "x"}], "train.jsonl:2: reward 'ifeval' needs the field 'instructions'"),
+        ([ROW, ROW, {"prompt": "x", "instructions": [{"kind": "no_comas"}]}], "train.jsonl:3: "),
+    ],
+)
+def test_the_first_bad_row_is_named(make: Make, files: Path, rows: list[dict[str, Any] | str], expected: str) -> None:
+    lines(files / "train.jsonl", *rows)
+    assert expected in only(make())
+
+
+def test_a_missing_data_file(make: Make) -> None:
+    report = make(data__sources=[{"path": "a.jsonl"}, {"path": "train.jsonl"}, {"path": "./b"}])
+    assert [finding.key for finding in report.errors] == ["data.sources.0", "data.sources.2"]
+    assert "there is no file or directory a.jsonl" in report.errors[0].message
+    assert "correct data.sources.2.path" in report.errors[1].message
+
+
+def test_a_hub_dataset_is_a_note(make: Make) -> None:
+    report = make(data__sources=[{"path": "org/dataset"}])
+    assert "note: data.sources.0: org/dataset is not checked" in only(report, "note")
+    assert report.errors == []
+
+
+def test_long_prompts_are_counted(make: Make, files: Path) -> None:
+    short = [{**ROW, "prompt": f"River {n}."} for n in range(8)]
+    lines(files / "train.jsonl", *short, {**ROW, "prompt": "river " * 100})
+    message = only(make(), "warning")
+    assert "warning: data.sources.0: 1 of 9 prompts are longer than data.max_prompt_tokens (64)" in message
+    assert "first: train.jsonl:9" in message
+
+
+def test_fewer_tasks_than_a_step_takes(make: Make, files: Path) -> None:
+    lines(files / "train.jsonl", ROW, {**ROW, "prompt": "Write about seas."})
+    assert "a step takes 8 prompts, and the data has 2" in only(make(), "warning")
+
+
+def test_evaluation_prompts_that_are_trained_on(make: Make, files: Path) -> None:
+    lines(files / "eval.jsonl", {**ROW, "prompt": "Write about river 3."}, ROW)
+    assert "1 of 2 prompts of 'eval' are trained on too" in only(make(), "warning")
+
+
+# rewards
+
+
+@pytest.fixture
+def toy_reward() -> Any:
+    @register_reward("toy_of_check")
+    class Toy(Reward):
+        closed = 0
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            if config.weight == 2:
+                raise OSError("no such server")
+
+        def check_row(self, task: Any) -> None:
+            if task.origin.endswith(":5"):
+                raise ZeroDivisionError("oh")
+
+        def close(self) -> None:
+            type(self).closed += 1
+
+    yield Toy
+    del REWARDS._plugins["toy_of_check"]
+
+
+def test_a_reward_that_raises_is_a_finding(make: Make, toy_reward: Any) -> None:
+    message = only(make(rewards={"use": [{"type": "toy_of_check", "weight": 2}]}))
+    assert message == "error: rewards.use.0: reward 'toy_of_check' cannot be made: OSError: no such server"
+    message = only(make(rewards={"use": ["toy_of_check"]}))
+    assert message == "error: rewards.use.0: train.jsonl:5: reward 'toy_of_check' fails: ZeroDivisionError: oh"
+    assert toy_reward.closed == 1
+
+
+def test_only_the_sources_of_a_reward_are_checked(make: Make, files: Path) -> None:
+    lines(files / "eval.jsonl", {"prompt": "x", "answer": "4"})
+    both = [{"type": "ifeval", "sources": ["train"]}, {"type": "math", "sources": ["eval"]}]
+    evaluation = {"sources": [{"path": "eval.jsonl", "answer_field": "answer"}]}
+    assert make(rewards={"use": both}, evaluation=evaluation).errors == []
+
+
+# engine, output, hardware
+
+
+def test_engine_arguments_are_those_of_vllm(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = {"type": "vllm", "engine_args": {"block_size": 32, "enable_prefix_caching": True}}
+    assert make(inference=good).findings == []
+    wrong = {"type": "vllm", "engine_args": {"enable_prefix_cachin": True}}
+    message = only(make(inference=wrong))
+    assert message.startswith("error: inference.engine_args.enable_prefix_cachin: vLLM has no such engine argument")
+    assert "did you mean 'enable_prefix_caching'?" in message
+    monkeypatch.setattr("roll_like.check.machine.importlib.util.find_spec", lambda name: None)
+    assert "vLLM is not installed here" in only(make(inference=wrong), "note")
+
+
+def test_an_output_folder_that_cannot_be_written(make: Make, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "train.jsonl is not a directory" in only(make(output_dir="train.jsonl"))
+    monkeypatch.setattr("roll_like.check.machine.os.access", lambda path, mode: False)
+    assert f"error: output_dir: {files} may not be written to" in only(make())
+
+
+@pytest.mark.parametrize(("free", "level"), [(1_000, "error"), (5_000_000, "warning")])
+def test_disk_space(make: Make, monkeypatch: pytest.MonkeyPatch, free: int, level: str) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr("roll_like.check.machine.shutil.disk_usage", lambda path: usage(2 * free, free, free))
+    message = only(make(), level)
+    assert "output_dir" in message
+    assert "with checkpoint.keep: 2" in message
+
+
+def test_hardware_of_this_machine(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roll_like.check.machine.os.cpu_count", lambda: 1)
+    assert "2 cores are asked for and this machine has 1" in only(make(), "warning")
+    # a cluster elsewhere is not this machine
+    report = make(resources__address="auto")
+    assert "the 1 × 2 devices are as stated" in only(report, "note")
+    assert [finding for finding in report.findings if finding.level == "warning"] == []
+
+
+def test_memory_of_this_machine(make: Make) -> None:
+    message = only(make(inference={"type": "vllm", "kv_cache_gib": 1_000_000}), "warning")
+    assert "all workers together take about 1000000.3 GiB" in message
+
+
+def test_settings_that_may_not_be_meant(make: Make) -> None:
+    message = only(make(training={"optimizer": {"warmup_steps": 10}}), "warning")
+    assert "the run has 10 optimizer updates, so 10 of warm-up never reach the peak rate" in message
+    spans = {"device": "cpu", "devices_per_node": 2, "spans": {"training": 0, "inference": 0}}
+    assert "no role uses the devices 1" in only(make(resources=spans), "warning")
+
+
+def test_refuse_errors_raises_all_of_them_or_returns_the_rest(files: Path, tiny_model: Path) -> None:
+    good = changed(model={"path": str(tiny_model)}, rollout__prompts_per_step=32)
+    assert "the data has 16" in only(refuse_errors(RLVRConfig.model_validate(good)), "warning")
+    with pytest.raises(ConfigError, match=r"^data\.sources\.0: there is no file or directory a\.jsonl"):
+        refuse_errors(RLVRConfig.model_validate(changed(good, data__sources=[{"path": "a.jsonl"}])))
+    with pytest.raises(ConfigError, match=r"(?s)^2 problems; nothing was started:\n  1\. data.*\n  2\. output_dir: "):
+        refuse_errors(
+            RLVRConfig.model_validate(changed(good, data__sources=[{"path": "a.jsonl"}], output_dir="train.jsonl"))
+        )
+
+
+# from the command line
+
+
+def test_check_prints_every_problem_and_exits_1(
+    files: Path, recording_pipeline: Any, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = changed(
+        model={"path": str(tiny_model), "chat_template": "no.jinja"},
+        data__sources=[{"path": "gone.jsonl"}],
+        output_dir="train.jsonl",
+        inference={"type": "vllm", "engine_args": {"blocksize": 1}},
+    )
+    assert cli.main(["run", "--config", str(write(files / "c.yaml", values)), "--check"]) == 1
+    captured = capsys.readouterr()
+    keys = [line.split(": ")[1] for line in captured.err.splitlines() if line.startswith("error: ")]
+    assert set(keys) == {"model.chat_template", "data.sources.0", "output_dir", "inference.engine_args.blocksize"}
+    assert "4 problems found; nothing was started" in captured.err
+    assert "Plan of" not in captured.out
+    assert recording_pipeline.calls == []
+
+
+def test_check_prints_the_plan_and_exits_0(
+    files: Path, recording_pipeline: Any, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(files / "c.yaml", changed(model={"path": str(tiny_model)}))
+    assert cli.main(["run", "--config", str(path), "--check", "steps=3"]) == 0
+    captured = capsys.readouterr()
+    assert "Plan of rlvr" in captured.out
+    assert "3 × 1 = 3" in captured.out
+    assert "no problem found" in captured.out
+    assert recording_pipeline.calls == []
+
+
+@pytest.mark.parametrize("name", ["rlvr_8gpu_colocated", "rlvr_2nodes_disaggregated"])
+def test_gpu_examples_are_accepted_without_a_gpu(
+    name: str, recording_pipeline: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert cli.main(["run", "--config", f"configs/{name}.yaml", "--check"]) == 0
+    captured = capsys.readouterr()
+    assert "Qwen/Qwen2.5-7B-Instruct" in captured.out
+    assert "1,024 / 4 = 256" in captured.out
+    assert captured.err == ""
