@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypedDict
+from typing import Any, Literal, Self
 
 from roll_like.config.sections import MetricsConfig
 from roll_like.errors import ConfigError, PluginError
@@ -28,16 +28,7 @@ from roll_like.metrics.trackers import Status, Tracker
 from roll_like.registry import TRACKERS
 from roll_like.values import Metrics, merge, reduce
 
-ROLLOUT_FIELDS = frozenset({"task_id", "prompt", "text", "reward"})
-
-
-class State(TypedDict):
-    """What a checkpoint keeps, so that a resumed run continues the same series."""
-
-    step: int
-    elapsed: float
-    trackers: dict[str, str]
-    pending: dict[str, list[tuple[int, Payload]]]
+ROLLOUT_FIELDS = frozenset({"task_id", "prompt", "response", "reward"})
 
 
 class MetricsManager:
@@ -52,7 +43,7 @@ class MetricsManager:
         run_name: For people.
         total_steps: Steps of the whole run.
         params: The resolved configuration as plain data, with its `pipeline`.
-        state: `state()` of an earlier process, to continue its run. Lines of steps that it had not
+        resume_state: `state()` of an earlier process, to continue its run. Lines of steps that it had not
             reached are removed: those steps are run again. Without it, what an earlier run left in
             the folder is moved to `earlier-N`.
         pids: Process ids of workers that do not descend from this process, for memory figures.
@@ -66,20 +57,20 @@ class MetricsManager:
         total_steps: int,
         params: Mapping[str, Any],
         *,
-        state: State | None = None,
+        resume_state: Mapping[str, Any] | None = None,
         pids: Sequence[int] = (),
     ) -> None:
         self.summary: Summary | None = None
-        self.history: list[tuple[int, dict[str, float]]] = []
+        self._history: list[dict[str, float]] = []
         self._config = config
         self._run_dir = run_dir
         self._run_name = run_name
         self._total_steps = total_steps
         self._params = params
-        self._resumed = state
+        self._resumed = resume_state
         self._pids = pids
-        self._step = 0 if state is None else state["step"]
-        self._start = time.monotonic() - (0.0 if state is None else state["elapsed"])
+        self._step = 0 if resume_state is None else int(resume_state["step"])
+        self._start = time.monotonic() - (0.0 if resume_state is None else float(resume_state["elapsed"]))
         self._progress = Progress(total_steps)
         self._trackers: dict[str, Tracker] = {}
         self._run_ids: dict[str, str] = {}
@@ -150,7 +141,7 @@ class MetricsManager:
         values = _with_throughput(reduce(merged))
         self._record(files.METRICS, step, values)
         self._step = step
-        self.history.append((step, values))
+        self._history.append({"step": step, **values})
         self.console.step(step, values)
         return values
 
@@ -164,10 +155,10 @@ class MetricsManager:
     def log_rollouts(
         self, step: int, rows: Iterable[Mapping[str, Any]], *, kind: Literal["step", "eval"] = "step"
     ) -> None:
-        """Write rollouts of a training step or an evaluation to `rollouts/`; `rollout_rows` makes the rows.
+        """Write rollouts of a training step or an evaluation to `rollouts/`.
 
         Raises:
-            ValueError: A row lacks `task_id`, `prompt`, `text` or `reward`.
+            ValueError: A row lacks `task_id`, `prompt`, `response` or `reward`.
         """
         kept = [dict(row) for row in rows]
         for index, row in enumerate(kept):
@@ -184,13 +175,25 @@ class MetricsManager:
     def _show_warning(self, text: str) -> None:
         self.console.warn(text)
 
-    def state(self) -> State:
-        """Return what a checkpoint of the last logged step keeps; plain data."""
+    def history(self) -> list[dict[str, float]]:
+        """Return one dictionary per training step, with its `step`, those before a resumption included."""
+        return [dict(values) for values in self._history]
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint of the last logged step keeps, as plain JSON.
+
+        `step` and `elapsed` (seconds) of the run, the `trackers`' run ids, and what is `pending`
+        because a tracker or the disk did not take it yet.
+        """
         return {
             "step": self._step,
             "elapsed": self._elapsed(),
             "trackers": dict(self._run_ids),
-            "pending": {key: sink.pending for key, sink in self._sinks.items() if sink.pending},
+            "pending": {
+                key: [[step, payload] for step, payload in sink.pending]
+                for key, sink in self._sinks.items()
+                if sink.pending
+            },
         }
 
     def close(self, status: Status) -> None:
@@ -216,7 +219,7 @@ class MetricsManager:
             sink.attempt(partial(tracker.close, status), "closed")
 
     def _summarise(self) -> None:
-        if not (self.history or (self._run_dir / files.EVALUATIONS).exists()):
+        if not (self._history or (self._run_dir / files.EVALUATIONS).exists()):
             return
         try:
             self.summary = write_summary(self._run_dir)
@@ -279,7 +282,7 @@ class MetricsManager:
             self._progress.add_curves(files.values_of(record))
         for record in files.read(self._run_dir / files.METRICS):
             values = files.values_of(record)
-            self.history.append((int(record["step"]), values))
+            self._history.append({"step": int(record["step"]), **values})
             self._progress.add(int(record["step"]), values, timed=False)
         return removed
 

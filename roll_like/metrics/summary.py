@@ -33,6 +33,8 @@ _COMPARED = (
     "train/kl",
     "train/entropy",
     "train/clip_fraction",
+    "train/clip_fraction_high",
+    "train/clip_fraction_low",
     "train/grad_norm",
     "mismatch/kl",
     "staleness/mean",
@@ -96,7 +98,7 @@ class Summary:
             f"{key}: {found['failures']} failed attempts, {found['undelivered']} steps missing ({found['last_error']})"
             for key, found in figures["tracker_failures"].items()
         ]
-        names = (CURVES, SUMMARY, SAMPLES, files.METRICS, files.ROLLOUTS)
+        names = (CURVES, SUMMARY, SAMPLES, files.METRICS, files.ROLLOUTS, "checkpoints", "model")
         lines += [f"  {self.run_dir / name}" for name in names if (self.run_dir / name).exists()]
         return Text("\n".join(lines))
 
@@ -230,7 +232,7 @@ def _pairs_table(pairs: Sequence[SamplePair], width: int = 120) -> Table:
             prompt = f"{_short(prompt, width // 2)}\n→ {_short(pair.after['prompt'], width // 2)}"
         cells = [_short(prompt, width + 4)]
         for row in (pair.before, pair.after):
-            cells += [_short(row["text"], width), number(float(row["reward"]))]
+            cells += [_short(row["response"], width), number(float(row["reward"]))]
         table.add_row(*(Text(cell) for cell in cells))
     return table
 

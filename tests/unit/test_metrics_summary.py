@@ -7,21 +7,18 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from rich.console import Console
 
 from roll_like.metrics import files
-from roll_like.metrics.rollouts import rollout_rows
 from roll_like.metrics.samples import pick_pairs, samples_markdown
 from roll_like.metrics.summary import write_summary
-from roll_like.types import Group, Scored, Segment, StopReason, Task, Trajectory
 
 RUN = {"name": "demo", "pipeline": "rlvr", "total_steps": 9, "sampled_rollouts": 2, "versions": {"python": "3"}}
 
 
 def row(task: str, text: str, reward: float) -> dict[str, Any]:
-    return {"task_id": task, "prompt": f"question {task}", "text": text, "reward": reward}
+    return {"task_id": task, "prompt": f"question {task}", "response": text, "reward": reward}
 
 
 def write_run(run_dir: Path, steps: int = 8, **run: Any) -> None:
@@ -124,7 +121,7 @@ def test_evaluations_are_compared_rather_than_different_training_tasks(tmp_path:
         rows = [row(str(task), f"{text} {task}", 0.5) for task in range(100) for _ in range(4)]
         files.replace(files.rollouts_path(run_dir, step, kind="eval"), rows)
     pairs = pick_pairs(run_dir, 4)
-    assert [(pair.before["text"], pair.after["text"]) for pair in pairs] == [
+    assert [(pair.before["response"], pair.after["response"]) for pair in pairs] == [
         (f"before {task}", f"after {task}") for task in (0, 25, 50, 75)
     ]
     assert (pairs[0].before_label, pairs[0].after_label) == ("before training", "after step 10")
@@ -147,23 +144,3 @@ def test_the_page_of_samples_fences_any_answer(tmp_path: Path) -> None:
     page = samples_markdown("demo", pick_pairs(run_dir, 1))
     assert "````text\n```python\nx\n```\n````" in page
     assert page.count("question a") == 1
-
-
-def test_rollout_rows_hold_what_is_shown() -> None:
-    messages = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"})
-    task = Task(
-        task_id="t:1", source="t", messages=messages,
-        prompt_ids=np.array([1, 2], np.int32), answer="yes", metadata={}, origin="t.jsonl:1",
-    )  # fmt: skip
-    trajectory = Trajectory(
-        task=task, sample_index=3, token_ids=np.array([1, 2, 3, 4], np.int32),
-        sampled=np.array([False, False, True, True]), logprobs=np.zeros(4, np.float32),
-        segments=(Segment(start=2, end=4, policy_version=7),), text="yes", stop_reason=StopReason.STOP,
-    )  # fmt: skip
-    scored = Scored(trajectory=trajectory, reward=1.0, rewards={"math": 1.0}, details={"math/strict": np.float32(0.5)})
-    (only,) = rollout_rows([Group(task=task, samples=(scored,), failures=())])
-    assert json.loads(files.encode(only)) == {
-        "task_id": "t:1", "sample_index": 3, "prompt": "system: Be brief.\nuser: Hi", "text": "yes", "reward": 1.0,
-        "rewards": {"math": 1.0}, "details": {"math/strict": 0.5}, "answer": "yes", "response_tokens": 2,
-        "stop_reason": "stop", "policy_version": 7,
-    }  # fmt: skip

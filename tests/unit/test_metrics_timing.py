@@ -41,8 +41,9 @@ def test_overlapping_spans_are_not_counted_twice() -> None:
         clock.now += 2
         with timer("reward"):
             clock.now += 1
+    clock.now += 5
     values = reduce(timer.metrics())
-    assert values == {"time/generate": 3, "time/reward": 1, "time/step": 3, "time/idle": 0}
+    assert values == {"time/generate": 3, "time/reward": 1, "time/step": 8, "time/idle": 5}
 
 
 async def test_concurrent_spans_of_one_name_count_once() -> None:
