@@ -15,6 +15,7 @@ from roll_like.check.machine import check_engine_args, check_hardware, check_out
 from roll_like.check.model import check_model, check_reference, check_sizes, check_tokenizer
 from roll_like.config.plan import Plan, plan
 from roll_like.config.rlvr import RLVRConfig
+from roll_like.data.tasks import SourceReport
 from roll_like.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Report:
-    """What a check found, and the plan of the run."""
+    """What a check found, the plan of the run, and what became of the rows of each source that could be read."""
 
     plan: Plan
     findings: list[Finding] = field(default_factory=list)
+    sources: list[SourceReport] = field(default_factory=list)
 
     @property
     def errors(self) -> list[Finding]:
@@ -43,8 +45,10 @@ def check(config: RLVRConfig) -> Report:
     findings += check_sizes(config, shape)
     findings += check_reference(config, shape)
     tasks = load_all(config, tokenizer, findings)
+    sources = [*tasks["data"], *tasks["evaluation"]]
+    report.sources += [source.report for source in sources]
     findings += check_tasks(config, tasks)
-    findings += check_rewards(config, [*tasks["data"], *tasks["evaluation"]])
+    findings += check_rewards(config, sources)
     findings += check_engine_args(config)
     findings += check_output(config, shape)
     findings += check_hardware(config, report.plan)
@@ -77,6 +81,8 @@ def show(report: Report, out: Console, err: Console) -> None:
     if report.errors:
         err.print(f"{_count(len(report.errors), 'problem')} found; nothing was started", style="bold red")
     else:
+        for source in report.sources:
+            out.print(f"tasks of {source}", markup=False, highlight=False, soft_wrap=True)
         out.print(report.plan.render())
         out.print("no problem found", style="bold green")
 

@@ -305,6 +305,7 @@ def test_check_prints_the_plan_and_exits_0(
     captured = capsys.readouterr()
     assert "Plan of rlvr" in captured.out
     assert "3 × 1 = 3" in captured.out
+    assert "tasks of train: 16 of 16 rows" in captured.out
     assert "no problem found" in captured.out
     assert recording_pipeline.calls == []
 
