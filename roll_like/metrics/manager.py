@@ -28,7 +28,7 @@ from roll_like.metrics.trackers import Status, Tracker
 from roll_like.registry import TRACKERS
 from roll_like.values import Metrics, merge, reduce
 
-ROLLOUT_FIELDS = frozenset({"task_id", "prompt", "response", "reward"})
+ROLLOUT_FIELDS = frozenset({"task_id", "prompt", "text", "reward"})
 
 
 class MetricsManager:
@@ -43,7 +43,7 @@ class MetricsManager:
         run_name: For people.
         total_steps: Steps of the whole run.
         params: The resolved configuration as plain data, with its `pipeline`.
-        resume_state: `state()` of an earlier process, to continue its run. Lines of steps that it had not
+        state: `state()` of an earlier process, to continue its run. Lines of steps that it had not
             reached are removed: those steps are run again. Without it, what an earlier run left in
             the folder is moved to `earlier-N`.
         pids: Process ids of workers that do not descend from this process, for memory figures.
@@ -57,20 +57,21 @@ class MetricsManager:
         total_steps: int,
         params: Mapping[str, Any],
         *,
-        resume_state: Mapping[str, Any] | None = None,
+        state: Mapping[str, Any] | None = None,
         pids: Sequence[int] = (),
     ) -> None:
         self.summary: Summary | None = None
-        self._history: list[dict[str, float]] = []
+        #: Step and figures of every training step, those before a resumption included.
+        self.history: list[tuple[int, dict[str, float]]] = []
         self._config = config
         self._run_dir = run_dir
         self._run_name = run_name
         self._total_steps = total_steps
         self._params = params
-        self._resumed = resume_state
+        self._resumed = state
         self._pids = pids
-        self._step = 0 if resume_state is None else int(resume_state["step"])
-        self._start = time.monotonic() - (0.0 if resume_state is None else float(resume_state["elapsed"]))
+        self._step = 0 if state is None else int(state["step"])
+        self._start = time.monotonic() - (0.0 if state is None else float(state["elapsed"]))
         self._progress = Progress(total_steps)
         self._trackers: dict[str, Tracker] = {}
         self._run_ids: dict[str, str] = {}
@@ -141,7 +142,7 @@ class MetricsManager:
         values = _with_throughput(reduce(merged))
         self._record(files.METRICS, step, values)
         self._step = step
-        self._history.append({"step": step, **values})
+        self.history.append((step, values))
         self.console.step(step, values)
         return values
 
@@ -158,7 +159,7 @@ class MetricsManager:
         """Write rollouts of a training step or an evaluation to `rollouts/`.
 
         Raises:
-            ValueError: A row lacks `task_id`, `prompt`, `response` or `reward`.
+            ValueError: A row lacks `task_id`, `prompt`, `text` or `reward`.
         """
         kept = [dict(row) for row in rows]
         for index, row in enumerate(kept):
@@ -174,10 +175,6 @@ class MetricsManager:
 
     def _show_warning(self, text: str) -> None:
         self.console.warn(text)
-
-    def history(self) -> list[dict[str, float]]:
-        """Return one dictionary per training step, with its `step`, those before a resumption included."""
-        return [dict(values) for values in self._history]
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint of the last logged step keeps, as plain JSON.
@@ -219,7 +216,7 @@ class MetricsManager:
             sink.attempt(partial(tracker.close, status), "closed")
 
     def _summarise(self) -> None:
-        if not (self._history or (self._run_dir / files.EVALUATIONS).exists()):
+        if not (self.history or (self._run_dir / files.EVALUATIONS).exists()):
             return
         try:
             self.summary = write_summary(self._run_dir)
@@ -282,7 +279,7 @@ class MetricsManager:
             self._progress.add_curves(files.values_of(record))
         for record in files.read(self._run_dir / files.METRICS):
             values = files.values_of(record)
-            self._history.append({"step": int(record["step"]), **values})
+            self.history.append((int(record["step"]), values))
             self._progress.add(int(record["step"]), values, timed=False)
         return removed
 

@@ -88,7 +88,7 @@ def samples_markdown(name: str, pairs: Sequence[SamplePair]) -> str:
         for label, row in ((pair.before_label, pair.before), (pair.after_label, pair.after)):
             if row is pair.before or not same:
                 lines += ["Prompt:", "", *_block(row["prompt"]), ""]
-            lines += [f"{label}, reward {float(row['reward']):.3f}:", "", *_block(row["response"]), ""]
+            lines += [f"{label}, reward {float(row['reward']):.3f}:", "", *_block(row["text"]), ""]
     return "\n".join(lines)
 
 

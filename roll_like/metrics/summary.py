@@ -232,7 +232,7 @@ def _pairs_table(pairs: Sequence[SamplePair], width: int = 120) -> Table:
             prompt = f"{_short(prompt, width // 2)}\n→ {_short(pair.after['prompt'], width // 2)}"
         cells = [_short(prompt, width + 4)]
         for row in (pair.before, pair.after):
-            cells += [_short(row["response"], width), number(float(row["reward"]))]
+            cells += [_short(row["text"], width), number(float(row["reward"]))]
         table.add_row(*(Text(cell) for cell in cells))
     return table
 

@@ -223,15 +223,15 @@ def test_a_resumed_run_continues_every_series(tmp_path: Path) -> None:
     first.log_evaluation(0, {"eval/avg": Mean(0.2)})
     for step in (1, 2, 3):
         first.log(step, reward(step / 10))
-        first.log_rollouts(step, [{"task_id": "a", "prompt": "p", "response": f"t{step}", "reward": 0.0}])
+        first.log_rollouts(step, [{"task_id": "a", "prompt": "p", "text": f"t{step}", "reward": 0.0}])
         if step == 2:
             state = json.loads(json.dumps(first.state()))
     first.log_evaluation(3, {"eval/avg": Mean(0.9)})
     first.close("failed")
     assert MemoryTracker.statuses == {"run0": "failed"}
 
-    with manager(run_dir, resume_state=state) as second:
-        assert [(line["step"], line["rollout/reward/mean"]) for line in second.history()] == [(1, 0.1), (2, 0.2)]
+    with manager(run_dir, state=state) as second:
+        assert [(step, values["rollout/reward/mean"]) for step, values in second.history] == [(1, 0.1), (2, 0.2)]
         assert logged_steps(run_dir) == [1, 2]
         assert not files.rollouts_path(run_dir, 3).exists()
         for step in (3, 4):
@@ -254,13 +254,13 @@ def test_a_tracker_that_lost_the_run_or_is_new_gets_the_whole_history(tmp_path: 
         first.log(1, reward(0.1))
         state = first.state()
     MemoryTracker.runs = {"unrelated": []}
-    with manager(tmp_path / "demo", resume_state=state) as second:
+    with manager(tmp_path / "demo", state=state) as second:
         second.log(2, reward(0.2))
         assert second.state()["trackers"] == {"memory": "run1"}
     assert [step for step, _ in MemoryTracker.runs["run1"]] == [0, 1, 2]
 
     state["trackers"] = {}
-    with manager(tmp_path / "demo", resume_state={**state, "step": 2}):
+    with manager(tmp_path / "demo", state={**state, "step": 2}):
         pass
     assert [step for step, _ in MemoryTracker.runs["run2"]] == [0, 1, 2]
 
@@ -273,7 +273,7 @@ def test_a_checkpoint_keeps_what_a_tracker_still_misses(tmp_path: Path) -> None:
         state = json.loads(json.dumps(first.state()))
     assert [step for step, _ in MemoryTracker.runs["run0"]] == [1]
     MemoryTracker.fail = staticmethod(lambda step: False)
-    with manager(tmp_path / "demo", resume_state=state) as second:
+    with manager(tmp_path / "demo", state=state) as second:
         second.log(3, reward(0.3))
     assert [step for step, _ in MemoryTracker.runs["run0"]] == [1, 2, 3]
 
@@ -318,7 +318,7 @@ def test_how_a_run_ended(tmp_path: Path, error: BaseException, status: str) -> N
 def test_rollouts_need_the_fields_that_are_shown(tmp_path: Path) -> None:
     with (
         manager(tmp_path / "demo") as metrics,
-        pytest.raises(ValueError, match="row 0 of step 1 lacks response, reward"),
+        pytest.raises(ValueError, match="row 0 of step 1 lacks reward, text"),
     ):
         metrics.log_rollouts(1, [{"task_id": "a", "prompt": "p"}])
 

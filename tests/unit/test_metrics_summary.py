@@ -18,7 +18,7 @@ RUN = {"name": "demo", "pipeline": "rlvr", "total_steps": 9, "sampled_rollouts":
 
 
 def row(task: str, text: str, reward: float) -> dict[str, Any]:
-    return {"task_id": task, "prompt": f"question {task}", "response": text, "reward": reward}
+    return {"task_id": task, "prompt": f"question {task}", "text": text, "reward": reward}
 
 
 def write_run(run_dir: Path, steps: int = 8, **run: Any) -> None:
@@ -121,7 +121,7 @@ def test_evaluations_are_compared_rather_than_different_training_tasks(tmp_path:
         rows = [row(str(task), f"{text} {task}", 0.5) for task in range(100) for _ in range(4)]
         files.replace(files.rollouts_path(run_dir, step, kind="eval"), rows)
     pairs = pick_pairs(run_dir, 4)
-    assert [(pair.before["response"], pair.after["response"]) for pair in pairs] == [
+    assert [(pair.before["text"], pair.after["text"]) for pair in pairs] == [
         (f"before {task}", f"after {task}") for task in (0, 25, 50, 75)
     ]
     assert (pairs[0].before_label, pairs[0].after_label) == ("before training", "after step 10")
