@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import ray
+import roll_like
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from roll_like.cluster.resources import Placement
@@ -130,7 +133,7 @@ class Cluster(Generic[W]):
 
     def _start(self, rank: int) -> Any:
         placement = self._placements[rank]
-        environment = {**_KEEP_VISIBLE_DEVICES, **self._environment(rank)}
+        environment = {**_KEEP_VISIBLE_DEVICES, "PYTHONPATH": python_path(), **self._environment(rank)}
         if placement.accelerator_ids:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(placement.accelerator_ids)
         options: dict[str, Any] = {
@@ -166,9 +169,9 @@ class Cluster(Generic[W]):
         if isinstance(error, RayTaskError):
             cause = error.cause
             if isinstance(cause, RollLikeError):
-                cause.add_note(f"raised by {where}:\n{error.traceback_str}")
+                cause.add_note(f"raised by {where}:\n{error}")
                 return cause
-            return WorkerError(f"{where} raised {type(cause).__name__}: {cause}\n{error.traceback_str}")
+            return WorkerError(f"{where} raised {type(cause).__name__}: {cause}\n{error}")
         if isinstance(error, RayActorError | ActorDiedError):
             return WorkerDied(
                 f"{where}: its process is gone ({' '.join(str(error).split())[:600]})",
@@ -176,6 +179,18 @@ class Cluster(Generic[W]):
                 "inference.kv_cache_gib, or give the run more memory",
             )
         return WorkerError(f"{where}: {type(error).__name__}: {error}")
+
+
+def python_path() -> str:
+    """Return a PYTHONPATH with which a worker imports what the driver can.
+
+    What users import from their working directory must be there when Ray unpickles a configuration.
+    Our own packages come first: a user's folder called `envs` or `rewards` must not take their place.
+    """
+    own = str(Path(roll_like.__file__).resolve().parents[1])
+    prefixes = (sys.prefix, sys.base_prefix)
+    users = [entry for entry in sys.path if Path(entry).is_dir() and not entry.startswith(prefixes)]
+    return os.pathsep.join(dict.fromkeys([own, *(str(Path(entry).resolve()) for entry in users)]))
 
 
 def thread_environment(threads: int) -> dict[str, str]:

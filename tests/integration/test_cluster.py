@@ -1,0 +1,138 @@
+"""Real Ray: placement, typed calls, errors with the worker's traceback, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import psutil
+import pytest
+
+from roll_like.cluster import Cluster, ResourceManager, WorkerDied
+from roll_like.config.sections import ResourcesConfig, Span
+from roll_like.errors import ConfigError, ResourceError, WorkerError
+
+pytestmark = pytest.mark.integration
+
+
+class Adder:
+    """A worker of a few lines."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def add(self, number: int, *, more: int = 0) -> int:
+        return self.rank + number + more
+
+    def environment(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def raise_config_error(self) -> None:
+        raise ConfigError("the key is wrong", fix="mend it")
+
+    def divide(self, by: float) -> float:
+        return 1 / by
+
+    def die(self) -> None:
+        os._exit(3)
+
+    def hang(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def fail_on_rank_one(self, seconds: float) -> None:
+        if self.rank == 1:
+            raise ValueError("rank one")
+        time.sleep(seconds)
+
+
+class AsyncAdder:
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    async def add(self, number: int) -> int:
+        return self.rank + number
+
+
+@pytest.fixture
+def adders(resources: ResourceManager):  # type: ignore[no-untyped-def]
+    placements = resources.place(Span.model_validate("0-1"), 2, "training")
+    cluster = Cluster(
+        "adders",
+        Adder,
+        placements,
+        arguments=lambda rank: (rank,),
+        environment=lambda rank: {"RANK_OF_TEST": str(rank)},
+    )
+    yield cluster
+    cluster.close()
+
+
+def test_calls(adders: Cluster[Adder]) -> None:
+    assert adders.everywhere(Adder.add, 10, more=100) == [110, 111]
+    assert adders.scatter(Adder.add, [1, 2]) == [1, 3]
+    assert adders.on(1, Adder.add, 5) == 6
+    assert adders.everywhere(Adder.environment, "RANK_OF_TEST") == ["0", "1"]
+    with pytest.raises(ValueError, match="3 shards for 2 workers"):
+        adders.scatter(Adder.add, [1, 2, 3])
+
+
+async def test_asynchronous_calls(resources: ResourceManager) -> None:
+    cluster = Cluster("async", AsyncAdder, resources.beside(2), arguments=lambda rank: (rank,))
+    assert await cluster.ask(1, AsyncAdder.add, 1) == 2
+    assert await cluster.ask_everywhere(AsyncAdder.add, 1) == [1, 2]
+    cluster.close()
+
+
+def test_an_error_arrives_as_itself_with_the_workers_traceback(adders: Cluster[Adder]) -> None:
+    with pytest.raises(ConfigError, match="the key is wrong") as caught:
+        adders.everywhere(Adder.raise_config_error)
+    assert caught.value.fix == "mend it"
+    assert "raise_config_error" in caught.value.__notes__[0]
+    with pytest.raises(WorkerError, match="adders worker 0 in divide raised ZeroDivisionError") as plain:
+        adders.on(0, Adder.divide, 0)
+    assert "return 1 / by" in str(plain.value)
+
+
+def test_the_first_error_wins_over_ranks_that_wait(adders: Cluster[Adder]) -> None:
+    started = time.monotonic()
+    with pytest.raises(WorkerError, match="adders worker 1 in fail_on_rank_one raised ValueError: rank one"):
+        adders.everywhere(Adder.fail_on_rank_one, 60.0)
+    assert time.monotonic() - started < 50
+
+
+def test_a_dead_worker_is_said_to_be_dead_and_can_be_replaced(adders: Cluster[Adder]) -> None:
+    with pytest.raises(WorkerDied, match="its process is gone"):
+        adders.on(1, Adder.die)
+    adders.restart(1)
+    assert adders.everywhere(Adder.add, 0) == [0, 1]
+
+
+def test_close_ends_the_processes_even_of_workers_that_hang(resources: ResourceManager) -> None:
+    placements = resources.place(Span.model_validate("0-1"), 2, "training")
+    cluster = Cluster("closing", Adder, placements, arguments=lambda rank: (rank,))
+    pids = cluster.everywhere(Adder.pid)
+    cluster.on(0, Adder.add, 1)
+    cluster.close(Adder.pid, timeout_seconds=5)
+    gone = time.monotonic() + 20
+    while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < gone:
+        time.sleep(0.1)
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+def test_a_cluster_that_is_too_small_says_what_it_has(resources: ResourceManager) -> None:
+    wanted = ResourcesConfig(device="cpu", devices_per_node=64, spans={"training": "0-63", "inference": "0-63"})
+    with pytest.raises(ResourceError, match=r"asks for 1 node\(s\) with 64 CPU each; the Ray cluster has 1: 2 CPU"):
+        ResourceManager(wanted).allocate()
+    gpus = wanted.model_copy(update={"device": "cuda", "devices_per_node": 1})
+    with pytest.raises(ResourceError, match="4 CPU, 1 GPU"):
+        ResourceManager(gpus).allocate()
+
+
+def test_spans_that_do_not_divide_are_refused(resources: ResourceManager) -> None:
+    with pytest.raises(ResourceError, match="3 workers on devices 0-1 of 2"):
+        resources.place(Span.model_validate("0-1"), 3, "inference")
+    with pytest.raises(ResourceError, match="1 workers on devices 2 of 2"):
+        resources.place(Span.model_validate("2"), 1, "inference")
