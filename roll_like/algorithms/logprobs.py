@@ -1,0 +1,339 @@
+"""Log-probabilities and entropies of tokens, without ever holding all logits.
+
+A vocabulary of 50,000 and 4,000 tokens make 200 million logits; the model's weights are fewer. Here
+the output projection, the softmax and their gradients run in blocks of tokens × vocabulary:
+
+    logits_nv = (hidden_n · weight_v + bias_v) / temperature
+    logprob_n = logits_n[target_n] − logsumexp(logits_n)
+    entropy_n = −Σ_v p_nv · log p_nv
+    ∂/∂logits_nv = g_n·(δ_v,target − p_nv) − e_n·p_nv·(log p_nv + entropy_n)     for upstream g, e
+
+The backward pass computes blocks again from the hidden states. What is kept between the passes is at
+most one block, the last: as large as the block that exists during the forward pass anyway, and where
+one block holds the whole batch nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from roll_like.errors import ConfigError, EngineError
+
+#: Elements of a block that are worked on at a time. On CPU two float32 tiles stay within the last
+#: cache, which makes the softmax several times faster; on GPUs large kernels are.
+CPU_TILE = 1 << 22
+DEVICE_TILE = 1 << 27
+
+
+def token_logprobs(
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    targets_N: Tensor,
+    *,
+    temperature: float,
+    chunk_tokens: int,
+    chunk_vocab: int,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the log-probability of each target and the entropy at each position, in nats, shape [N].
+
+    Products run in the dtype of `hidden_ND`, sums and softmax in float32 (float64 for float64).
+    Gradients flow to `hidden_ND`, `weight_VD` and `bias` from both results; those of the weight are
+    summed over blocks in float32.
+
+    Args:
+        hidden_ND: Last hidden states, after the final norm.
+        weight_VD: Output projection. With ZeRO-3 call this inside the module that owns it, so that
+            its hooks gather the weight for the backward pass too.
+        targets_N: The token that each position predicts, integers.
+        temperature: The behaviour policy's; logits are divided by it, so that the results are those
+            of the distribution that sampled.
+        chunk_tokens: Rows of logits that exist at a time, at most.
+        chunk_vocab: Columns of logits that exist at a time, at most.
+        bias: Of the output projection, shape [V].
+
+    Raises:
+        ConfigError: A setting is out of range.
+        EngineError: A target is not in the vocabulary, or shapes do not fit.
+    """
+    if not (temperature > 0 and math.isfinite(temperature)):
+        raise ConfigError(
+            f"log-probabilities at temperature {temperature} are not defined; a positive number was expected",
+            fix="set rollout.temperature above 0 for training",
+        )
+    if chunk_tokens < 1 or chunk_vocab < 1:
+        raise ConfigError(
+            f"chunk_tokens is {chunk_tokens} and chunk_vocab is {chunk_vocab}; at least 1 was expected",
+            fix="set training.logprob_chunk_tokens and training.logprob_chunk_vocab",
+        )
+    _check_shapes(hidden_ND, weight_VD, targets_N, bias)
+    cut = _Cut(temperature, chunk_tokens, chunk_vocab, keep=torch.is_grad_enabled())
+    weight_VD = weight_VD.to(hidden_ND.dtype)  # mixed precision: a master weight in float32
+    logprobs_N, entropy_N = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden_ND, weight_VD, bias, targets_N.long(), cut
+    )
+    return logprobs_N, entropy_N
+
+
+def _check_shapes(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, bias: Tensor | None) -> None:
+    if hidden_ND.shape != (len(targets_N), weight_VD.shape[1]) or (bias is not None and len(bias) != len(weight_VD)):
+        raise EngineError(
+            f"hidden states of shape {tuple(hidden_ND.shape)}, targets {tuple(targets_N.shape)}, output projection "
+            f"{tuple(weight_VD.shape)} and bias {None if bias is None else tuple(bias.shape)} do not fit; "
+            "[N, D], [N], [V, D] and [V] were expected"
+        )
+    if len(targets_N):
+        low, high = targets_N.aminmax()
+        if int(low) < 0 or int(high) >= len(weight_VD):
+            raise EngineError(
+                f"token ids from {int(low)} to {int(high)} are to be predicted by a model with a vocabulary of "
+                f"{len(weight_VD)}",
+                fix="use the tokenizer that belongs to model.path",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """How the work is cut into blocks.
+
+    Attributes:
+        keep: Whether a backward pass may follow.
+    """
+
+    temperature: float
+    chunk_tokens: int
+    chunk_vocab: int
+    keep: bool
+
+    def tokens(self, count: int) -> list[slice]:
+        """Cut into equal parts, so that the last block, which may be kept, is no small rest."""
+        parts = math.ceil(count / self.chunk_tokens)
+        return _slices(count, math.ceil(count / parts)) if parts else []
+
+    def vocabulary(self, count: int) -> list[slice]:
+        return _slices(count, self.chunk_vocab)
+
+
+def _slices(count: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+class _Blocks:
+    """The logits of one block at a time, in `buffer`, and float32 views of them tile by tile."""
+
+    def __init__(
+        self, hidden_ND: Tensor, weight_VD: Tensor, bias: Tensor | None, cut: _Cut, buffer: Tensor | None = None
+    ) -> None:
+        self.hidden_ND, self.weight_VD, self.bias, self.temperature = hidden_ND, weight_VD, bias, cut.temperature
+        self.tokens, self.vocabulary = cut.tokens(len(hidden_ND)), cut.vocabulary(len(weight_VD))
+        rows, columns = (max((part.stop - part.start for part in parts), default=0) for parts in self._parts)
+        self.buffer = hidden_ND.new_empty(rows * columns) if buffer is None else buffer
+        self.wide = torch.float64 if hidden_ND.dtype == torch.float64 else torch.float32
+        elements = CPU_TILE if hidden_ND.device.type == "cpu" else DEVICE_TILE
+        self.tile_rows = max(1, min(rows, elements // max(columns, 1)))
+        self._tile, self._scratch = (hidden_ND.new_empty(self.tile_rows * columns, dtype=self.wide) for _ in range(2))
+
+    @property
+    def _parts(self) -> tuple[list[slice], list[slice]]:
+        return self.tokens, self.vocabulary
+
+    def view(self, rows: slice, columns: slice) -> Tensor:
+        """Return the buffer as the block `rows × columns`, whatever it holds, shape [C, K]."""
+        shape = (rows.stop - rows.start, columns.stop - columns.start)
+        return self.buffer[: shape[0] * shape[1]].view(shape)
+
+    def compute(self, rows: slice, columns: slice) -> Tensor:
+        """Compute the products of a block, before bias and temperature, shape [C, K]."""
+        block_CK = self.view(rows, columns)
+        torch.mm(self.hidden_ND[rows], self.weight_VD[columns].t(), out=block_CK)
+        return block_CK
+
+    def tiles(self, block_CK: Tensor, columns: slice) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Yield rows within the block, their final logits, and a scratch of the same shape."""
+        for rows in _slices(len(block_CK), self.tile_rows):
+            part = block_CK[rows]
+            tile, scratch = (memory[: part.numel()].view(part.shape) for memory in (self._tile, self._scratch))
+            tile.copy_(part)
+            if self.bias is not None:
+                tile.add_(self.bias[columns])
+            if self.temperature != 1.0:
+                tile.div_(self.temperature)
+            yield rows, tile, scratch
+
+    def add(self, total: Tensor, part: Tensor) -> None:
+        """Add a product in low precision to a sum in float32, tile by tile."""
+        flat_total, flat_part = total.view(-1), part.view(-1)
+        for piece in _slices(part.numel(), self._tile.numel()):
+            wide = self._tile[: piece.stop - piece.start].copy_(flat_part[piece])
+            flat_total[piece].add_(wide)
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """`token_logprobs` with a backward pass of its own."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, bias: Tensor | None, targets_N: Tensor, cut: _Cut
+    ) -> tuple[Tensor, Tensor]:
+        blocks = _Blocks(hidden_ND, weight_VD, bias, cut)
+        keep = cut.keep and any(ctx.needs_input_grad) and len(blocks.vocabulary) == 1
+        logsumexp_N, logprobs_N, entropy_N = (hidden_ND.new_zeros(len(hidden_ND), dtype=blocks.wide) for _ in range(3))
+        with torch.autocast(hidden_ND.device.type, enabled=False):
+            for rows in blocks.tokens:
+                last = rows.stop == len(hidden_ND)
+                results = _forward_rows(blocks, rows, targets_N[rows], keep=keep and last)
+                logsumexp_N[rows], logprobs_N[rows], entropy_N[rows] = results
+        ctx.save_for_backward(hidden_ND, weight_VD, bias, targets_N, logsumexp_N, logprobs_N, entropy_N)
+        ctx.cut = cut
+        ctx.kept = blocks.buffer if keep else None
+        ctx.set_materialize_grads(False)
+        return logprobs_N, entropy_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        grad_logprobs_N, grad_entropy_N = grads
+        if grad_logprobs_N is None and grad_entropy_N is None:
+            return (None,) * 5
+        hidden_ND, weight_VD, bias, *saved = ctx.saved_tensors
+        # the kept block is overwritten: a second backward pass computes it again
+        kept, ctx.kept = ctx.kept, None
+        blocks = _Blocks(hidden_ND, weight_VD, bias, ctx.cut, kept)
+        # probabilities alone do not give log p exactly, which the entropy's gradient needs
+        gradients = _Gradients(blocks, saved, grad_logprobs_N, grad_entropy_N)
+        with torch.autocast(hidden_ND.device.type, enabled=False):
+            results = gradients.run(ctx.needs_input_grad[:3], kept=kept is not None and grad_entropy_N is None)
+        return *results, None, None
+
+
+def _forward_rows(blocks: _Blocks, rows: slice, targets_C: Tensor, *, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log-sum-exp, log-probability and entropy of some tokens; `keep` leaves probabilities in the buffer."""
+    total = None
+    for columns in blocks.vocabulary:
+        part = _forward_block(blocks, rows, columns, targets_C, keep=keep)
+        total = part if total is None else _merge(total, part)
+    if total is None:
+        raise EngineError("the output projection has no rows; a vocabulary of at least 1 was expected")
+    logsumexp_C, target_logits_C, entropy_C = total
+    return logsumexp_C, target_logits_C - logsumexp_C, entropy_C
+
+
+def _forward_block(
+    blocks: _Blocks, rows: slice, columns: slice, targets_C: Tensor, *, keep: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log-sum-exp and entropy within a part of the vocabulary, and the target's logit if it is there, else 0."""
+    block_CK = blocks.compute(rows, columns)
+    logsumexp_C, picked_C, entropy_C = (block_CK.new_empty(len(block_CK), dtype=blocks.wide) for _ in range(3))
+    local_C = (targets_C - columns.start).clamp(0, block_CK.shape[1] - 1)
+    for tile_rows, tile, scratch in blocks.tiles(block_CK, columns):
+        torch.log_softmax(tile, 1, out=scratch)
+        maximum = tile.amax(1)
+        logsumexp_C[tile_rows] = maximum - scratch.amax(1)
+        picked_C[tile_rows] = tile.gather(1, local_C[tile_rows, None]).squeeze(1)
+        torch.softmax(scratch, 1, out=tile)  # of log p: faster than exp on CPU
+        entropy_C[tile_rows] = -scratch.mul_(tile).sum(1)
+        if keep:
+            block_CK[tile_rows] = tile
+    inside = (targets_C >= columns.start) & (targets_C < columns.stop)
+    return logsumexp_C, torch.where(inside, picked_C, 0.0), entropy_C
+
+
+def _merge(left: tuple[Tensor, Tensor, Tensor], right: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Join two parts of the vocabulary: the entropy of a mixture is its parts' plus that of choosing between them."""
+    logsumexp_C = torch.logaddexp(left[0], right[0])
+    entropy_C = torch.zeros_like(logsumexp_C)
+    for part_logsumexp_C, _, part_entropy_C in (left, right):
+        log_share_C = part_logsumexp_C - logsumexp_C
+        entropy_C += log_share_C.exp() * (part_entropy_C - log_share_C)
+    return logsumexp_C, left[1] + right[1], entropy_C
+
+
+class _Gradients:
+    """The backward pass.
+
+    Without an entropy gradient a row of ∂/∂logits is (−g_n/temperature)·(p_nv − δ_v,target): the block
+    holds p − δ, and the factor scales rows of the small [N, D] matrices on either side of the product.
+    """
+
+    def __init__(
+        self, blocks: _Blocks, saved: list[Tensor], grad_logprobs_N: Tensor | None, grad_entropy_N: Tensor | None
+    ) -> None:
+        self.blocks = blocks
+        self.targets_N, self.logsumexp_N, self.logprobs_N, self.entropy_N = saved
+        self.grad_logprobs_N = torch.zeros_like(self.logprobs_N) if grad_logprobs_N is None else grad_logprobs_N
+        self.grad_entropy_N = grad_entropy_N
+        factor_N = self.grad_logprobs_N if grad_entropy_N is None else torch.ones_like(self.logprobs_N)
+        self.scale_N1 = -factor_N[:, None] / blocks.temperature
+
+    def run(self, needed: tuple[bool, bool, bool], *, kept: bool) -> list[Tensor | None]:
+        """Return gradients of hidden states, weight and bias, or None where not needed."""
+        blocks, (needs_hidden, needs_weight, needs_bias) = self.blocks, needed
+        hidden_ND, weight_VD, bias = blocks.hidden_ND, blocks.weight_VD, blocks.bias
+        once = len(blocks.tokens) == 1
+        grad_hidden_ND = torch.zeros_like(hidden_ND) if needs_hidden else None
+        grad_weight_VD = (
+            weight_VD.new_zeros(weight_VD.shape, dtype=weight_VD.dtype if once else blocks.wide)
+            if needs_weight
+            else None
+        )
+        grad_bias_V = bias.new_zeros(bias.shape, dtype=blocks.wide) if needs_bias and bias is not None else None
+        # the last tokens first: their block may be in the buffer
+        for rows in reversed(blocks.tokens):
+            scale_C1 = self.scale_N1[rows]
+            scaled_CD = (hidden_ND[rows] * scale_C1).to(hidden_ND.dtype)
+            sum_CD = hidden_ND.new_zeros(scaled_CD.shape, dtype=blocks.wide)
+            for columns in blocks.vocabulary:
+                block_CK = self._kept(rows, columns) if kept else self._recomputed(rows, columns)
+                if needs_hidden:
+                    sum_CD += block_CK @ weight_VD[columns]
+                if grad_weight_VD is not None and once:
+                    torch.mm(block_CK.t(), scaled_CD, out=grad_weight_VD[columns])
+                elif grad_weight_VD is not None:
+                    blocks.add(grad_weight_VD[columns], block_CK.t() @ scaled_CD)
+                if grad_bias_V is not None:
+                    grad_bias_V[columns] += (block_CK.t() @ scale_C1.to(block_CK.dtype)).flatten()
+            kept = False
+            if grad_hidden_ND is not None:
+                grad_hidden_ND[rows] = (sum_CD * scale_C1).to(hidden_ND.dtype)
+        return [
+            grad_hidden_ND,
+            None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype),
+            None if grad_bias_V is None or bias is None else grad_bias_V.to(bias.dtype),
+        ]
+
+    def _kept(self, rows: slice, columns: slice) -> Tensor:
+        """Turn the probabilities that the forward pass left in the buffer into p − δ, shape [C, K]."""
+        block_CK = self.blocks.view(rows, columns)
+        minus_rest_C = torch.expm1(self.logprobs_N[rows])
+        block_CK.scatter_(1, self.targets_N[rows, None], minus_rest_C[:, None].to(block_CK.dtype))
+        return block_CK
+
+    def _recomputed(self, rows: slice, columns: slice) -> Tensor:
+        """Compute the block again and turn it into the gradient's rows, shape [C, K]."""
+        block_CK = self.blocks.compute(rows, columns)
+        local_C1 = self.targets_N[rows, None] - columns.start
+        inside_C1 = (local_C1 >= 0) & (local_C1 < block_CK.shape[1])
+        local_C1 = local_C1.clamp(0, block_CK.shape[1] - 1)
+        # exact where the policy is nearly certain, where p − 1 would round to 0
+        minus_rest_C1 = torch.expm1(self.logprobs_N[rows, None])
+        for tile_rows, tile, scratch in self.blocks.tiles(block_CK, columns):
+            tile.sub_(self.logsumexp_N[rows][tile_rows, None])
+            if self.grad_entropy_N is not None:
+                scratch.copy_(tile).add_(self.entropy_N[rows][tile_rows, None])
+            tile.exp_()
+            if self.grad_entropy_N is not None:
+                scratch.mul_(tile).mul_(self.grad_entropy_N[rows][tile_rows, None])
+            at = local_C1[tile_rows]
+            present = tile.gather(1, at)
+            tile.scatter_(1, at, torch.where(inside_C1[tile_rows], minus_rest_C1[tile_rows], present))
+            if self.grad_entropy_N is not None:
+                tile.mul_(self.grad_logprobs_N[rows][tile_rows, None]).add_(scratch)
+            block_CK[tile_rows] = tile
+        return block_CK
