@@ -4,24 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
-from roll_like.build import (
-    Workers,
-    build_evaluator,
-    build_rollouts,
-    build_weight_sync,
-    start_workers,
-)
+from roll_like.build import Workers, build_evaluator, build_rollouts, evaluate_model, export_model, start_workers
+from roll_like.check import refuse_errors
 from roll_like.config.rlvr import RLVRConfig
 from roll_like.metrics.summary import Summary
-from roll_like.registry import ADVANTAGES, PIPELINES
+from roll_like.registry import PIPELINES
 from roll_like.rollout.evaluate import Evaluator
-from roll_like.rollout.metrics import rollout_metrics, rollout_rows
+from roll_like.rollout.metrics import rollout_metrics
 from roll_like.rollout.source import RolloutSource
 from roll_like.run import RunContext, RunResult, RunState, launch
-from roll_like.training.engine import TrainingEngine, with_reference
-from roll_like.weights.sync import WeightSync
+from roll_like.training.engine import with_reference
 
 
 @PIPELINES.register("rlvr")
@@ -31,27 +25,53 @@ class RLVRPipeline:
 
     Config: ClassVar[type[RLVRConfig]] = RLVRConfig
 
+    config: RLVRConfig
     run_state: RunState
     workers: Workers
     rollouts: RolloutSource
-    advantages: Any
-    actor: TrainingEngine
-    reference: TrainingEngine | None
-    weights: WeightSync
     evaluator: Evaluator | None
 
     def run(self) -> None:
-        """Train to the end: the current policy samples, its samples are judged, the judgement moves it."""
-        self.weights.push()
-        self.evaluate(before=True)
-        for step in self.run_state.steps():
-            with self.devices.generating():
+        """Train to the end: the policy samples, its samples are judged, the verdicts move it."""
+        state, workers = self.run_state, self.workers
+        workers.weights.push()
+        state.evaluate(self.evaluator)
+        for step in state.steps():
+            with workers.generating():
                 collected = self.rollouts.collect(step)
-            with self.devices.training():
-                samples = self.advantages.assign(collected.groups)
-                report = self.actor.train_step(with_reference(samples, self.reference))
-            sync = self.weights.push()
-            self.run_state.log(step, rollout_metrics(collected, sync.version - 1), report.metrics, sync.metrics)
-            self.run_state.metrics.log_rollouts(step, rollout_rows(collected.groups))
-            self.evaluate(step)
-        self.evaluate(after=True)
+            with workers.training():
+                samples = workers.advantages.assign(collected.groups)
+                report = workers.actor.train_step(with_reference(samples, workers.kl_reference))
+            sync = workers.weights.push()
+            state.log(step, rollout_metrics(collected, sync.version - 1), report.metrics, sync.metrics)
+            state.keep_rollouts(collected)
+            state.evaluate(self.evaluator)
+
+    @classmethod
+    def build(cls, config: RLVRConfig, run: RunContext) -> Self:
+        """Start the workers and put the parts together, where a resumed run left them."""
+        workers = start_workers(config, run)
+        rollouts = build_rollouts(config, workers)
+        run.state.keep([workers.actor], rollouts=rollouts)
+        evaluator = build_evaluator(config, workers.scheduler, workers.runner)
+        return cls(config=config, run_state=run.state, workers=workers, rollouts=rollouts, evaluator=evaluator)
+
+    def export(self, directory: Path, summary: Summary) -> None:
+        """Write the trained model as a Hugging Face directory, with a card of the run."""
+        export_model(self.workers.actor, self.config, directory, summary)
+
+    @classmethod
+    def launch(cls, config: RLVRConfig, *, resume: str | None = None) -> RunResult:
+        """Check the configuration, then train in a folder of its own.
+
+        Args:
+            config: The validated configuration.
+            resume: None starts anew; "" continues the latest run of this name; else the run to continue.
+        """
+        refuse_errors(config)
+        return launch(config, cls.build, resume=resume)
+
+    @classmethod
+    def evaluate(cls, config: RLVRConfig, model: str) -> dict[str, float]:
+        """Evaluate a model on the configuration's evaluation set; print and return the figures."""
+        return evaluate_model(config, model)

@@ -1,13 +1,155 @@
-"""Makes the parts that pipelines share out of a configuration: each function starts one part."""
+"""Makes the parts that pipelines share out of a configuration: each function starts or builds one part."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
 
-from roll_like.cluster import Cluster, Placement, ResourceManager, thread_environment
-from roll_like.config.sections import Span
+from roll_like.cluster import Cluster, Placement, RaySession, ResourceManager, thread_environment
+from roll_like.config.load import dump_config
+from roll_like.config.rlvr import RLVRConfig
+from roll_like.config.sections import Span, TrainingConfig
+from roll_like.data.order import TaskOrder
+from roll_like.data.tasks import TaskSet, load_tasks
+from roll_like.errors import ConfigError
+from roll_like.inference.worker import InferenceSpec, InferenceWorker, inference_environment
+from roll_like.metrics.summary import Summary
+from roll_like.models.export import ModelCard
+from roll_like.models.load import ResolvedModel, load_tokenizer, resolve_model
+from roll_like.registry import ADVANTAGES
+from roll_like.rewards.base import RewardConfig
+from roll_like.rewards.worker import RewardWorker, notebook_rewards
+from roll_like.rollout.evaluate import Evaluator
+from roll_like.rollout.handles import ActorReplica, RewardPool
+from roll_like.rollout.scheduler import GenerateScheduler
+from roll_like.rollout.source import SynchronousRollouts
+from roll_like.run import RunContext, RunState
+from roll_like.training.advantages import Advantages
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.worker import DeepSpeedWorker, TrainerSpec
+from roll_like.values import reduce
+from roll_like.weights.sync import WeightSync
+
+#: Added to the rewards' own limits before their worker is taken for dead: it has to start first. Seconds.
+REWARD_GRACE = 60.0
+Timer = Callable[[str], AbstractContextManager[None]]
+
+
+@dataclass(kw_only=True)
+class Workers:
+    """Everything of a run that lives in actors, and the parts that speak for it.
+
+    Attributes:
+        state: The run.
+        runner: The driver's event loop.
+        model: The starting model, as a local directory.
+        actor: The policy being trained.
+        kl_reference: The reference model, where the loss needs it.
+        advantages: The estimator, with a KL penalty in the reward where configured.
+        inference: The engines' cluster.
+        scheduler: Fills groups from the engines and the reward workers.
+        weights: Actor to engines.
+        time_shared: Whether actor and engines have the same GPUs and must make room for each other.
+    """
+
+    state: RunState
+    runner: asyncio.Runner
+    model: ResolvedModel
+    actor: TrainingEngine
+    kl_reference: TrainingEngine | None
+    advantages: Advantages
+    inference: Cluster[InferenceWorker]
+    scheduler: GenerateScheduler
+    weights: WeightSync
+    time_shared: bool
+
+    @contextmanager
+    def generating(self) -> Iterator[None]:
+        """Give the devices to the inference engines. SIGTERM may cut this short: no weight has moved yet."""
+        with self.state.timer("generate"):
+            if self.time_shared:
+                self.actor.cluster.everywhere(DeepSpeedWorker.offload)
+            with self.state.interruptible():
+                yield
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Give the devices to the trainer."""
+        with self.state.timer("train"):
+            if self.time_shared:
+                self.runner.run(self.inference.ask_everywhere(InferenceWorker.sleep))
+                self.actor.cluster.everywhere(DeepSpeedWorker.reload)
+            yield
+            if self.time_shared:
+                self.runner.run(self.inference.ask_everywhere(InferenceWorker.wake))
+
+
+def start_workers(config: RLVRConfig, run: RunContext) -> Workers:
+    """Start every actor of a run, side by side, and wait until all are ready.
+
+    Raises:
+        RollLikeError: One of them did not start.
+    """
+    timer = run.state.timer
+    run.state.metrics.phase("preparing the model")
+    model = resolve_model(config.model)
+    runner = run.stack.enter_context(asyncio.Runner())
+    run.state.metrics.phase("starting workers")
+    inference = start_inference(config, model, run.resources, run.stack)
+    rewards = start_reward_pool(config, run.resources, run.stack)
+    actor = start_trainer(
+        "training",
+        trainer_spec(config, model, config.training, frozen=False),
+        run.resources,
+        config.resources.spans.training,
+        max_response_tokens=config.rollout.max_response_tokens,
+        stack=run.stack,
+        span_timer=timer,
+    )
+    reference = start_reference(config, run, model)
+    runner.run(wait_for_inference(inference))
+    estimator = ADVANTAGES.get(config.algorithm.advantage.type)(config.algorithm.advantage)
+    spans = config.resources.spans
+    return Workers(
+        state=run.state,
+        runner=runner,
+        model=model,
+        actor=actor,
+        kl_reference=reference if config.algorithm.kl.use == "loss" else None,
+        advantages=Advantages(estimator, config.algorithm.kl, reference),
+        inference=inference,
+        scheduler=GenerateScheduler(
+            [ActorReplica(inference, rank) for rank in range(len(inference))],
+            rewards,
+            max_in_flight=config.rollout.max_in_flight,
+            retries=config.rollout.retries,
+            progress=lambda done, total: run.state.metrics.phase("generating", done, total),
+        ),
+        weights=start_weight_sync(config, actor, inference, runner, timer),
+        time_shared=config.resources.device == "cuda" and spans.training.overlaps(spans.inference),
+    )
+
+
+def trainer_spec(config: RLVRConfig, model: ResolvedModel, training: TrainingConfig, *, frozen: bool) -> TrainerSpec:
+    """Return what the ranks of an actor or of a reference model need to know."""
+    span = config.resources.spans.training
+    return TrainerSpec(
+        model_path=str(model.path),
+        dtype=config.model.dtype,
+        device=config.resources.device,
+        threads=len(span) // training.workers,
+        seed=config.seed,
+        training=training,
+        frozen=frozen,
+        algorithm=config.algorithm,
+        temperature=config.rollout.temperature,
+        total_updates=config.steps * config.algorithm.updates_per_step,
+        trust_remote_code=config.model.trust_remote_code,
+    )
 
 
 def start_trainer(
@@ -17,6 +159,10 @@ def start_trainer(
     span: Span,
     *,
     max_response_tokens: int,
+    stack: ExitStack,
+    span_timer: #: Added to the rewards' own limits before their worker is taken for dead: it has to start first. Seconds.
+REWARD_GRACE = 60.0
+Timer = lambda name: nullcontext(),
 ) -> TrainingEngine:
     """Start the ranks of a training engine (or of a frozen reference model) on a span.
 
@@ -32,18 +178,16 @@ def start_trainer(
         arguments=lambda rank: (spec, rank, world),
         environment=lambda rank: trainer_environment(placements[rank], spec.device),
     )
-    try:
-        address = cluster.on(0, DeepSpeedWorker.address)
-        cluster.everywhere(DeepSpeedWorker.start, address)
-    except BaseException:
-        cluster.close()
-        raise
+    stack.callback(cluster.close, DeepSpeedWorker.close)
+    address = cluster.on(0, DeepSpeedWorker.address)
+    cluster.everywhere(DeepSpeedWorker.start, address)
     return TrainingEngine(
         cluster,
         algorithm=spec.algorithm,
         max_response_tokens=max_response_tokens,
         max_tokens_per_micro_batch=spec.training.max_tokens_per_micro_batch,
         share_prompts=spec.training.share_prompts,
+        span=span_timer,
     )
 
 
@@ -52,3 +196,127 @@ def trainer_environment(placement: Placement, device: str) -> Mapping[str, str]:
     if device == "cpu":
         return {**thread_environment(len(placement.devices)), "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     return {"DS_ACCELERATOR": "cuda", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def start_reference(config: RLVRConfig, run: RunContext, actor_model: ResolvedModel) -> TrainingEngine | None:
+    """Start the frozen model that KL terms compare with, or nothing where there is none."""
+    if config.reference is None:
+        return None
+    path = config.reference.path
+    model = actor_model if path is None else resolve_model(config.model.model_copy(update={"path": path}))
+    training = TrainingConfig(
+        workers=config.reference.workers,
+        max_tokens_per_micro_batch=config.reference.max_tokens_per_micro_batch,
+        share_prompts=config.training.share_prompts,
+        logprob_chunk_tokens=config.training.logprob_chunk_tokens,
+        logprob_chunk_vocab=config.training.logprob_chunk_vocab,
+    )
+    spans = config.resources.spans
+    return start_trainer(
+        "reference",
+        trainer_spec(config, model, training, frozen=True),
+        run.resources,
+        spans.reference or spans.training,
+        max_response_tokens=config.rollout.max_response_tokens,
+        stack=run.stack,
+        span_timer=run.state.timer,
+    )
+
+
+def start_reward_pool(config: RLVRConfig, resources: ResourceManager, stack: ExitStack) -> RewardPool:
+    """Start the reward workers; they need no device, and one thread each."""
+    plugins = notebook_rewards(cast(Sequence[RewardConfig], config.rewards.use))
+    cluster = Cluster(
+        "rewards",
+        RewardWorker,
+        resources.beside(config.rewards.workers),
+        arguments=lambda rank: (config.rewards, config.import_, plugins),
+        environment=lambda rank: {**thread_environment(1), "CUDA_VISIBLE_DEVICES": ""},
+        concurrency=64,
+    )
+    stack.callback(cluster.close, RewardWorker.close)
+    return RewardPool(cluster, limit_seconds=REWARD_GRACE + config.rewards.timeout_seconds * (config.rewards.retries + 1))
+
+
+def tasks_of(config: RLVRConfig) -> TaskSet:
+    """Return the training tasks."""
+    return load_tasks(config.data.sources, load_tokenizer(config.model), config.data.max_prompt_tokens)
+
+
+def build_rollouts(config: RLVRConfig, workers: Workers) -> SynchronousRollouts:
+    """Return the source of a step's groups."""
+    tasks = tasks_of(config)
+    for report in tasks.report:
+        if report.too_long:
+            workers.state.metrics.warn(str(report))
+    return SynchronousRollouts(
+        workers.scheduler,
+        tasks,
+        TaskOrder(tasks, seed=config.seed, shuffle=config.data.shuffle),
+        config.rollout,
+        seed=config.seed,
+        runner=workers.runner,
+    )
+
+
+def build_evaluator(config: RLVRConfig, scheduler: GenerateScheduler, runner: asyncio.Runner) -> Evaluator | None:
+    """Return what measures the policy, or nothing where there is no `evaluation` section."""
+    if config.evaluation is None:
+        return None
+    tasks = load_tasks(
+        config.evaluation.sources,
+        load_tokenizer(config.model),
+        config.data.max_prompt_tokens,
+        key="evaluation.sources",
+    )
+    return Evaluator(
+        scheduler,
+        tasks,
+        config.evaluation,
+        max_response_tokens=config.rollout.max_response_tokens,
+        seed=config.seed,
+        runner=runner,
+    )
+
+
+def export_model(actor: TrainingEngine, config: RLVRConfig, directory: Path, summary: Summary) -> None:
+    """Write the actor's model as a Hugging Face directory, with a card of the run."""
+    figures = summary.figures
+    card = ModelCard(
+        name=str(figures["name"]),
+        base_model=config.model.path,
+        pipeline=config.pipeline,
+        steps=int(figures["steps"]),
+        evaluation={"eval/avg": (figures["eval_before"], figures["eval_after"])},
+        figures={name: figures[name] for name in ("reward_first", "reward_last") if figures[name] is not None},
+        config_yaml=dump_config(config),
+    )
+    actor.cluster.everywhere(DeepSpeedWorker.export, str(directory), config.model, card)
+
+
+def evaluate_model(config: RLVRConfig, model_path: str) -> dict[str, float]:
+    """Evaluate a model on the configuration's evaluation set, without a trainer.
+
+    Raises:
+        ConfigError: The configuration has no `evaluation` section.
+    """
+    config = config.model_copy(update={"model": config.model.model_copy(update={"path": model_path})})
+    with ExitStack() as stack:
+        runner = stack.enter_context(asyncio.Runner())
+        stack.enter_context(RaySession(config.resources, config.output_dir / "evaluation-logs"))
+        resources = stack.enter_context(ResourceManager(config.resources))
+        resources.allocate()
+        inference = start_inference(config, resolve_model(config.model), resources, stack)
+        pool = start_reward_pool(config, resources, stack)
+        runner.run(wait_for_inference(inference))
+        scheduler = GenerateScheduler(
+            [ActorReplica(inference, rank) for rank in range(len(inference))],
+            pool,
+            max_in_flight=config.rollout.max_in_flight,
+            retries=config.rollout.retries,
+        )
+        evaluator = build_evaluator(config, scheduler, runner)
+        if evaluator is None:
+            raise ConfigError("this configuration has no `evaluation` section", fix="add evaluation.sources")
+        metrics, _ = evaluator.evaluate()
+    return reduce(metrics)

@@ -82,7 +82,6 @@ class Registry(Generic[T]):
     def _load(self) -> None:
         if self._loaded:
             return
-        self._loaded = True
         for module in self._builtins:
             importlib.import_module(module)
         for point in entry_points(group=self.group):
@@ -93,6 +92,7 @@ class Registry(Generic[T]):
                     f"the entry point {point.name!r} of group {self.group!r} cannot be imported: {error}",
                     fix=f"reinstall or remove the package that declares {point.value!r}",
                 ) from error
+        self._loaded = True  # only now: a second look-up must meet the same broken entry point, not "unknown"
 
 
 def _origin(plugin: Any) -> str:

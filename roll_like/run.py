@@ -15,9 +15,13 @@ from roll_like.cluster import RaySession, ResourceManager
 from roll_like.config.load import dump_config
 from roll_like.config.rlvr import RLVRConfig
 from roll_like.errors import CheckpointError, ConfigError
+from roll_like.metrics import files
 from roll_like.metrics.manager import MetricsManager
 from roll_like.metrics.summary import Summary, write_summary
 from roll_like.metrics.timing import StepTimer
+from roll_like.rollout.evaluate import Evaluator
+from roll_like.rollout.metrics import rollout_rows
+from roll_like.rollout.scheduler import Collected
 from roll_like.signals import StopRequested, StopSignal
 from roll_like.values import Metrics
 
@@ -30,7 +34,7 @@ class Stateful(Protocol):
     def state(self) -> dict[str, Any]:
         """Return it as plain JSON."""
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, Any], /) -> None:
         """Continue where `state` was taken."""
 
 
@@ -55,9 +59,6 @@ class Pipeline(Protocol):
     def export(self, directory: Path, summary: Summary) -> None:
         """Write the trained model as a Hugging Face directory."""
 
-    def close(self) -> None:
-        """End the workers."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
@@ -66,14 +67,14 @@ class RunResult:
     Attributes:
         name: Name of the run.
         directory: Its folder.
-        summary: The figures of `summary.json`.
+        summary: Its `figures` are those of `summary.json`; None when no step was finished.
         metrics: One dictionary a step, as in `metrics.jsonl`.
         stopped: Whether SIGTERM ended it before its last step.
     """
 
     name: str
     directory: Path
-    summary: Summary
+    summary: Summary | None
     metrics: Sequence[Mapping[str, float]]
     stopped: bool
 
@@ -108,7 +109,7 @@ class RunState:
         self._signal = signal
         self._store = store
         self._resumed = resumed
-        self._parts: dict[str, Stateful] = {}
+        self._parts: Mapping[str, Stateful] = {}
         self._engines: list[SavedEngine] = []
         self._boundary: dict[str, Any] = {}
         self._written_at: int | None = resumed.step if resumed else None
@@ -116,7 +117,7 @@ class RunState:
 
     def keep(self, engines: Sequence[SavedEngine], **parts: Stateful) -> None:
         """Name what checkpoints hold, and bring it to where the resumed checkpoint left it."""
-        self._parts = {**parts, "metrics": self.metrics}
+        self._parts = parts
         self._engines = list(engines)
         if self._resumed is not None:
             for name, part in parts.items():
@@ -130,9 +131,8 @@ class RunState:
         for step in range(self.first_step, self._config.steps):
             if self._signal.requested:
                 raise StopRequested
+            self.timer.restart()
             yield step
-            self.finished = step + 1
-            self._boundary = self._states()
             every = self._config.checkpoint.every
             if every and self.finished % every == 0:
                 self.write_checkpoint()
@@ -140,12 +140,28 @@ class RunState:
             self.write_checkpoint()
 
     def log(self, step: int, *parts: Metrics) -> dict[str, float]:
-        """Close the step's clock and hand its figures on."""
-        return self.metrics.log(step, *parts, self.timer.metrics())
+        """Finish a step: hand its figures on, and take the driver's states for a checkpoint."""
+        values = self.metrics.log(step + 1, *parts, self.timer.metrics())
+        self.finished = step + 1
+        self._boundary = self._states()
+        return values
 
-    def evaluated(self, score: float) -> None:
-        """Remember the score of the current weights, for the best checkpoint."""
-        self._score = score
+    def keep_rollouts(self, collected: Collected) -> None:
+        """Write the samples of the step that was just logged, for people."""
+        self.metrics.log_rollouts(self.finished, rollout_rows(collected.groups))
+
+    def evaluate(self, evaluator: Evaluator | None) -> None:
+        """Evaluate the current weights if that is due after the steps that are finished."""
+        if evaluator is None or not evaluator.due(self.finished, self._config.steps):
+            return
+        if self.finished in self._evaluated_steps():  # a resumed run did it before it was killed
+            return
+        self.metrics.phase("evaluating")
+        with self.interruptible():
+            metrics, collected = evaluator.evaluate()
+        values = self.metrics.log_evaluation(self.finished, metrics)
+        self.metrics.log_rollouts(self.finished, rollout_rows(collected.groups), kind="eval")
+        self._score = values.get("eval/avg")
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -162,21 +178,31 @@ class RunState:
         self._written_at = self.finished
         self._score = None
 
+    def _evaluated_steps(self) -> set[int]:
+        return {int(record["step"]) for record in files.read(self.directory / files.EVALUATIONS)}
+
     def _save_engines(self, directory: Path) -> None:
         (directory / "config.yaml").write_text(dump_config(self._config))
         for engine in self._engines:
             engine.save(directory)
 
     def _states(self) -> dict[str, Any]:
-        return {name: part.state() for name, part in self._parts.items()}
+        return {"metrics": self.metrics.state(), **{name: part.state() for name, part in self._parts.items()}}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
-    """What a pipeline is built on."""
+    """What a pipeline is built on.
+
+    Attributes:
+        state: Steps, checkpoints, metrics.
+        resources: Where workers go.
+        stack: Closes, in reverse order, what `build` started; also when a later part fails to start.
+    """
 
     state: RunState
     resources: ResourceManager
+    stack: ExitStack
 
 
 def launch(
@@ -214,7 +240,7 @@ def launch(
                 directory.name,
                 config.steps,
                 config.model_dump(mode="json", by_alias=True),
-                resume_state=checkpoint.state["metrics"] if checkpoint else None,
+                state=checkpoint.state["metrics"] if checkpoint else None,
             )
         )
         for warning in warnings:
@@ -229,20 +255,23 @@ def launch(
             directory=directory, config=config, metrics=metrics, signal=signal, store=store, resumed=checkpoint
         )
         with signal.interruptible():
-            pipeline = build(config, RunContext(state=state, resources=resources))
-        stack.callback(pipeline.close)
+            pipeline = build(config, RunContext(state=state, resources=resources, stack=stack))
         try:
             pipeline.run()
         except StopRequested:
             stopped = True
             state.write_checkpoint()
-        metrics.finish("KILLED" if stopped else "FINISHED")
-        summary = write_summary(directory)
+            metrics.warn(f"stopped by SIGTERM after step {state.finished}; continue with --resume {directory.name}")
+            metrics.close("stopped")
         if not stopped and config.checkpoint.export:
-            pipeline.export(directory / "model", summary)
-        metrics.present(summary)
+            metrics.phase("exporting")
+            pipeline.export(directory / "model", write_summary(directory))
     return RunResult(
-        name=directory.name, directory=directory, summary=summary, metrics=metrics.history(), stopped=stopped
+        name=directory.name,
+        directory=directory,
+        summary=metrics.summary,
+        metrics=[values for _, values in metrics.history],
+        stopped=stopped,
     )
 
 

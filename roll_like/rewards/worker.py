@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from typing import cast
 
+from roll_like.config.load import import_plugins
 from roll_like.config.rlvr import RewardsConfig
-from roll_like.errors import PluginError
 from roll_like.registry import REWARDS
 from roll_like.rewards.base import Reward, RewardConfig
 from roll_like.rewards.scorer import Scorer
@@ -38,14 +37,7 @@ class RewardWorker:
         imports: tuple[str, ...] = (),
         plugins: Mapping[str, type[Reward]] | None = None,
     ) -> None:
-        for module in imports:
-            try:
-                importlib.import_module(module)
-            except ImportError as error:
-                raise PluginError(
-                    f"the module {module!r} cannot be imported by a reward worker: {error}",
-                    fix="install it, or start the run from the folder that holds it; `import:` names it",
-                ) from error
+        import_plugins(imports)
         for name, plugin in (plugins or {}).items():
             REWARDS.register(name)(plugin)
         configs = cast(Sequence[RewardConfig], config.use)  # `register_reward` takes no other

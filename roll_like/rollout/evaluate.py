@@ -63,6 +63,10 @@ class Evaluator:
         collected = self._runner.run(self._scheduler.fill(iter(self._tasks), plan))
         return evaluation_metrics(collected.groups), collected
 
-    def due(self, step: int) -> bool:
-        """Return whether step (0-based, just finished) ends with an evaluation."""
-        return self._config.every > 0 and (step + 1) % self._config.every == 0
+    def due(self, finished: int, total: int) -> bool:
+        """Return whether to evaluate after `finished` of `total` steps."""
+        if finished == 0:
+            return self._config.before
+        if finished == total:
+            return self._config.after
+        return self._config.every > 0 and finished % self._config.every == 0

@@ -10,7 +10,7 @@ from roll_like.inference.base import FailedGeneration, GenerateRequest, Generati
 from roll_like.inference.worker import InferenceWorker
 from roll_like.rewards.worker import RewardWorker
 from roll_like.rollout.scheduler import ReplicaLost
-from roll_like.types import Group, Scored, Trajectory
+from roll_like.types import Failure, Group, Scored, Trajectory
 
 
 class ActorReplica:
@@ -43,34 +43,61 @@ class ActorReplica:
 
 
 class RewardPool:
-    """Gives each group to the reward worker with the fewest groups; replaces workers that died or hang."""
+    """Gives each group to the reward worker with the fewest groups; replaces workers that died or hang.
 
-    def __init__(self, cluster: Cluster[RewardWorker]) -> None:
+    Args:
+        cluster: The reward workers.
+        limit_seconds: Longest that one group may take once a worker has it. A reward that holds
+            Python's interpreter lock stops its worker's own time-outs too; this one replaces the worker.
+    """
+
+    def __init__(self, cluster: Cluster[RewardWorker], *, limit_seconds: float) -> None:
         self._cluster = cluster
+        self._limit = limit_seconds
         self._load = [0] * len(cluster)
-        self._restarting = asyncio.Lock()
+        self._generation = [0] * len(cluster)
         self.restarts = 0
 
     async def score(self, group: Group[Trajectory]) -> Group[Scored]:
         """Return the group with rewards; what could not be judged is in its failures.
 
-        Raises:
-            WorkerDied: Two workers died over the same group.
+        A worker that dies or hangs over a group is replaced and the group tried once more; then its
+        samples are failures.
         """
-        rank = min(range(len(self._load)), key=lambda index: self._load[index])
-        self._load[rank] += 1
-        try:
-            scored = await self._cluster.ask(rank, RewardWorker.score, group)
-        except WorkerDied:
-            await self._replace(rank)
-            scored = await self._cluster.ask(rank, RewardWorker.score, group)
-        finally:
-            self._load[rank] -= 1
-        if scored.failures and not await self._cluster.ask(rank, RewardWorker.healthy):
-            await self._replace(rank)
-        return scored
+        error = ""
+        for _ in range(2):
+            rank = min(range(len(self._load)), key=lambda index: self._load[index])
+            generation = self._generation[rank]
+            self._load[rank] += 1
+            try:
+                # waiting for other groups counts: a worker takes them side by side
+                limit = self._limit * self._load[rank]
+                scored = await asyncio.wait_for(self._cluster.ask(rank, RewardWorker.score, group), limit)
+            except WorkerDied as died:
+                error = str(died)
+                self._replace(rank, generation)
+                continue
+            except TimeoutError:
+                error = f"reward worker {rank} did not answer within {limit:g} s"
+                self._replace(rank, generation)
+                continue
+            finally:
+                self._load[rank] -= 1
+            if scored.failures and not self._cluster.on(rank, RewardWorker.healthy):
+                self._replace(rank, generation)
+            return scored
+        return Group(
+            task=group.task,
+            samples=(),
+            failures=group.failures
+            + tuple(
+                Failure(stage="reward", name="worker", error=error, origin=group.task.origin) for _ in group.samples
+            ),
+        )
 
-    async def _replace(self, rank: int) -> None:
-        async with self._restarting:
-            self._cluster.restart(rank)
+    def _replace(self, rank: int, generation: int) -> None:
+        """Restart a worker, unless another group that lost it has done so already."""
+        if self._generation[rank] == generation:
+            self._generation[rank] += 1
             self.restarts += 1
+            self._cluster.restart(rank)

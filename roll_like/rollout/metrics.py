@@ -31,7 +31,6 @@ def rollout_metrics(collected: Collected, policy_version: int) -> dict[str, Metr
         "rollout/groups/rejected": Sum(float(len(collected.rejected))),
         "rollout/groups/aborted": Sum(float(len(collected.unfinished))),
         "rollout/groups/without_signal": Mean(_share_without_signal(groups), len(groups)),
-        "time/generate": Sum(collected.generate_seconds),
         "time/reward": Sum(collected.wait_reward_seconds),
     }
     if samples:
@@ -66,7 +65,7 @@ def rollout_rows(groups: Sequence[Group[Scored]]) -> list[dict[str, Any]]:
             "source": group.task.source,
             "prompt": group.task.messages[-1]["content"],
             "messages": list(group.task.messages),
-            "response": sample.trajectory.text,
+            "text": sample.trajectory.text,
             "reward": sample.reward,
             "rewards": dict(sample.rewards),
             "details": dict(sample.details),

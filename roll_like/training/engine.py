@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +34,7 @@ class TrainingEngine:
         max_response_tokens: Constant length of the `token_sum_norm` aggregation.
         max_tokens_per_micro_batch: Budget of one forward pass, padding included.
         share_prompts: Whether a group's prompt is computed once.
+        span: Times a named part of a step.
     """
 
     def __init__(
@@ -44,12 +45,14 @@ class TrainingEngine:
         max_response_tokens: int,
         max_tokens_per_micro_batch: int,
         share_prompts: bool,
+        span: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
     ) -> None:
         self.cluster = cluster
         self._algorithm = algorithm
         self._max_response_tokens = max_response_tokens
         self._max_tokens = max_tokens_per_micro_batch
         self._share_prompts = share_prompts
+        self._span = span
 
     def train_step(self, samples: Sequence[PolicySample]) -> TrainReport:
         """Take `updates_per_step` optimizer steps over a step's samples.
@@ -57,7 +60,6 @@ class TrainingEngine:
         Samples whose gradient is zero whatever the policy (advantage 0, no KL or entropy term) count
         in the denominators and are not computed.
         """
-        started = time.perf_counter()
         updates = [self._layout(part) for part in split_by_group(samples, self._algorithm.updates_per_step)]
         updates = [update for update in updates if update[0]]
         metrics: dict[str, Metric] = {"train/updates": Sum(float(len(updates)))}
@@ -65,7 +67,6 @@ class TrainingEngine:
             shards = [[update[rank] for update in updates] for rank in range(len(self.cluster))]
             metrics = merge([metrics, *self.cluster.scatter(DeepSpeedWorker.train, shards)])
             metrics = with_padding_fraction(metrics)
-        metrics["time/train"] = Sum(time.perf_counter() - started)
         return TrainReport(metrics=metrics)
 
     def logprobs(self, samples: Sequence[PolicySample]) -> list[FloatArray]:
@@ -78,7 +79,8 @@ class TrainingEngine:
             max_tokens=self._max_tokens,
             share_prompts=self._share_prompts,
         )
-        results = self.cluster.scatter(DeepSpeedWorker.logprobs, shards)
+        with self._span("logprobs"):
+            results = self.cluster.scatter(DeepSpeedWorker.logprobs, shards)
         filled = [np.zeros(len(sample.token_ids), np.float32) for sample in samples]
         for batches, values in zip(shards, results, strict=True):
             for batch, logprobs in zip(batches, values, strict=True):

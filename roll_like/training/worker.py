@@ -171,15 +171,13 @@ class DeepSpeedWorker:
             update = self._update(batches, old_of_batches)
             # a loss is a sum over the micro-batches and ranks of one update, and a mean over updates
             parts.append({name: _shared(name, metric, len(updates)) for name, metric in update.items()})
-        parts.append({"time/logprobs": Max(old_seconds), "time/train_compute": Max(time.perf_counter() - started)})
+        parts.append({"time/old_logprobs": Max(old_seconds), "time/train_compute": Max(time.perf_counter() - started)})
         parts.append(self._memory())
         return merge(parts)
 
     def _old_logprobs(self, updates: Sequence[Sequence[MicroBatch]]) -> list[list[Tensor | None]]:
         how = self.spec.algorithm.old_logprobs
-        if how == "auto":
-            how = "current" if len(updates) == 1 else "recompute"
-        if how == "recompute":
+        if how == "recompute" or (how == "auto" and len(updates) > 1):
             return [[*self._logprobs_of(batches)] for batches in updates]
         if how == "behaviour":
             return [[self._tensor(batch.behaviour_logprobs) for batch in batches] for batches in updates]
