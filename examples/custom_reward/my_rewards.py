@@ -1,0 +1,53 @@
+"""Two rewards of one's own: a function that judges one answer, and a class that judges a group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from roll_like import Completion, Reward, RewardConfig, Verdict, register_reward
+from roll_like.errors import DataError
+from roll_like.types import StopReason, Task
+
+
+@register_reward("brief")
+def brief(completion: Completion) -> float:
+    """1 for a finished answer of 5 to 25 words, else 0."""
+    finished = completion.stop_reason is StopReason.STOP
+    return float(finished and 5 <= len(completion.text.split()) <= 25)
+
+
+class UsesWordConfig(RewardConfig):
+    """Settings of `uses_word`: what a YAML file may say beside `type: uses_word`."""
+
+    type: Literal["uses_word"] = "uses_word"
+    copies: float = Field(default=0.0, ge=0, le=1, description="Worth of an answer that the group has already.")
+
+
+@register_reward("uses_word")
+class UsesWord(Reward):
+    """1 for an answer that uses the row's `word`; less for one that repeats another answer of its group."""
+
+    Config: ClassVar[type[RewardConfig]] = UsesWordConfig
+    required_fields: ClassVar[tuple[str, ...]] = ("word",)
+
+    config: UsesWordConfig
+
+    def check_row(self, task: Task) -> None:
+        """Refuse a row before the run starts, with its file and line."""
+        word = task.metadata["word"]
+        if not isinstance(word, str) or not word.strip():
+            raise DataError(f"{task.origin}: 'word' should be a word, found {word!r}", fix="correct the row")
+
+    def score(self, completions: Sequence[Completion]) -> Sequence[Verdict]:
+        """Return one verdict for each answer of a group, in order; `details` become metrics."""
+        verdicts, seen = [], set[str]()
+        for completion in completions:
+            said = " ".join(completion.text.lower().split())
+            used, copied = completion.metadata["word"].lower() in said, said in seen
+            seen.add(said)
+            value = float(used) * (self.config.copies if copied else 1.0)
+            verdicts.append(Verdict(value, {"used": float(used), "copied": float(copied)}))
+        return verdicts

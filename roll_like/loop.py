@@ -1,0 +1,83 @@
+"""The driver's event loop, in a thread of its own.
+
+`asyncio.Runner` refuses to run where a loop runs already, and in a notebook one always does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future, wait
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+T = TypeVar("T")
+
+#: How long an interrupted coroutine may take to clean up before it is left behind. Seconds.
+CLEAN_UP_SECONDS = 10.0
+
+
+class DriverLoop:
+    """Runs one coroutine after another, while the calling thread waits.
+
+    A signal that raises in the calling thread (Ctrl-C, SIGTERM) cuts the wait short: the coroutine is
+    cancelled, may clean up, and the exception goes on.
+
+        >>> with DriverLoop() as loop:
+        ...     loop.run(asyncio.sleep(0, "done"))
+        'done'
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="driver-loop", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.run(_cancel_what_is_left())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return what `work` returns, or raise what it raises."""
+        outcome: Future[T] = Future()
+        tasks: list[asyncio.Task[T]] = []
+
+        def start() -> None:
+            task = self._loop.create_task(work)
+            tasks.append(task)
+            task.add_done_callback(lambda ended: _hand_over(ended, outcome))
+
+        def stop() -> None:
+            tasks[0].cancel()  # `start` has run: callbacks run in order
+
+        self._loop.call_soon_threadsafe(start)
+        try:
+            return outcome.result()
+        except BaseException:
+            if not outcome.done():  # the exception is the calling thread's own
+                self._loop.call_soon_threadsafe(stop)
+                wait([outcome], timeout=CLEAN_UP_SECONDS)
+            raise
+
+
+def _hand_over(task: asyncio.Task[T], outcome: Future[T]) -> None:
+    if task.cancelled():
+        outcome.set_exception(asyncio.CancelledError())
+    elif (error := task.exception()) is not None:
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(task.result())
+
+
+async def _cancel_what_is_left() -> None:
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_asyncgens()

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from roll_like.loop import DriverLoop
+from roll_like.signals import StopRequested, StopSignal
+
+
+@pytest.fixture
+def loop() -> Iterator[DriverLoop]:
+    with DriverLoop() as started:
+        yield started
+
+
+async def test_it_runs_inside_a_running_loop() -> None:
+    # what a notebook cell is: synchronous code below a loop
+    with DriverLoop() as loop:
+        assert loop.run(asyncio.sleep(0, "done")) == "done"
+
+
+def test_state_lives_from_one_call_to_the_next(loop: DriverLoop) -> None:
+    async def make() -> asyncio.Event:
+        event = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.01, event.set)
+        return event
+
+    event = loop.run(make())
+    assert loop.run(asyncio.wait_for(event.wait(), 5))
+
+
+def test_errors_arrive_as_themselves(loop: DriverLoop) -> None:
+    async def fail() -> None:
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        loop.run(fail())
+
+
+def test_a_signal_cuts_the_wait_short_and_lets_the_coroutine_clean_up(loop: DriverLoop) -> None:
+    cleaned: list[str] = []
+
+    async def wait() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cleaned.append(threading.current_thread().name)
+
+    with StopSignal() as stop:
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        with pytest.raises(StopRequested), stop.interruptible():
+            loop.run(wait())
+    assert cleaned == ["driver-loop"]
+    assert loop.run(asyncio.sleep(0, "usable afterwards")) == "usable afterwards"
+
+
+def test_leaving_ends_what_still_runs() -> None:
+    ended: list[bool] = []
+
+    async def linger() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(True)
+
+    async def begin(tasks: list[asyncio.Task[None]]) -> None:
+        tasks.append(asyncio.create_task(linger()))
+        await asyncio.sleep(0)
+
+    tasks: list[asyncio.Task[None]] = []
+    with DriverLoop() as loop:
+        loop.run(begin(tasks))
+    assert ended == [True]
+    assert not any(thread.name == "driver-loop" for thread in threading.enumerate())
