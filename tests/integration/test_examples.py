@@ -1,0 +1,62 @@
+"""What examples/ shows is run: notebooks from the first cell to the last, the custom rewards in a run of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "examples").rglob("*.ipynb"))
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_notebook_runs(path: Path, tmp_path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    assert all(not cell.get("outputs") for cell in notebook.cells), "commit notebooks without outputs"
+    client = NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": tmp_path}})
+    client.execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert any("image/png" in output.get("data", {}) for output in outputs), "no plot was drawn"
+    (run_file,) = tmp_path.rglob("metrics.jsonl")
+    steps = [json.loads(line) for line in run_file.read_text().splitlines()]
+    assert [step["step"] for step in steps] == [1, 2]
+    assert all(0 < step["rollout/reward/mean"] < 1 for step in steps)
+    assert json.loads((run_file.parent / "summary.json").read_text())["status"] == "finished"
+
+
+def test_the_custom_rewards_train_a_model(tiny_model: Path, tmp_path: Path) -> None:
+    overrides = {
+        "model.path": tiny_model,
+        "steps": 2,
+        "inference.type": "hf",
+        "output_dir": tmp_path,
+        "metrics.trackers": "[]",
+        "checkpoint.at_end": "false",
+        "checkpoint.export": "false",
+    }
+    done = subprocess.run(
+        [
+            *(sys.executable, "run_pipeline.py", "--config", "examples/custom_reward/rlvr.yaml"),
+            *(f"{key}={value}" for key, value in overrides.items()),
+        ],
+        check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    steps = [json.loads(line) for line in (tmp_path / "custom-reward" / "metrics.jsonl").read_text().splitlines()]
+    assert len(steps) == 2
+    for step in steps:
+        total = step["rollout/reward/brief"] + 0.5 * step["rollout/reward/uses_word"]
+        assert step["rollout/reward/mean"] == pytest.approx(total)
+        assert 0 <= step["rollout/uses_word/copied"] <= 1

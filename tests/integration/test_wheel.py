@@ -1,0 +1,137 @@
+"""The wheel holds four packages and nothing else, and works from a folder with packages of the same names."""
+
+from __future__ import annotations
+
+import email
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = {"roll_like", "pipelines", "envs", "rewards"}
+LEFT_OUT = ("runs", "build", "dist", "mlruns", "__pycache__", "*.egg-info", ".*")
+BUILT_IN = {
+    "pipeline": {"rlvr"},
+    "reward": {"ifeval", "math"},
+    "advantage estimator": {"grpo", "dr_grpo", "rloo", "reinforce_plus_plus"},
+    "policy loss": {"ppo"},
+    "metrics tracker": {"mlflow", "tensorboard", "wandb"},
+}
+
+pytestmark = pytest.mark.integration
+
+
+def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    environment |= {"COLUMNS": "200", "NO_COLOR": "1"}
+    return subprocess.run(
+        [str(part) for part in command],
+        check=False,
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy, so that leftovers of earlier builds cannot get in."""
+    copy = tmp_path_factory.mktemp("source") / "copy"
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    built = run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", copy / "out", cwd=copy)
+    assert built.returncode == 0, built.stdout + built.stderr
+    (file,) = (copy / "out").iterdir()
+    return file
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` folder of a new environment: this wheel, and the dependencies of the one that runs the tests."""
+    place = tmp_path_factory.mktemp("environment")
+    venv.create(place, with_pip=False, symlinks=True)
+    python = place / "bin" / "python"
+    done = run(
+        *(sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"),
+        *("install", "--quiet", "--no-deps", "--no-index", "--no-compile", wheel),
+        cwd=place,
+    )
+    assert done.returncode == 0, done.stderr
+    (site_packages,) = (place / "lib").glob("python*/site-packages")
+    # files named *.pth count in site-packages alone, so the editable install of the tests' environment stays out
+    (site_packages / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    where = run(python, "-c", "import roll_like; print(roll_like.__file__)", cwd=place)
+    assert Path(where.stdout.strip()).is_relative_to(site_packages), where.stdout + where.stderr
+    return place / "bin"
+
+
+@pytest.fixture
+def users_folder(tmp_path: Path) -> Path:
+    """A working directory with packages that are called like ours."""
+    for package in ("envs", "rewards"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text('raise RuntimeError("the folder of the user was imported")\n')
+    (tmp_path / "envs" / "mine.py").touch()
+    return tmp_path
+
+
+def test_it_holds_the_four_packages_and_nothing_else(wheel: Path) -> None:
+    names = [name for name in zipfile.ZipFile(wheel).namelist() if not name.endswith("/")]
+    top = {name.partition("/")[0] for name in names}
+    assert top - {name for name in top if name.endswith(".dist-info")} == PACKAGES
+    assert len(top) == len(PACKAGES) + 1
+    sources = {
+        str(file.relative_to(ROOT))
+        for package in PACKAGES
+        for file in (ROOT / package).rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+    assert {name for name in names if ".dist-info/" not in name} == sources
+    assert "roll_like/py.typed" in sources
+
+
+def test_its_metadata_names_licence_command_and_extras(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    texts = {Path(name).name: name for name in archive.namelist() if ".dist-info/" in name}
+    metadata = email.message_from_string(archive.read(texts["METADATA"]).decode())
+    assert metadata["Name"] == "roll-like"
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert set(metadata.get_all("Provides-Extra", [])) == {"gpu", "tensorboard", "wandb"}
+    assert "LICENSE" in texts
+    assert "roll-like = roll_like.cli:main" in archive.read(texts["entry_points.txt"]).decode()
+
+
+def test_help_works_beside_packages_of_the_same_names(installed: Path, users_folder: Path) -> None:
+    done = run(installed / "roll-like", "--help", cwd=users_folder)
+    assert done.returncode == 0, done.stderr
+    assert "plugins" in done.stdout
+
+
+def test_the_built_ins_are_there_beside_packages_of_the_same_names(installed: Path, users_folder: Path) -> None:
+    done = run(installed / "roll-like", "plugins", cwd=users_folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [[cell.strip() for cell in line.strip("│┃").split("│")] for line in done.stdout.splitlines() if "│" in line]
+    found: dict[str, set[str]] = {}
+    for kind, name, _ in rows:
+        found.setdefault(kind, set()).add(name)
+    assert found == BUILT_IN
+
+
+def test_a_users_module_in_such_a_package_is_told_what_collides(installed: Path, users_folder: Path) -> None:
+    config = users_folder / "config.yaml"
+    config.write_text("pipeline: rlvr\nimport: [envs.mine]\n")
+    done = run(installed / "roll-like", "run", "--config", config, "--check", cwd=users_folder)
+    assert done.returncode == 1
+    assert "'envs.mine'" in done.stderr
+    assert str(users_folder / "envs") in done.stderr
+    assert "give your folder another name" in done.stderr
+    assert "Traceback" not in done.stderr
