@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -125,6 +126,10 @@ def _slices(count: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
 
+def _longest(parts: list[slice]) -> int:
+    return max((part.stop - part.start for part in parts), default=0)
+
+
 class _Blocks:
     """The logits of one block at a time, in `buffer`, and float32 views of them tile by tile."""
 
@@ -133,16 +138,12 @@ class _Blocks:
     ) -> None:
         self.hidden_ND, self.weight_VD, self.bias, self.temperature = hidden_ND, weight_VD, bias, cut.temperature
         self.tokens, self.vocabulary = cut.tokens(len(hidden_ND)), cut.vocabulary(len(weight_VD))
-        rows, columns = (max((part.stop - part.start for part in parts), default=0) for parts in self._parts)
+        rows, columns = _longest(self.tokens), _longest(self.vocabulary)
         self.buffer = hidden_ND.new_empty(rows * columns) if buffer is None else buffer
         self.wide = torch.float64 if hidden_ND.dtype == torch.float64 else torch.float32
         elements = CPU_TILE if hidden_ND.device.type == "cpu" else DEVICE_TILE
         self.tile_rows = max(1, min(rows, elements // max(columns, 1)))
         self._tile, self._scratch = (hidden_ND.new_empty(self.tile_rows * columns, dtype=self.wide) for _ in range(2))
-
-    @property
-    def _parts(self) -> tuple[list[slice], list[slice]]:
-        return self.tokens, self.vocabulary
 
     def view(self, rows: slice, columns: slice) -> Tensor:
         """Return the buffer as the block `rows × columns`, whatever it holds, shape [C, K]."""
@@ -215,13 +216,8 @@ class _TokenLogprobs(torch.autograd.Function):
 
 def _forward_rows(blocks: _Blocks, rows: slice, targets_C: Tensor, *, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return log-sum-exp, log-probability and entropy of some tokens; `keep` leaves probabilities in the buffer."""
-    total = None
-    for columns in blocks.vocabulary:
-        part = _forward_block(blocks, rows, columns, targets_C, keep=keep)
-        total = part if total is None else _merge(total, part)
-    if total is None:
-        raise EngineError("the output projection has no rows; a vocabulary of at least 1 was expected")
-    logsumexp_C, target_logits_C, entropy_C = total
+    parts = (_forward_block(blocks, rows, columns, targets_C, keep=keep) for columns in blocks.vocabulary)
+    logsumexp_C, target_logits_C, entropy_C = reduce(_merge, parts)
     return logsumexp_C, target_logits_C - logsumexp_C, entropy_C
 
 

@@ -1,0 +1,85 @@
+"""Groups, samples and micro-batches of a few numbers, for tests of the algorithms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import settings
+
+from roll_like.algorithms.losses import LossInputs
+from roll_like.types import Group, PolicySample, Scored, Segment, StopReason, Task, Trajectory
+
+#: The same cases in every run, however slow the machine; nothing is written beside the tests.
+same_cases = settings(deadline=None, derandomize=True, database=None)
+
+
+def make_task(task_id: str = "toy/0", prompt: Sequence[int] = (1, 2)) -> Task:
+    return Task(
+        task_id=task_id,
+        source="toy",
+        messages=({"role": "user", "content": "?"},),
+        prompt_ids=np.array(prompt, np.int32),
+        answer=None,
+        metadata={},
+        origin="toy.jsonl:1",
+    )
+
+
+def make_group(rewards: Sequence[float], masks: Sequence[Sequence[int]] | None = None, **task: Any) -> Group[Scored]:
+    """A group with one sample a reward; `masks` says which response tokens were sampled, all of two by default."""
+    task = make_task(**task)
+    samples = []
+    for index, reward in enumerate(rewards):
+        response = [1, 1] if masks is None else list(masks[index])
+        sampled = np.array([False] * len(task.prompt_ids) + [bool(bit) for bit in response])
+        trajectory = Trajectory(
+            task=task,
+            sample_index=index,
+            token_ids=np.arange(len(sampled), dtype=np.int32),
+            sampled=sampled,
+            logprobs=np.where(sampled, -0.5, 0).astype(np.float32),
+            segments=(Segment(start=len(task.prompt_ids), end=len(sampled), policy_version=3),),
+            text="",
+            stop_reason=StopReason.STOP,
+        )
+        samples.append(Scored(trajectory=trajectory, reward=reward, rewards={"toy": reward}, details={}))
+    return Group(task=task, samples=tuple(samples), failures=())
+
+
+def make_policy_sample(mask: Sequence[int], logprobs: Sequence[float] | None = None) -> PolicySample:
+    sampled = np.array(mask, bool)
+    return PolicySample(
+        group_id="toy/0#0",
+        token_ids=np.arange(len(sampled), dtype=np.int32),
+        prompt_length=0,
+        sampled=sampled,
+        behaviour_logprobs=np.array(np.zeros(len(sampled)) if logprobs is None else logprobs, np.float32),
+        advantages=np.zeros(len(sampled), np.float32),
+        reward=0.0,
+        policy_version=0,
+    )
+
+
+def make_inputs(logprobs: Sequence[float], **overrides: Any) -> LossInputs:
+    """One sequence in float64; what is not given equals the policy, with advantage and weight 1."""
+    count = len(logprobs)
+    given = {
+        name: torch.tensor(value, dtype=torch.float64) if isinstance(value, (list, tuple)) else value
+        for name, value in overrides.items()
+    }
+    policy = torch.tensor(logprobs, dtype=torch.float64)
+    ones = torch.ones(count, dtype=torch.float64)
+    values: dict[str, Any] = {
+        "logprobs_N": policy.clone().requires_grad_(),
+        "old_logprobs_N": policy,
+        "behaviour_logprobs_N": given.get("old_logprobs_N", policy),
+        "advantages_N": ones,
+        "weights_N": ones,
+        "sequence_N": torch.zeros(count, dtype=torch.int64),
+        "sequences": 1,
+        "entropy_N": ones.clone().requires_grad_(),
+    }
+    return LossInputs(**values | given)

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import math
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from algorithm_samples import make_policy_sample, same_cases
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roll_like.algorithms.kl import KLEstimator, divergence, token_penalties
+from roll_like.config.rlvr import KLConfig
+from roll_like.errors import EngineError
+
+
+@pytest.mark.parametrize(
+    ("estimator", "value", "gradient"),
+    [
+        # r = log π_ref − log π = −1 − (−0.5) = −0.5
+        ("k1", 0.5, 1.0),
+        ("k2", 0.125, 0.5),
+        ("k3", math.exp(-0.5) - 1 + 0.5, 1 - math.exp(-0.5)),
+    ],
+)
+def test_hand_computed_values_and_gradients(estimator, value, gradient):
+    logprobs = torch.tensor([-0.5], dtype=torch.float64, requires_grad=True)
+    estimate = divergence(logprobs, torch.tensor([-1.0], dtype=torch.float64), estimator)
+    assert estimate.item() == pytest.approx(value, abs=1e-12)
+    estimate.sum().backward()
+    assert logprobs.grad.item() == pytest.approx(gradient, abs=1e-12)
+
+
+@pytest.mark.parametrize("estimator", get_args(KLEstimator))
+def test_finite_differences(estimator):
+    logprobs = torch.tensor([-0.1, -2.0, -1.0], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([-0.5, -1.0, -1.7], dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda x: divergence(x, reference, estimator), logprobs)
+
+
+def test_k3_is_bounded_with_a_finite_gradient():
+    logprobs = torch.tensor([-100.0, -0.01, -1.0], requires_grad=True)
+    reference = torch.tensor([-0.01, -100.0, -1.0])
+    estimate = divergence(logprobs, reference, "k3")
+    assert estimate.tolist() == [10.0, 10.0, 0.0]
+    estimate.sum().backward()
+    assert logprobs.grad.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_small_k3_keeps_its_digits_in_float32():
+    estimate = divergence(torch.tensor([-1.0]), torch.tensor([-1.0 + 2**-10]), "k3")
+    assert estimate.item() == pytest.approx(math.expm1(2**-10) - 2**-10, rel=1e-3)
+
+
+@same_cases
+@given(st.lists(st.floats(0.01, 1), min_size=2, max_size=5), st.lists(st.floats(0.01, 1), min_size=5, max_size=5))
+def test_k1_and_k3_are_unbiased(policy, reference):
+    p = torch.tensor(policy, dtype=torch.float64)
+    q = torch.tensor(reference[: len(policy)], dtype=torch.float64)
+    p, q = p / p.sum(), q / q.sum()
+    k1, k3 = (divergence(p.log(), q.log(), name) for name in ("k1", "k3"))
+    if k3.max() < 10:
+        assert (p * k3).sum().item() == pytest.approx((p * k1).sum().item(), abs=1e-9)
+    assert (k3 >= 0).all()
+
+
+def test_penalties_of_sampled_tokens():
+    sample = make_policy_sample([0, 1, 1], [0.0, -0.5, -1.0])
+    (penalties,) = token_penalties(
+        [sample], [np.array([-7.0, -1.0, -1.0], np.float32)], estimator="k1", coefficient=0.1
+    )
+    assert penalties == pytest.approx([0, 0.05, 0], abs=1e-7)
+    assert penalties.dtype == np.float32
+    (squared,) = token_penalties([sample], [np.array([-7.0, -1.0, -1.0], np.float32)], estimator="k2", coefficient=2)
+    assert squared == pytest.approx([0, 0.25, 0], abs=1e-7)
+
+
+def test_penalties_that_cannot_be_are_refused():
+    sample = make_policy_sample([0, 1], [0.0, -0.5])
+    with pytest.raises(EngineError, match="0 arrays of reference log-probabilities for 1 samples"):
+        token_penalties([sample], [], estimator="k1", coefficient=1)
+    with pytest.raises(EngineError, match=r"sample 0 \(group 'toy/0#0'\) have shape \(3,\)"):
+        token_penalties([sample], [np.zeros(3, np.float32)], estimator="k1", coefficient=1)
+    with pytest.raises(EngineError, match=r"sample 0 \(group 'toy/0#0'\) hold infinities or NaN"):
+        token_penalties([sample], [np.array([0, -np.inf], np.float32)], estimator="k1", coefficient=1)
+
+
+def test_the_configuration_knows_the_same_names():
+    assert get_args(KLConfig.model_fields["estimator"].annotation) == get_args(KLEstimator)
