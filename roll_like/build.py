@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from roll_like.cluster import Cluster, Placement, RaySession, ResourceManager, thread_environment
+from roll_like.cluster import Cluster, RaySession, ResourceManager, thread_environment
 from roll_like.config.load import dump_config
 from roll_like.config.rlvr import RLVRConfig
-from roll_like.config.sections import Span, TrainingConfig
+from roll_like.config.sections import TrainingConfig
 from roll_like.data.order import TaskOrder
 from roll_like.data.tasks import TaskSet, load_tasks
 from roll_like.errors import ConfigError
-from roll_like.inference.worker import InferenceSpec, InferenceWorker, inference_environment
+from roll_like.inference.worker import InferenceWorker
 from roll_like.metrics.summary import Summary
 from roll_like.models.export import ModelCard
 from roll_like.models.load import ResolvedModel, load_tokenizer, resolve_model
@@ -30,6 +30,7 @@ from roll_like.rollout.source import SynchronousRollouts
 from roll_like.run import RunContext, RunState
 from roll_like.training.advantages import Advantages
 from roll_like.training.engine import TrainingEngine
+from roll_like.training.start import start_trainer
 from roll_like.training.worker import DeepSpeedWorker, TrainerSpec
 from roll_like.values import reduce
 from roll_like.weights.sync import WeightSync
@@ -152,52 +153,6 @@ def trainer_spec(config: RLVRConfig, model: ResolvedModel, training: TrainingCon
     )
 
 
-def start_trainer(
-    role: str,
-    spec: TrainerSpec,
-    resources: ResourceManager,
-    span: Span,
-    *,
-    max_response_tokens: int,
-    stack: ExitStack,
-    span_timer: #: Added to the rewards' own limits before their worker is taken for dead: it has to start first. Seconds.
-REWARD_GRACE = 60.0
-Timer = lambda name: nullcontext(),
-) -> TrainingEngine:
-    """Start the ranks of a training engine (or of a frozen reference model) on a span.
-
-    Raises:
-        EngineError: A rank did not start.
-    """
-    placements = resources.place(span, spec.training.workers, role)
-    world = len(placements)
-    cluster = Cluster(
-        role,
-        DeepSpeedWorker,
-        placements,
-        arguments=lambda rank: (spec, rank, world),
-        environment=lambda rank: trainer_environment(placements[rank], spec.device),
-    )
-    stack.callback(cluster.close, DeepSpeedWorker.close)
-    address = cluster.on(0, DeepSpeedWorker.address)
-    cluster.everywhere(DeepSpeedWorker.start, address)
-    return TrainingEngine(
-        cluster,
-        algorithm=spec.algorithm,
-        max_response_tokens=max_response_tokens,
-        max_tokens_per_micro_batch=spec.training.max_tokens_per_micro_batch,
-        share_prompts=spec.training.share_prompts,
-        span=span_timer,
-    )
-
-
-def trainer_environment(placement: Placement, device: str) -> Mapping[str, str]:
-    """Return what a rank's process needs before it imports torch."""
-    if device == "cpu":
-        return {**thread_environment(len(placement.devices)), "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    return {"DS_ACCELERATOR": "cuda", "TOKENIZERS_PARALLELISM": "false"}
-
-
 def start_reference(config: RLVRConfig, run: RunContext, actor_model: ResolvedModel) -> TrainingEngine | None:
     """Start the frozen model that KL terms compare with, or nothing where there is none."""
     if config.reference is None:
@@ -235,7 +190,9 @@ def start_reward_pool(config: RLVRConfig, resources: ResourceManager, stack: Exi
         concurrency=64,
     )
     stack.callback(cluster.close, RewardWorker.close)
-    return RewardPool(cluster, limit_seconds=REWARD_GRACE + config.rewards.timeout_seconds * (config.rewards.retries + 1))
+    return RewardPool(
+        cluster, limit_seconds=REWARD_GRACE + config.rewards.timeout_seconds * (config.rewards.retries + 1)
+    )
 
 
 def tasks_of(config: RLVRConfig) -> TaskSet:

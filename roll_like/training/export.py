@@ -68,5 +68,7 @@ def merged_weights(checkpoint: Path) -> dict[str, Tensor]:
             (file,) = (checkpoint / "engine").glob("mp_rank_00_model_states.pt")
             weights = torch.load(file, map_location="cpu", weights_only=False)["module"]
     except (OSError, RuntimeError, ValueError, KeyError, AssertionError) as error:
-        raise CheckpointError(f"the shards in {checkpoint} cannot be merged: {type(error).__name__}: {error}") from error
+        raise CheckpointError(
+            f"the shards in {checkpoint} cannot be merged: {type(error).__name__}: {error}"
+        ) from error
     return {name.removeprefix(_PREFIX): weight for name, weight in weights.items() if name.startswith(_PREFIX)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from roll_like.build import start_trainer
 from roll_like.cluster import ResourceManager
 from roll_like.config.rlvr import AlgorithmConfig
 from roll_like.config.sections import Span, TrainingConfig
 from roll_like.training.engine import TrainingEngine
+from roll_like.training.start import start_trainer
 from roll_like.training.worker import DeepSpeedWorker, TrainerSpec
 from roll_like.types import PolicySample
 from roll_like.values import reduce
@@ -87,11 +87,10 @@ def engine(
         total_updates=10,
         trust_remote_code=False,
     )
-    trainer = start_trainer("training", spec, resources, Span.model_validate("0-1"), max_response_tokens=16)
-    try:
-        yield trainer
-    finally:
-        trainer.cluster.close(DeepSpeedWorker.close)
+    with ExitStack() as stack:
+        yield start_trainer(
+            "training", spec, resources, Span.model_validate("0-1"), max_response_tokens=16, stack=stack
+        )
 
 
 def weights(trainer: TrainingEngine) -> dict[str, torch.Tensor]:

@@ -1,0 +1,66 @@
+"""Small objects that several tests need."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roll_like.types import Group, PolicySample, Scored, Segment, StopReason, Task, Trajectory
+
+
+def policy_sample(*, group: str = "g", prompt: int = 2, response: int = 3, advantage: float = 1.0) -> PolicySample:
+    """A sample of `prompt` + `response` tokens."""
+    sampled = np.arange(prompt + response) >= prompt
+    return PolicySample(
+        group_id=group,
+        token_ids=np.arange(1, prompt + response + 1, dtype=np.int32),
+        prompt_length=prompt,
+        sampled=sampled,
+        behaviour_logprobs=np.where(sampled, -1, 0).astype(np.float32),
+        advantages=np.where(sampled, advantage, 0).astype(np.float32),
+        reward=0.0,
+        policy_version=0,
+    )
+
+
+def task(index: int = 0, *, source: str = "fake", prompt: int = 2) -> Task:
+    """A task with `prompt` tokens."""
+    return Task(
+        task_id=f"{source}/{index}",
+        source=source,
+        messages=({"role": "user", "content": f"task {index}"},),
+        prompt_ids=np.full(prompt, index, np.int32),
+        answer=None,
+        metadata={},
+        origin=f"{source}.jsonl:{index + 1}",
+    )
+
+
+def scored(
+    owner: Task,
+    reward: float,
+    *,
+    sample: int = 0,
+    response: int = 3,
+    version: int = 0,
+    stop_reason: StopReason = StopReason.STOP,
+) -> Scored:
+    """A judged trajectory of `response` sampled tokens."""
+    prompt = len(owner.prompt_ids)
+    sampled = np.arange(prompt + response) >= prompt
+    trajectory = Trajectory(
+        task=owner,
+        sample_index=sample,
+        token_ids=np.arange(prompt + response, dtype=np.int32),
+        sampled=sampled,
+        logprobs=np.where(sampled, -1, 0).astype(np.float32),
+        segments=(Segment(start=prompt, end=prompt + response, policy_version=version),),
+        text="text",
+        stop_reason=stop_reason,
+    )
+    return Scored(trajectory=trajectory, reward=reward, rewards={"r": reward}, details={"r/strict": reward})
+
+
+def group(owner: Task, rewards: list[float], **changes) -> Group[Scored]:  # type: ignore[no-untyped-def]
+    """A judged group."""
+    samples = tuple(scored(owner, reward, sample=index, **changes) for index, reward in enumerate(rewards))
+    return Group(task=owner, samples=samples, failures=())

@@ -1,0 +1,153 @@
+"""A step's groups: resumable, filtered, bounded in failures; and the figures that come of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from tests_support import group, scored, task
+
+from roll_like.config.rlvr import RolloutConfig
+from roll_like.data.order import TaskOrder
+from roll_like.data.tasks import SourceReport, TaskSet, TaskSource
+from roll_like.errors import GenerationError
+from roll_like.rollout.metrics import evaluation_metrics, rollout_metrics, rollout_rows
+from roll_like.rollout.scheduler import Collected, GroupPlan
+from roll_like.rollout.source import SynchronousRollouts
+from roll_like.types import Failure, Group, Scored, StopReason, Task
+from roll_like.values import reduce
+
+
+def taskset(count: int = 10) -> TaskSet:
+    report = SourceReport(name="fake", rows=count, kept=count, too_long=0, first_too_long=None, longest=2)
+    tasks = tuple(task(index) for index in range(count))
+    return TaskSet(
+        sources=(
+            TaskSource(name="fake", key="data.sources.0", weight=1.0, tasks=tasks, answer_field=None, report=report),
+        )
+    )
+
+
+def collected(groups: list[Group[Scored]], **changes) -> Collected:  # type: ignore[no-untyped-def]
+    settings = {
+        "rejected": (),
+        "unfinished": (),
+        "failures": (),
+        "started": len(groups),
+        "generate_seconds": 1.0,
+        "wait_reward_seconds": 0.5,
+        "tokens": 10,
+    }
+    return Collected(groups=tuple(groups), **(settings | changes))
+
+
+class FakeScheduler:
+    """Takes the tasks that a plan asks for; gives back what a test says."""
+
+    def __init__(self, *, unfinished: int = 0, rejected: int = 0, failures: int = 0) -> None:
+        self.plans: list[GroupPlan] = []
+        self.seen: list[str] = []
+        self.unfinished, self.rejected, self.failures = unfinished, rejected, failures
+
+    async def fill(self, tasks: Iterator[Task], plan: GroupPlan) -> Collected:
+        self.plans.append(plan)
+        owners = [next(tasks) for _ in range(plan.groups)]
+        self.seen += [owner.task_id for owner in owners]
+        groups = [group(owner, [0.0, 1.0]) for owner in owners[self.unfinished :]]
+        lost = Failure(stage="reward", name="judge", error="broke", origin="fake.jsonl:1")
+        return collected(
+            groups[self.rejected :],
+            rejected=tuple(groups[: self.rejected]),
+            unfinished=tuple(owners[: self.unfinished]),
+            failures=(lost,) * self.failures,
+        )
+
+
+def source(scheduler: FakeScheduler, runner: asyncio.Runner, **changes) -> SynchronousRollouts:  # type: ignore[no-untyped-def]
+    tasks = taskset()
+    config = RolloutConfig(prompts_per_step=3, samples_per_prompt=2, **changes)
+    return SynchronousRollouts(scheduler, tasks, TaskOrder(tasks, seed=0), config, seed=7, runner=runner)
+
+
+def test_a_resumed_source_goes_on_with_the_same_tasks_and_seeds() -> None:
+    with asyncio.Runner() as runner:
+        first = FakeScheduler(unfinished=1)
+        rollouts = source(first, runner)
+        rollouts.collect(0)
+        state = rollouts.state()
+        rollouts.collect(1)
+        second = FakeScheduler(unfinished=1)
+        resumed = source(second, runner)
+        resumed.load_state(state)
+        resumed.collect(1)
+    assert second.seen == first.seen[3:]
+    assert first.seen[3] == first.seen[0]  # what was aborted comes first
+    assert second.plans[0].seed == first.plans[1].seed != first.plans[0].seed
+
+
+def test_oversampling_follows_the_share_of_accepted_groups() -> None:
+    with asyncio.Runner() as runner:
+        scheduler = FakeScheduler(rejected=2)
+        rollouts = source(scheduler, runner, drop_groups_without_signal=True, max_oversampling=2.0)
+        for step in range(6):
+            rollouts.collect(step)
+    started = [plan.initial_groups for plan in scheduler.plans]
+    assert started[0] == 3
+    assert started == sorted(started)
+    assert started[-1] == scheduler.plans[-1].max_groups == 6
+
+
+def test_the_filter_wants_different_rewards() -> None:
+    with asyncio.Runner() as runner:
+        plain = source(FakeScheduler(), runner)
+        filtering = source(FakeScheduler(), runner, drop_groups_without_signal=True, max_oversampling=2.0)
+    same, different, lonely = (group(task(), rewards) for rewards in ([0.1 + 0.2, 0.3], [0.0, 1.0], [1.0]))
+    assert [plain._accept(one) for one in (same, different, lonely)] == [True, True, True]
+    assert [filtering._accept(one) for one in (same, different, lonely)] == [False, True, False]
+    assert not plain._accept(group(task(), []))
+
+
+def test_too_many_failures_end_the_run_and_show_the_first() -> None:
+    with asyncio.Runner() as runner:
+        source(FakeScheduler(failures=1), runner, max_failure_fraction=0.2).collect(0)
+        with pytest.raises(GenerationError, match=r"2 of 8 samples .*max_failure_fraction: 0.2") as caught:
+            source(FakeScheduler(failures=2), runner, max_failure_fraction=0.2).collect(0)
+    assert "broke" in str(caught.value)
+    assert "'judge' for fake.jsonl:1" in str(caught.value)
+
+
+def test_rollout_metrics_are_over_samples_not_over_groups() -> None:
+    groups = [group(task(0), [1.0, 1.0, 1.0]), group(task(1), [0.0], response=5, version=2)]
+    rejected = (group(task(2), [0.0, 0.0], stop_reason=StopReason.LENGTH),)
+    values = reduce(rollout_metrics(collected(groups, rejected=rejected), policy_version=2))
+    assert values["rollout/reward/mean"] == pytest.approx(3 / 6)
+    assert values["rollout/reward/r"] == pytest.approx(0.5)
+    assert values["rollout/r/strict"] == pytest.approx(0.5)
+    assert values["rollout/reward/std"] == pytest.approx(np.std([1, 1, 1, 0, 0, 0]))
+    assert values["rollout/response_length/mean"] == pytest.approx((5 * 3 + 5) / 6)
+    assert values["rollout/response_length/max"] == 5
+    assert values["rollout/truncated"] == pytest.approx(2 / 6)
+    assert values["rollout/groups/without_signal"] == 1.0
+    assert values["rollout/reward/pass"] == pytest.approx(1 / 3)
+    assert values["staleness/mean"] == pytest.approx(2 * 5 / 6)
+    assert values["staleness/max"] == 2
+    assert values["rollout/samples"] == 6
+
+
+def test_a_step_without_samples_has_no_means() -> None:
+    values = reduce(rollout_metrics(collected([]), policy_version=0))
+    assert "rollout/reward/mean" not in values
+    assert values["rollout/samples"] == 0
+
+
+def test_evaluation_metrics_and_rows() -> None:
+    groups = [group(task(0), [1.0, 0.0]), group(task(1), [0.0, 0.5])]
+    values = reduce(evaluation_metrics(groups))
+    assert values["eval/avg"] == pytest.approx(0.375)
+    assert values["eval/pass"] == pytest.approx(0.5)
+    rows = rollout_rows(groups)
+    assert [row["reward"] for row in rows] == [1.0, 0.0, 0.0, 0.5]
+    assert rows[0]["prompt"] == "task 0"
+    assert rows[0]["tokens"] == scored(task(), 0.0).trajectory.response_length
