@@ -1,0 +1,139 @@
+"""A run is killed, told to stop, interrupted, and its checkpoint damaged: nothing is lost, nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from hygiene import nothing_left
+from run_config import finish_run, read_lines, start_run, write_run
+
+pytestmark = pytest.mark.chaos
+
+#: Figures that do not depend on how fast the machine is.
+SERIES = ("rollout/reward/mean", "rollout/tokens", "train/loss", "train/grad_norm", "train/lr", "mismatch/kl")
+
+
+def wait_for(process: subprocess.Popen[str], text: str) -> str:
+    """Read the run's output up to a line that holds `text`."""
+    assert process.stdout is not None
+    seen = ""
+    for line in process.stdout:
+        seen += line
+        if text in line:
+            return seen
+    raise AssertionError(f"the run ended without saying {text!r}:\n{seen}")
+
+
+def series(run: Path) -> list[dict[str, float]]:
+    return [
+        {"step": line["step"], **{name: line[name] for name in SERIES if name in line}}
+        for line in read_lines(run / "metrics.jsonl")
+    ]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tiny_model import make_tiny_model
+
+    return make_tiny_model(tmp_path_factory.mktemp("model"), dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> list[dict[str, float]]:
+    """The series of a run that nothing happens to."""
+    directory = tmp_path_factory.mktemp("undisturbed")
+    code, output = finish_run(write_run(directory, model))
+    assert code == 0, output
+    return series(directory / "runs" / "tiny")
+
+
+def test_kill_9_and_resume_give_the_same_series(
+    tmp_path: Path, model: Path, undisturbed: list[dict[str, float]]
+) -> None:
+    config = write_run(tmp_path, model)
+    with nothing_left():
+        process = start_run(config, start_new_session=True)
+        wait_for(process, "step 2/4")
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+    run = tmp_path / "runs" / "tiny"
+    code, output = finish_run(config, "--resume")
+    assert code == 0, output
+    assert series(run) == undisturbed
+    assert [line["step"] for line in read_lines(run / "metrics.jsonl")] == [1, 2, 3, 4]
+
+
+def test_sigterm_writes_a_checkpoint_and_exits_0(
+    tmp_path: Path, model: Path, undisturbed: list[dict[str, float]]
+) -> None:
+    # no checkpoint is due before the end: the one that SIGTERM asks for is the only one
+    config = write_run(tmp_path, model, checkpoint={"every": 0, "export": False})
+    with nothing_left():
+        process = start_run(config)
+        wait_for(process, "step 1/4")
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, output
+        assert "--resume tiny" in output
+    run = tmp_path / "runs" / "tiny"
+    assert json.loads((run / "summary.json").read_text())["steps"] < 4
+    code, output = finish_run(config, "--resume", "tiny")
+    assert code == 0, output
+    assert series(run) == undisturbed
+
+
+def test_ctrl_c_leaves_nothing_running(tmp_path: Path, model: Path) -> None:
+    config = write_run(tmp_path, model, steps=50)
+    with nothing_left():
+        process = start_run(config, start_new_session=True)
+        wait_for(process, "step 1/50")
+        os.killpg(process.pid, signal.SIGINT)  # what a terminal does
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 130, output
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, model: Path, undisturbed: list[dict[str, float]]) -> None:
+    config = write_run(tmp_path, model)
+    code, output = finish_run(config, "steps=3")
+    assert code == 0, output
+    run = tmp_path / "runs" / "tiny"
+    damaged = max((run / "checkpoints").glob("step_*"))
+    state = next((damaged / "engine").glob("*model_states.pt"))
+    state.write_bytes(state.read_bytes()[:-100])
+    code, output = finish_run(config, "--resume")
+    assert code == 0, output
+    assert f"{damaged.name}" in output
+    assert "the checkpoint before it is used" in output
+    assert series(run) == undisturbed
+
+
+def test_a_reward_that_always_raises_ends_the_run_and_says_why(tmp_path: Path, model: Path) -> None:
+    config = write_run(tmp_path, model, rewards={"use": [{"type": "broken"}]})
+    with nothing_left():
+        code, output = finish_run(config)
+    assert code == 1, output
+    assert "this reward is broken on purpose" in output
+    assert "rollout.max_failure_fraction" in output
+    assert "train.jsonl:" in output
+
+
+def test_an_engine_that_cannot_start_says_why(tmp_path: Path, model: Path) -> None:
+    config = write_run(tmp_path, model)
+    broken = tmp_path / "broken-model"
+    broken.mkdir()
+    for file in model.iterdir():
+        (broken / file.name).write_bytes(file.read_bytes())
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    with nothing_left():
+        code, output = finish_run(config, f"model.path={broken}")
+    assert code == 1, output
+    assert "model" in output
+    assert not (tmp_path / "runs" / "tiny" / "metrics.jsonl").exists()

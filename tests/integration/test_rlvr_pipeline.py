@@ -1,0 +1,111 @@
+"""The whole pipeline on real Ray, vLLM and DeepSpeed: it learns, scales out, exports and tidies up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hygiene import nothing_left
+from run_config import finish_run, read_lines, write_run
+
+pytestmark = pytest.mark.integration
+
+VLLM = {"type": "vllm", "kv_cache_gib": 0.2, "max_running": 32}
+
+
+def test_a_trivial_reward_is_learned(tmp_path: Path, tiny_model: Path) -> None:
+    config = write_run(
+        tmp_path,
+        tiny_model,
+        steps=12,
+        model={"path": str(tiny_model), "dtype": "bfloat16"},
+        inference=VLLM,
+        rollout={"prompts_per_step": 8, "samples_per_prompt": 8, "max_response_tokens": 12},
+        training={"zero_stage": 1, "optimizer": {"lr": 5.0e-3}, "max_tokens_per_micro_batch": 2048},
+        evaluation={"sources": [{"path": str(tmp_path / "eval.jsonl")}], "samples_per_prompt": 2},
+        checkpoint={"every": 6, "keep": 1, "export": True},
+        metrics={"trackers": [{"type": "mlflow"}], "console": "plain"},
+    )
+    with nothing_left():
+        code, output = finish_run(config)
+    assert code == 0, output
+    run = tmp_path / "runs" / "tiny"
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["reward_last"] > summary["reward_first"] + 0.1
+    assert summary["eval_after"] > summary["eval_before"] + 0.1
+    assert summary["steps"] == 12
+    steps = read_lines(run / "metrics.jsonl")
+    assert all(abs(step["mismatch/logprob_difference"]) < 0.1 for step in steps)
+    assert all(step["staleness/max"] == 0 for step in steps)
+    for name in ("time/generate", "time/train", "time/sync", "throughput/tokens_per_second", "train/entropy"):
+        assert all(step[name] > 0 for step in steps), name
+    assert (run / "curves.png").stat().st_size > 10_000
+    check_export(run / "model")
+
+
+def check_export(directory: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    assert model.dtype == torch.bfloat16
+    assert "eval/avg" in (directory / "README.md").read_text()
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Say something about the number 33."}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
+    )
+    answer = model.generate(**prompt, max_new_tokens=12, do_sample=False, pad_token_id=0)
+    text = tokenizer.decode(answer[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
+    assert text.count("e") / max(len(text), 1) > 0.3, text
+
+
+def test_two_replicas_two_ranks_zero_3_with_reference(tmp_path: Path, tiny_model: Path) -> None:
+    config = write_run(
+        tmp_path,
+        tiny_model,
+        steps=2,
+        model={"path": str(tiny_model), "dtype": "bfloat16"},
+        inference={**VLLM, "replicas": 2},
+        training={"workers": 2, "zero_stage": 3, "max_tokens_per_micro_batch": 512},
+        algorithm={"kl": {"use": "loss", "coefficient": 0.01}, "updates_per_step": 2, "advantage": "rloo"},
+        reference={"workers": 2},
+    )
+    with nothing_left():
+        code, output = finish_run(config)
+    assert code == 0, output
+    steps = read_lines(tmp_path / "runs" / "tiny" / "metrics.jsonl")
+    assert [step["train/updates"] for step in steps] == [2, 2]
+    # the first update starts at the reference, the later ones have left it
+    assert steps[-1]["train/kl"] > 0
+    assert all(step["mismatch/logprob_difference"] < 0.1 for step in steps)
+
+
+@pytest.mark.parametrize("engine", ["hf", "vllm"])
+def test_groups_without_signal_are_replaced(tmp_path: Path, tiny_model: Path, engine: str) -> None:
+    config = write_run(
+        tmp_path,
+        tiny_model,
+        steps=1,
+        model={"path": str(tiny_model), "dtype": "bfloat16"},
+        inference=VLLM if engine == "vllm" else {"type": "hf"},
+        rollout={
+            "prompts_per_step": 4,
+            "samples_per_prompt": 2,
+            "max_response_tokens": 3,
+            "drop_groups_without_signal": True,
+            "max_oversampling": 3.0,
+        },
+        algorithm={"kl": {"use": "reward", "coefficient": 0.01}, "advantage": "reinforce_plus_plus"},
+        reference={},
+        checkpoint={"at_end": False, "export": False},
+    )
+    code, output = finish_run(config)
+    assert code == 0, output
+    (step,) = read_lines(tmp_path / "runs" / "tiny" / "metrics.jsonl")
+    assert step["rollout/groups/accepted"] <= 4
+    assert step["rollout/groups/accepted"] + step["rollout/groups/rejected"] <= 12
+    assert step["rollout/groups/rejected"] > 0

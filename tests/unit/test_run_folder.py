@@ -1,0 +1,66 @@
+"""Names of runs, resumption by name, and one process per folder."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from roll_like.errors import CheckpointError, ConfigError
+from roll_like.run import find_run, locked
+from roll_like.signals import StopRequested, StopSignal
+
+
+def config(output_dir: Path, name: str = "demo") -> SimpleNamespace:
+    return SimpleNamespace(output_dir=output_dir, name=name)
+
+
+def begun(directory: Path) -> Path:
+    (directory / "config.yaml").write_text("")
+    return directory
+
+
+def test_a_new_run_never_writes_into_an_old_ones_folder(tmp_path: Path) -> None:
+    for expected in ("demo", "demo-2", "demo-3"):
+        directory, resumed = find_run(config(tmp_path), None)
+        assert (directory.name, resumed) == (expected, False)
+        begun(directory)
+    assert find_run(config(tmp_path, "demo-x"), None)[0].name == "demo-x"
+
+
+def test_resume_takes_the_latest_or_the_one_that_is_named(tmp_path: Path) -> None:
+    directory, resumed = find_run(config(tmp_path), "")
+    assert not resumed  # there is nothing to resume: the run starts
+    begun(directory)
+    begun(find_run(config(tmp_path), None)[0])
+    assert find_run(config(tmp_path), "") == (tmp_path / "demo-2", True)
+    assert find_run(config(tmp_path), "demo") == (tmp_path / "demo", True)
+    assert find_run(config(tmp_path), str(tmp_path / "demo")) == (tmp_path / "demo", True)
+    with pytest.raises(ConfigError, match="there is no run in") as caught:
+        find_run(config(tmp_path), "demmo")
+    assert "demo, demo-2" in str(caught.value)
+
+
+def test_one_process_per_folder(tmp_path: Path) -> None:
+    with locked(tmp_path):
+        code = f"from roll_like.run import locked\nfrom pathlib import Path\nwith locked(Path({str(tmp_path)!r})): pass"
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert "another process is running in" in result.stderr
+        with pytest.raises(CheckpointError, match="another process is running"), locked(tmp_path):
+            pass
+    with locked(tmp_path):
+        pass
+
+
+def test_sigterm_waits_until_nothing_is_lost() -> None:
+    with StopSignal() as stop:
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.requested
+        with pytest.raises(StopRequested), stop.interruptible():
+            pass
+    with StopSignal() as stop, pytest.raises(StopRequested), stop.interruptible():
+        signal.raise_signal(signal.SIGTERM)
