@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor
 
-from roll_like.algorithms.kl import MAX_LOG_RATIO, divergence
+from roll_like.algorithms.kl import divergence
 
 if TYPE_CHECKING:
     from roll_like.algorithms.losses import LossInputs
@@ -60,7 +60,7 @@ class TruncatedIS:
     def __call__(self, inputs: LossInputs) -> Corrected:
         """Return the weights of one micro-batch."""
         log_ratio = (inputs.old_logprobs_N - inputs.behaviour_logprobs_N).detach()
-        ratio = log_ratio.clamp(max=MAX_LOG_RATIO).exp()
+        ratio = log_ratio.exp()
         return Corrected(ratio.clamp(max=self.cap), ratio > self.cap)
 
 

@@ -217,38 +217,38 @@ class _TokenLogprobs(torch.autograd.Function):
 def _forward_rows(blocks: _Blocks, rows: slice, targets_C: Tensor, *, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return log-sum-exp, log-probability and entropy of some tokens; `keep` leaves probabilities in the buffer."""
     parts = (_forward_block(blocks, rows, columns, targets_C, keep=keep) for columns in blocks.vocabulary)
-    logsumexp_C, target_logits_C, entropy_C = reduce(_merge, parts)
-    return logsumexp_C, target_logits_C - logsumexp_C, entropy_C
+    return reduce(_merge, parts)
 
 
 def _forward_block(
     blocks: _Blocks, rows: slice, columns: slice, targets_C: Tensor, *, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log-sum-exp and entropy within a part of the vocabulary, and the target's logit if it is there, else 0."""
+    """Return log-sum-exp, log-probability (−∞ for a target elsewhere) and entropy within a part of the vocabulary."""
     block_CK = blocks.compute(rows, columns)
-    logsumexp_C, picked_C, entropy_C = (block_CK.new_empty(len(block_CK), dtype=blocks.wide) for _ in range(3))
+    logsumexp_C, logprobs_C, entropy_C = (block_CK.new_empty(len(block_CK), dtype=blocks.wide) for _ in range(3))
     local_C = (targets_C - columns.start).clamp(0, block_CK.shape[1] - 1)
     for tile_rows, tile, scratch in blocks.tiles(block_CK, columns):
         torch.log_softmax(tile, 1, out=scratch)
         maximum = tile.amax(1)
         logsumexp_C[tile_rows] = maximum - scratch.amax(1)
-        picked_C[tile_rows] = tile.gather(1, local_C[tile_rows, None]).squeeze(1)
+        logprobs_C[tile_rows] = scratch.gather(1, local_C[tile_rows, None]).squeeze(1)
         torch.softmax(scratch, 1, out=tile)  # of log p: faster than exp on CPU
         entropy_C[tile_rows] = -scratch.mul_(tile).sum(1)
         if keep:
             block_CK[tile_rows] = tile
     inside = (targets_C >= columns.start) & (targets_C < columns.stop)
-    return logsumexp_C, torch.where(inside, picked_C, 0.0), entropy_C
+    return logsumexp_C, torch.where(inside, logprobs_C, -math.inf), entropy_C
 
 
 def _merge(left: tuple[Tensor, Tensor, Tensor], right: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Join two parts of the vocabulary: the entropy of a mixture is its parts' plus that of choosing between them."""
     logsumexp_C = torch.logaddexp(left[0], right[0])
-    entropy_C = torch.zeros_like(logsumexp_C)
-    for part_logsumexp_C, _, part_entropy_C in (left, right):
+    logprobs_C, entropy_C = torch.full_like(logsumexp_C, -math.inf), torch.zeros_like(logsumexp_C)
+    for part_logsumexp_C, part_logprobs_C, part_entropy_C in (left, right):
         log_share_C = part_logsumexp_C - logsumexp_C
+        logprobs_C = torch.maximum(logprobs_C, part_logprobs_C + log_share_C)  # one of the two holds the target
         entropy_C += log_share_C.exp() * (part_entropy_C - log_share_C)
-    return logsumexp_C, left[1] + right[1], entropy_C
+    return logsumexp_C, logprobs_C, entropy_C
 
 
 class _Gradients:

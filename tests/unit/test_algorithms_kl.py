@@ -49,8 +49,9 @@ def test_k3_is_bounded_with_a_finite_gradient():
 
 
 def test_small_k3_keeps_its_digits_in_float32():
-    estimate = divergence(torch.tensor([-1.0]), torch.tensor([-1.0 + 2**-10]), "k3")
-    assert estimate.item() == pytest.approx(math.expm1(2**-10) - 2**-10, rel=1e-3)
+    log_ratios = [step / 4096 for step in range(1, 20)]
+    estimate = divergence(torch.full((19,), -1.0), torch.tensor(log_ratios) - 1, "k3")
+    assert estimate.tolist() == pytest.approx([math.expm1(ratio) - ratio for ratio in log_ratios], rel=2e-3)
 
 
 @same_cases

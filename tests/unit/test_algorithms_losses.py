@@ -78,7 +78,13 @@ def test_ppo_refuses_bounds_that_make_no_sense(settings):
 
 
 def test_a_huge_ratio_stays_finite():
-    inputs = make_inputs([-0.1, -200.0], old_logprobs_N=[-200.0, -0.1], advantages_N=[-1.0, 1.0])
+    # in float32, exp(199.9) is infinite
+    inputs = make_inputs(
+        [-0.1, -200.0],
+        logprobs_N=torch.tensor([-0.1, -200.0], requires_grad=True),
+        old_logprobs_N=torch.tensor([-200.0, -0.1]),
+        advantages_N=torch.tensor([-1.0, 1.0]),
+    )
     loss, _ = policy_objective(inputs, ppo(dual_clip=None), None, 0.0, no_correction)
     loss.backward()
     assert loss.isfinite()
