@@ -1,9 +1,16 @@
 from __future__ import annotations
 
+import ast
 import inspect
+import itertools
 import pickle
+import re
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -11,6 +18,8 @@ import pytest
 import roll_like
 from roll_like import errors
 
+ROOT = Path(__file__).resolve().parents[2]
+OURS = {"roll_like", "pipelines", "envs", "rewards"}
 PUBLIC = {"Completion", "Outcome", "Reward", "RewardConfig", "Verdict", "register_reward"}
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "datasets", "mlflow", "matplotlib")
 ERRORS = [found for _, found in inspect.getmembers(errors, inspect.isclass) if issubclass(found, errors.RollLikeError)]
@@ -39,6 +48,36 @@ def test_a_configuration_is_built_without_anything_heavy() -> None:
     # what an editor, a notebook's first cell and --check do before a run
     code = f"import sys, roll_like.config.rlvr; print([name for name in {HEAVY!r} if name in sys.modules])"
     assert run(code) == "[]"
+
+
+def test_every_package_that_is_imported_is_declared() -> None:
+    files = [file for folder in OURS for file in (ROOT / folder).rglob("*.py")]
+    imported = {name.partition(".")[0] for file in files for name in imports(file)} - sys.stdlib_module_names
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [
+        *project["dependencies"],
+        *(name for extra in project["optional-dependencies"].values() for name in extra),
+    ]
+    declared = {normal(re.split(r"[^\w.-]", name)[0]) for name in wanted}
+    # pydantic pins its core; vLLM's CPU build has a name of its own
+    given = {*OURS, "pydantic_core", "vllm"}
+    installed = packages_distributions()
+    undeclared = {
+        name for name in imported - given if not {normal(found) for found in installed.get(name, [name])} & declared
+    }
+    assert undeclared == set()
+
+
+def imports(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
+            yield node.module
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 @pytest.mark.parametrize("name", sorted(PUBLIC - {"Outcome"}))
