@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import itertools
 import pickle
 import re
 import subprocess
