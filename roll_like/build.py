@@ -16,6 +16,8 @@ from roll_like.config.sections import TrainingConfig
 from roll_like.data.order import TaskOrder
 from roll_like.data.tasks import TaskSet, load_tasks
 from roll_like.errors import ConfigError
+from roll_like.inference.base import EngineSpec
+from roll_like.inference.vllm_environment import vllm_environment
 from roll_like.inference.worker import InferenceWorker
 from roll_like.metrics.summary import Summary
 from roll_like.models.export import ModelCard
@@ -101,6 +103,7 @@ def start_workers(config: RLVRConfig, run: RunContext) -> Workers:
     runner = run.stack.enter_context(asyncio.Runner())
     run.state.metrics.phase("starting workers")
     inference = start_inference(config, model, run.resources, run.stack)
+    wait_for_inference = inference.begin(InferenceWorker.start)  # loads while the trainer does
     rewards = start_reward_pool(config, run.resources, run.stack)
     actor = start_trainer(
         "training",
@@ -112,7 +115,7 @@ def start_workers(config: RLVRConfig, run: RunContext) -> Workers:
         span_timer=timer,
     )
     reference = start_reference(config, run, model)
-    runner.run(wait_for_inference(inference))
+    wait_for_inference()
     estimator = ADVANTAGES.get(config.algorithm.advantage.type)(config.algorithm.advantage)
     spans = config.resources.spans
     return Workers(
@@ -176,6 +179,54 @@ def start_reference(config: RLVRConfig, run: RunContext, actor_model: ResolvedMo
         stack=run.stack,
         span_timer=run.state.timer,
     )
+
+
+def start_inference(
+    config: RLVRConfig, model: ResolvedModel, resources: ResourceManager, stack: ExitStack
+) -> Cluster[InferenceWorker]:
+    """Start the engines' processes; their models are loaded by `InferenceWorker.start`."""
+    span, device = config.resources.spans.inference, config.resources.device
+    placements = resources.place(span, config.inference.replicas, "inference")
+    share = len(span) // config.inference.replicas
+    spec = EngineSpec(
+        model_path=str(model.path),
+        tokenizer_path=str(model.tokenizer_path),
+        dtype=config.model.dtype,
+        device=device,
+        threads=share if device == "cpu" else 1,
+        tensor_parallel_size=1 if device == "cpu" else share,
+        max_model_len=context_window(config),
+        seed=config.seed,
+        trust_remote_code=config.model.trust_remote_code,
+        weight_transfer=weight_transfer(config),
+    )
+    cluster = Cluster(
+        "inference",
+        InferenceWorker,
+        placements,
+        arguments=lambda rank: (config.inference, spec),
+        environment=lambda rank: {**thread_environment(spec.threads), **vllm_environment(spec.threads, device)},
+        concurrency=64,
+    )
+    stack.callback(cluster.close, InferenceWorker.close)
+    return cluster
+
+
+def context_window(config: RLVRConfig) -> int:
+    """Return the engines' window: the longest prompt and the longest response together. Tokens."""
+    responses = [config.rollout.max_response_tokens]
+    if config.evaluation is not None and config.evaluation.max_response_tokens is not None:
+        responses.append(config.evaluation.max_response_tokens)
+    needed = config.data.max_prompt_tokens + max(responses)
+    return getattr(config.inference, "max_model_len", None) or needed
+
+
+def weight_transfer(config: RLVRConfig) -> str:
+    """Return how weights travel: shared memory on CPU; CUDA IPC between roles that share GPUs; else NCCL."""
+    spans = config.resources.spans
+    if config.resources.device == "cpu":
+        return "shared_memory"
+    return "ipc" if spans.training.overlaps(spans.inference) else "nccl"
 
 
 def start_reward_pool(config: RLVRConfig, resources: ResourceManager, stack: ExitStack) -> RewardPool:
@@ -265,7 +316,7 @@ def evaluate_model(config: RLVRConfig, model_path: str) -> dict[str, float]:
         resources.allocate()
         inference = start_inference(config, resolve_model(config.model), resources, stack)
         pool = start_reward_pool(config, resources, stack)
-        runner.run(wait_for_inference(inference))
+        inference.everywhere(InferenceWorker.start)
         scheduler = GenerateScheduler(
             [ActorReplica(inference, rank) for rank in range(len(inference))],
             pool,

@@ -28,7 +28,7 @@ def broken(completion: Completion) -> float:
 '''
 
 
-def write_run(directory: Path, model: Path, **changes: Any) -> Path:
+def write_run(directory: Path, model_path: Path, **changes: Any) -> Path:
     """Write a YAML file with everything it needs beside it, and return its path; `changes` are whole sections."""
     (directory / "tiny_rewards.py").write_text(REWARD)
     rows = [{"prompt": f"Say something about the number {index}."} for index in range(40)]
@@ -40,7 +40,7 @@ def write_run(directory: Path, model: Path, **changes: Any) -> Path:
         "output_dir": str(directory / "runs"),
         "steps": 4,
         "import": ["tiny_rewards"],
-        "model": {"path": str(model), "dtype": "float32"},
+        "model": {"path": str(model_path), "dtype": "float32"},
         "data": {"sources": [{"path": str(directory / "train.jsonl")}], "max_prompt_tokens": 64},
         "rollout": {"prompts_per_step": 4, "samples_per_prompt": 4, "max_response_tokens": 12},
         "inference": {"type": "hf"},

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import ray
-import roll_like
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from roll_like.cluster.resources import Placement
@@ -75,6 +74,19 @@ class Cluster(Generic[W]):
         # one copy in the object store instead of one a worker
         shared = [ray.put(arg) for arg in args] if len(self) > 1 else list(args)
         return self._gather([self._call(rank, method, *shared, **kwargs) for rank in range(len(self))], method)
+
+    def begin(self, method: Callable[Concatenate[W, P], Any], *args: P.args, **kwargs: P.kwargs) -> Callable[[], None]:
+        """Start a method on every worker and return at once; calling what comes back waits for the end.
+
+        Raises:
+            WorkerError: When waiting: a worker raised or died.
+        """
+        refs = [self._call(rank, method, *args, **kwargs) for rank in range(len(self))]
+
+        def wait() -> None:
+            self._gather(refs, method)
+
+        return wait
 
     def scatter(self, method: Callable[[W, S], R], shards: Sequence[S]) -> list[R]:
         """Call a method on every worker with its own argument; return the results by rank.
@@ -187,7 +199,7 @@ def python_path() -> str:
     What users import from their working directory must be there when Ray unpickles a configuration.
     Our own packages come first: a user's folder called `envs` or `rewards` must not take their place.
     """
-    own = str(Path(roll_like.__file__).resolve().parents[1])
+    own = str(Path(__file__).resolve().parents[2])
     prefixes = (sys.prefix, sys.base_prefix)
     users = [entry for entry in sys.path if Path(entry).is_dir() and not entry.startswith(prefixes)]
     return os.pathsep.join(dict.fromkeys([own, *(str(Path(entry).resolve()) for entry in users)]))

@@ -1,17 +1,22 @@
-"""What an inference engine is: requests in, generations out, at any time.
+"""What an inference engine is, and what goes in and comes out of it.
 
-    submit ──▶ engine ──▶ poll       every generation finished since the last call, in one batch
-                 ▲
-    abort, pause, resume, sleep, wake, new weights
+The scheduler talks in batches: it submits many requests in one call and polls for whatever has
+finished. One call a batch, not one a request, keeps a driver and its event loop out of the way.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+from roll_like.config.sections import Precision
+from roll_like.errors import GenerationError
 from roll_like.types import FloatArray, IntArray, Segment, StopReason
+
+
+class EngineDied(GenerationError):
+    """The engine is gone for good; every request it held has to go elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,41 +31,44 @@ class Sampling:
         stop: Strings that end a response.
     """
 
-    temperature: float
-    top_p: float
-    top_k: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
     max_tokens: int
-    stop: tuple[str, ...]
+    stop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """One sample to generate.
+    """One sample to draw.
 
     Attributes:
-        request_id: Unique among the requests that are under way.
-        prompt_ids: Tokens to continue, shape [P].
-        sampling: How to draw.
-        seed: Seed of this sample alone; None draws from the engine's own generator.
+        request_id: Unique among the engine's unfinished requests.
+        prompt_ids: Tokens of the prompt, shape [P].
+        sampling: How tokens are drawn.
+        seed: Makes the sample repeatable; None draws from the engine's own generator.
+        stream: Whether `stream` may be asked for its tokens as they come; costs a little per token.
     """
 
     request_id: str
     prompt_ids: IntArray
     sampling: Sampling
     seed: int | None
+    stream: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """A finished (or aborted) sample.
+    """One finished sample.
 
     Attributes:
-        request_id: Whose it is.
+        request_id: Whose sample.
         token_ids: Sampled tokens, the end-of-sequence token included, shape [R].
         logprobs: Log-probability of each under the distribution it was drawn from, in nats, shape [R].
-        segments: Which policy version sampled which span of the response.
-        text: The response, special tokens removed.
+        segments: Which policy version sampled which span of the response; empty when R is 0.
+        text: The response, decoded once, without special tokens and without the stop string.
         stop_reason: Why it ended.
+        cached_prompt_tokens: Prompt tokens whose computation was shared with an earlier request.
     """
 
     request_id: str
@@ -69,65 +77,179 @@ class Generation:
     segments: tuple[Segment, ...]
     text: str
     stop_reason: StopReason
+    cached_prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedGeneration:
-    """A request that the engine could not serve; comes out of `poll` like a generation."""
+    """A request that the engine could not serve. It is never a sample."""
 
     request_id: str
-    error: str
+    error: GenerationError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDelta:
-    """Tokens of one request since the last delta."""
+    """Tokens that were sampled since the last delta.
+
+    Attributes:
+        token_ids: New tokens, shape [D].
+        logprobs: Their log-probabilities, shape [D].
+        stop_reason: Why the response ended; None while it goes on.
+    """
 
     request_id: str
     token_ids: IntArray
     logprobs: FloatArray
-    finished: bool
+    stop_reason: StopReason | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprints:
+    """What weights an engine holds, as far as a sync can compare them.
+
+    Attributes:
+        tensors: Fingerprint of each tensor as the engine computes with it, by the trainer's name.
+        tied: Tensors that the engine keeps apart although the trainer has one: name → the trainer's name.
+    """
+
+    tensors: Mapping[str, str]
+    tied: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """What every engine needs to know beside its own section.
+
+    Attributes:
+        model_path: Local Hugging Face directory.
+        tokenizer_path: Local directory of the tokenizer.
+        dtype: Precision of weights and computation.
+        device: `cpu` or `cuda`.
+        threads: Cores of this engine on CPU.
+        tensor_parallel_size: GPUs of this engine.
+        max_model_len: Longest prompt and response together. Tokens.
+        seed: Seed of requests that have none.
+        trust_remote_code: Whether the model may bring code.
+        weight_transfer: How weights arrive: `shared_memory`, `nccl` or `ipc`.
+    """
+
+    model_path: str
+    tokenizer_path: str
+    dtype: Precision
+    device: str
+    threads: int
+    tensor_parallel_size: int
+    max_model_len: int
+    seed: int
+    trust_remote_code: bool = False
+    weight_transfer: str = "shared_memory"
 
 
 class InferenceEngine(Protocol):
-    """Generates, stops, pauses and takes weights."""
+    """Generates. Every method is asynchronous; one event loop owns an engine.
+
+    After `EngineDied` nothing but `close` works.
+    """
+
+    async def start(self) -> None:
+        """Load the model.
+
+        Raises:
+            GenerationError: Says why it cannot be loaded.
+        """
+
+    async def submit(self, requests: Sequence[GenerateRequest]) -> None:
+        """Take requests; their results come out of `poll`.
+
+        Raises:
+            GenerationError: One of them can never be served (too long, id in use); none was taken.
+            EngineDied: The engine is gone.
+        """
+
+    async def poll(self, timeout: float) -> list[Generation | FailedGeneration]:
+        """Return everything that finished since the last call; wait up to `timeout` seconds for the first.
+
+        Raises:
+            EngineDied: The engine is gone; what was not polled is lost.
+        """
+
+    def stream(self, request_id: str) -> AsyncIterator[GenerationDelta]:
+        """Yield a request's tokens as they come. It was submitted with `stream=True`.
+
+        Raises:
+            GenerationError: No such request, or it does not stream.
+        """
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """Stop requests; they come out of `poll` as aborted, with their tokens so far. Unknown ids are ignored."""
+
+    async def pause(self) -> None:
+        """Freeze what is generating. New requests are taken and wait."""
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+
+    async def sleep(self) -> None:
+        """Give GPU memory back while nothing generates. Nothing happens on CPU."""
+
+    async def wake(self) -> None:
+        """Take GPU memory again."""
 
     @property
     def policy_version(self) -> int:
-        """Version of the weights that sample now."""
+        """Version of the weights that sample now; 0 are those the engine started with."""
 
-    async def start(self) -> None:
-        """Load the model. Raises GenerationError with the cause."""
+    async def init_weight_transfer(self, info: Mapping[str, Any]) -> None:
+        """Meet the trainer, where the transfer needs it. Called once."""
 
-    async def submit(self, requests: Sequence[GenerateRequest]) -> None:
-        """Start generating. Raises GenerationError for a request that cannot fit."""
+    async def start_weight_update(self) -> None:
+        """Freeze generation and get ready for new weights."""
 
-    async def poll(self, timeout: float) -> list[Generation | FailedGeneration]:
-        """Return what finished since the last call; wait up to `timeout` seconds for the first."""
+    async def update_weights(self, info: Mapping[str, Any]) -> None:
+        """Load one bucket of tensors.
 
-    def stream(self, request_id: str) -> AsyncIterator[GenerationDelta]:
-        """Yield a submitted request's tokens as they come."""
+        Raises:
+            WeightSyncError: Its bytes are not those that were sent.
+        """
 
-    async def abort(self, request_ids: Sequence[str]) -> None:
-        """Stop requests; they come out of `poll` as ABORTED with their tokens so far."""
+    async def finish_weight_update(self, version: int) -> None:
+        """Put the new weights to work as policy `version`: nothing computed with the old ones is reused."""
 
-    async def pause(self) -> None:
-        """Freeze what is under way, keeping it."""
+    async def fingerprints(self, names: Sequence[str], salt: int) -> Fingerprints:
+        """Return fingerprints of the weights as they are computed with."""
 
-    async def resume(self) -> None:
-        """Go on with what was paused."""
-
-    async def sleep(self) -> None:
-        """Free the GPU's memory; nothing on CPU."""
-
-    async def wake(self) -> None:
-        """Take the GPU's memory back."""
-
-    async def stats(self) -> Mapping[str, float]:
-        """Return running and waiting requests, tokens generated and the prefix cache's hit rate."""
+    async def stats(self) -> dict[str, float]:
+        """Return `running`, `waiting`, `tokens_generated`, `prefix_cache_hit_rate` and so on."""
 
     async def healthy(self) -> bool:
-        """Return whether the engine still works."""
+        """Return whether it can still generate."""
 
     async def close(self) -> None:
-        """End the engine and its processes."""
+        """Stop for good; no process, thread or shared memory stays. May be called twice."""
+
+
+def refuse_too_long(requests: Sequence[GenerateRequest], max_model_len: int) -> None:
+    """Raise when a prompt and its longest response do not fit the context window.
+
+    Raises:
+        GenerationError: Names the request, the lengths and the keys to change.
+    """
+    for request in requests:
+        prompt, response = len(request.prompt_ids), request.sampling.max_tokens
+        if prompt == 0:
+            raise GenerationError(f"request {request.request_id} has an empty prompt; nothing follows from nothing")
+        if prompt + response > max_model_len:
+            raise GenerationError(
+                f"request {request.request_id} needs {prompt} prompt tokens and up to {response} response tokens, "
+                f"{prompt + response} together; the engine's window holds {max_model_len}",
+                fix="raise inference.max_model_len, or lower data.max_prompt_tokens or rollout.max_response_tokens",
+            )
+
+
+def response_text(decoded: str, stop: Sequence[str], stop_reason: StopReason) -> str:
+    """Return a response as people and rewards see it: cut before the stop string that ended it."""
+    if stop_reason is not StopReason.STOP:
+        return decoded
+    ends = [at for at in (decoded.find(string) for string in stop) if at >= 0]
+    return decoded[: min(ends)] if ends else decoded

@@ -1,0 +1,46 @@
+"""Fingerprints of weight tensors: what a sync compares between trainer and inference engine.
+
+A fingerprint hashes some columns of a matrix, bit by bit, and the whole of a vector. Columns, because an
+engine that keeps a matrix packed in a layout of its own can still be asked for a column, by multiplying it
+with a unit vector, and in any precision that gives the column's numbers exactly. So the fingerprint is of
+the numbers that the engine computes with, not of a copy beside them. The columns change with the salt:
+over a few syncs a difference has nowhere to hide.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+
+#: Columns of every matrix that one check looks at.
+CHECKED_COLUMNS = 16
+
+
+def checked_columns(width: int, salt: int) -> Tensor:
+    """Return which columns of a matrix with `width` of them are looked at, ascending, shape [C]."""
+    if width <= CHECKED_COLUMNS:
+        return torch.arange(width)
+    chosen = np.random.default_rng([salt, width]).choice(width, CHECKED_COLUMNS, replace=False)
+    return torch.from_numpy(np.sort(chosen))
+
+
+def fingerprint(tensor: Tensor, salt: int) -> str:
+    """Return the fingerprint of a whole tensor; more than two dimensions count as [first, rest]."""
+    if tensor.ndim < 2:
+        return digest(tensor)
+    matrix = tensor.reshape(tensor.shape[0], -1)
+    return digest(matrix[:, checked_columns(matrix.shape[1], salt).to(matrix.device)])
+
+
+def digest(numbers: Tensor) -> str:
+    """Return a hash of shape, precision and bits; 0 and −0 are the same number."""
+    plain = (numbers.detach() + 0.0).cpu().contiguous()
+    head = f"{tuple(plain.shape)} {plain.dtype} "
+    return xxhash.xxh3_64_hexdigest(head.encode() + plain.view(torch.uint8).numpy().tobytes())
+
+
+def checksum(tensor: Tensor) -> str:
+    """Return a hash of all bytes of a contiguous tensor in host memory."""
+    return xxhash.xxh3_64_hexdigest(tensor.reshape(-1).view(torch.uint8).numpy())
