@@ -43,4 +43,4 @@ def digest(numbers: Tensor) -> str:
 
 def checksum(tensor: Tensor) -> str:
     """Return a hash of all bytes of a contiguous tensor in host memory."""
-    return xxhash.xxh3_64_hexdigest(tensor.reshape(-1).view(torch.uint8).numpy())
+    return xxhash.xxh3_64_hexdigest(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))

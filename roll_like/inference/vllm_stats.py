@@ -43,7 +43,11 @@ def stat_logger(totals: EngineStats) -> Callable[[Any, int], Any]:
             pass
 
         def record(
-            self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+            self,
+            scheduler_stats: Any,
+            iteration_stats: Any,
+            mm_cache_stats: Any = None,  # noqa: ARG002 - vLLM passes it by name
+            engine_idx: int = 0,  # noqa: ARG002
         ) -> None:
             if scheduler_stats is not None:
                 totals.running = scheduler_stats.num_running_reqs

@@ -19,7 +19,7 @@ from roll_like.inference.vllm_environment import vllm_environment
 
 
 def build_engine(config: VLLMConfig | HFConfig, spec: EngineSpec) -> InferenceEngine:
-    """Return the engine that `inference.type` names, not started. Its library is imported by this call or by `start`."""
+    """Return the engine that `inference.type` names, not started."""
     if isinstance(config, VLLMConfig):
         from roll_like.inference.vllm_engine import VLLMEngine
 
