@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from roll_like.errors import ConfigError
 from roll_like.inference.base import EngineSpec
 from roll_like.inference.vllm_environment import vllm_environment
 from roll_like.inference.worker import InferenceWorker
+from roll_like.loop import DriverLoop
 from roll_like.metrics.summary import Summary
 from roll_like.models.export import ModelCard
 from roll_like.models.load import ResolvedModel, load_tokenizer, resolve_model
@@ -60,7 +60,7 @@ class Workers:
     """
 
     state: RunState
-    runner: asyncio.Runner
+    runner: DriverLoop
     model: ResolvedModel
     actor: TrainingEngine
     kl_reference: TrainingEngine | None
@@ -100,7 +100,7 @@ def start_workers(config: RLVRConfig, run: RunContext) -> Workers:
     timer = run.state.timer
     run.state.metrics.phase("preparing the model")
     model = resolve_model(config.model)
-    runner = run.stack.enter_context(asyncio.Runner())
+    runner = run.stack.enter_context(DriverLoop())
     run.state.metrics.phase("starting workers")
     inference = start_inference(config, model, run.resources, run.stack)
     wait_for_inference = inference.begin(InferenceWorker.start)  # loads while the trainer does
@@ -153,6 +153,7 @@ def trainer_spec(config: RLVRConfig, model: ResolvedModel, training: TrainingCon
         temperature=config.rollout.temperature,
         total_updates=config.steps * config.algorithm.updates_per_step,
         trust_remote_code=config.model.trust_remote_code,
+        imports=config.import_,
     )
 
 
@@ -267,7 +268,7 @@ def build_rollouts(config: RLVRConfig, workers: Workers) -> SynchronousRollouts:
     )
 
 
-def build_evaluator(config: RLVRConfig, scheduler: GenerateScheduler, runner: asyncio.Runner) -> Evaluator | None:
+def build_evaluator(config: RLVRConfig, scheduler: GenerateScheduler, runner: DriverLoop) -> Evaluator | None:
     """Return what measures the policy, or nothing where there is no `evaluation` section."""
     if config.evaluation is None:
         return None
@@ -310,7 +311,7 @@ def evaluate_model(config: RLVRConfig, model_path: str) -> dict[str, float]:
     """
     config = config.model_copy(update={"model": config.model.model_copy(update={"path": model_path})})
     with ExitStack() as stack:
-        runner = stack.enter_context(asyncio.Runner())
+        runner = stack.enter_context(DriverLoop())
         stack.enter_context(RaySession(config.resources, config.output_dir / "evaluation-logs"))
         resources = stack.enter_context(ResourceManager(config.resources))
         resources.allocate()

@@ -32,6 +32,7 @@ class Registry(Generic[T]):
         self._builtins = builtins
         self._plugins: dict[str, T] = {}
         self._loaded = False
+        self._broken: PluginError | None = None
 
     def register(self, name: str) -> Callable[[T], T]:
         """Return a decorator that adds its argument as `name`.
@@ -60,6 +61,8 @@ class Registry(Generic[T]):
         """
         if name not in self._plugins:
             self._load()
+        if name not in self._plugins and self._broken is not None:
+            raise self._broken  # the name may be in what could not be imported
         if name not in self._plugins:
             near = difflib.get_close_matches(name, self._plugins, n=3, cutoff=0.5)
             hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {', '.join(self.names())}"
@@ -82,17 +85,18 @@ class Registry(Generic[T]):
     def _load(self) -> None:
         if self._loaded:
             return
+        self._loaded = True
         for module in self._builtins:
             importlib.import_module(module)
         for point in entry_points(group=self.group):
             try:
                 point.load()
             except ImportError as error:
-                raise PluginError(
+                self._broken = PluginError(
                     f"the entry point {point.name!r} of group {self.group!r} cannot be imported: {error}",
                     fix=f"reinstall or remove the package that declares {point.value!r}",
-                ) from error
-        self._loaded = True  # only now: a second look-up must meet the same broken entry point, not "unknown"
+                )
+                raise self._broken from error
 
 
 def _origin(plugin: Any) -> str:

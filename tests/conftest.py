@@ -10,6 +10,8 @@ os.environ.update(
     TOKENIZERS_PARALLELISM="false",
     RAY_USAGE_STATS_ENABLED="0",
     VLLM_NO_USAGE_STATS="1",
+    # thousands of tiny tensors: threads would only wait for each other
+    OMP_NUM_THREADS="1",
 )
 
 from pathlib import Path

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from itertools import islice
 
 from roll_like.config.sections import EvaluationConfig
 from roll_like.data.tasks import TaskSet
 from roll_like.inference.base import Sampling
+from roll_like.loop import DriverLoop
 from roll_like.rollout.metrics import evaluation_metrics
 from roll_like.rollout.scheduler import Collected, GenerateScheduler, GroupPlan
 from roll_like.values import Metric
@@ -34,7 +34,7 @@ class Evaluator:
         *,
         max_response_tokens: int,
         seed: int,
-        runner: asyncio.Runner,
+        runner: DriverLoop,
     ) -> None:
         self._scheduler = scheduler
         self._tasks = tuple(islice(tasks, config.max_tasks))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from roll_like.data.order import TaskOrder
 from roll_like.data.tasks import TaskSet
 from roll_like.errors import GenerationError
 from roll_like.inference.base import Sampling
+from roll_like.loop import DriverLoop
 from roll_like.rollout.scheduler import Collected, GenerateScheduler, GroupPlan
 from roll_like.types import Group, Scored, Task
 
@@ -55,7 +55,7 @@ class SynchronousRollouts:
         config: RolloutConfig,
         *,
         seed: int,
-        runner: asyncio.Runner,
+        runner: DriverLoop,
     ) -> None:
         self._scheduler = scheduler
         self._taskset = taskset

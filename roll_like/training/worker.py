@@ -19,6 +19,7 @@ from torch import Tensor
 
 from roll_like.algorithms.correction import correction_from
 from roll_like.algorithms.losses import KLTerm, LossInputs, policy_objective
+from roll_like.config.load import import_plugins
 from roll_like.config.rlvr import AlgorithmConfig
 from roll_like.config.sections import ModelConfig, Precision, TrainingConfig
 from roll_like.errors import CheckpointError, EngineError
@@ -50,6 +51,7 @@ class TrainerSpec:
         temperature: Sampling temperature that log-probabilities are taken at.
         total_updates: Optimizer steps of the whole run, for the schedule.
         trust_remote_code: Whether the model may bring code.
+        imports: Modules to import first; they register plugins.
     """
 
     model_path: str
@@ -63,6 +65,7 @@ class TrainerSpec:
     temperature: float
     total_updates: int
     trust_remote_code: bool
+    imports: tuple[str, ...] = ()
 
 
 class DeepSpeedWorker:
@@ -100,6 +103,7 @@ class DeepSpeedWorker:
             MASTER_PORT=str(address[1]),
         )
         seed_everything(self.spec.seed)
+        import_plugins(self.spec.imports)
         if self.spec.device == "cpu":
             torch.set_num_threads(self.spec.threads)
         try:

@@ -178,6 +178,7 @@ def test_a_broken_plugin_package_does_not_hide_the_others(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(ADVANTAGES, "_loaded", False)
+    monkeypatch.setattr(ADVANTAGES, "_broken", None)
     monkeypatch.setattr(ADVANTAGES, "_builtins", ())
 
     class Broken:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,6 +12,7 @@ from roll_like.config.rlvr import RolloutConfig
 from roll_like.data.order import TaskOrder
 from roll_like.data.tasks import SourceReport, TaskSet, TaskSource
 from roll_like.errors import GenerationError
+from roll_like.loop import DriverLoop
 from roll_like.rollout.metrics import evaluation_metrics, rollout_metrics, rollout_rows
 from roll_like.rollout.scheduler import Collected, GroupPlan
 from roll_like.rollout.source import SynchronousRollouts
@@ -65,14 +65,14 @@ class FakeScheduler:
         )
 
 
-def source(scheduler: FakeScheduler, runner: asyncio.Runner, **changes) -> SynchronousRollouts:  # type: ignore[no-untyped-def]
+def source(scheduler: FakeScheduler, runner: DriverLoop, **changes) -> SynchronousRollouts:  # type: ignore[no-untyped-def]
     tasks = taskset()
     config = RolloutConfig(prompts_per_step=3, samples_per_prompt=2, **changes)
     return SynchronousRollouts(scheduler, tasks, TaskOrder(tasks, seed=0), config, seed=7, runner=runner)
 
 
 def test_a_resumed_source_goes_on_with_the_same_tasks_and_seeds() -> None:
-    with asyncio.Runner() as runner:
+    with DriverLoop() as runner:
         first = FakeScheduler(unfinished=1)
         rollouts = source(first, runner)
         rollouts.collect(0)
@@ -88,7 +88,7 @@ def test_a_resumed_source_goes_on_with_the_same_tasks_and_seeds() -> None:
 
 
 def test_oversampling_follows_the_share_of_accepted_groups() -> None:
-    with asyncio.Runner() as runner:
+    with DriverLoop() as runner:
         scheduler = FakeScheduler(rejected=2)
         rollouts = source(scheduler, runner, drop_groups_without_signal=True, max_oversampling=2.0)
         for step in range(6):
@@ -100,7 +100,7 @@ def test_oversampling_follows_the_share_of_accepted_groups() -> None:
 
 
 def test_the_filter_wants_different_rewards() -> None:
-    with asyncio.Runner() as runner:
+    with DriverLoop() as runner:
         plain = source(FakeScheduler(), runner)
         filtering = source(FakeScheduler(), runner, drop_groups_without_signal=True, max_oversampling=2.0)
     same, different, lonely = (group(task(), rewards) for rewards in ([0.1 + 0.2, 0.3], [0.0, 1.0], [1.0]))
@@ -110,7 +110,7 @@ def test_the_filter_wants_different_rewards() -> None:
 
 
 def test_too_many_failures_end_the_run_and_show_the_first() -> None:
-    with asyncio.Runner() as runner:
+    with DriverLoop() as runner:
         source(FakeScheduler(failures=1), runner, max_failure_fraction=0.2).collect(0)
         with pytest.raises(GenerationError, match=r"2 of 8 samples .*max_failure_fraction: 0.2") as caught:
             source(FakeScheduler(failures=2), runner, max_failure_fraction=0.2).collect(0)

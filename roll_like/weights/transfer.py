@@ -1,0 +1,91 @@
+"""The trainer's side of a sync: what moves weights, and what they are read from.
+
+A `WeightTransfer` is made on the driver, travels to every trainer rank and is connected there to the rank's
+weights. Every rank then takes part in each `send`, because sharded parameters are gathered by all of them;
+rank 0 alone talks to the engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+
+class WeightSource(Protocol):
+    """A rank that holds (a share of) the policy."""
+
+    def full_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield (name, whole tensor) in the precision that engines compute with, always in the same order.
+
+        All ranks walk through it together. Names are the Hugging Face model's own.
+        """
+
+
+class EngineClient(Protocol):
+    """The inference engines, as trainer rank 0 reaches them. Calls return when every engine is done."""
+
+    def __len__(self) -> int:
+        """Return how many engines there are."""
+
+    def init_weight_transfer(self, infos: Sequence[Mapping[str, Any]]) -> None:
+        """Let every engine meet the trainer, each with its own information."""
+
+    def update_weights(self, info: Mapping[str, Any]) -> None:
+        """Let every engine load the same bucket."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendReport:
+    """What one rank did in one `send`. Ranks other than 0 send nothing.
+
+    Attributes:
+        fingerprints: Fingerprint of each tensor as it was sent.
+        bytes: Their size.
+        buckets: How many pieces they went in.
+    """
+
+    fingerprints: Mapping[str, str]
+    bytes: int
+    buckets: int
+
+
+class WeightSender(Protocol):
+    """One rank's end of a connected transfer."""
+
+    def send(self, salt: int) -> SendReport:
+        """Take part in moving all weights. Every rank calls it.
+
+        Args:
+            salt: Chooses what the fingerprints look at.
+
+        Raises:
+            WeightSyncError: An engine refused a bucket.
+        """
+
+    def close(self) -> None:
+        """Let go of the engines."""
+
+
+class WeightTransfer(Protocol):
+    """A way for weights to travel. Picklable."""
+
+    def connect(self, source: WeightSource, rank: int) -> WeightSender:
+        """Return this rank's end. Called once on every rank, after the engines have started."""
+
+
+def buckets_of(weights: Iterable[tuple[str, Tensor]], max_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
+    """Gather tensors into lists of at most `max_bytes`; a larger tensor is alone in one."""
+    bucket: list[tuple[str, Tensor]] = []
+    size = 0
+    for name, tensor in weights:
+        nbytes = tensor.numel() * tensor.element_size()
+        if bucket and size + nbytes > max_bytes:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append((name, tensor))
+        size += nbytes
+    if bucket:
+        yield bucket
