@@ -34,7 +34,7 @@ class RLVRPipeline:
     def run(self) -> None:
         """Train to the end: the policy samples, its samples are judged, the verdicts move it."""
         state, workers = self.run_state, self.workers
-        workers.weights.push()
+        workers.push()
         state.evaluate(self.evaluator)
         for step in state.steps():
             with workers.generating():
@@ -42,8 +42,8 @@ class RLVRPipeline:
             with workers.training():
                 samples = workers.advantages.assign(collected.groups)
                 report = workers.actor.train_step(with_reference(samples, workers.kl_reference))
-            sync = workers.weights.push()
-            state.log(step, rollout_metrics(collected, sync.version - 1), report.metrics, sync.metrics)
+            sync = workers.push()
+            state.log(step, rollout_metrics(collected, sync.version - 1), report.metrics)
             state.keep_rollouts(collected)
             state.evaluate(self.evaluator)
 

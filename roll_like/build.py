@@ -16,8 +16,7 @@ from roll_like.data.order import TaskOrder
 from roll_like.data.tasks import TaskSet, load_tasks
 from roll_like.errors import ConfigError
 from roll_like.inference.base import EngineSpec
-from roll_like.inference.vllm_environment import vllm_environment
-from roll_like.inference.worker import InferenceWorker
+from roll_like.inference.worker import InferenceWorker, engine_environment
 from roll_like.loop import DriverLoop
 from roll_like.metrics.summary import Summary
 from roll_like.models.export import ModelCard
@@ -35,7 +34,10 @@ from roll_like.training.engine import TrainingEngine
 from roll_like.training.start import start_trainer
 from roll_like.training.worker import DeepSpeedWorker, TrainerSpec
 from roll_like.values import reduce
-from roll_like.weights.sync import WeightSync
+from roll_like.weights.engines import ActorEngines
+from roll_like.weights.shared_memory import SharedMemoryTransfer
+from roll_like.weights.sync import SyncReport, WeightSync
+from roll_like.weights.transfer import WeightTransfer
 
 #: Added to the rewards' own limits before their worker is taken for dead: it has to start first. Seconds.
 REWARD_GRACE = 60.0
@@ -78,6 +80,11 @@ class Workers:
                 self.actor.cluster.everywhere(DeepSpeedWorker.offload)
             with self.state.interruptible():
                 yield
+
+    def push(self) -> SyncReport:
+        """Hand the actor's weights to the engines."""
+        with self.state.timer("sync"):
+            return self.weights.push()
 
     @contextmanager
     def training(self) -> Iterator[None]:
@@ -133,7 +140,7 @@ def start_workers(config: RLVRConfig, run: RunContext) -> Workers:
             retries=config.rollout.retries,
             progress=lambda done, total: run.state.metrics.phase("generating", done, total),
         ),
-        weights=start_weight_sync(config, actor, inference, runner, timer),
+        weights=start_weight_sync(config, actor, inference),
         time_shared=config.resources.device == "cuda" and spans.training.overlaps(spans.inference),
     )
 
@@ -206,11 +213,22 @@ def start_inference(
         InferenceWorker,
         placements,
         arguments=lambda rank: (config.inference, spec),
-        environment=lambda rank: {**thread_environment(spec.threads), **vllm_environment(spec.threads, device)},
+        environment=lambda rank: {
+            **thread_environment(spec.threads),
+            **engine_environment(config.inference, spec.threads, device),
+        },
         concurrency=64,
     )
     stack.callback(cluster.close, InferenceWorker.close)
     return cluster
+
+
+def start_weight_sync(config: RLVRConfig, actor: TrainingEngine, inference: Cluster[InferenceWorker]) -> WeightSync:
+    """Connect the actor's ranks with the engines."""
+    engines = ActorEngines(inference.handle())
+    transfer = weight_transfer_of(config, engines)
+    actor.cluster.everywhere(DeepSpeedWorker.connect_weights, transfer)
+    return WeightSync(lambda salt: actor.cluster.everywhere(DeepSpeedWorker.send_weights, salt)[0], engines)
 
 
 def context_window(config: RLVRConfig) -> int:
@@ -220,6 +238,11 @@ def context_window(config: RLVRConfig) -> int:
         responses.append(config.evaluation.max_response_tokens)
     needed = config.data.max_prompt_tokens + max(responses)
     return getattr(config.inference, "max_model_len", None) or needed
+
+
+def weight_transfer_of(config: RLVRConfig, engines: ActorEngines) -> WeightTransfer:
+    """Return the way weights travel."""
+    return SharedMemoryTransfer(engines)
 
 
 def weight_transfer(config: RLVRConfig) -> str:

@@ -28,8 +28,8 @@ class WorkerDied(WorkerError):
     """A worker's process is gone."""
 
 
-class Cluster(Generic[W]):
-    """Workers of one class, one actor a placement.
+class ClusterHandle(Generic[W]):
+    """A group of running workers that can be called; travels to other actors.
 
     The worker's own method is passed, so that editors find it and types are checked:
 
@@ -37,30 +37,12 @@ class Cluster(Generic[W]):
 
     Args:
         name: The role, for messages ("training").
-        worker_class: A plain class; each actor hosts one instance.
-        placements: One a worker; its index is the worker's rank.
-        arguments: Constructor arguments of each rank.
-        environment: Environment variables of each rank, set before its process imports anything.
-        concurrency: Calls that an asynchronous worker runs at a time.
+        actors: One a worker, by rank.
     """
 
-    def __init__(
-        self,
-        name: str,
-        worker_class: type[W],
-        placements: Sequence[Placement],
-        *,
-        arguments: Callable[[int], tuple[Any, ...]],
-        environment: Callable[[int], Mapping[str, str]] = lambda rank: {},
-        concurrency: int | None = None,
-    ) -> None:
+    def __init__(self, name: str, actors: Sequence[Any]) -> None:
         self.name = name
-        self._class = worker_class
-        self._placements = list(placements)
-        self._arguments = arguments
-        self._environment = environment
-        self._concurrency = concurrency
-        self._actors = [self._start(rank) for rank in range(len(self._placements))]
+        self._actors = list(actors)
 
     def __len__(self) -> int:
         return len(self._actors)
@@ -123,6 +105,73 @@ class Cluster(Generic[W]):
         """Await an asynchronous method of every worker."""
         return await asyncio.gather(*(self.ask(rank, method, *args, **kwargs) for rank in range(len(self))))
 
+    def _call(self, rank: int, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._actors[rank], method.__name__).remote(*args, **kwargs)
+
+    def _gather(
+        self, refs: Sequence[Any], method: Callable[..., Any], *, ranks: Sequence[int] | None = None
+    ) -> list[Any]:
+        try:
+            # one failed rank leaves the others waiting in a collective: the first error must win
+            waiting = list(refs)
+            while waiting:
+                done, waiting = ray.wait(waiting, num_returns=1)
+                ray.get(done)
+            return list(ray.get(list(refs)))
+        except RayError as error:
+            failed = refs.index(done[0])
+            raise self._explain(error, ranks[failed] if ranks else failed, method) from None
+
+    def _explain(self, error: RayError, rank: int, method: Callable[..., Any]) -> RollLikeError:
+        where = f"{self.name} worker {rank} in {method.__name__}"
+        if isinstance(error, RayTaskError):
+            cause = error.cause
+            if isinstance(cause, RollLikeError):
+                cause.add_note(f"raised by {where}:\n{error}")
+                return cause
+            return WorkerError(f"{where} raised {type(cause).__name__}: {cause}\n{error}")
+        if isinstance(error, RayActorError | ActorDiedError):
+            return WorkerDied(
+                f"{where}: its process is gone ({' '.join(str(error).split())[:600]})",
+                fix="look for an out-of-memory kill (dmesg); lower training.max_tokens_per_micro_batch or "
+                "inference.kv_cache_gib, or give the run more memory",
+            )
+        return WorkerError(f"{where}: {type(error).__name__}: {error}")
+
+
+class Cluster(ClusterHandle[W]):
+    """Workers of one class, one actor a placement.
+
+    Args:
+        name: The role, for messages ("training").
+        worker_class: A plain class; each actor hosts one instance.
+        placements: One a worker; its index is the worker's rank.
+        arguments: Constructor arguments of each rank.
+        environment: Environment variables of each rank, set before its process imports anything.
+        concurrency: Calls that an asynchronous worker runs at a time.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        worker_class: type[W],
+        placements: Sequence[Placement],
+        *,
+        arguments: Callable[[int], tuple[Any, ...]],
+        environment: Callable[[int], Mapping[str, str]] = lambda rank: {},
+        concurrency: int | None = None,
+    ) -> None:
+        self._class = worker_class
+        self._placements = list(placements)
+        self._arguments = arguments
+        self._environment = environment
+        self._concurrency = concurrency
+        super().__init__(name, [self._start(rank) for rank in range(len(self._placements))])
+
+    def handle(self) -> ClusterHandle[W]:
+        """Return what other actors can call these workers by. It knows nothing of later restarts."""
+        return ClusterHandle(self.name, self._actors)
+
     def restart(self, rank: int) -> None:
         """Replace a worker by a fresh one at the same place."""
         ray.kill(self._actors[rank])
@@ -158,39 +207,6 @@ class Cluster(Generic[W]):
         if self._concurrency is not None:
             options["max_concurrency"] = self._concurrency
         return ray.remote(self._class).options(**options).remote(*self._arguments(rank))
-
-    def _call(self, rank: int, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._actors[rank], method.__name__).remote(*args, **kwargs)
-
-    def _gather(
-        self, refs: Sequence[Any], method: Callable[..., Any], *, ranks: Sequence[int] | None = None
-    ) -> list[Any]:
-        try:
-            # one failed rank leaves the others waiting in a collective: the first error must win
-            waiting = list(refs)
-            while waiting:
-                done, waiting = ray.wait(waiting, num_returns=1)
-                ray.get(done)
-            return list(ray.get(list(refs)))
-        except RayError as error:
-            failed = refs.index(done[0])
-            raise self._explain(error, ranks[failed] if ranks else failed, method) from None
-
-    def _explain(self, error: RayError, rank: int, method: Callable[..., Any]) -> RollLikeError:
-        where = f"{self.name} worker {rank} in {method.__name__}"
-        if isinstance(error, RayTaskError):
-            cause = error.cause
-            if isinstance(cause, RollLikeError):
-                cause.add_note(f"raised by {where}:\n{error}")
-                return cause
-            return WorkerError(f"{where} raised {type(cause).__name__}: {cause}\n{error}")
-        if isinstance(error, RayActorError | ActorDiedError):
-            return WorkerDied(
-                f"{where}: its process is gone ({' '.join(str(error).split())[:600]})",
-                fix="look for an out-of-memory kill (dmesg); lower training.max_tokens_per_micro_batch or "
-                "inference.kv_cache_gib, or give the run more memory",
-            )
-        return WorkerError(f"{where}: {type(error).__name__}: {error}")
 
 
 def python_path() -> str:

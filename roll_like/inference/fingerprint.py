@@ -9,6 +9,8 @@ over a few syncs a difference has nowhere to hide.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 import xxhash
@@ -43,4 +45,5 @@ def digest(numbers: Tensor) -> str:
 
 def checksum(tensor: Tensor) -> str:
     """Return a hash of all bytes of a contiguous tensor in host memory."""
-    return xxhash.xxh3_64_hexdigest(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+    data: Any = tensor.reshape(-1).view(torch.uint8).numpy()  # hashed in place, not copied
+    return xxhash.xxh3_64_hexdigest(data)

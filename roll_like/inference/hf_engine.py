@@ -234,10 +234,8 @@ class HFEngine:
 
     def _advance(self, sample: _Sample) -> None:
         """Sample one token."""
-        if sample.cache is None:
-            inputs = [*sample.request.prompt_ids.tolist(), *sample.tokens]
-        else:
-            inputs = sample.tokens[-1:]
+        everything = [*sample.request.prompt_ids.tolist(), *sample.tokens]
+        inputs = everything if sample.cache is None else everything[-1:]
         ids_BL = torch.tensor([inputs], device=self._spec.device)
         output = self._model(ids_BL, past_key_values=sample.cache, use_cache=True, logits_to_keep=1)
         sample.cache = output.past_key_values
@@ -347,7 +345,8 @@ class HFEngine:
 
     async def fingerprints(self, names: Sequence[str], salt: int) -> Fingerprints:
         """Return fingerprints of the model's parameters."""
-        return await self._compute(self._fingerprints, names, salt)
+        held: Fingerprints = await self._compute(self._fingerprints, names, salt)
+        return held
 
     def _fingerprints(self, names: Sequence[str], salt: int) -> Fingerprints:
         parameters = dict(self._model.named_parameters())

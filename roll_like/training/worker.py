@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,9 @@ from roll_like.training.layout import MicroBatch
 from roll_like.training.policy import PolicyModule, tensors_of
 from roll_like.types import FloatArray
 from roll_like.values import Last, Max, Mean, Metric, Metrics, Sum, merge
+
+if TYPE_CHECKING:
+    from roll_like.weights.transfer import SendReport, WeightSender, WeightTransfer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -78,6 +81,7 @@ class DeepSpeedWorker:
         self.updates = 0
         self._device = torch.device(spec.device)
         self._engine: Any = None
+        self._sender: WeightSender | None = None
 
     # ---- start and end -------------------------------------------------------------------------
 
@@ -148,7 +152,9 @@ class DeepSpeedWorker:
         return engine
 
     def close(self) -> None:
-        """Leave the process group."""
+        """Let go of the inference engines and leave the process group."""
+        if self._sender is not None:
+            self._sender.close()
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
@@ -278,6 +284,16 @@ class DeepSpeedWorker:
 
             with deepspeed.zero.GatheredParameters([parameter]):
                 yield name, parameter.detach().to(DTYPES[self.spec.dtype], copy=True)
+
+    def connect_weights(self, transfer: WeightTransfer) -> None:
+        """Prepare this rank's end of the way to the inference engines. They have started."""
+        self._sender = transfer.connect(self, self.rank)
+
+    def send_weights(self, salt: int) -> SendReport:
+        """Take part in moving all weights; rank 0's report says what was sent."""
+        if self._sender is None:
+            raise EngineError("weights are sent before connect_weights")
+        return self._sender.send(salt)
 
     def snapshot(self) -> dict[str, npt.NDArray[np.float32]]:
         """Return every parameter, whole, on rank 0; nothing on the others."""
