@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 from roll_like.cluster import Cluster, RaySession, ResourceManager, thread_environment
 from roll_like.config.load import dump_config
@@ -35,6 +35,7 @@ from roll_like.training.start import start_trainer
 from roll_like.training.worker import DeepSpeedWorker, TrainerSpec
 from roll_like.values import reduce
 from roll_like.weights.engines import ActorEngines
+from roll_like.weights.gpu import VLLMTransfer
 from roll_like.weights.shared_memory import SharedMemoryTransfer
 from roll_like.weights.sync import SyncReport, WeightSync
 from roll_like.weights.transfer import WeightTransfer
@@ -206,7 +207,7 @@ def start_inference(
         max_model_len=context_window(config),
         seed=config.seed,
         trust_remote_code=config.model.trust_remote_code,
-        weight_transfer=weight_transfer(config),
+        weight_transfer=weight_backend(config),
     )
     cluster = Cluster(
         "inference",
@@ -226,7 +227,12 @@ def start_inference(
 def start_weight_sync(config: RLVRConfig, actor: TrainingEngine, inference: Cluster[InferenceWorker]) -> WeightSync:
     """Connect the actor's ranks with the engines."""
     engines = ActorEngines(inference.handle())
-    transfer = weight_transfer_of(config, engines)
+    transfer: WeightTransfer = SharedMemoryTransfer(engines)
+    backend = weight_backend(config)
+    if backend != "shared_memory":
+        address, port = actor.cluster.on(0, DeepSpeedWorker.address)
+        share = len(config.resources.spans.inference) // config.inference.replicas
+        transfer = VLLMTransfer(client=engines, backend=backend, gpus_per_engine=share, address=address, port=port)
     actor.cluster.everywhere(DeepSpeedWorker.connect_weights, transfer)
     return WeightSync(lambda salt: actor.cluster.everywhere(DeepSpeedWorker.send_weights, salt)[0], engines)
 
@@ -240,12 +246,7 @@ def context_window(config: RLVRConfig) -> int:
     return getattr(config.inference, "max_model_len", None) or needed
 
 
-def weight_transfer_of(config: RLVRConfig, engines: ActorEngines) -> WeightTransfer:
-    """Return the way weights travel."""
-    return SharedMemoryTransfer(engines)
-
-
-def weight_transfer(config: RLVRConfig) -> str:
+def weight_backend(config: RLVRConfig) -> Literal["shared_memory", "ipc", "nccl"]:
     """Return how weights travel: shared memory on CPU; CUDA IPC between roles that share GPUs; else NCCL."""
     spans = config.resources.spans
     if config.resources.device == "cpu":

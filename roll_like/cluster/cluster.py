@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError, RayTaskError
@@ -47,7 +47,15 @@ class ClusterHandle(Generic[W]):
     def __len__(self) -> int:
         return len(self._actors)
 
-    def everywhere(self, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+    @overload
+    def everywhere(
+        self, method: Callable[Concatenate[W, P], Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs
+    ) -> list[R]: ...
+
+    @overload
+    def everywhere(self, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]: ...
+
+    def everywhere(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Call a method on every worker with the same arguments; return the results by rank.
 
         Raises:
@@ -83,7 +91,8 @@ class ClusterHandle(Generic[W]):
 
     def on(self, rank: int, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a method on one worker."""
-        return self._gather([self._call(rank, method, *args, **kwargs)], method, ranks=[rank])[0]
+        result: R = self._gather([self._call(rank, method, *args, **kwargs)], method, ranks=[rank])[0]
+        return result
 
     async def ask(
         self,

@@ -161,12 +161,12 @@ class ResourceManager:
         if self.config.device == "cpu":
             return []
 
-        @ray.remote(num_cpus=0, num_gpus=1)
         def gpu_id() -> str:
             return str(ray.get_runtime_context().get_accelerator_ids()["GPU"][0])
 
+        probe = ray.remote(num_cpus=0, num_gpus=1)(gpu_id)
         refs = [
-            gpu_id.options(
+            probe.options(
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
             ).remote()
             for bundle in range(self.config.devices_per_node)

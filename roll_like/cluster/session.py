@@ -39,6 +39,8 @@ class RaySession:
         # Ray's metrics agent takes a core at start and prints about a missing exporter
         os.environ.setdefault("RAY_enable_metrics_collection", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        # Ray would let everything else on the machine go first
+        os.environ.setdefault("RAY_worker_niceness", "0")
         try:
             if self._config.address is None:
                 self._start()

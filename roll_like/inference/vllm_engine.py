@@ -101,6 +101,7 @@ class VLLMEngine:
         await asyncio.gather(*tasks, return_exceptions=True)
         if llm is not None:
             llm.shutdown(timeout=_CLOSE_SECONDS)
+            llm.engine_core.resources.ctx.destroy(linger=0)  # vLLM leaves its sockets' context to the collector
             if llm.output_handler is not None:
                 with contextlib.suppress(asyncio.CancelledError):
                     await llm.output_handler

@@ -138,7 +138,8 @@ def _lay_out(row: _Branches, samples: Sequence[PolicySample]) -> Row:
         start += len(body)
 
     def joined(parts: Sequence[np.typing.NDArray[np.generic]]) -> IntArray:
-        return np.concatenate(parts).astype(np.int32)
+        whole: IntArray = np.concatenate(parts).astype(np.int32)
+        return whole
 
     return Row(
         token_ids=joined(tokens),
@@ -227,7 +228,8 @@ def _pad(rows: Sequence[Row], samples: Sequence[PolicySample], weights: Sequence
     runs = [(int(ids[0]), at) for ids, at in zip(np.split(sample_ids, cuts), np.split(target_ids, cuts), strict=True)]
 
     def gather(value_of: Callable[[int], FloatArray]) -> FloatArray:
-        return np.concatenate([value_of(index)[at] for index, at in runs]).astype(np.float32)
+        values: FloatArray = np.concatenate([value_of(index)[at] for index, at in runs]).astype(np.float32)
+        return values
 
     def reference_of(index: int) -> FloatArray:
         sample = samples[index]
