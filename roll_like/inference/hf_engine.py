@@ -77,6 +77,7 @@ class HFEngine:
         self._shared_generator = torch.Generator().manual_seed(spec.seed)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hf-engine")
         self._samples: dict[str, _Sample] = {}  # in order of arrival: the first max_running are running
+        self._streams: dict[str, asyncio.Queue[GenerationDelta | GenerationError]] = {}
         self._finished: list[Generation | FailedGeneration] = []
         self._arrived = asyncio.Event()  # something for poll
         self._work = asyncio.Event()  # something for the loop
@@ -149,6 +150,8 @@ class HFEngine:
             deltas: asyncio.Queue[GenerationDelta | GenerationError] | None = (
                 asyncio.Queue() if request.stream else None
             )
+            if deltas is not None:
+                self._streams[request.request_id] = deltas
             self._samples[request.request_id] = _Sample(request, generator, deltas)
         self._work.set()
 
@@ -159,19 +162,21 @@ class HFEngine:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._arrived.wait(), timeout)
         finished, self._finished = self._finished, []
+        for result in finished:
+            self._streams.pop(result.request_id, None)
         if not finished:
             self._require_alive()
         return finished
 
     async def stream(self, request_id: str) -> AsyncIterator[GenerationDelta]:
         """Yield a request's tokens as they come. See `InferenceEngine.stream`."""
-        sample = self._samples.get(request_id)
-        if sample is None or sample.deltas is None:
+        deltas = self._streams.get(request_id)
+        if deltas is None:
             raise GenerationError(
-                f"no streaming request {request_id!r} is unfinished", fix="submit it with GenerateRequest(stream=True)"
+                f"no streaming request {request_id!r} is under way", fix="submit it with GenerateRequest(stream=True)"
             )
         while True:
-            delta = await sample.deltas.get()
+            delta = await deltas.get()
             if isinstance(delta, GenerationError):
                 raise delta
             yield delta

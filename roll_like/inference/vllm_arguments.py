@@ -13,6 +13,8 @@ from roll_like.inference.base import EngineSpec
 #: Tokens of one block of the key-value cache on CPU: the smallest that vLLM's CPU attention takes. Only
 #: whole blocks are shared between the samples of a prompt, so that small ones share more of it.
 CPU_BLOCK_TOKENS = 32
+#: Tokens that one forward pass of vLLM takes on CPU, unless the context window is longer.
+CPU_BATCH_TOKENS = 4096
 WORKER_EXTENSION = "roll_like.inference.vllm_worker.WorkerExtension"
 #: Arguments that would break what this engine promises; the reason follows the name.
 _FORBIDDEN = {
@@ -51,6 +53,10 @@ def engine_arguments(config: VLLMConfig, spec: EngineSpec) -> dict[str, Any]:
     }
     if spec.device == "cpu":
         arguments["block_size"] = CPU_BLOCK_TOKENS
+        # A prompt that is computed in parts samples a token too early, which vLLM takes back by rewinding the
+        # request's random generator; on CPU generators cannot be rewound, and the engine dies.
+        arguments["enable_chunked_prefill"] = False
+        arguments["max_num_batched_tokens"] = max(spec.max_model_len, CPU_BATCH_TOKENS)
         arguments["kv_cache_memory_bytes"] = int(config.kv_cache_gib * 2**30)
     else:
         arguments["gpu_memory_utilization"] = config.gpu_memory_utilization

@@ -134,6 +134,8 @@ class VLLMEngine:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._arrived.wait(), timeout)
         finished, self._finished = self._finished, []
+        for result in finished:
+            self._streams.pop(result.request_id, None)
         if not finished:
             self._require_alive()
         return finished
@@ -143,18 +145,15 @@ class VLLMEngine:
         queue = self._streams.get(request_id)
         if queue is None:
             raise GenerationError(
-                f"no streaming request {request_id!r} is unfinished", fix="submit it with GenerateRequest(stream=True)"
+                f"no streaming request {request_id!r} is under way", fix="submit it with GenerateRequest(stream=True)"
             )
-        try:
-            while True:
-                delta = await queue.get()
-                if isinstance(delta, GenerationError):
-                    raise delta
-                yield delta
-                if delta.stop_reason is not None:
-                    return
-        finally:
-            self._streams.pop(request_id, None)
+        while True:
+            delta = await queue.get()
+            if isinstance(delta, GenerationError):
+                raise delta
+            yield delta
+            if delta.stop_reason is not None:
+                return
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Stop requests. See `InferenceEngine.abort`."""
