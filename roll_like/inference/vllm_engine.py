@@ -334,6 +334,14 @@ class VLLMEngine:
             self._require_alive()
 
 
+def plain_words(error: BaseException) -> str:
+    """Return an error's kind and message; of pydantic's, which wrap another one, only what that one says."""
+    text = str(error)
+    if "Value error, " in text:
+        return text.split("Value error, ", 1)[1].split(" [type=", 1)[0].strip()
+    return f"{type(error).__name__}: {text}"
+
+
 def _build(arguments: dict[str, Any], stats: EngineStats) -> Any:
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -371,7 +379,7 @@ def _sampled_logprobs(completion: Any) -> list[float]:
 def _explain_start(error: BaseException, output: ProcessOutput, spec: EngineSpec) -> GenerationError:
     """Return what went wrong at the start, with the engine process's own words where it is the one that failed."""
     output.join(2.0)
-    cause = output.cause() or f"{type(error).__name__}: {error}"
+    cause = output.cause() or plain_words(error)
     lowered = cause.lower()
     if "out of memory" in lowered or "available memory" in lowered or "kv cache" in lowered or "alloc" in lowered:
         fix = "lower inference.kv_cache_gib (CPU) or inference.gpu_memory_utilization (GPU), or free memory"

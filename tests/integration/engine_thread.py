@@ -1,0 +1,72 @@
+"""Runs an engine on an event loop of its own, for tests that are not asynchronous themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from roll_like.inference.base import Fingerprints, GenerateRequest, Generation, InferenceEngine
+
+T = TypeVar("T")
+
+
+class EngineThread:
+    """An engine, driven from outside its event loop. Also `EngineClient` and `Engines` for a sync."""
+
+    def __init__(self, engine: InferenceEngine) -> None:
+        self.engine = engine
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout: float = 120) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout)
+
+    def __enter__(self) -> EngineThread:
+        self.run(self.engine.start())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.run(self.engine.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def generate(self, requests: Sequence[GenerateRequest]) -> dict[str, Generation]:
+        self.run(self.engine.submit(requests))
+        return self.collect(len(requests))
+
+    def collect(self, count: int) -> dict[str, Any]:
+        finished: list[Any] = []
+        while len(finished) < count:
+            batch = self.run(self.engine.poll(30.0))
+            assert batch, "nothing finished within 30 s"
+            finished += batch
+        return {result.request_id: result for result in finished}
+
+    # EngineClient
+
+    def __len__(self) -> int:
+        return 1
+
+    def init_weight_transfer(self, infos: Sequence[Mapping[str, Any]]) -> None:
+        self.run(self.engine.init_weight_transfer(infos[0]))
+
+    def update_weights(self, info: Mapping[str, Any]) -> None:
+        self.run(self.engine.update_weights(info))
+
+    # Engines
+
+    def start_weight_update(self) -> None:
+        self.run(self.engine.start_weight_update())
+
+    def finish_weight_update(self, version: int) -> None:
+        self.run(self.engine.finish_weight_update(version))
+
+    def fingerprints(self, names: Sequence[str], salt: int) -> list[Fingerprints]:
+        return [self.run(self.engine.fingerprints(names, salt))]
+
+    def resume(self) -> None:
+        self.run(self.engine.resume())

@@ -1,0 +1,246 @@
+"""vLLM behind the engine protocol: exact log-probabilities, seeds, shared prefixes, aborts, a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from engine_thread import EngineThread
+from tiny_model import make_tiny_model
+
+from roll_like.config.sections import HFConfig, VLLMConfig
+from roll_like.errors import ConfigError, GenerationError
+from roll_like.inference.base import EngineDied, EngineSpec, GenerateRequest, Generation, Sampling
+from roll_like.inference.hf_engine import HFEngine, sampling_logprobs
+from roll_like.inference.vllm_engine import VLLMEngine
+from roll_like.models.load import load_causal_lm
+from roll_like.types import StopReason
+
+pytestmark = pytest.mark.integration
+
+PROMPT = np.arange(20, 90, dtype=np.int32)
+
+
+def spec(path: Path, dtype: str = "float32") -> EngineSpec:
+    return EngineSpec(
+        model_path=str(path),
+        tokenizer_path=str(path),
+        dtype=dtype,
+        device="cpu",
+        threads=1,
+        tensor_parallel_size=1,
+        max_model_len=256,
+        seed=0,
+    )
+
+
+def request(name: str, *, seed: int | None = 0, stream: bool = False, **sampling: object) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=name,
+        prompt_ids=PROMPT,
+        sampling=Sampling(**{"max_tokens": 24, **sampling}),
+        seed=seed,
+        stream=stream,
+    )
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"), dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def vllm(model_path: Path) -> EngineThread:
+    with EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.1, max_running=16), spec(model_path))) as engine:
+        yield engine
+
+
+def reference_logprobs(model_path: Path, generation: Generation, sampling: Sampling) -> np.ndarray:
+    model = load_causal_lm(model_path, "float32")
+    tokens = torch.from_numpy(np.concatenate([PROMPT, generation.token_ids]).astype(np.int64))
+    with torch.no_grad():
+        logits_TV = model(tokens[None]).logits[0, len(PROMPT) - 1 : -1]
+    return np.array(
+        [
+            float(sampling_logprobs(logits_V, sampling)[token])
+            for logits_V, token in zip(logits_TV, generation.token_ids, strict=True)
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.6},
+        {"temperature": 0.0},
+        {"temperature": 0.9, "top_p": 0.7},
+        {"top_k": 20},
+    ],
+)
+def test_logprobs_are_those_of_the_distribution_that_was_sampled(
+    vllm: EngineThread, model_path: Path, sampling: dict[str, float]
+) -> None:
+    generation = vllm.generate([request("one", seed=5, **sampling)])["one"]
+    expected = reference_logprobs(model_path, generation, Sampling(max_tokens=24, **sampling))
+    np.testing.assert_allclose(generation.logprobs, expected, atol=2e-4)
+
+
+def test_a_seed_repeats_a_sample_whatever_else_is_under_way(vllm: EngineThread) -> None:
+    alone = vllm.generate([request("alone", seed=7)])["alone"]
+    crowd = vllm.generate([request(f"{index}", seed=index) for index in range(16)])
+    np.testing.assert_array_equal(alone.token_ids, crowd["7"].token_ids)
+    assert len({tuple(item.token_ids) for item in crowd.values()}) == 16
+
+
+def test_samples_of_one_batch_share_their_prompt(vllm: EngineThread) -> None:
+    before = vllm.run(vllm.engine.stats())
+    prompt = np.arange(100, 180, dtype=np.int32)  # two whole blocks of 32 tokens and 16 more
+    batch = [
+        GenerateRequest(request_id=f"{index}", prompt_ids=prompt, sampling=Sampling(max_tokens=2), seed=index)
+        for index in range(8)
+    ]
+    shared = [item.cached_prompt_tokens for item in vllm.generate(batch).values()]
+    after = vllm.run(vllm.engine.stats())
+    assert sorted(shared) == [0, *[64] * 7]
+    assert after["cached_prompt_tokens"] - before["cached_prompt_tokens"] == 7 * 64
+    assert after["prompt_tokens"] - before["prompt_tokens"] == 8 * 80
+
+
+def test_end_of_sequence_is_a_sampled_token_and_stop_strings_cut_the_text(vllm: EngineThread, model_path: Path) -> None:
+    crowd = vllm.generate([request(f"{index}", seed=index, max_tokens=180) for index in range(32)]).values()
+    ended = [item for item in crowd if item.stop_reason is StopReason.STOP]
+    assert ended, "a random model ends about every 500 tokens"
+    assert all(item.token_ids[-1] == 2 and len(item.logprobs) == len(item.token_ids) for item in ended)
+    assert all("<|im_end|>" not in item.text for item in ended)
+    assert all(len(item.token_ids) == 180 for item in crowd if item.stop_reason is StopReason.LENGTH)
+    whole = vllm.generate([request("free", seed=3)])["free"]
+    stop = whole.text[len(whole.text) // 2 :][:3]
+    stopped = vllm.generate([request("stopped", seed=3, stop=(stop,))])["stopped"]
+    assert stopped.stop_reason is StopReason.STOP
+    assert stopped.text == whole.text[: whole.text.index(stop)]
+    np.testing.assert_array_equal(stopped.token_ids, whole.token_ids[: len(stopped.token_ids)])
+
+
+def test_streaming_gives_the_same_tokens_and_leaving_early_loses_nothing(vllm: EngineThread) -> None:
+    async def collect(name: str, limit: int) -> list[int]:
+        tokens: list[int] = []
+        async for delta in vllm.engine.stream(name):
+            tokens += delta.token_ids.tolist()
+            if len(tokens) >= limit:
+                break
+        return tokens
+
+    vllm.run(vllm.engine.submit([request("all", seed=1, stream=True)]))
+    streamed = vllm.run(collect("all", 1000))
+    assert streamed == vllm.collect(1)["all"].token_ids.tolist()
+    vllm.run(vllm.engine.submit([request("some", seed=1, stream=True)]))
+    vllm.run(collect("some", 3))
+    assert vllm.collect(1)["some"].token_ids.tolist() == streamed
+    with pytest.raises(GenerationError, match="no streaming request 'some'"):
+        vllm.run(collect("some", 1))
+
+
+def test_aborted_requests_come_back_with_their_tokens(vllm: EngineThread) -> None:
+    async def abort_after_first_token() -> None:
+        await vllm.engine.submit([request("kept", seed=1), request("dropped", max_tokens=180, stream=True, seed=2)])
+        async for _ in vllm.engine.stream("dropped"):
+            break
+        await vllm.engine.abort(["dropped", "never heard of"])
+
+    vllm.run(abort_after_first_token())
+    results = vllm.collect(2)
+    assert results["dropped"].stop_reason is StopReason.ABORTED
+    assert 0 < len(results["dropped"].token_ids) == len(results["dropped"].logprobs) < 180
+    assert results["kept"].stop_reason is StopReason.LENGTH
+    vllm.run(vllm.engine.submit([request("at once")]))
+    vllm.run(vllm.engine.abort(["at once"]))
+    assert vllm.collect(1)["at once"].stop_reason is StopReason.ABORTED
+
+
+def test_paused_requests_wait_and_then_go_on(vllm: EngineThread) -> None:
+    free = vllm.generate([request("free", seed=9, max_tokens=100)])["free"]
+
+    async def pause() -> list[object]:
+        await vllm.engine.submit([request("frozen", seed=9, max_tokens=100)])
+        await asyncio.sleep(0.05)
+        await vllm.engine.pause()
+        return await vllm.engine.poll(0.5)
+
+    assert vllm.run(pause()) == []
+    vllm.run(vllm.engine.resume())
+    np.testing.assert_array_equal(vllm.collect(1)["frozen"].token_ids, free.token_ids)
+
+
+def test_what_can_never_be_served_is_refused(vllm: EngineThread) -> None:
+    with pytest.raises(
+        GenerationError, match=r"70 prompt tokens and up to 200 response tokens, 270 together.*holds 256"
+    ):
+        vllm.run(vllm.engine.submit([request("fits"), request("long", max_tokens=200)]))
+    assert vllm.run(vllm.engine.poll(0.2)) == []
+    with pytest.raises(GenerationError, match="'twice' is in use"):
+        vllm.run(vllm.engine.submit([request("twice"), request("twice")]))
+
+
+def test_vllm_and_transformers_agree_greedily(vllm: EngineThread, model_path: Path) -> None:
+    ours = vllm.generate([request("greedy", temperature=0.0)])["greedy"]
+    with EngineThread(HFEngine(HFConfig(), spec(model_path))) as hf:
+        theirs = hf.generate([request("greedy", temperature=0.0)])["greedy"]
+    np.testing.assert_array_equal(ours.token_ids, theirs.token_ids)
+    np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=2e-4)
+    assert ours.text == theirs.text
+
+
+async def poll_for_ever(engine: EngineThread) -> None:
+    while True:
+        assert await engine.engine.poll(1.0) == []
+
+
+def test_a_killed_engine_process_is_an_error_and_nothing_is_left(model_path: Path) -> None:
+    before = set(os.listdir("/dev/shm"))
+    known = {child.pid for child in psutil.Process().children(recursive=True)}
+    with EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.1), spec(model_path))) as engine:
+        started = [child for child in psutil.Process().children(recursive=True) if child.pid not in known]
+        assert started
+        engine.run(engine.engine.submit([request("lost", max_tokens=180)]))
+        for child in started:
+            if "resource_tracker" not in " ".join(child.cmdline()):
+                os.kill(child.pid, signal.SIGKILL)
+        with pytest.raises(EngineDied, match="engine process died"):
+            engine.run(poll_for_ever(engine))
+        assert not engine.run(engine.engine.healthy())
+        with pytest.raises(EngineDied):
+            engine.run(engine.engine.submit([request("more")]))
+    assert not [
+        child
+        for child in started
+        if child.is_running()
+        and child.status() != psutil.STATUS_ZOMBIE
+        and "resource_tracker" not in " ".join(child.cmdline())
+    ]
+    # a semaphore of Python's own, which its resource tracker removes when this process ends
+    left = {name for name in set(os.listdir("/dev/shm")) - before if not name.startswith("sem.loky")}
+    assert not left
+
+
+def test_a_failed_start_says_why(tmp_path: Path, model_path: Path) -> None:
+    def start(config: VLLMConfig, path: Path) -> None:
+        with EngineThread(VLLMEngine(config, spec(path))):
+            pass
+
+    with pytest.raises(
+        GenerationError, match=r"did not start with .*Invalid repository ID or local directory"
+    ) as missing:
+        start(VLLMConfig(), tmp_path)
+    assert missing.value.fix
+    with pytest.raises(GenerationError, match=r"did not start.*[Mm]emory") as memory:
+        start(VLLMConfig(kv_cache_gib=4000), model_path)
+    assert "kv_cache_gib" in str(memory.value.fix)
+    with pytest.raises(ConfigError, match="no argument 'max_num_batched_token'; did you mean 'max_num_batched_tokens'"):
+        start(VLLMConfig(engine_args={"max_num_batched_token": 1}), model_path)

@@ -1,0 +1,169 @@
+"""Weights travel from a trainer's model into a real vLLM engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from engine_thread import EngineThread
+from tiny_model import make_tiny_model
+
+from roll_like.config.sections import HFConfig, VLLMConfig
+from roll_like.errors import WeightSyncError
+from roll_like.inference import vllm_arguments
+from roll_like.inference.base import EngineSpec, GenerateRequest, Generation, Sampling
+from roll_like.inference.hf_engine import HFEngine
+from roll_like.inference.vllm_engine import VLLMEngine
+from roll_like.models.load import load_causal_lm
+from roll_like.weights.shared_memory import SharedMemoryTransfer
+from roll_like.weights.sync import WeightSync
+
+pytestmark = pytest.mark.integration
+
+PROMPT = np.arange(20, 90, dtype=np.int32)
+TEMPERATURE = 0.7
+
+
+class Trainer:
+    """A transformers model in the trainer's place."""
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        self.model = load_causal_lm(path, dtype)
+
+    def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in self.model.named_parameters():
+            yield name, parameter.detach()
+
+    @torch.no_grad()
+    def change(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in self.model.parameters():
+            parameter.add_((0.05 * torch.randn(parameter.shape, generator=generator)).to(parameter.dtype))
+
+    @torch.no_grad()
+    def logprobs(self, generation: Generation) -> np.ndarray:
+        tokens = torch.from_numpy(np.concatenate([PROMPT, generation.token_ids]).astype(np.int64))
+        logits_TV = self.model(tokens[None]).logits[0, len(PROMPT) - 1 : -1].float() / TEMPERATURE
+        responses_T = tokens[len(PROMPT) :]
+        return torch.log_softmax(logits_TV, -1).gather(1, responses_T[:, None])[:, 0].numpy()
+
+
+def spec(path: Path, dtype: str) -> EngineSpec:
+    return EngineSpec(
+        model_path=str(path),
+        tokenizer_path=str(path),
+        dtype=dtype,
+        device="cpu",
+        threads=1,
+        tensor_parallel_size=1,
+        max_model_len=256,
+        seed=0,
+    )
+
+
+def samples(engine: EngineThread, name: str, count: int = 4) -> list[Generation]:
+    requests = [
+        GenerateRequest(
+            request_id=f"{name}-{index}",
+            prompt_ids=PROMPT,
+            sampling=Sampling(temperature=TEMPERATURE, max_tokens=24),
+            seed=index,
+        )
+        for index in range(count)
+    ]
+    return list(engine.generate(requests).values())
+
+
+def difference(trainer: Trainer, generations: list[Generation]) -> float:
+    return float(np.mean([np.abs(trainer.logprobs(item) - item.logprobs).mean() for item in generations]))
+
+
+def sync_of(trainer: Trainer, engine: EngineThread, bucket_bytes: int = 1 << 16) -> WeightSync:
+    sender = SharedMemoryTransfer(engine, bucket_bytes).connect(trainer, rank=0)
+    return WeightSync(sender.send, engine)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.03)])
+def test_vllm_computes_with_the_trainers_weights_after_every_sync(tmp_path: Path, dtype: str, tolerance: float) -> None:
+    path = make_tiny_model(tmp_path / "model", dtype=dtype)
+    trainer = Trainer(path, dtype)
+    with EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.1), spec(path, dtype))) as engine:
+        assert difference(trainer, samples(engine, "start")) < tolerance
+        sync = sync_of(trainer, engine)
+        for round_ in range(1, 3):
+            trainer.change(seed=round_)
+            assert difference(trainer, samples(engine, f"stale-{round_}")) > 0.2
+            report = sync.push()
+            generations = samples(engine, f"fresh-{round_}")
+            assert difference(trainer, generations) < tolerance
+            assert report.version == round_ == engine.engine.policy_version
+            assert report.buckets > 1
+            assert report.unchecked == ()
+            assert report.checked == len(list(trainer.model.named_parameters()))
+            assert {segment.policy_version for item in generations for segment in item.segments} == {round_}
+
+
+def test_a_stale_output_head_is_found_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_arguments, "WORKER_EXTENSION", "stale_head_worker.WorkerExtension")
+    path = make_tiny_model(tmp_path / "model")
+    trainer = Trainer(path, "bfloat16")
+    with EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.1), spec(path, "bfloat16"))) as engine:
+        trainer.change(seed=1)
+        with pytest.raises(
+            WeightSyncError, match=r"in 1 of .*: lm_head\.weight \(tied to model\.embed_tokens\.weight\)"
+        ):
+            sync_of(trainer, engine).push()
+
+
+def test_a_sync_in_the_middle_of_a_response_starts_a_new_segment(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path / "model")
+    trainer = Trainer(path, "bfloat16")
+    with EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.1), spec(path, "bfloat16"))) as engine:
+        samples(engine, "warm-up")
+        request = GenerateRequest(
+            request_id="long", prompt_ids=PROMPT, sampling=Sampling(max_tokens=180), seed=3, stream=True
+        )
+        engine.run(engine.engine.submit([request]))
+
+        async def first_tokens() -> None:
+            async for _ in engine.engine.stream("long"):
+                return
+
+        engine.run(first_tokens())
+        trainer.change(seed=1)
+        sync_of(trainer, engine).push()
+        generation = engine.collect(1)["long"]
+        assert [segment.policy_version for segment in generation.segments] == [0, 1]
+        assert generation.segments[0].start == 0
+        assert generation.segments[0].end == generation.segments[1].start
+        assert generation.segments[1].end == len(generation.token_ids) == len(generation.logprobs)
+
+
+def test_nothing_stays_in_shared_memory(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path / "model")
+    trainer = Trainer(path, "bfloat16")
+    before = set(os.listdir("/dev/shm"))
+    with EngineThread(HFEngine(HFConfig(), spec(path, "bfloat16"))) as engine:
+        sync_of(trainer, engine).push()
+        mine = [
+            os.readlink(f"/proc/self/fd/{fd}")
+            for fd in os.listdir("/proc/self/fd")
+            if os.path.exists(f"/proc/self/fd/{fd}")
+        ]
+        assert not any("roll_like" in link for link in mine)
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_the_transformers_engine_takes_weights_too(tmp_path: Path) -> None:
+    path = make_tiny_model(tmp_path / "model", dtype="float32")
+    trainer = Trainer(path, "float32")
+    with EngineThread(HFEngine(HFConfig(), spec(path, "float32"))) as engine:
+        trainer.change(seed=1)
+        assert difference(trainer, samples(engine, "stale")) > 0.2
+        report = sync_of(trainer, engine).push()
+        assert difference(trainer, samples(engine, "fresh")) < 1e-5
+        assert report.unchecked == ()
