@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,21 +10,24 @@ from pathlib import Path
 
 import psutil
 
-_OURS = ("ray::", "raylet", "gcs_server", "EngineCore", "roll_like", "run_pipeline", "multiprocessing.resource_tracker")
+#: Everything that a test starts inherits this; runs of others on the machine do not have it.
+TEST_MARKER = "ROLL_LIKE_TEST"
 
 
 def _processes() -> dict[int, str]:
-    """Process ids and command lines of everything that a run may start, by this user's tests."""
+    """Process ids and command lines of everything that this test session started through `run_config`."""
     found = {}
-    for process in psutil.process_iter(["pid", "name", "cmdline", "status"]):
-        line = " ".join(process.info["cmdline"] or [process.info["name"] or ""])
-        if process.info["status"] != psutil.STATUS_ZOMBIE and any(word in line for word in _OURS):
-            found[process.info["pid"]] = line[:150]
+    for process in psutil.process_iter(["pid", "name", "status"]):
+        try:
+            if process.environ().get(TEST_MARKER) == str(os.getpid()) and process.status() != psutil.STATUS_ZOMBIE:
+                found[process.pid] = process.name()
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
     return found
 
 
 def _files() -> set[Path]:
-    return {*Path("/dev/shm").glob("*"), *Path("/tmp").glob("roll-*")}
+    return {*Path("/dev/shm").glob("roll*"), *Path("/dev/shm").glob("psm_*"), *Path("/tmp").glob("roll-*")}
 
 
 @contextmanager

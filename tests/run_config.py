@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from hygiene import TEST_MARKER
 
 REWARD = '''
 """A reward that a random model can learn in a few steps: write many letters e."""
@@ -69,7 +70,7 @@ def start_run(config: Path, *arguments: str, **options: Any) -> subprocess.Popen
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "PYTHONUNBUFFERED": "1", TEST_MARKER: str(os.getpid())},
         **options,
     )
 

@@ -274,11 +274,9 @@ class _Gradients:
         hidden_ND, weight_VD, bias = blocks.hidden_ND, blocks.weight_VD, blocks.bias
         once = len(blocks.tokens) == 1
         grad_hidden_ND = torch.zeros_like(hidden_ND) if needs_hidden else None
-        grad_weight_VD = (
-            weight_VD.new_zeros(weight_VD.shape, dtype=weight_VD.dtype if once else blocks.wide)
-            if needs_weight
-            else None
-        )
+        grad_weight_VD = None
+        if needs_weight:  # written once, or summed up in float32
+            grad_weight_VD = torch.empty_like(weight_VD) if once else torch.zeros_like(weight_VD, dtype=blocks.wide)
         grad_bias_V = bias.new_zeros(bias.shape, dtype=blocks.wide) if needs_bias and bias is not None else None
         # the last tokens first: their block may be in the buffer
         for rows in reversed(blocks.tokens):
@@ -308,7 +306,9 @@ class _Gradients:
         """Turn the probabilities that the forward pass left in the buffer into p − δ, shape [C, K]."""
         block_CK = self.blocks.view(rows, columns)
         minus_rest_C = torch.expm1(self.logprobs_N[rows])
-        block_CK.scatter_(1, self.targets_N[rows, None], minus_rest_C[:, None].to(block_CK.dtype))
+        # not scatter_, which copies the whole block on CPU
+        at_C = torch.arange(len(block_CK), device=block_CK.device)
+        block_CK[at_C, self.targets_N[rows]] = minus_rest_C.to(block_CK.dtype)
         return block_CK
 
     def _recomputed(self, rows: slice, columns: slice) -> Tensor:

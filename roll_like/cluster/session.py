@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +14,7 @@ from typing import Self
 import psutil
 import ray
 
+from roll_like.cluster import guardian
 from roll_like.config.sections import ResourcesConfig
 from roll_like.errors import ResourceError
 
@@ -33,6 +36,7 @@ class RaySession:
         self._config = config
         self._log_dir = log_dir
         self._directory: Path | None = None
+        self._guardian: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -65,6 +69,7 @@ class RaySession:
     def _start(self) -> None:
         # Unix socket paths are limited to 107 characters, so a short folder
         self._directory = Path(tempfile.mkdtemp(prefix="roll-", dir="/tmp"))
+        self._guard(self._directory)
         cpus = self._config.devices_per_node
         if self._config.device == "cuda":
             cpus = max(psutil.cpu_count() or 1, round(cpus * self._config.cpus_per_device))
@@ -90,8 +95,20 @@ class RaySession:
                 self._log_dir.mkdir(parents=True, exist_ok=True)
                 shutil.copy(path, self._log_dir / path.name)
 
+    def _guard(self, directory: Path) -> None:
+        """Start the process that clears up after this one, even after `kill -9`."""
+        self._guardian = subprocess.Popen(
+            [sys.executable, "-I", "-S", guardian.__file__, directory.name, str(directory)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,  # a terminal's Ctrl-C is not for it
+        )
+        os.environ[guardian.MARKER] = directory.name
+
     def _remove(self) -> None:
         ray.shutdown()
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._directory = None
+        os.environ.pop(guardian.MARKER, None)
+        if self._guardian is not None and self._guardian.stdin is not None:
+            self._guardian.stdin.close()
+            self._guardian.wait()
+            self._guardian = None
+        self._directory = None

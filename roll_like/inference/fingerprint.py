@@ -40,7 +40,7 @@ def digest(numbers: Tensor) -> str:
     """Return a hash of shape, precision and bits; 0 and −0 are the same number."""
     plain = (numbers.detach() + 0.0).cpu().contiguous()
     head = f"{tuple(plain.shape)} {plain.dtype} "
-    return xxhash.xxh3_64_hexdigest(head.encode() + plain.view(torch.uint8).numpy().tobytes())
+    return xxhash.xxh3_64_hexdigest(head.encode() + plain.reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
 def checksum(tensor: Tensor) -> str:

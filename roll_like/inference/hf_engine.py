@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -419,8 +420,8 @@ def segments_of(versions: Sequence[int]) -> tuple[Segment, ...]:
     >>> [(span.start, span.end) for span in segments_of([3, 3, 4])]
     [(0, 2), (2, 3)]
     """
-    starts = [at for at in range(len(versions)) if at == 0 or versions[at] != versions[at - 1]]
+    cuts = [at for at in range(1, len(versions)) if versions[at] != versions[at - 1]]
+    ends = [0, *cuts, len(versions)] if versions else []
     return tuple(
-        Segment(start=start, end=end, policy_version=versions[start])
-        for start, end in zip(starts, [*starts[1:], len(versions)], strict=True)
+        Segment(start=start, end=end, policy_version=versions[start]) for start, end in itertools.pairwise(ends)
     )

@@ -12,8 +12,7 @@ import mmap
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,53 +48,59 @@ class BucketInfo:
     checksums: list[str]
 
 
-class Bucket:
-    """Tensors copied into shared memory; the memory is given up on exit.
-
-    A receiver that has mapped it keeps what it mapped.
+class SharedMemory:
+    """A piece of anonymous shared memory that this process writes to.
 
     Args:
-        tensors: (name, tensor) pairs, contiguous or not, on any device.
+        size: Bytes.
     """
 
-    def __init__(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
-        offsets, size = [], 0
-        for _, tensor in tensors:
-            offsets.append(size)
-            size += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
-        size = max(size, _ALIGNMENT)
-        self._fd = os.memfd_create("roll_like-weights", os.MFD_CLOEXEC)
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.fd = os.memfd_create("roll_like-weights", os.MFD_CLOEXEC)
         try:
-            os.ftruncate(self._fd, size)
-            with mmap.mmap(self._fd, size) as memory:
-                checksums = [
-                    _copy(memory, offset, tensor) for offset, (_, tensor) in zip(offsets, tensors, strict=True)
-                ]
+            os.ftruncate(self.fd, size)
+            self.view = mmap.mmap(self.fd, size)
         except BaseException:
-            os.close(self._fd)
+            os.close(self.fd)
             raise
-        self.info = BucketInfo(
-            pid=os.getpid(),
-            fd=self._fd,
-            size=size,
-            names=[name for name, _ in tensors],
-            dtype_names=[str(tensor.dtype).removeprefix("torch.") for _, tensor in tensors],
-            shapes=[list(tensor.shape) for _, tensor in tensors],
-            offsets=offsets,
-            checksums=checksums,
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
     def close(self) -> None:
-        """Give the memory up."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """Give it up. A receiver that has mapped it keeps what it mapped."""
+        self.view.close()
+        os.close(self.fd)
+
+
+def bucket_size(tensors: Sequence[tuple[str, Tensor]]) -> int:
+    """Return the bytes that a bucket of these tensors takes."""
+    return max(sum(_aligned(tensor) for _, tensor in tensors), _ALIGNMENT)
+
+
+def fill_bucket(memory: SharedMemory, tensors: Sequence[tuple[str, Tensor]]) -> BucketInfo:
+    """Copy tensors into shared memory, one after the other, and return what a receiver needs to find them.
+
+    Args:
+        memory: At least `bucket_size(tensors)` bytes.
+        tensors: (name, tensor) pairs, contiguous or not, on any device.
+    """
+    offsets, at = [], 0
+    for _, tensor in tensors:
+        offsets.append(at)
+        at += _aligned(tensor)
+    return BucketInfo(
+        pid=os.getpid(),
+        fd=memory.fd,
+        size=max(at, _ALIGNMENT),
+        names=[name for name, _ in tensors],
+        dtype_names=[str(tensor.dtype).removeprefix("torch.") for _, tensor in tensors],
+        shapes=[list(tensor.shape) for _, tensor in tensors],
+        offsets=offsets,
+        checksums=[_copy(memory.view, offset, tensor) for offset, (_, tensor) in zip(offsets, tensors, strict=True)],
+    )
+
+
+def _aligned(tensor: Tensor) -> int:
+    return -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
 
 
 def _copy(memory: mmap.mmap, offset: int, tensor: Tensor) -> str:

@@ -26,6 +26,7 @@ from roll_like.errors import CheckpointError, EngineError
 from roll_like.models.export import ModelCard, save_hf_directory
 from roll_like.models.load import load_causal_lm, load_tokenizer
 from roll_like.registry import LOSSES
+from roll_like.training.attention import use_dense_attention
 from roll_like.training.deepspeed_config import deepspeed_config, learning_rate
 from roll_like.training.layout import MicroBatch
 from roll_like.training.policy import PolicyModule, tensors_of
@@ -130,6 +131,8 @@ class DeepSpeedWorker:
         causal_lm = load_causal_lm(
             Path(self.spec.model_path), dtype=self.spec.dtype, trust_remote_code=self.spec.trust_remote_code
         )
+        if self.spec.device == "cpu":
+            use_dense_attention(causal_lm)
         if training.gradient_checkpointing and not self.spec.frozen:
             causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         module = PolicyModule(

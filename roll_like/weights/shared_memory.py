@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from roll_like.inference.fingerprint import fingerprint
-from roll_like.inference.shared_memory import Bucket, as_payload
+from roll_like.inference.shared_memory import SharedMemory, as_payload, bucket_size, fill_bucket
 from roll_like.weights.transfer import EngineClient, SendReport, WeightSource, buckets_of
 
 DEFAULT_BUCKET_BYTES = 64 << 20
+#: Memory that is kept between syncs. Fresh memory costs a page fault every 4 KiB, ten times the copying.
+KEPT_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +24,7 @@ class SharedMemoryTransfer:
 
     Args:
         client: The engines.
-        bucket_bytes: Size of one bucket; about two exist at a time, besides what an engine still holds of a
-            layer whose tensors are not all there.
+        bucket_bytes: Size of one bucket.
     """
 
     client: EngineClient
@@ -41,6 +42,7 @@ class SharedMemorySender:
         self._transfer = transfer
         self._source = source
         self._rank = rank
+        self._kept: list[SharedMemory] = []
 
     def send(self, salt: int) -> SendReport:
         """Gather on every rank; write and announce buckets on rank 0."""
@@ -48,42 +50,63 @@ class SharedMemorySender:
         if self._rank != 0:
             deque(buckets, maxlen=0)
             return SendReport(fingerprints={}, bytes=0, buckets=0)
-        outbox = _Outbox(self._transfer.client, salt)
-        try:
-            for tensors in buckets:
-                outbox.put(tensors)
-            return outbox.finish()
-        except BaseException:
-            # the other ranks are gathering: whoever leaves now would leave them waiting for ever
-            deque(buckets, maxlen=0)
-            raise
-        finally:
-            outbox.close()
+        with _Outbox(self._transfer.client, salt, self._kept) as outbox:
+            try:
+                for tensors in buckets:
+                    outbox.put(tensors)
+                report = outbox.finish()
+            except BaseException:
+                # the other ranks are gathering: whoever leaves now would leave them waiting for ever
+                deque(buckets, maxlen=0)
+                raise
+            self._kept = outbox.worth_keeping()
+        return report
 
     def close(self) -> None:
-        """Do nothing: nothing is held between two sends."""
+        """Give the memory up."""
+        while self._kept:
+            self._kept.pop().close()
 
 
 class _Outbox:
-    """At most one bucket on its way, while the next is being filled."""
+    """One send: at most one bucket on its way, while the next is being filled.
 
-    def __init__(self, client: EngineClient, salt: int) -> None:
+    No memory is written twice within a send, because an engine may hold on to a bucket until the end: a layer
+    is loaded when all its tensors are there.
+    """
+
+    def __init__(self, client: EngineClient, salt: int, kept: list[SharedMemory]) -> None:
         self._client = client
         self._salt = salt
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weight-sync")
-        self._on_its_way: tuple[Bucket, Future[None]] | None = None
+        self._on_its_way: tuple[SharedMemory, Future[None]] | None = None
+        self._kept = kept  # from the send before, not written to yet
+        self._used: list[SharedMemory] = []
         self._fingerprints: dict[str, str] = {}
         self._bytes = 0
         self._buckets = 0
 
+    def __enter__(self) -> _Outbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._on_its_way is not None:
+            self._on_its_way[1].exception()  # whatever it is, an earlier error is on its way up
+            self._used.append(self._on_its_way[0])
+        self._thread.shutdown(wait=True)
+        for pieces in (self._kept, self._used):
+            while pieces:
+                pieces.pop().close()
+
     def put(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
-        bucket = Bucket(tensors)
+        memory = self._memory(bucket_size(tensors))
         try:
+            info = fill_bucket(memory, tensors)
             self._wait()
         except BaseException:
-            bucket.close()
+            self._used.append(memory)
             raise
-        self._on_its_way = bucket, self._thread.submit(self._client.update_weights, as_payload(bucket.info))
+        self._on_its_way = memory, self._thread.submit(self._client.update_weights, as_payload(info))
         self._fingerprints.update((name, fingerprint(tensor, self._salt)) for name, tensor in tensors)
         self._bytes += sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
         self._buckets += 1
@@ -92,20 +115,27 @@ class _Outbox:
         self._wait()
         return SendReport(fingerprints=self._fingerprints, bytes=self._bytes, buckets=self._buckets)
 
-    def close(self) -> None:
-        """Wait for what is on its way; its outcome no longer matters, its memory does."""
-        if self._on_its_way is not None:
-            bucket, loaded = self._on_its_way
-            loaded.exception()
-            bucket.close()
-        self._thread.shutdown(wait=True)
+    def worth_keeping(self) -> list[SharedMemory]:
+        """Return memory for the next send, which comes after the engines have let go of this one."""
+        kept: list[SharedMemory] = []
+        total = 0
+        for memory in list(self._used):
+            if total + memory.size <= KEPT_BYTES:
+                total += memory.size
+                kept.append(memory)
+                self._used.remove(memory)
+        return kept
+
+    def _memory(self, size: int) -> SharedMemory:
+        for index, memory in enumerate(self._kept):
+            if memory.size >= size:
+                return self._kept.pop(index)
+        return SharedMemory(size)
 
     def _wait(self) -> None:
         if self._on_its_way is None:
             return
-        bucket, loaded = self._on_its_way
-        try:
-            loaded.result()
-        finally:
-            bucket.close()
-            self._on_its_way = None
+        memory, loaded = self._on_its_way
+        self._on_its_way = None
+        self._used.append(memory)
+        loaded.result()

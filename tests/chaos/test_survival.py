@@ -36,6 +36,15 @@ def series(run: Path) -> list[dict[str, float]]:
     ]
 
 
+def same(left: list[dict[str, float]], right: list[dict[str, float]]) -> None:
+    """Steps and tokens are equal; other figures up to what threads do to the order of a sum."""
+    assert [(line["step"], line["rollout/tokens"]) for line in left] == [
+        (line["step"], line["rollout/tokens"]) for line in right
+    ]
+    for mine, other in zip(left, right, strict=True):
+        assert mine == pytest.approx(other, rel=1e-3, abs=1e-6)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tiny_model import make_tiny_model
@@ -66,7 +75,7 @@ def test_kill_9_and_resume_give_the_same_series(
     run = tmp_path / "runs" / "tiny"
     code, output = finish_run(config, "--resume")
     assert code == 0, output
-    assert series(run) == undisturbed
+    same(series(run), undisturbed)
     assert [line["step"] for line in read_lines(run / "metrics.jsonl")] == [1, 2, 3, 4]
 
 
@@ -86,14 +95,14 @@ def test_sigterm_writes_a_checkpoint_and_exits_0(
     assert json.loads((run / "summary.json").read_text())["steps"] < 4
     code, output = finish_run(config, "--resume", "tiny")
     assert code == 0, output
-    assert series(run) == undisturbed
+    same(series(run), undisturbed)
 
 
 def test_ctrl_c_leaves_nothing_running(tmp_path: Path, model: Path) -> None:
     config = write_run(tmp_path, model, steps=50)
     with nothing_left():
         process = start_run(config, start_new_session=True)
-        wait_for(process, "step 1/50")
+        wait_for(process, "step  1/50")
         os.killpg(process.pid, signal.SIGINT)  # what a terminal does
         output, _ = process.communicate(timeout=60)
         assert process.returncode == 130, output
@@ -111,7 +120,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, model: Path, undist
     assert code == 0, output
     assert f"{damaged.name}" in output
     assert "the checkpoint before it is used" in output
-    assert series(run) == undisturbed
+    same(series(run), undisturbed)
 
 
 def test_a_reward_that_always_raises_ends_the_run_and_says_why(tmp_path: Path, model: Path) -> None:

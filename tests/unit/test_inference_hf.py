@@ -1,0 +1,239 @@
+"""The transformers engine on a tiny model, and what both engines share."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from roll_like.config.sections import HFConfig
+from roll_like.errors import GenerationError, WeightSyncError
+from roll_like.inference.base import (
+    EngineDied,
+    EngineSpec,
+    FailedGeneration,
+    GenerateRequest,
+    Generation,
+    Sampling,
+    response_text,
+)
+from roll_like.inference.hf_engine import HFEngine, draw, sampling_logprobs, segments_of
+from roll_like.inference.process_output import ProcessOutput
+from roll_like.inference.shared_memory import SharedMemory, as_payload, bucket_size, fill_bucket
+from roll_like.models.load import load_causal_lm
+from roll_like.types import Segment, StopReason
+
+PROMPT = np.arange(20, 60, dtype=np.int32)
+
+
+def request(name: str, *, seed: int | None = 0, stream: bool = False, **sampling: object) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=name,
+        prompt_ids=PROMPT,
+        sampling=Sampling(**{"max_tokens": 12, **sampling}),
+        seed=seed,
+        stream=stream,
+    )
+
+
+def spec(path: Path, **changes: object) -> EngineSpec:
+    values = {
+        "model_path": str(path),
+        "tokenizer_path": str(path),
+        "dtype": "bfloat16",
+        "device": "cpu",
+        "threads": 1,
+        "tensor_parallel_size": 1,
+        "max_model_len": 128,
+        "seed": 0,
+    }
+    return EngineSpec(**{**values, **changes})
+
+
+@pytest.fixture
+async def engine(tiny_model: Path) -> AsyncIterator[HFEngine]:
+    engine = HFEngine(HFConfig(max_running=4), spec(tiny_model))
+    await engine.start()
+    yield engine
+    await engine.close()
+
+
+async def collect(engine: HFEngine, count: int) -> dict[str, Generation]:
+    finished: list[Generation | FailedGeneration] = []
+    while len(finished) < count:
+        batch = await engine.poll(20.0)
+        assert batch, "nothing finished within 20 s"
+        finished += batch
+    return {result.request_id: result for result in finished}
+
+
+async def generate(engine: HFEngine, *requests: GenerateRequest) -> dict[str, Generation]:
+    await engine.submit(requests)
+    return await collect(engine, len(requests))
+
+
+async def test_a_sample_depends_on_nothing_but_prompt_and_seed(engine: HFEngine) -> None:
+    alone = (await generate(engine, request("alone", seed=3)))["alone"]
+    crowd = await generate(engine, *(request(str(seed), seed=seed) for seed in range(9)))
+    np.testing.assert_array_equal(alone.token_ids, crowd["3"].token_ids)
+    np.testing.assert_array_equal(alone.logprobs, crowd["3"].logprobs)
+    assert len({tuple(item.token_ids) for item in crowd.values()}) == 9
+    assert alone.segments == (Segment(start=0, end=12, policy_version=0),)
+    assert (await engine.stats())["tokens_generated"] == 12 * 10
+
+
+async def test_logprobs_equal_one_forward_pass(engine: HFEngine, tiny_model: Path) -> None:
+    generation = (await generate(engine, request("one", temperature=0.6)))["one"]
+    tokens = torch.from_numpy(np.concatenate([PROMPT, generation.token_ids]).astype(np.int64))
+    with torch.no_grad():
+        logits_TV = load_causal_lm(tiny_model, "bfloat16")(tokens[None]).logits[0, len(PROMPT) - 1 : -1].float()
+    expected = torch.log_softmax(logits_TV / 0.6, -1).gather(1, tokens[len(PROMPT) :, None])[:, 0]
+    np.testing.assert_allclose(generation.logprobs, expected, atol=0.05)
+
+
+async def test_streams_and_stop_strings(engine: HFEngine) -> None:
+    await engine.submit([request("whole", stream=True)])
+    deltas = [delta async for delta in engine.stream("whole")]
+    whole = (await collect(engine, 1))["whole"]
+    assert [token for delta in deltas for token in delta.token_ids] == whole.token_ids.tolist()
+    assert [delta.stop_reason for delta in deltas[-2:]] == [None, StopReason.LENGTH]
+    stop = whole.text[4:6]
+    stopped = (await generate(engine, request("stopped", stop=(stop,))))["stopped"]
+    assert stopped.stop_reason is StopReason.STOP
+    assert stopped.text == whole.text[: whole.text.index(stop)]
+
+
+async def test_aborts_keep_tokens_and_pauses_keep_requests(engine: HFEngine) -> None:
+    await engine.submit([request("long", max_tokens=80, stream=True)])
+    async for _ in engine.stream("long"):
+        break
+    await engine.pause()
+    assert await engine.poll(0.1) == []
+    await engine.submit([request("waits")])
+    assert await engine.poll(0.1) == []
+    await engine.abort(["long", "unknown"])
+    (aborted,) = await engine.poll(1.0)
+    assert aborted.stop_reason is StopReason.ABORTED
+    assert 0 < len(aborted.token_ids) == len(aborted.logprobs) < 80
+    await engine.resume()
+    assert (await collect(engine, 1))["waits"].stop_reason is StopReason.LENGTH
+
+
+async def test_new_weights_start_a_new_segment(engine: HFEngine, tiny_model: Path) -> None:
+    await engine.submit([request("long", max_tokens=80, stream=True)])
+    async for _ in engine.stream("long"):
+        break
+    await engine.start_weight_update()
+    weights = [
+        (name, tensor.detach() + 1) for name, tensor in load_causal_lm(tiny_model, "bfloat16").named_parameters()
+    ]
+    memory = SharedMemory(bucket_size(weights))
+    await engine.update_weights(as_payload(fill_bucket(memory, weights)))
+    memory.close()
+    await engine.finish_weight_update(5)
+    assert engine.policy_version == 5
+    await engine.resume()
+    generation = (await collect(engine, 1))["long"]
+    assert [segment.policy_version for segment in generation.segments] == [0, 5]
+    assert generation.segments[0].end == generation.segments[1].start
+    held = await engine.fingerprints([name for name, _ in weights], 1)
+    assert held.tied == {"lm_head.weight": "model.embed_tokens.weight"}
+
+
+async def test_foreign_tensors_are_refused(engine: HFEngine) -> None:
+    await engine.start_weight_update()
+    memory = SharedMemory(64)
+    info = as_payload(fill_bucket(memory, [("model.norm.weight", torch.zeros(3))]))
+    with pytest.raises(WeightSyncError, match=r"model\.norm\.weight with shape \(3,\); the engine has \(64,\)"):
+        await engine.update_weights(info)
+    memory.close()
+
+
+async def test_a_failing_request_comes_back_as_such(engine: HFEngine) -> None:
+    beyond = GenerateRequest(
+        request_id="beyond", prompt_ids=np.array([99_999], np.int32), sampling=Sampling(max_tokens=3), seed=0
+    )
+    results = await generate(engine, beyond, request("fine"))
+    assert isinstance(results["beyond"], FailedGeneration)
+    assert "request beyond failed: IndexError" in str(results["beyond"].error)
+    assert results["fine"].stop_reason is StopReason.LENGTH
+
+
+async def test_what_can_never_be_served_is_refused(engine: HFEngine) -> None:
+    with pytest.raises(GenerationError, match="40 prompt tokens and up to 100 response tokens, 140 together"):
+        await engine.submit([request("fits"), request("long", max_tokens=100)])
+    with pytest.raises(GenerationError, match="'twice' is in use"):
+        await engine.submit([request("twice"), request("twice")])
+    with pytest.raises(GenerationError, match="no streaming request 'nobody'"):
+        await anext(engine.stream("nobody"))
+    assert await engine.poll(0.05) == []
+
+
+async def test_closing_ends_the_thread_and_wakes_whoever_polls(tiny_model: Path) -> None:
+    engine = HFEngine(HFConfig(), spec(tiny_model))
+    await engine.start()
+    assert await engine.healthy()
+    polling = asyncio.create_task(engine.poll(30.0))
+    await asyncio.sleep(0)
+    await engine.close()
+    with pytest.raises(EngineDied):
+        await polling
+    assert not await engine.healthy()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("hf-engine")]
+    await engine.close()
+
+
+async def test_a_failed_start_says_why(tmp_path: Path) -> None:
+    with pytest.raises(GenerationError, match="transformers cannot load"):
+        await HFEngine(HFConfig(), spec(tmp_path)).start()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "kept"),
+    [
+        (Sampling(max_tokens=1), [0, 1, 2, 3]),
+        (Sampling(max_tokens=1, top_k=2), [2, 3]),
+        (Sampling(max_tokens=1, top_p=0.6), [3]),
+        (Sampling(max_tokens=1, top_p=0.7), [2, 3]),
+        (Sampling(max_tokens=1, top_k=3, top_p=0.95), [1, 2, 3]),
+        (Sampling(max_tokens=1, top_p=1e-9), [3]),
+    ],
+)
+def test_cut_distributions_are_normalised_again(sampling: Sampling, kept: list[int]) -> None:
+    logits_V = torch.log(torch.tensor([0.05, 0.1, 0.2, 0.65]))
+    probabilities_V = sampling_logprobs(logits_V, sampling).exp()
+    assert torch.nonzero(probabilities_V)[:, 0].tolist() == kept
+    torch.testing.assert_close(probabilities_V[kept], torch.softmax(logits_V[kept], -1))
+
+
+def test_draws_follow_the_distribution() -> None:
+    logprobs_V = torch.log(torch.tensor([0.2, 0.8]))
+    generator = torch.Generator().manual_seed(0)
+    drawn = [draw(logprobs_V, Sampling(max_tokens=1), generator) for _ in range(2000)]
+    assert abs(np.mean(drawn) - 0.8) < 0.03
+    assert draw(logprobs_V, Sampling(max_tokens=1, temperature=0), generator) == 1
+
+
+def test_text_ends_before_the_stop_string_that_ended_it() -> None:
+    assert response_text("one two one", ("two", "ne t"), StopReason.STOP) == "o"
+    assert response_text("one two", ("two",), StopReason.ABORTED) == "one two"
+    assert response_text("one", ("two",), StopReason.STOP) == "one"
+    assert segments_of([]) == ()
+
+
+def test_the_cause_is_the_last_error_that_is_not_second_hand() -> None:
+    output = ProcessOutput()
+    output._lines.extend(
+        [
+            "(EngineCore pid=1) ERROR 11-21 [core.py:1510] ValueError: Available memory is less than requested",
+            "RuntimeError: Engine core initialization failed. See root cause above.",
+            "RuntimeError: cancelled",
+        ]
+    )
+    assert output.cause() == "ValueError: Available memory is less than requested"
+    assert ProcessOutput().cause() is None

@@ -1,0 +1,251 @@
+"""Shared memory buckets, the sender, and the driver's part of a sync, with engines that are dictionaries."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from roll_like.errors import WeightSyncError
+from roll_like.inference.base import Fingerprints
+from roll_like.inference.fingerprint import CHECKED_COLUMNS, checked_columns, fingerprint
+from roll_like.inference.shared_memory import (
+    SharedMemory,
+    as_payload,
+    bucket_size,
+    fill_bucket,
+    from_payload,
+    read_bucket,
+)
+from roll_like.weights.shared_memory import SharedMemoryTransfer
+from roll_like.weights.sync import WeightSync, compare
+from roll_like.weights.transfer import SendReport, buckets_of
+
+
+class Policy:
+    """A few tensors in the trainer's place."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.tensors = {
+            "embed.weight": torch.randn(100, 48, generator=generator).bfloat16(),
+            "layer.q.weight": torch.randn(48, 48, generator=generator).bfloat16(),
+            "layer.norm.weight": torch.randn(48, generator=generator),
+            "layer.scale": torch.randn((), generator=generator),
+            "empty": torch.empty(0, 3),
+        }
+
+    def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self.tensors.items()
+
+
+class DictEngines:
+    """Both ends of the engines: `EngineClient` and `Engines`. What is loaded becomes visible at the finish."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, torch.Tensor] = {}
+        self.views: dict[str, torch.Tensor] = {}
+        self.calls: list[str] = []
+
+    def __len__(self) -> int:
+        return 1
+
+    def init_weight_transfer(self, infos: Sequence[Mapping[str, Any]]) -> None:
+        raise AssertionError("shared memory needs no meeting")
+
+    def update_weights(self, info: Mapping[str, Any]) -> None:
+        self.calls.append("update")
+        self.views.update(read_bucket(from_payload(info)))
+
+    def start_weight_update(self) -> None:
+        self.calls.append("start")
+
+    def finish_weight_update(self, version: int) -> None:
+        self.calls.append(f"finish {version}")
+        self.held = {name: view.clone() for name, view in self.views.items()}
+        self.views = {}
+
+    def fingerprints(self, names: Sequence[str], salt: int) -> list[Fingerprints]:
+        self.calls.append("check")
+        return [Fingerprints(tensors={name: fingerprint(self.held[name], salt) for name in names}, tied={})]
+
+    def resume(self) -> None:
+        self.calls.append("resume")
+
+
+def sync_of(policy: Policy, engines: DictEngines, bucket_bytes: int = 6000) -> tuple[WeightSync, Any]:
+    sender = SharedMemoryTransfer(engines, bucket_bytes).connect(policy, rank=0)
+    return WeightSync(sender.send, engines), sender
+
+
+def my_shared_memory() -> list[str]:
+    """Descriptors and mappings of this process that hold weights."""
+    maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if "roll_like-weights" in line]
+    descriptors = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    return maps + [path for path in descriptors if os.path.islink(path) and "roll_like-weights" in os.readlink(path)]
+
+
+def test_every_tensor_arrives_bit_by_bit_however_often() -> None:
+    policy, engines = Policy(), DictEngines()
+    sync, sender = sync_of(policy, engines)
+    for version in (1, 2, 3):
+        policy.tensors["layer.q.weight"].add_(1)
+        report = sync.push()
+        assert report.version == sync.version == version
+        assert report.buckets == 3  # the embedding is larger than a bucket and travels alone
+        assert report.checked == len(policy.tensors)
+        assert report.bytes == sum(tensor.nbytes for tensor in policy.tensors.values())
+        for name, tensor in policy.tensors.items():
+            assert engines.held[name].dtype == tensor.dtype
+            assert torch.equal(engines.held[name], tensor)
+    assert engines.calls[:7] == ["start", "update", "update", "update", "finish 1", "check", "resume"]
+    sender.close()
+    assert my_shared_memory() == []
+
+
+def test_an_engine_that_refuses_a_bucket_stays_frozen_and_memory_is_freed() -> None:
+    class Refusing(DictEngines):
+        def update_weights(self, info: Mapping[str, Any]) -> None:
+            if "layer.q.weight" in info["names"]:
+                raise WeightSyncError("no room")
+            super().update_weights(info)
+
+    policy, engines = Policy(), Refusing()
+    gathered: list[str] = []
+
+    def full_weights() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in policy.tensors.items():
+            gathered.append(name)
+            yield name, tensor
+
+    policy.full_weights = full_weights  # type: ignore[method-assign]
+    sync, _ = sync_of(policy, engines, bucket_bytes=4000)
+    with pytest.raises(WeightSyncError, match="no room"):
+        sync.push()
+    assert sync.version == 0
+    assert "resume" not in engines.calls
+    assert gathered == list(policy.tensors), "other ranks would wait for ever in the gather"
+    engines.views.clear()
+    assert my_shared_memory() == []
+
+
+def test_ranks_other_than_the_first_only_gather() -> None:
+    engines = DictEngines()
+    report = SharedMemoryTransfer(engines).connect(Policy(), rank=1).send(1)
+    assert report == SendReport(fingerprints={}, bytes=0, buckets=0)
+    assert engines.calls == []
+
+
+def test_a_bucket_survives_its_sender_and_dies_with_its_reader() -> None:
+    tensors = [("a", torch.arange(1000)), ("b", torch.ones(3, 5, dtype=torch.bfloat16).T)]
+    memory = SharedMemory(bucket_size(tensors))
+    info = pickle.loads(pickle.dumps(as_payload(fill_bucket(memory, tensors))))
+    arrived = dict(read_bucket(from_payload(info)))
+    memory.close()
+    assert torch.equal(arrived["a"], torch.arange(1000))
+    assert torch.equal(arrived["b"], torch.ones(5, 3, dtype=torch.bfloat16))
+    arrived.clear()
+    assert my_shared_memory() == []
+    with pytest.raises(WeightSyncError, match="cannot be mapped"):
+        read_bucket(from_payload(info))
+
+
+def _hold_a_bucket(to_parent: Any) -> None:
+    tensors = [("a", torch.arange(100_000))]
+    memory = SharedMemory(bucket_size(tensors))
+    to_parent.send(as_payload(fill_bucket(memory, tensors)))
+    to_parent.recv()
+
+
+def test_a_killed_sender_leaves_nothing_and_other_processes_can_read() -> None:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    sender = context.Process(target=_hold_a_bucket, args=(there,))
+    before = set(os.listdir("/dev/shm"))
+    sender.start()
+    info = here.recv()
+    ((_, tensor),) = read_bucket(from_payload(info))
+    assert torch.equal(tensor, torch.arange(100_000))
+    assert {name for name in os.listdir("/dev/shm") if "roll_like" in name} == set()
+    sender.kill()
+    sender.join()
+    with pytest.raises(WeightSyncError, match="cannot be mapped"):
+        read_bucket(from_payload(info))
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_changed_bytes_are_found_on_arrival() -> None:
+    tensors = [("first", torch.ones(8)), ("second", torch.ones(8))]
+    memory = SharedMemory(bucket_size(tensors))
+    info = fill_bucket(memory, tensors)
+    memory.view[info.offsets[1]] ^= 1
+    with pytest.raises(WeightSyncError, match="second arrived changed"):
+        read_bucket(info)
+    memory.close()
+
+
+def test_buckets_keep_order_and_size() -> None:
+    weights = [(str(index), torch.zeros(size, dtype=torch.uint8)) for index, size in enumerate([3, 3, 10, 1, 2, 3])]
+    names = [[name for name, _ in bucket] for bucket in buckets_of(iter(weights), 6)]
+    assert names == [["0", "1"], ["2"], ["3", "4", "5"]]
+    assert list(buckets_of(iter([]), 6)) == []
+
+
+def test_a_fingerprint_sees_every_row_of_the_columns_it_looks_at() -> None:
+    matrix = torch.randn(30, 200, generator=torch.Generator().manual_seed(0))
+    for salt in (1, 2):
+        columns = checked_columns(200, salt)
+        assert len(set(columns.tolist())) == CHECKED_COLUMNS
+        changed = matrix.clone()
+        changed[29, columns[-1]] += 1e-6
+        assert fingerprint(changed, salt) != fingerprint(matrix, salt)
+        assert fingerprint(matrix.clone(), salt) == fingerprint(matrix, salt)
+    assert not torch.equal(checked_columns(200, 1), checked_columns(200, 2))
+    looked_at = {int(column) for salt in range(120) for column in checked_columns(200, salt)}
+    assert looked_at == set(range(200)), "over many syncs every column has its turn"
+    vector = torch.zeros(9)
+    assert fingerprint(-vector, 1) == fingerprint(vector, 1)
+    assert fingerprint(vector + 1, 1) != fingerprint(vector, 1)
+    assert fingerprint(vector.bfloat16(), 1) != fingerprint(vector, 1)
+
+
+def test_drift_is_named_also_in_a_copy_that_only_the_engine_has() -> None:
+    sent = {"embed": "a", "q": "b", "odd": "c"}
+    held = Fingerprints(tensors={"embed": "a", "q": "x", "head": "old"}, tied={"head": "embed"})
+    assert compare(sent, held) == (["q", "head (tied to embed)"], ["odd"])
+    fine = Fingerprints(tensors={**sent, "head": "a"}, tied={"head": "embed"})
+    assert compare(sent, fine) == ([], [])
+
+
+def test_a_drifted_engine_never_goes_on() -> None:
+    class Drifting(DictEngines):
+        def finish_weight_update(self, version: int) -> None:
+            super().finish_weight_update(version)
+            if version == 2:
+                self.held["layer.norm.weight"][7] *= np.nextafter(1, 2, dtype=np.float32)
+
+    engines = Drifting()
+    sync, sender = sync_of(Policy(), engines)
+    sync.push()
+    with pytest.raises(WeightSyncError, match=r"sync 2, inference engine 0 .* in 1 of 5 tensors: layer\.norm\.weight"):
+        sync.push()
+    assert engines.calls[-1] == "check"
+    assert sync.version == 1
+    sender.close()
+
+
+@pytest.mark.parametrize(("fingerprints", "message"), [({}, "no tensor at all"), ({"a": "1"}, "nothing proves")])
+def test_a_sync_that_proves_nothing_is_an_error(fingerprints: dict[str, str], message: str) -> None:
+    class Blind(DictEngines):
+        def fingerprints(self, names: Sequence[str], salt: int) -> list[Fingerprints]:
+            return [Fingerprints(tensors={}, tied={})]
+
+    with pytest.raises(WeightSyncError, match=message):
+        WeightSync(lambda salt: SendReport(fingerprints=fingerprints, bytes=1, buckets=1), Blind()).push()
