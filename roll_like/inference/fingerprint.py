@@ -32,7 +32,7 @@ def fingerprint(tensor: Tensor, salt: int) -> str:
     """Return the fingerprint of a whole tensor; more than two dimensions count as [first, rest]."""
     if tensor.ndim < 2:
         return digest(tensor)
-    matrix = tensor.reshape(tensor.shape[0], -1)
+    matrix = tensor.flatten(1)
     return digest(matrix[:, checked_columns(matrix.shape[1], salt).to(matrix.device)])
 
 

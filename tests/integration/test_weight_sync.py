@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -141,21 +140,6 @@ def test_a_sync_in_the_middle_of_a_response_starts_a_new_segment(tmp_path: Path)
         assert generation.segments[0].start == 0
         assert generation.segments[0].end == generation.segments[1].start
         assert generation.segments[1].end == len(generation.token_ids) == len(generation.logprobs)
-
-
-def test_nothing_stays_in_shared_memory(tmp_path: Path) -> None:
-    path = make_tiny_model(tmp_path / "model")
-    trainer = Trainer(path, "bfloat16")
-    before = set(os.listdir("/dev/shm"))
-    with EngineThread(HFEngine(HFConfig(), spec(path, "bfloat16"))) as engine:
-        sync_of(trainer, engine).push()
-        mine = [
-            os.readlink(f"/proc/self/fd/{fd}")
-            for fd in os.listdir("/proc/self/fd")
-            if os.path.exists(f"/proc/self/fd/{fd}")
-        ]
-        assert not any("roll_like" in link for link in mine)
-    assert set(os.listdir("/dev/shm")) <= before
 
 
 def test_the_transformers_engine_takes_weights_too(tmp_path: Path) -> None:

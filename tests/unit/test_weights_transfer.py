@@ -80,7 +80,7 @@ class DictEngines:
         self.calls.append("resume")
 
 
-def sync_of(policy: Policy, engines: DictEngines, bucket_bytes: int = 6000) -> tuple[WeightSync, Any]:
+def sync_of(policy: Policy, engines: DictEngines, bucket_bytes: int = 4000) -> tuple[WeightSync, Any]:
     sender = SharedMemoryTransfer(engines, bucket_bytes).connect(policy, rank=0)
     return WeightSync(sender.send, engines), sender
 
@@ -126,7 +126,7 @@ def test_an_engine_that_refuses_a_bucket_stays_frozen_and_memory_is_freed() -> N
             yield name, tensor
 
     policy.full_weights = full_weights  # type: ignore[method-assign]
-    sync, _ = sync_of(policy, engines, bucket_bytes=4000)
+    sync, _ = sync_of(policy, engines)
     with pytest.raises(WeightSyncError, match="no room"):
         sync.push()
     assert sync.version == 0
