@@ -6,6 +6,7 @@ Nothing heavy is imported here: `roll-like --help` answers at once, each command
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -156,7 +157,10 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     from roll_like.registry import PIPELINES
 
     config = _load(arguments)
-    PIPELINES.get(config.pipeline).evaluate(config, arguments.model)
+    figures = PIPELINES.get(config.pipeline).evaluate(config, arguments.model)
+    for name, value in sorted(figures.items()):
+        print(f"{name:40} {value:.4g}")
+    print(json.dumps(figures))
     return OK
 
 

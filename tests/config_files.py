@@ -54,5 +54,6 @@ class RecordingPipeline:
         cls.calls.append(("launch", config, resume))
 
     @classmethod
-    def evaluate(cls, config: RLVRConfig, model: str) -> None:
+    def evaluate(cls, config: RLVRConfig, model: str) -> dict[str, float]:
         cls.calls.append(("evaluate", config, model))
+        return {"eval/avg": 0.5}

@@ -60,10 +60,13 @@ def test_run_takes_overrides_anywhere(
     assert (command, config.steps, config.seed, resumed) == ("launch", 3, 5, resume)
 
 
-def test_eval_passes_the_model(minimal: str, recording_pipeline: type[RecordingPipeline]) -> None:
+def test_eval_passes_the_model(
+    minimal: str, recording_pipeline: type[RecordingPipeline], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["eval", "--config", minimal, "--model", "some/dir", "seed=5"]) == 0
     [(command, config, model)] = recording_pipeline.calls
     assert (command, config.seed, model) == ("evaluate", 5, "some/dir")
+    assert capsys.readouterr().out.splitlines()[-1] == '{"eval/avg": 0.5}'
 
 
 @pytest.mark.parametrize(
