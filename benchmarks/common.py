@@ -12,9 +12,7 @@ import os
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -103,7 +101,7 @@ class Peer:
     Args:
         script: File that calls `serve` when its first argument is `--serve`.
         arguments: Command line after `--serve`.
-        environment: Added to this process's environment; a None takes a variable away.
+        environment: Added to this process's environment.
     """
 
     def __init__(self, script: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -155,13 +153,6 @@ def serve(reading: int, writing: int, answer: Callable[[dict[str, Any]], Any]) -
         for line in messages:
             answers.write(json.dumps(answer(json.loads(line))) + "\n")
             answers.flush()
-
-
-@contextmanager
-def stopwatch() -> Iterator[Callable[[], float]]:
-    """Yield a function that returns the seconds since the block began."""
-    began = time.perf_counter()
-    yield lambda: time.perf_counter() - began
 
 
 def prompts_of(config: RLVRConfig, count: int) -> list[np.ndarray[Any, np.dtype[np.int32]]]:

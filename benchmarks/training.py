@@ -236,7 +236,7 @@ def main() -> None:
     say(f"{len(samples)} samples, {tokens} tokens; prompts {'once a sample' if options.no_share_prompts else 'shared'}")
     environment = environment_of(options.threads, plain=options.plain_environment)
     with engine_step(config, samples) as engine, Peer(Path(__file__), sys.argv[1:], environment) as bare:
-        seconds = interleaved({"engine": engine, "bare": lambda: bare.call()}, repetitions=options.repetitions)
+        seconds = interleaved({"engine": engine, "bare": bare.call}, repetitions=options.repetitions)
     finish(
         {
             "benchmark": "training",
