@@ -43,7 +43,7 @@ class RLVRPipeline:
                 samples = workers.advantages.assign(collected.groups)
                 report = workers.actor.train_step(with_reference(samples, workers.kl_reference))
             sync = workers.push()
-            state.log(step, rollout_metrics(collected, sync.version - 1), report.metrics)
+            state.log(step, rollout_metrics(collected, sync.version - 1), report.metrics, sync.metrics)
             state.keep_rollouts(collected)
             state.evaluate(self.evaluator)
 
