@@ -60,7 +60,8 @@ def merged_weights(checkpoint: Path) -> dict[str, Tensor]:
     import torch
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
-    sharded = any((checkpoint / "engine").glob("*optim_states.pt"))
+    # only ZeRO-3 shards parameters; the other stages keep them whole in rank 0's file
+    sharded = any((checkpoint / "engine").glob("zero_pp_rank_*_model_states.pt"))
     try:
         if sharded:
             weights = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint), tag="engine")

@@ -73,7 +73,7 @@ class VLLMEngine:
             ConfigError: `inference.engine_args` is wrong.
             GenerationError: vLLM did not start; says why.
         """
-        for name, value in vllm_environment(self._spec.threads, self._spec.device).items():
+        for name, value in vllm_environment(self._config, self._spec.threads, self._spec.device).items():
             os.environ.setdefault(name, value)
         arguments = engine_arguments(self._config, self._spec)
         # Python's own helper process outlives the engine: it must not hold the engine's output open

@@ -31,7 +31,7 @@ def build_engine(config: VLLMConfig | HFConfig, spec: EngineSpec) -> InferenceEn
 
 def engine_environment(config: VLLMConfig | HFConfig, threads: int, device: str) -> dict[str, str]:
     """Return the environment variables of a process that will host this engine."""
-    return vllm_environment(threads, device) if isinstance(config, VLLMConfig) else {}
+    return vllm_environment(config, threads, device) if isinstance(config, VLLMConfig) else {}
 
 
 class InferenceWorker:

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from roll_like.cluster import ResourceManager
 from roll_like.config.rlvr import AlgorithmConfig
 from roll_like.config.sections import Span, TrainingConfig
+from roll_like.export import merged_weights
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.start import start_trainer
 from roll_like.training.worker import DeepSpeedWorker, TrainerSpec
@@ -174,6 +175,18 @@ def test_a_resumed_engine_goes_on_bit_for_bit(
         trainer.load(tmp_path)
         trainer.train_step(batch(seed=2))
         assert largest_difference(weights(trainer), expected) == 0.0
+
+
+@pytest.mark.parametrize(("workers", "zero_stage", "dtype"), [(1, 1, "bfloat16"), (2, 3, "float32")])
+def test_a_checkpoints_shards_merge_to_the_engines_weights(
+    resources: ResourceManager, float_model: Path, tmp_path: Path, workers: int, zero_stage: int, dtype: str
+) -> None:
+    with engine(resources, float_model, workers=workers, zero_stage=zero_stage, dtype=dtype) as trainer:
+        trainer.train_step(batch())
+        trainer.save(tmp_path)
+        expected = weights(trainer)
+    merged = {name: weight.float() for name, weight in merged_weights(tmp_path).items() if name in expected}
+    assert largest_difference(merged, expected) == 0.0
 
 
 def test_several_updates_use_the_old_policy(resources: ResourceManager, float_model: Path) -> None:
