@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from roll_like.cluster import Cluster, WorkerDied
-from roll_like.inference.base import FailedGeneration, GenerateRequest, Generation
+from roll_like.inference.base import EngineDied, FailedGeneration, GenerateRequest, Generation
 from roll_like.inference.worker import InferenceWorker
 from roll_like.rewards.worker import RewardWorker
 from roll_like.rollout.scheduler import ReplicaLost
@@ -24,21 +24,21 @@ class ActorReplica:
         """Start generating."""
         try:
             await self._cluster.ask(self._rank, InferenceWorker.submit, requests)
-        except WorkerDied as error:
+        except (WorkerDied, EngineDied) as error:
             raise ReplicaLost(str(error)) from error
 
     async def poll(self, timeout: float) -> Sequence[Generation | FailedGeneration]:
         """Return what finished since the last call."""
         try:
             return await self._cluster.ask(self._rank, InferenceWorker.poll, timeout)
-        except WorkerDied as error:
+        except (WorkerDied, EngineDied) as error:
             raise ReplicaLost(str(error)) from error
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Stop requests; they come out of `poll` with their tokens so far."""
         try:
             await self._cluster.ask(self._rank, InferenceWorker.abort, request_ids)
-        except WorkerDied as error:
+        except (WorkerDied, EngineDied) as error:
             raise ReplicaLost(str(error)) from error
 
 
