@@ -23,6 +23,11 @@ def letter_e(completion: Completion) -> float:
     return completion.text.count("e") / max(len(completion.text), 1)
 
 
+@register_reward("has_letter_e")
+def has_letter_e(completion: Completion) -> float:
+    return float("e" in completion.text)
+
+
 @register_reward("broken")
 def broken(completion: Completion) -> float:
     raise RuntimeError("this reward is broken on purpose")

@@ -19,13 +19,13 @@ def test_a_trivial_reward_is_learned(tmp_path: Path, tiny_model: Path) -> None:
     config = write_run(
         tmp_path,
         tiny_model,
-        steps=12,
+        steps=20,
         model={"path": str(tiny_model), "dtype": "bfloat16"},
         inference=VLLM,
         rollout={"prompts_per_step": 8, "samples_per_prompt": 8, "max_response_tokens": 12},
-        training={"zero_stage": 1, "optimizer": {"lr": 5.0e-3}, "max_tokens_per_micro_batch": 2048},
+        training={"zero_stage": 1, "optimizer": {"lr": 8.0e-3}, "max_tokens_per_micro_batch": 2048},
         evaluation={"sources": [{"path": str(tmp_path / "eval.jsonl")}], "samples_per_prompt": 2},
-        checkpoint={"every": 6, "keep": 1, "export": True},
+        checkpoint={"every": 10, "keep": 1, "export": True},
         metrics={"trackers": [{"type": "mlflow"}], "console": "plain"},
     )
     with nothing_left():
@@ -35,7 +35,7 @@ def test_a_trivial_reward_is_learned(tmp_path: Path, tiny_model: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
     assert summary["reward_last"] > summary["reward_first"] + 0.1
     assert summary["eval_after"] > summary["eval_before"] + 0.1
-    assert summary["steps"] == 12
+    assert summary["steps"] == 20
     steps = read_lines(run / "metrics.jsonl")
     assert all(abs(step["mismatch/logprob_difference"]) < 0.1 for step in steps)
     assert all(step["staleness/max"] == 0 for step in steps)
@@ -101,6 +101,7 @@ def test_groups_without_signal_are_replaced(tmp_path: Path, tiny_model: Path, en
         },
         algorithm={"kl": {"use": "reward", "coefficient": 0.01}, "advantage": "reinforce_plus_plus"},
         reference={},
+        rewards={"use": [{"type": "has_letter_e"}]},
         checkpoint={"at_end": False, "export": False},
     )
     code, output = finish_run(config)
