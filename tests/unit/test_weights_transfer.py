@@ -85,7 +85,21 @@ def sync_of(policy: Policy, engines: DictEngines, bucket_bytes: int = 4000) -> t
     return WeightSync(sender.send, engines), sender
 
 
+@pytest.fixture(autouse=True)
+def _earlier_tests_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines of other test files may live in this process, and hold their memory until they are collected."""
+    monkeypatch.setitem(globals(), "EARLIER", frozenset(shared_memory_here()))
+
+
+EARLIER: frozenset[str] = frozenset()
+
+
 def my_shared_memory() -> list[str]:
+    """Descriptors and mappings that hold weights and came with this test."""
+    return [entry for entry in shared_memory_here() if entry not in EARLIER]
+
+
+def shared_memory_here() -> list[str]:
     """Descriptors and mappings of this process that hold weights."""
     maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if "roll_like-weights" in line]
     descriptors = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
