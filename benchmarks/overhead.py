@@ -59,7 +59,7 @@ def main() -> None:
     command = [
         sys.executable, "run_pipeline.py", "--config", "configs/rlvr_quickstart.yaml", f"steps={options.steps}",
         f"output_dir={folder}", "metrics.console=quiet", "checkpoint.at_end=false", "checkpoint.export=false",
-        "evaluation.before=false", "evaluation.after=false",
+        "evaluation=null",
     ]  # fmt: skip
     metrics = folder / "rlvr_quickstart" / "metrics.jsonl"
     used: dict[int, float] = {}
