@@ -147,11 +147,6 @@ class GenerateScheduler:
         self._progress = progress
         self._serial = itertools.count()
 
-    @property
-    def replicas_alive(self) -> int:
-        """How many replicas still answer."""
-        return len(self._replicas)
-
     async def fill(self, tasks: Iterator[Task], plan: GroupPlan) -> Collected:
         """Generate and judge groups until `plan.groups` are accepted.
 

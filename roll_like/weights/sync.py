@@ -12,8 +12,6 @@ from roll_like.inference.base import Fingerprints
 from roll_like.values import Last, Metric, Sum
 from roll_like.weights.transfer import SendReport
 
-GIB = 2**30
-
 
 class Engines(Protocol):
     """All inference engines, as the driver reaches them. Calls return when every engine is done."""
@@ -53,11 +51,6 @@ class SyncReport:
     check_seconds: float
     checked: int
     unchecked: tuple[str, ...]
-
-    @property
-    def gib_per_second(self) -> float:
-        """Size over time, in GiB per second."""
-        return self.bytes / GIB / self.seconds
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
