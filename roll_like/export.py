@@ -72,4 +72,4 @@ def merged_weights(checkpoint: Path) -> dict[str, Tensor]:
         raise CheckpointError(
             f"the shards in {checkpoint} cannot be merged: {type(error).__name__}: {error}"
         ) from error
-    return {name.removeprefix(_PREFIX): weight for name, weight in weights.items() if name.startswith(_PREFIX)}
+    return {name.removeprefix(_PREFIX): weight.detach() for name, weight in weights.items() if name.startswith(_PREFIX)}
