@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from roll_like.check.data import check_rewards, check_tasks, load_all
 from roll_like.check.findings import Finding
 from roll_like.check.machine import check_engine_args, check_hardware, check_output, check_settings
-from roll_like.check.model import check_model, check_reference, check_sizes, check_tokenizer
+from roll_like.check.model import check_critic, check_model, check_reference, check_sizes, check_tokenizer
 from roll_like.config.plan import Plan, plan
 from roll_like.config.rlvr import RLVRConfig
 from roll_like.data.tasks import SourceReport
@@ -44,6 +44,7 @@ def check(config: RLVRConfig) -> Report:
     report = Report(plan(config, shape), findings)
     findings += check_sizes(config, shape)
     findings += check_reference(config, shape)
+    findings += check_critic(config, shape)
     tasks = load_all(config, tokenizer, findings)
     sources = [*tasks["data"], *tasks["evaluation"]]
     report.sources += [source.report for source in sources]

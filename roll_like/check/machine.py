@@ -61,7 +61,8 @@ def check_output(config: RLVRConfig, shape: ModelShape | None) -> Iterator[Findi
         return
     saved = config.checkpoint
     width = 4 if config.model.dtype == "float32" else 2
-    one = shape.parameters * (width + (8 if width == 4 else 12))
+    trained = 1 if config.critic is None else 2
+    one = trained * shape.parameters * (width + (8 if width == 4 else 12))
     written = bool(saved.every) or saved.at_end
     kept = (saved.keep + (saved.keep_best and config.evaluation is not None)) if written else 0
     export = shape.parameters * width if saved.export else 0
@@ -108,13 +109,18 @@ def check_hardware(config: RLVRConfig, made: Plan) -> Iterator[Finding]:
 
 def check_settings(config: RLVRConfig, made: Plan) -> Iterator[Finding]:
     """Yield settings that are valid and may not be meant."""
-    warmup = config.training.optimizer.warmup_steps
-    if warmup >= made.updates:
-        yield Finding(
-            "warning",
-            "training.optimizer.warmup_steps",
-            f"the run has {made.updates} optimizer updates, so {warmup} of warm-up never reach the peak rate",
-        )
+    warmups = {"training": (config.training.optimizer.warmup_steps, made.updates)}
+    if config.critic is not None:
+        sat_out = min(config.critic.warmup_steps, config.steps) * config.algorithm.updates_per_step
+        warmups["training"] = (config.training.optimizer.warmup_steps, made.updates - sat_out)
+        warmups["critic"] = (config.critic.optimizer.warmup_steps, config.steps * config.critic.updates_per_step)
+    for section, (warmup, updates) in warmups.items():
+        if warmup >= updates:
+            yield Finding(
+                "warning",
+                f"{section}.optimizer.warmup_steps",
+                f"the run has {updates} optimizer updates, so {warmup} of warm-up never reach the peak rate",
+            )
     if made.idle_devices:
         listed = ", ".join(map(str, made.idle_devices))
         yield Finding("warning", "resources.spans", f"no role uses the devices {listed}")

@@ -1,4 +1,4 @@
-"""Model, tokenizer and reference model: whether they are there and suit the run."""
+"""Model, tokenizer, reference model and critic: whether they are there and suit the run."""
 
 from __future__ import annotations
 
@@ -98,6 +98,35 @@ def check_reference(config: RLVRConfig, shape: ModelShape | None) -> list[Findin
             "log-probabilities cannot be compared; use a model of the same family, or leave the key out"
         )
         findings.append(Finding("error", "reference.path", message))
+    return findings
+
+
+def check_critic(config: RLVRConfig, shape: ModelShape | None) -> list[Finding]:
+    """Return what is wrong with a critic that starts from a model of its own."""
+    if config.critic is None or config.critic.path is None:
+        return []
+    findings: list[Finding] = []
+    section = config.model.model_copy(update={"path": config.critic.path, "revision": None, "tokenizer": None})
+    model = _localised(section, "critic.path", findings)
+    if model is None:
+        return findings
+    try:
+        theirs = load_model_shape(resolve_model(model).path)
+    except RollLikeError as error:
+        return [*findings, failed("critic.path", error)]
+    if shape is not None and theirs.vocab_size < shape.vocab_size:
+        message = (
+            f"its vocabulary has {theirs.vocab_size} entries and the policy's {shape.vocab_size}, so it cannot read "
+            "all of the policy's tokens; use a model of the same family, or leave the key out"
+        )
+        findings.append(Finding("error", "critic.path", message))
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    if theirs.max_positions is not None and longest > theirs.max_positions:
+        message = (
+            f"samples of {longest} tokens are longer than the {theirs.max_positions} that the critic was made for; "
+            "use another model, or lower data.max_prompt_tokens or rollout.max_response_tokens"
+        )
+        findings.append(Finding("error", "critic.path", message))
     return findings
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from roll_like.config.sections import ResourcesConfig, Span
+from roll_like.config.sections import DeepSpeedConfig, ResourcesConfig, Span
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -39,7 +39,7 @@ class RolePlan:
     A span is divided evenly: with devices 4-7 and two workers, worker 0 has (4, 5) and worker 1 has (6, 7).
 
     Attributes:
-        name: `training`, `inference` or `reference`.
+        name: `training`, `inference`, `reference` or `critic`.
         workers: Number of worker processes.
         workers_key: The key that sets `workers`.
         span: The role's devices, counted through all nodes.
@@ -222,7 +222,12 @@ def overlap(one: Span, other: Span) -> Literal["equal", "disjoint", "partial"]:
 
 
 def placements(
-    resources: ResourcesConfig, *, training: int, inference: int, reference: int | None = None
+    resources: ResourcesConfig,
+    *,
+    training: int,
+    inference: int,
+    reference: int | None = None,
+    critic: int | None = None,
 ) -> tuple[RolePlan, ...]:
     """Return where each role's workers sit.
 
@@ -231,6 +236,7 @@ def placements(
         training: Training workers.
         inference: Inference replicas.
         reference: Reference workers; None without a reference model.
+        critic: Critic workers; None without a critic.
     """
     spans = resources.spans
     counts = [
@@ -239,6 +245,8 @@ def placements(
     ]
     if reference is not None:
         counts.append(("reference", reference, "reference.workers", spans.reference or spans.training))
+    if critic is not None:
+        counts.append(("critic", critic, "critic.workers", spans.critic or spans.training))
     return tuple(
         RolePlan(name=name, workers=workers, workers_key=key, span=span, devices_per_node=resources.devices_per_node)
         for name, workers, key, span in counts
@@ -246,12 +254,13 @@ def placements(
 
 
 def roles(config: RLVRConfig) -> tuple[RolePlan, ...]:
-    """Return where the workers of training, inference and (if there is one) the reference model sit."""
+    """Return where the workers of training, inference and (where there are any) reference model and critic sit."""
     return placements(
         config.resources,
         training=config.training.workers,
         inference=config.inference.replicas,
         reference=config.reference.workers if config.reference is not None else None,
+        critic=config.critic.workers if config.critic is not None else None,
     )
 
 
@@ -284,7 +293,12 @@ def plan(config: RLVRConfig, model: ModelSizes | None = None) -> Plan:
 def _memory(config: RLVRConfig, role: RolePlan, model: ModelSizes) -> MemoryLine:
     weights = model.parameters * _BYTES[config.model.dtype]
     if role.name == "training":
-        return MemoryLine(role=role.name, parts=_training_memory(config, model.parameters))
+        chunk = config.training.logprob_chunk_tokens * config.training.logprob_chunk_vocab * _BYTES["float32"]
+        parts = _training_memory(config.training, model.parameters, _BYTES[config.model.dtype])
+        return MemoryLine(role=role.name, parts=(*parts, ("logits of a chunk", chunk)))
+    if role.name == "critic" and config.critic is not None:
+        parts = _training_memory(config.critic, model.parameters, _BYTES[config.model.dtype])
+        return MemoryLine(role=role.name, parts=parts)
     if role.name == "reference":
         return MemoryLine(role=role.name, parts=(("weights", weights),))
     if config.inference.type == "vllm" and config.resources.device == "cpu":
@@ -304,16 +318,13 @@ def _tensor_parallel(config: RLVRConfig, role: RolePlan) -> int:
     return role.devices_per_worker if config.resources.device == "cuda" else 1
 
 
-def _training_memory(config: RLVRConfig, parameters: int) -> tuple[tuple[str, int], ...]:
+def _training_memory(training: DeepSpeedConfig, parameters: int, width: int) -> tuple[tuple[str, int], ...]:
     """Bytes of one rank: ZeRO shards the optimizer from stage 1, gradients from 2, weights from 3."""
-    training, width = config.training, _BYTES[config.model.dtype]
     # AdamW's two moments in float32, and a float32 copy of weights that are kept in less
     optimizer = parameters * (8 if width == 4 else 12)
     ranks = training.workers
-    logits = training.logprob_chunk_tokens * training.logprob_chunk_vocab * 4
     return (
         ("weights", parameters * width // (ranks if training.zero_stage >= 3 else 1)),
         ("gradients", parameters * width // (ranks if training.zero_stage >= 2 else 1)),
         ("optimizer", optimizer // (ranks if training.zero_stage >= 1 else 1)),
-        ("logits of a chunk", logits),
     )

@@ -11,6 +11,7 @@ from roll_like.config.base import ConfigModel, PipelineConfig, PluginConfig, Plu
 from roll_like.config.rules import check_rlvr
 from roll_like.config.sections import (
     CheckpointConfig,
+    CriticConfig,
     DataConfig,
     EvaluationConfig,
     Fraction,
@@ -145,6 +146,9 @@ class RLVRConfig(PipelineConfig):
     training: TrainingConfig = Field(default_factory=TrainingConfig, description="The DeepSpeed training engine.")
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig, description="How rewards become a gradient.")
     reference: ReferenceConfig | None = Field(default=None, description="Needed by KL terms; none by default.")
+    critic: CriticConfig | None = Field(
+        default=None, description="Needed by advantage estimators that learn values; none by default."
+    )
     rewards: RewardsConfig = Field(description="How answers are judged.")
     resources: ResourcesConfig = Field(
         description="What hardware the run takes and how roles divide it. A device is a GPU, or a core with "

@@ -116,6 +116,15 @@ def _batches_divide(config: RLVRConfig) -> Iterator[Violation]:
         )
 
 
+def _the_policy_gets_its_turn(config: RLVRConfig) -> Iterator[Violation]:
+    if config.critic is not None and config.critic.warmup_steps >= config.steps:
+        yield Violation(
+            ("critic", "warmup_steps"),
+            f"the policy does not learn in the first {config.critic.warmup_steps} steps, and the run has "
+            f"{config.steps}; set it below steps",
+        )
+
+
 def _lengths_fit(config: RLVRConfig) -> Iterator[Violation]:
     prompt, response = config.data.max_prompt_tokens, config.rollout.max_response_tokens
     longest = prompt + response
@@ -123,6 +132,8 @@ def _lengths_fit(config: RLVRConfig) -> Iterator[Violation]:
     budgets = {("training", "max_tokens_per_micro_batch"): config.training.max_tokens_per_micro_batch}
     if config.reference is not None:
         budgets["reference", "max_tokens_per_micro_batch"] = config.reference.max_tokens_per_micro_batch
+    if config.critic is not None:
+        budgets["critic", "max_tokens_per_micro_batch"] = config.critic.max_tokens_per_micro_batch
     for path, budget in budgets.items():
         if budget < longest:
             yield Violation(
@@ -148,6 +159,12 @@ def _lengths_fit(config: RLVRConfig) -> Iterator[Violation]:
 def _spans_fit(config: RLVRConfig) -> Iterator[Violation]:
     resources = config.resources
     total = resources.nodes * resources.devices_per_node
+    if config.critic is None and resources.spans.critic is not None:
+        yield Violation(
+            ("resources", "spans", "critic"),
+            "these devices would stay idle, because there is no `critic` section; remove the span, or add `critic: {}` "
+            "and an advantage estimator that learns values",
+        )
     for role in roles(config):
         path = ("resources", "spans", role.span_key)
         if role.span.stop > total:
@@ -209,12 +226,13 @@ def _device_can_do_it(config: RLVRConfig) -> Iterator[Violation]:
                 ("model", "dtype"),
                 "float16 is slow and overflows on CPU; use bfloat16, or float32 on CPUs without it",
             )
-        if config.training.offload != "none":
-            yield Violation(
-                ("training", "offload"),
-                f"{config.training.offload!r} moves states from a GPU to host memory, and resources.device is cpu, "
-                "where they are already; set offload: none",
-            )
+        for section, trained in {"training": config.training, "critic": config.critic}.items():
+            if trained is not None and trained.offload != "none":
+                yield Violation(
+                    (section, "offload"),
+                    f"{trained.offload!r} moves states from a GPU to host memory, and resources.device is cpu, "
+                    "where they are already; set offload: none",
+                )
     if config.resources.nodes > 1 and config.resources.address is None:
         yield Violation(
             ("resources", "address"),
@@ -287,6 +305,7 @@ RULES: tuple[Rule, ...] = (
     _kl_has_its_reference,
     _groups_can_be_compared,
     _batches_divide,
+    _the_policy_gets_its_turn,
     _lengths_fit,
     _spans_fit,
     _spans_are_equal_or_disjoint,

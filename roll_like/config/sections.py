@@ -166,8 +166,8 @@ class OptimizerConfig(ConfigModel):
     max_grad_norm: PositiveFloat = Field(default=1.0, description="Clip the global gradient norm to this.")
 
 
-class TrainingConfig(ConfigModel):
-    """The DeepSpeed training engine."""
+class DeepSpeedConfig(ConfigModel):
+    """What models that DeepSpeed trains have in common."""
 
     workers: PositiveInt = Field(default=1, description="Data-parallel ranks. A span is divided evenly among them.")
     zero_stage: Literal[0, 1, 2, 3] = Field(default=0, description="What ZeRO shards: 1 optimizer, 2 gradients, 3 all.")
@@ -179,10 +179,6 @@ class TrainingConfig(ConfigModel):
         default=True, description="Compute a prompt that a group shares once instead of once a sample. Same gradients."
     )
     gradient_checkpointing: bool = Field(default=False, description="Recompute activations: less memory, more time.")
-    logprob_chunk_tokens: PositiveInt = Field(default=1024, description="Rows of logits that exist at a time. Tokens.")
-    logprob_chunk_vocab: PositiveInt = Field(
-        default=65536, description="Columns of logits that exist at a time. Vocabulary entries."
-    )
     offload: Literal["none", "optimizer", "optimizer_and_parameters"] = Field(
         default="none", description="What DeepSpeed keeps in host memory. GPUs only."
     )
@@ -200,6 +196,28 @@ class TrainingConfig(ConfigModel):
                 f"shards; found zero_stage: {self.zero_stage}"
             )
         return self
+
+
+class TrainingConfig(DeepSpeedConfig):
+    """The DeepSpeed training engine."""
+
+    logprob_chunk_tokens: PositiveInt = Field(default=1024, description="Rows of logits that exist at a time. Tokens.")
+    logprob_chunk_vocab: PositiveInt = Field(
+        default=65536, description="Columns of logits that exist at a time. Vocabulary entries."
+    )
+
+
+class CriticConfig(DeepSpeedConfig):
+    """A value model of its own, for advantage estimators that need one."""
+
+    path: str | None = Field(default=None, description="Model that the critic starts from; default: `model.path`.")
+    value_clip: PositiveFloat | None = Field(
+        default=0.2, description="How far a value may move from the one before the step; null: any distance."
+    )
+    warmup_steps: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="First steps, in which the critic learns and the policy does not."
+    )
+    updates_per_step: PositiveInt = Field(default=1, description="Optimizer steps of the critic over a step's samples.")
 
 
 class ReferenceConfig(ConfigModel):
@@ -262,6 +280,7 @@ class SpansConfig(ConfigModel):
     training: Span = Field(description="Devices of the training engine.")
     inference: Span = Field(description="Devices of the inference engines.")
     reference: Span | None = Field(default=None, description="Devices of the reference model; default: `training`.")
+    critic: Span | None = Field(default=None, description="Devices of the critic; default: `training`.")
 
 
 class ResourcesConfig(ConfigModel):
