@@ -3,7 +3,7 @@
 BIN := .venv/bin
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup demo test unit lint types imports docs lock mlflow clean
+.PHONY: help setup demo test unit oracle oracle-setup lint types imports docs lock mlflow clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -14,11 +14,17 @@ setup:  ## Make .venv from the pinned lock (does nothing when it is up to date)
 demo: setup  ## Train the quickstart: a real pretrained model, a few minutes on two CPU cores
 	@$(BIN)/python run_pipeline.py --config configs/rlvr_quickstart.yaml
 
-test: lint types imports  ## Lint, types, import contract and all tests that a CPU can run
+test: lint types imports oracle-setup  ## Lint, types, import contract and all tests that a CPU can run
 	$(BIN)/pytest tests -m "not gpu"
 
 unit: setup  ## Unit and oracle tests only: seconds, without Ray
 	$(BIN)/pytest tests/unit tests/oracle
+
+oracle: oracle-setup  ## Compare the algorithms with other libraries; prints and writes docs/conformance.md
+	$(BIN)/pytest tests/oracle --conformance docs/conformance.md
+
+oracle-setup: setup
+	@bash scripts/oracle.sh
 
 lint: setup  ## Ruff: rules and formatting
 	$(BIN)/ruff check .

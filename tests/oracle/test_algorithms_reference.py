@@ -17,7 +17,7 @@ import torch
 from algorithm_samples import make_group, make_inputs, make_policy_sample
 
 from roll_like.algorithms.aggregation import token_weights
-from roll_like.algorithms.correction import TruncatedIS
+from roll_like.algorithms.correction import ImportanceWeight
 from roll_like.algorithms.kl import token_penalties
 from roll_like.algorithms.logprobs import token_logprobs
 from roll_like.algorithms.losses import KLTerm, policy_objective
@@ -216,7 +216,7 @@ def test_objective_values_and_gradients(how: Any, estimator: Any, seed: int) -> 
         sequences=len(batch),
     )
     plugin = LOSSES.get("ppo")
-    loss, _ = policy_objective(inputs, plugin(plugin.Config()), KLTerm(estimator, 0.1), 0.01, TruncatedIS(2.0))
+    loss, _ = policy_objective(inputs, plugin(plugin.Config()), KLTerm(estimator, 0.1), 0.01, ImportanceWeight(cap=2.0))
     assert loss.item() == pytest.approx(objective_reference(batch, how, 7, estimator), abs=TOLERANCE)
 
     loss.backward()

@@ -1,0 +1,24 @@
+"""Everything of ours that the page has to speak of."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from roll_like.algorithms.aggregation import Aggregation
+from roll_like.algorithms.kl import KLEstimator
+from roll_like.registry import ADVANTAGES, LOSSES, Registry
+
+
+def computed() -> list[tuple[str, str]]:
+    """Return (kind, name) of every built-in that computes a number."""
+    return [
+        *(("advantage", name) for name in _built_in(ADVANTAGES)),
+        *(("loss", name) for name in _built_in(LOSSES)),
+        *(("aggregation", name) for name in get_args(Aggregation)),
+        *(("kl", name) for name in get_args(KLEstimator)),
+    ]
+
+
+def _built_in(registry: Registry) -> list[str]:
+    # other test modules register plugins of their own
+    return [name for name in registry.names() if registry.origin(name).startswith("roll_like.")]

@@ -1,0 +1,34 @@
+"""docs/conformance.md speaks of everything that is registered, and of nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conformance import HAND_COMPUTED, page_rows
+from registered import computed
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "conformance.md"
+
+
+@pytest.fixture(autouse=True)
+def _page_stays(pytestconfig: pytest.Config) -> None:
+    if pytestconfig.getoption("--conformance", None):
+        pytest.skip("this run is about to replace the table")
+
+
+def test_every_built_in_has_a_row() -> None:
+    shown = {(kind, name) for kind, name, _ in page_rows(PAGE.read_text())}
+    assert not set(computed()) - shown, "run `make oracle`, which writes the table"
+
+
+def test_no_row_is_of_something_that_is_gone() -> None:
+    kinds = {kind for kind, _ in computed()}
+    shown = {(kind, name) for kind, name, _ in page_rows(PAGE.read_text()) if kind in kinds}
+    assert not shown - set(computed()), "run `make oracle`, which writes the table"
+
+
+def test_hand_computed_is_only_what_has_no_reference() -> None:
+    rows = page_rows(PAGE.read_text())
+    compared = {(kind, name) for kind, name, reference in rows if reference != HAND_COMPUTED}
+    assert not {(kind, name) for kind, name, reference in rows if reference == HAND_COMPUTED} & compared
