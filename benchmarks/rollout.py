@@ -38,7 +38,7 @@ class ZeroScorer:
     """Judges nothing, so that rewards cost nothing."""
 
     async def score(self, group: Group[Trajectory]) -> Group[Scored]:
-        samples = tuple(Scored(trajectory=one, reward=0.0, rewards={}, details={}) for one in group.samples)
+        samples = tuple(Scored(trajectory=one, reward=0.0, rewards={}, details={}, weights={}) for one in group.samples)
         return Group(task=group.task, samples=samples, failures=group.failures)
 
 

@@ -40,10 +40,10 @@ class RLVRPipeline:
             with workers.generating():
                 collected = self.rollouts.collect(step)
             with workers.training():
-                samples = workers.advantages.assign(collected.groups)
-                report = workers.actor.train_step(with_reference(samples, workers.kl_reference))
+                assigned = workers.advantages.assign(collected.groups)
+                report = workers.actor.train_step(with_reference(assigned.samples, workers.kl_reference))
             sync = workers.push()
-            state.log(step, rollout_metrics(collected, sync.version - 1), report.metrics, sync.metrics)
+            state.log(step, rollout_metrics(collected, sync.version - 1), assigned.metrics, report.metrics, sync.metrics)
             state.keep_rollouts(collected)
             state.evaluate(self.evaluator)
 

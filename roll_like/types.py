@@ -114,12 +114,14 @@ class Scored:
         reward: Weighted sum of `rewards`.
         rewards: Each reward's own value, by its name in the configuration.
         details: Figures that a reward reports beside its value (`ifeval/strict`), for metrics.
+        weights: The weight of each reward in the sum, by the same names.
     """
 
     trajectory: Trajectory
     reward: float
     rewards: Mapping[str, float]
     details: Mapping[str, float]
+    weights: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,11 +146,19 @@ SampleT = TypeVar("SampleT", Trajectory, Scored)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group(Generic[SampleT]):
-    """The samples of one task. Group statistics are over one group, never over batch positions."""
+    """The samples of one task. Group statistics are over one group, never over batch positions.
+
+    Attributes:
+        task: What all of them attempt.
+        samples: What is trained on.
+        failures: What infrastructure lost.
+        baselines: Greedy samples to compare with, where the advantage estimator asks for them; never trained on.
+    """
 
     task: Task
     samples: tuple[SampleT, ...]
     failures: tuple[Failure, ...]
+    baselines: tuple[SampleT, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 
 @dataclass(frozen=True, slots=True)
 class Mean:
@@ -68,7 +71,97 @@ class Last:
         return other
 
 
-Metric: TypeAlias = Mean | Sum | Max | Min | Last
+@dataclass(frozen=True, slots=True)
+class EffectiveShare:
+    """Effective sample size of importance weights as a share of their number: (Σw)²/(n·Σw²) (Kong 1992).
+
+    1 where all weights are equal, 0 where all are 0.
+    """
+
+    count: float
+    total: float
+    squares: float
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(self.count + other.count, self.total + other.total, self.squares + other.squares)
+
+    @property
+    def value(self) -> float:
+        """The share, in [0, 1]; NaN of nothing."""
+        if self.count == 0:
+            return math.nan
+        return self.total**2 / (self.count * self.squares) if self.squares else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Correlation:
+    """Pearson's correlation of pairs, from moments that merge exactly (Chan, Golub, LeVeque 1979).
+
+    Attributes:
+        count: Number of pairs.
+        mean_x, mean_y: Their means.
+        square_x, square_y: Sums of squared deviations from the means.
+        product: Sum of products of both deviations.
+    """
+
+    count: float
+    mean_x: float
+    mean_y: float
+    square_x: float
+    square_y: float
+    product: float
+
+    def __add__(self, other: Self) -> Self:
+        count = self.count + other.count
+        if count == 0:
+            return self
+        dx, dy, both = other.mean_x - self.mean_x, other.mean_y - self.mean_y, self.count * other.count / count
+        return type(self)(
+            count,
+            self.mean_x + dx * other.count / count,
+            self.mean_y + dy * other.count / count,
+            self.square_x + other.square_x + dx * dx * both,
+            self.square_y + other.square_y + dy * dy * both,
+            self.product + other.product + dx * dy * both,
+        )
+
+    @property
+    def value(self) -> float:
+        """The correlation, in [−1, 1]; NaN where one side does not vary."""
+        spread = math.sqrt(self.square_x * self.square_y)
+        return self.product / spread if spread else math.nan
+
+
+#: Bins of `LogQuantile`: 0.01 wide, from −5 to 5, what lies beyond in the outermost.
+LOG_BINS, LOG_BIN_WIDTH = 1001, 0.01
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LogQuantile:
+    """A quantile of positive numbers, from a histogram of their logarithms; exact to 0.5 %.
+
+    Attributes:
+        quantile: Which, in [0, 1].
+        counts: How many logarithms fell into each of `LOG_BINS` bins centred at 0.
+    """
+
+    quantile: float
+    counts: npt.NDArray[np.float64]
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(self.quantile, self.counts + other.counts)
+
+    @property
+    def value(self) -> float:
+        """The quantile; NaN of nothing."""
+        total = self.counts.sum()
+        if total == 0:
+            return math.nan
+        at = int(np.searchsorted(np.cumsum(self.counts), self.quantile * total, side="left"))
+        return math.exp((min(at, LOG_BINS - 1) - LOG_BINS // 2) * LOG_BIN_WIDTH)
+
+
+Metric: TypeAlias = Mean | Sum | Max | Min | Last | EffectiveShare | Correlation | LogQuantile
 Metrics: TypeAlias = Mapping[str, Metric]
 
 
@@ -89,9 +182,11 @@ def merge(parts: Iterable[Metrics]) -> dict[str, Metric]:
 
 
 def reduce(metrics: Metrics) -> dict[str, float]:
-    """Return plain numbers; a mean over nothing is left out."""
-    return {
-        name: float(metric.value)
-        for name, metric in metrics.items()
-        if not (isinstance(metric, Mean) and metric.weight == 0)
-    }
+    """Return plain numbers; what was taken over nothing is left out."""
+    return {name: float(metric.value) for name, metric in metrics.items() if not _says_nothing(metric)}
+
+
+def _says_nothing(metric: Metric) -> bool:
+    if isinstance(metric, Mean):
+        return metric.weight == 0
+    return isinstance(metric, EffectiveShare | Correlation | LogQuantile) and math.isnan(metric.value)

@@ -28,25 +28,49 @@ def make_task(task_id: str = "toy/0", prompt: Sequence[int] = (1, 2)) -> Task:
     )
 
 
-def make_group(rewards: Sequence[float], masks: Sequence[Sequence[int]] | None = None, **task: Any) -> Group[Scored]:
-    """A group with one sample a reward; `masks` says which response tokens were sampled, all of two by default."""
-    task = make_task(**task)
-    samples = []
-    for index, reward in enumerate(rewards):
-        response = [1, 1] if masks is None else list(masks[index])
-        sampled = np.array([False] * len(task.prompt_ids) + [bool(bit) for bit in response])
-        trajectory = Trajectory(
-            task=task,
-            sample_index=index,
-            token_ids=np.arange(len(sampled), dtype=np.int32),
-            sampled=sampled,
-            logprobs=np.where(sampled, -0.5, 0).astype(np.float32),
-            segments=(Segment(start=len(task.prompt_ids), end=len(sampled), policy_version=3),),
-            text="",
-            stop_reason=StopReason.STOP,
+def make_scored(
+    task: Task, index: int, reward: float, response: Sequence[int], stop: StopReason = StopReason.STOP
+) -> Scored:
+    """One judged sample; `response` says which of its tokens were sampled."""
+    sampled = np.array([False] * len(task.prompt_ids) + [bool(bit) for bit in response])
+    trajectory = Trajectory(
+        task=task,
+        sample_index=index,
+        token_ids=np.arange(len(sampled), dtype=np.int32),
+        sampled=sampled,
+        logprobs=np.where(sampled, -0.5, 0).astype(np.float32),
+        segments=(Segment(start=len(task.prompt_ids), end=len(sampled), policy_version=3),),
+        text="",
+        stop_reason=stop,
+    )
+    return Scored(trajectory=trajectory, reward=reward, rewards={"toy": reward}, details={}, weights={"toy": 1.0})
+
+
+def make_group(
+    rewards: Sequence[float],
+    masks: Sequence[Sequence[int]] | None = None,
+    *,
+    stops: Sequence[StopReason] | None = None,
+    baseline: float | None = None,
+    **task: Any,
+) -> Group[Scored]:
+    """A group with one sample a reward; `masks` says which response tokens were sampled, all of two by default.
+
+    With `baseline` there is one more, greedy sample with that reward.
+    """
+    made = make_task(**task)
+    samples = [
+        make_scored(
+            made,
+            index,
+            reward,
+            [1, 1] if masks is None else masks[index],
+            StopReason.STOP if stops is None else stops[index],
         )
-        samples.append(Scored(trajectory=trajectory, reward=reward, rewards={"toy": reward}, details={}))
-    return Group(task=task, samples=tuple(samples), failures=())
+        for index, reward in enumerate(rewards)
+    ]
+    greedy = () if baseline is None else (make_scored(made, len(rewards), baseline, [1, 1]),)
+    return Group(task=made, samples=tuple(samples), failures=(), baselines=greedy)
 
 
 def make_policy_sample(mask: Sequence[int], logprobs: Sequence[float] | None = None) -> PolicySample:
@@ -81,5 +105,6 @@ def make_inputs(logprobs: Sequence[float], **overrides: Any) -> LossInputs:
         "sequence_N": torch.zeros(count, dtype=torch.int64),
         "sequences": 1,
         "entropy_N": ones.clone().requires_grad_(),
+        "draws_N": torch.arange(count, dtype=torch.float64) / max(count, 1),
     }
     return LossInputs(**values | given)

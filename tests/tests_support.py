@@ -57,7 +57,7 @@ def scored(
         text="text",
         stop_reason=stop_reason,
     )
-    return Scored(trajectory=trajectory, reward=reward, rewards={"r": reward}, details={"r/strict": reward})
+    return Scored(trajectory=trajectory, reward=reward, rewards={"r": reward}, details={"r/strict": reward}, weights={"r": 1.0})
 
 
 def group(owner: Task, rewards: list[float], **changes) -> Group[Scored]:  # type: ignore[no-untyped-def]

@@ -2,27 +2,32 @@
 
 Inference and training engines compute the same weights with different kernels and precisions, and
 asynchronous rollouts come from older weights. Tokens are drawn from the behaviour policy μ; the
-gradient wants them from the trainer's old policy π. Importance weights π/μ make up for it.
+gradient wants them from the trainer's old policy π_old. Importance weights π_old/μ make up for it.
 
 A correction maps the tokens of a micro-batch to a weight each, without gradient, and the weights
-multiply the policy loss (never the KL or entropy term). `loss_inputs.sequence_N` says which sequence
-a token belongs to, for corrections over whole sequences.
+multiply the policy loss (never the KL or entropy term). Denominators stay those of the whole batch:
+a token of weight 0 counts in them.
+
+Two ways of using it (`algorithm.old_logprobs`): decoupled, with three policies, μ → π_old by the
+correction and π_old → π by the loss's ratio (Hilton et al. 2022, arXiv:2110.00641); or bypassed, with
+π_old taken for μ's own word, so that the ratio covers both and weights are 1. Rejection works in both.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from roll_like.algorithms.kl import divergence
+from roll_like.algorithms.kl import MAX_LOG_RATIO, divergence
 
 if TYPE_CHECKING:
     from roll_like.algorithms.losses import LossInputs
-    from roll_like.config.rlvr import CorrectionConfig
+    from roll_like.config.algorithm import CorrectionConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +36,13 @@ class Corrected:
 
     Attributes:
         weights_N: Factor of each token's policy loss, detached, shape [N].
-        capped_N: Where the correction changed the plain importance weight, shape [N], bool.
+        capped_N: Where the plain importance weight lay out of bounds, shape [N], bool.
+        rejected_N: Where a divergence was out of bounds, shape [N], bool; the weight is 0 there.
     """
 
     weights_N: Tensor
     capped_N: Tensor
+    rejected_N: Tensor
 
 
 Correction: TypeAlias = Callable[["LossInputs"], Corrected]
@@ -43,31 +50,113 @@ Correction: TypeAlias = Callable[["LossInputs"], Corrected]
 
 def no_correction(inputs: LossInputs) -> Corrected:
     """Weigh every token 1."""
-    return Corrected(torch.ones_like(inputs.old_logprobs_N), torch.zeros_like(inputs.old_logprobs_N, dtype=torch.bool))
+    nowhere_N = torch.zeros_like(inputs.old_logprobs_N, dtype=torch.bool)
+    return Corrected(torch.ones_like(inputs.old_logprobs_N), nowhere_N, nowhere_N)
 
 
 @dataclass(frozen=True, slots=True)
-class TruncatedIS:
-    """Token-level truncated importance sampling: min(π_old/μ, cap).
+class ImportanceWeight:
+    """Importance weights π_old/μ, bounded.
 
     Ionides 2008, Truncated Importance Sampling; for engine mismatch Yao et al. 2025, "Your efficient
     RL framework secretly brings you off-policy RL training". Where the old policy is the behaviour
     policy (`old_logprobs: behaviour`), the weight is 1 and the loss's own ratio does the work.
+
+    Attributes:
+        level: Whose ratio it is: of the `token`; of the whole `sequence`, Π_t ρ_t; or `geometric`, the
+            sequence's geometric mean (Π_t ρ_t)^(1/n).
+        cap: Largest weight.
+        floor: Smallest weight that counts, where `masked`.
+        masked: Whether a weight outside of [floor, cap] becomes 0 (IcePop, Ling Team 2025,
+            arXiv:2510.18855), or is truncated to the cap.
     """
 
-    cap: float
+    level: Literal["token", "sequence", "geometric"] = "token"
+    cap: float = 2.0
+    floor: float = 0.0
+    masked: bool = False
 
     def __call__(self, inputs: LossInputs) -> Corrected:
         """Return the weights of one micro-batch."""
-        log_ratio = (inputs.old_logprobs_N - inputs.behaviour_logprobs_N).detach()
-        ratio = log_ratio.exp()
-        return Corrected(ratio.clamp(max=self.cap), ratio > self.cap)
+        log_ratio_N = (inputs.old_logprobs_N - inputs.behaviour_logprobs_N).detach()
+        if self.level == "sequence":
+            log_ratio_N = inputs.sequence_sum(log_ratio_N)
+        elif self.level == "geometric":
+            log_ratio_N = inputs.sequence_mean(log_ratio_N)
+        ratio_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+        outside_N = ratio_N > self.cap
+        if self.masked:
+            outside_N = outside_N | (ratio_N < self.floor)
+            weights_N = ratio_N.masked_fill(outside_N, 0.0)
+        else:
+            weights_N = ratio_N.clamp(max=self.cap)
+        return Corrected(weights_N, outside_N, torch.zeros_like(outside_N))
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Leaves out what the trainer's policy holds for too different from what was sampled.
+
+    With ρ = π/μ of a token that μ sampled, the divergence KL(μ‖π) is estimated by k1 = −log ρ,
+    k2 = (log ρ)²/2 or k3 = ρ − 1 − log ρ. k2 and k3 have an upper bound; k1, which has a sign, is
+    bounded through ρ itself: low ≤ ρ ≤ high.
+
+    Attributes:
+        estimator: k1, k2 or k3.
+        level: `token` judges each on its own, `sequence_mean` and `sequence_max` all tokens of a
+            sequence together.
+        high: Largest ρ (k1), or largest divergence in nats (k2, k3).
+        low: Smallest ρ (k1); nothing else reads it.
+    """
+
+    estimator: Literal["k1", "k2", "k3"]
+    level: Literal["token", "sequence_mean", "sequence_max"]
+    high: float
+    low: float | None = None
+
+    def __call__(self, inputs: LossInputs) -> Tensor:
+        """Return which tokens to leave out, bool, shape [N]."""
+        log_ratio_N = (trainer_logprobs(inputs) - inputs.behaviour_logprobs_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        if self.estimator == "k1":
+            rejected_N = self._reduced(inputs, log_ratio_N) > math.log(self.high)
+            if self.low:
+                rejected_N |= self._reduced(inputs, -log_ratio_N) > -math.log(self.low)
+            return rejected_N
+        estimates = {"k2": 0.5 * log_ratio_N.square(), "k3": torch.expm1(log_ratio_N) - log_ratio_N}
+        return self._reduced(inputs, estimates[self.estimator]) > self.high
+
+    def _reduced(self, inputs: LossInputs, values_N: Tensor) -> Tensor:
+        if self.level == "sequence_mean":
+            return inputs.sequence_mean(values_N)
+        return inputs.sequence_max(values_N) if self.level == "sequence_max" else values_N
+
+
+@dataclass(frozen=True, slots=True)
+class RejectingCorrection:
+    """A correction, and a rejection on top of it."""
+
+    correction: Correction
+    rejection: Rejection
+
+    def __call__(self, inputs: LossInputs) -> Corrected:
+        """Return the correction's weights, 0 for what is rejected."""
+        corrected, rejected_N = self.correction(inputs), self.rejection(inputs)
+        return Corrected(corrected.weights_N.masked_fill(rejected_N, 0.0), corrected.capped_N, rejected_N)
 
 
 def correction_from(config: CorrectionConfig) -> Correction:
-    """Return the correction that `algorithm.correction` names."""
-    corrections: dict[str, Correction] = {"none": no_correction, "truncated_is": TruncatedIS(config.cap)}
-    return corrections[config.type]
+    """Return the correction that `algorithm.correction` describes."""
+    correction: Correction = no_correction
+    if config.type != "none":
+        correction = ImportanceWeight(
+            level=config.level, cap=config.cap, floor=config.floor or 0.0, masked=config.type == "masked"
+        )
+    if config.reject is None:
+        return correction
+    reject = config.reject
+    return RejectingCorrection(
+        correction, Rejection(estimator=reject.estimator, level=reject.level, high=reject.high, low=reject.low)
+    )
 
 
 def trainer_logprobs(inputs: LossInputs) -> Tensor:
@@ -92,12 +181,3 @@ def mismatch(inputs: LossInputs) -> dict[str, Tensor]:
         "mismatch/kl_k1": divergence(behaviour, trainer, "k1"),
         "mismatch/logprob_difference": (trainer - behaviour).abs(),
     }
-
-
-def effective_sample_size(weights_N: Tensor) -> Tensor:
-    """Return (Σw)²/(n·Σw²), a scalar in (0, 1]: 1 where all weights are equal (Kong 1992).
-
-    Args:
-        weights_N: At least one importance weight.
-    """
-    return weights_N.sum().square() / (len(weights_N) * weights_N.square().sum())

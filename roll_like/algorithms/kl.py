@@ -2,9 +2,13 @@
 
 With r = log π_ref − log π of a token that π sampled:
 
-    k1 = −r                unbiased, may be negative, high variance
-    k2 = r²/2              biased, positive; its gradient is that of the reverse KL
-    k3 = exp(r) − 1 − r    unbiased, positive, low variance
+    k1  = −r                unbiased, may be negative, high variance
+    abs = |r|               biased, positive
+    k2  = r²/2              biased, positive; its gradient is that of the reverse KL
+    k3  = exp(r) − 1 − r    unbiased, positive, low variance
+
+Only k2 has the gradient of the divergence that the others estimate; with `straight_through` the
+value is the estimator's and the gradient is k2's.
 
 A penalty goes to one of two places (`algorithm.kl.use`):
 
@@ -18,8 +22,8 @@ A penalty goes to one of two places (`algorithm.kl.use`):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -28,12 +32,17 @@ from torch import Tensor
 from roll_like.errors import EngineError
 from roll_like.types import FloatArray, PolicySample
 
-KLEstimator: TypeAlias = Literal["k1", "k2", "k3"]
+if TYPE_CHECKING:
+    from roll_like.config.algorithm import KLConfig
+
+KLEstimator: TypeAlias = Literal["k1", "abs", "k2", "k3"]
 
 #: exp of a larger log-ratio would overflow; far beyond `MAX_K3`.
 MAX_LOG_RATIO = 20.0
 #: Largest k3 of one token: without a bound, one token that the policy abandoned rules the batch.
 MAX_K3 = 10.0
+#: An adaptive coefficient follows a relative error of at most this.
+ADAPTION_LIMIT = 0.2
 
 
 def _k1(log_ratio: Tensor) -> Tensor:
@@ -50,15 +59,58 @@ def _k3(log_ratio: Tensor) -> Tensor:
     return (torch.expm1(bounded) - bounded).clamp(max=MAX_K3)
 
 
-_ESTIMATORS: dict[KLEstimator, Callable[[Tensor], Tensor]] = {"k1": _k1, "k2": _k2, "k3": _k3}
+_ESTIMATORS: dict[KLEstimator, Callable[[Tensor], Tensor]] = {"k1": _k1, "abs": torch.abs, "k2": _k2, "k3": _k3}
 
 
-def divergence(logprobs_N: Tensor, reference_logprobs_N: Tensor, estimator: KLEstimator) -> Tensor:
+def divergence(
+    logprobs_N: Tensor, reference_logprobs_N: Tensor, estimator: KLEstimator, *, straight_through: bool = False
+) -> Tensor:
     """Return the estimate of KL(π‖π_ref) at each token, shape [N], with gradients for `logprobs_N`.
 
-    k3 is at most 10 a token; beyond that its gradient is 0.
+    k3 is at most 10 a token; beyond that its gradient is 0. With `straight_through` the gradient is
+    that of k2.
     """
-    return _ESTIMATORS[estimator](reference_logprobs_N - logprobs_N)
+    log_ratio_N = reference_logprobs_N - logprobs_N
+    estimate_N = _ESTIMATORS[estimator](log_ratio_N)
+    if not straight_through:
+        return estimate_N
+    k2_N = _k2(log_ratio_N)
+    return estimate_N.detach() + k2_N - k2_N.detach()
+
+
+class KLController:
+    """β of a KL penalty over the steps of a run: fixed, or following a target.
+
+    Ziegler et al. 2019, arXiv:1909.08593, section 2.2: after n samples with divergence k, β is
+    multiplied by 1 + clip(k/target − 1, −0.2, 0.2)·n/horizon.
+
+    Args:
+        config: `algorithm.kl`.
+    """
+
+    def __init__(self, config: KLConfig) -> None:
+        self._adaptive = config.adaptive
+        self.coefficient = config.coefficient
+
+    def update(self, measured: float, samples: int) -> None:
+        """Follow the divergence that a step measured.
+
+        Args:
+            measured: Mean estimate over the step's trained tokens, in nats a token.
+            samples: How many samples it was measured on.
+        """
+        if self._adaptive is None:
+            return
+        error = min(max(measured / self._adaptive.target - 1, -ADAPTION_LIMIT), ADAPTION_LIMIT)
+        self.coefficient *= 1 + error * samples / self._adaptive.horizon
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        return {"coefficient": self.coefficient}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken."""
+        self.coefficient = float(state["coefficient"])
 
 
 def token_penalties(

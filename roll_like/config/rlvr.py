@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.config.base import ConfigModel, PipelineConfig, PluginConfig, PluginSetting
 from roll_like.config.rules import check_rlvr
 from roll_like.config.sections import (
@@ -26,7 +27,7 @@ from roll_like.config.sections import (
     TrainingConfig,
     VLLMConfig,
 )
-from roll_like.registry import ADVANTAGES, LOSSES, PIPELINES, REWARDS
+from roll_like.registry import PIPELINES, REWARDS
 
 if TYPE_CHECKING:
     from roll_like.run import RunResult
@@ -67,52 +68,6 @@ class RolloutConfig(SamplingConfig):
                 "set max_oversampling above 1 (2.0 is usual)"
             )
         return self
-
-
-class KLConfig(ConfigModel):
-    """A penalty for leaving the reference model."""
-
-    use: Literal["none", "loss", "reward"] = Field(default="none", description="Where the penalty goes.")
-    estimator: Literal["k1", "k2", "k3"] = Field(
-        default="k3", description="k1: log-ratio; k2: half its square; k3: unbiased and positive (Schulman 2020)."
-    )
-    coefficient: Annotated[float, Field(ge=0)] = Field(default=0.001, description="Weight of the penalty.")
-
-
-class CorrectionConfig(ConfigModel):
-    """Corrects for the difference between the inference engine's and the trainer's log-probabilities."""
-
-    type: Literal["none", "truncated_is"] = Field(
-        default="truncated_is", description="Token-level truncated importance sampling, or nothing."
-    )
-    cap: PositiveFloat = Field(default=2.0, description="Largest importance weight.")
-
-
-class AlgorithmConfig(ConfigModel):
-    """How rewards become a gradient."""
-
-    advantage: Annotated[PluginConfig, PluginSetting(ADVANTAGES)] = Field(
-        default_factory=lambda: ADVANTAGES.get("grpo").Config(), description="Advantage estimator."
-    )
-    loss: Annotated[PluginConfig, PluginSetting(LOSSES)] = Field(
-        default_factory=lambda: LOSSES.get("ppo").Config(), description="Policy loss."
-    )
-    aggregation: Literal["token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "token_sum_norm"] = Field(
-        default="token_mean",
-        description="How token losses are weighted; all use the global batch as denominator. token_sum_norm divides by "
-        "samples × max_response_tokens (Dr. GRPO).",
-    )
-    updates_per_step: PositiveInt = Field(default=1, description="Optimizer steps over one step's samples.")
-    old_logprobs: Literal["auto", "recompute", "behaviour"] = Field(
-        default="auto",
-        description="Old policy of the ratio. auto: the current one with a single update (no extra pass), else "
-        "recompute. behaviour: what the inference engine reported.",
-    )
-    kl: KLConfig = Field(default_factory=KLConfig, description="Penalty for leaving the reference model.")
-    entropy_coefficient: Annotated[float, Field(ge=0)] = Field(default=0.0, description="Weight of an entropy bonus.")
-    correction: CorrectionConfig = Field(
-        default_factory=CorrectionConfig, description="Off-policy correction between engines."
-    )
 
 
 class RewardsConfig(ConfigModel):

@@ -5,27 +5,15 @@ A rule is a generator of violations. All rules run, so that one attempt shows ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
-
 from roll_like.config.plan import RolePlan, overlap, roles
+from roll_like.config.rules_algorithm import ALGORITHM_RULES
+from roll_like.config.violations import Violation, raise_violations
 
 if TYPE_CHECKING:
     from roll_like.config.rlvr import RLVRConfig
-
-#: Estimators whose advantage compares a sample with the others of its group.
-GROUP_RELATIVE = {"grpo": "the group's mean", "dr_grpo": "the group's mean", "rloo": "the other samples' mean"}
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """A combination that cannot work: the key to change, and why."""
-
-    path: tuple[str | int, ...]
-    message: str
 
 
 Rule = Callable[["RLVRConfig"], Iterator[Violation]]
@@ -34,67 +22,6 @@ Rule = Callable[["RLVRConfig"], Iterator[Violation]]
 def check_rlvr(config: RLVRConfig) -> None:
     """Raise pydantic's ValidationError with every combination of settings that cannot work together."""
     raise_violations("RLVRConfig", (violation for rule in RULES for violation in rule(config)))
-
-
-def raise_violations(title: str, violations: Iterable[Violation]) -> None:
-    """Raise one ValidationError that lists `violations`, if there are any."""
-    errors = [
-        InitErrorDetails(type=PydanticCustomError("rule", violation.message), loc=violation.path, input=None)
-        for violation in violations
-    ]
-    if errors:
-        raise ValidationError.from_exception_data(title, errors)
-
-
-def _kl_has_its_reference(config: RLVRConfig) -> Iterator[Violation]:
-    use = config.algorithm.kl.use
-    if use != "none" and config.reference is None:
-        yield Violation(
-            ("algorithm", "kl", "use"),
-            f"{use!r} compares with a reference model, but there is no `reference` section; "
-            "add `reference: {}`, or set algorithm.kl.use: none",
-        )
-    if use == "none" and config.reference is not None:
-        yield Violation(
-            ("reference",),
-            "a reference model would be loaded and used by nothing, because algorithm.kl.use is none; "
-            "remove the section, or set algorithm.kl.use: loss (or reward)",
-        )
-    if config.reference is None and config.resources.spans.reference is not None:
-        yield Violation(
-            ("resources", "spans", "reference"),
-            "these devices would stay idle, because there is no `reference` section; remove the span, "
-            "or add `reference: {}` and a KL term",
-        )
-
-
-def _groups_can_be_compared(config: RLVRConfig) -> Iterator[Violation]:
-    rollout, estimator = config.rollout, config.algorithm.advantage.type
-    if rollout.samples_per_prompt == 1 and estimator in GROUP_RELATIVE:
-        yield Violation(
-            ("rollout", "samples_per_prompt"),
-            f"algorithm.advantage {estimator!r} compares a sample with {GROUP_RELATIVE[estimator]}, and a group of one "
-            "has nothing to compare with: every advantage would be 0; set samples_per_prompt to 2 or more "
-            "(8 is usual), or use algorithm.advantage: reinforce_plus_plus",
-        )
-    if rollout.samples_per_prompt == 1 and rollout.drop_groups_without_signal:
-        yield Violation(
-            ("rollout", "drop_groups_without_signal"),
-            "a group of one always has equal rewards, so every group would be dropped; set samples_per_prompt to 2 or "
-            "more, or drop_groups_without_signal: false",
-        )
-    if rollout.temperature == 0:
-        yield Violation(
-            ("rollout", "temperature"),
-            "0 is greedy: nothing is explored and all samples of a prompt are equal, so there is no signal; "
-            "use 1.0 for training (evaluation.temperature may be 0)",
-        )
-    if rollout.max_in_flight < rollout.samples_per_prompt:
-        yield Violation(
-            ("rollout", "max_in_flight"),
-            f"{rollout.max_in_flight} samples at a time cannot hold one group of {rollout.samples_per_prompt}; "
-            f"set it to {rollout.samples_per_prompt} or more",
-        )
 
 
 def _batches_divide(config: RLVRConfig) -> Iterator[Violation]:
@@ -302,8 +229,7 @@ def _evaluation_means_something(config: RLVRConfig) -> Iterator[Violation]:
 
 
 RULES: tuple[Rule, ...] = (
-    _kl_has_its_reference,
-    _groups_can_be_compared,
+    *ALGORITHM_RULES,
     _batches_divide,
     _the_policy_gets_its_turn,
     _lengths_fit,

@@ -289,7 +289,8 @@ def _combine(trajectory: Trajectory, rewards: Sequence[_Entry], verdicts: Mappin
         values[entry.name] = verdict.value
         details |= {f"{entry.name}/{key}": value for key, value in verdict.details.items()}
         total += entry.config.weight * verdict.value
-    return Scored(trajectory=trajectory, reward=total, rewards=values, details=details)
+    weights = {entry.name: entry.config.weight for entry in rewards}
+    return Scored(trajectory=trajectory, reward=total, rewards=values, details=details, weights=weights)
 
 
 def _read_outcomes(raw: Any, expected: int) -> list[Judged]:

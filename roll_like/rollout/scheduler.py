@@ -11,7 +11,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -60,6 +60,7 @@ class GroupPlan:
         max_groups: How many may be started in all; above `groups`, rejected ones are replaced.
         seed: Seed of every sample's own seed; None leaves sampling unseeded.
         accept: Whether a scored group is kept.
+        baseline: How one more sample of each group is drawn, which ends up in `Group.baselines`; none by default.
     """
 
     groups: int
@@ -69,6 +70,12 @@ class GroupPlan:
     max_groups: int
     seed: int | None
     accept: Callable[[Group[Scored]], bool]
+    baseline: Sampling | None = None
+
+    @property
+    def requests_per_group(self) -> int:
+        """Samples of a group, its baseline included."""
+        return self.samples_per_group + (self.baseline is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +248,7 @@ class _Filling:
             self._open[group] = _OpenGroup(index=group, task=task)
             self._waiting.extend(
                 _Pending(request=self._request(task, group, sample), group=group, sample=sample)
-                for sample in range(self._plan.samples_per_group)
+                for sample in range(self._plan.requests_per_group)
             )
 
     def _request(self, task: Task, group: int, sample: int) -> GenerateRequest:
@@ -251,9 +258,14 @@ class _Filling:
         return GenerateRequest(
             request_id=f"{self._serial}-{group}-{sample}",
             prompt_ids=task.prompt_ids,
-            sampling=self._plan.sampling,
+            sampling=self._sampling_of(sample),
             seed=seed,
         )
+
+    def _sampling_of(self, sample: int) -> Sampling:
+        """The sample after the last trained one is the group's baseline."""
+        baseline = self._plan.baseline
+        return baseline if baseline is not None and sample == self._plan.samples_per_group else self._plan.sampling
 
     async def _dispatch(self) -> None:
         """Send waiting requests, whole groups to the least loaded replica, one call a replica."""
@@ -319,7 +331,7 @@ class _Filling:
         self._finished_samples += 1
         self._tokens += len(result.token_ids)
         group.trajectories[pending.sample] = trajectory_of(group.task, pending.sample, result)
-        self._progress(self._finished_samples, self._started * self._plan.samples_per_group)
+        self._progress(self._finished_samples, self._started * self._plan.requests_per_group)
         self._score_if_complete(group)
 
     def _retry(self, pending: _Pending, error: str) -> None:
@@ -349,7 +361,7 @@ class _Filling:
             ) from error
 
     def _score_if_complete(self, group: _OpenGroup) -> None:
-        if group.complete(self._plan.samples_per_group):
+        if group.complete(self._plan.requests_per_group):
             self._background.add(asyncio.create_task(self._score(group)))
 
     async def _score(self, group: _OpenGroup) -> None:
@@ -360,11 +372,21 @@ class _Filling:
             )
         else:
             scored = Group(task=group.task, samples=(), failures=tuple(group.failures))
+        scored = self._set_baseline_apart(scored)
         self._failures.extend(scored.failures)
         if self._open.pop(group.index, None) is None:
             return
         accepted = len(self._accepted) < self._plan.groups and self._plan.accept(scored)
         (self._accepted if accepted else self._rejected)[group.index] = scored
+
+    def _set_baseline_apart(self, scored: Group[Scored]) -> Group[Scored]:
+        """Move the baseline out of the samples, which it was judged with."""
+        last = self._plan.samples_per_group
+        return replace(
+            scored,
+            samples=tuple(one for one in scored.samples if one.trajectory.sample_index < last),
+            baselines=tuple(one for one in scored.samples if one.trajectory.sample_index >= last),
+        )
 
     async def _abort_surplus(self) -> None:
         """Stop what is still generating, and wait until replicas have let go of it."""

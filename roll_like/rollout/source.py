@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -45,6 +46,7 @@ class SynchronousRollouts:
         config: The `rollout` section.
         seed: Seed of the run.
         runner: The driver's event loop.
+        greedy_baseline: Whether each group comes with one greedy sample to compare with.
     """
 
     def __init__(
@@ -56,8 +58,10 @@ class SynchronousRollouts:
         *,
         seed: int,
         runner: DriverLoop,
+        greedy_baseline: bool = False,
     ) -> None:
         self._scheduler = scheduler
+        self._greedy_baseline = greedy_baseline
         self._taskset = taskset
         self._order = order
         self._config = config
@@ -82,6 +86,7 @@ class SynchronousRollouts:
             max_groups=most,
             seed=self._step_seed(step) if config.seeded else None,
             accept=self._accept,
+            baseline=replace(sampling_of(config), temperature=0.0) if self._greedy_baseline else None,
         )
         collected = self._runner.run(self._scheduler.fill(self._tasks(), plan))
         self._returned.extendleft(reversed(collected.unfinished))
@@ -113,6 +118,8 @@ class SynchronousRollouts:
 
     def _accept(self, group: Group[Scored]) -> bool:
         rewards = [sample.reward for sample in group.samples]
+        if self._greedy_baseline and not group.baselines:  # it was lost to a failure: nothing to compare with
+            return False
         if self._config.drop_groups_without_signal:
             return len(rewards) > 1 and not np.allclose(rewards, rewards[0], rtol=0, atol=1e-8)
         return len(rewards) > 0

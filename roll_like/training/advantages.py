@@ -1,39 +1,107 @@
-"""Advantages of a step, with the KL penalty in the reward where the configuration says so."""
+"""Advantages of a step: shaping, KL in the reward, the estimator, masks, and what the estimator's critic learns."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from roll_like.algorithms.advantages import AdvantageEstimator, policy_samples
-from roll_like.algorithms.kl import token_penalties
-from roll_like.config.rlvr import KLConfig
+from roll_like.algorithms.kl import KLController, token_penalties
+from roll_like.algorithms.shaping import RewardShaping, shape_advantages, trained_on
+from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.training.engine import TrainingEngine
-from roll_like.types import Group, PolicySample, Scored
+from roll_like.types import FloatArray, Group, PolicySample, Scored
+from roll_like.values import Last, Mean, Metric, Metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assigned:
+    """What a step trains on.
+
+    Attributes:
+        samples: With advantages; without what masks leave out, and none while a critic warms up.
+        metrics: Figures of shaping, penalties, masks, advantages and the critic.
+    """
+
+    samples: list[PolicySample]
+    metrics: Metrics
 
 
 class Advantages:
     """Turns scored groups into samples to train on.
 
     Args:
-        estimator: The registered estimator.
-        kl: Where a KL penalty goes; `use: reward` subtracts it here, token by token.
+        estimator: The registered estimator, with its critic if it needs one.
+        algorithm: The `algorithm` section.
+        kl: Coefficient of the KL penalty; `kl.use: reward` subtracts it here, token by token.
         reference: The model that the penalty compares with.
+        max_response_tokens: `rollout.max_response_tokens`.
+        warmup_steps: Steps in which only the critic learns.
     """
 
-    def __init__(self, estimator: AdvantageEstimator, kl: KLConfig, reference: TrainingEngine | None) -> None:
+    def __init__(
+        self,
+        estimator: AdvantageEstimator,
+        algorithm: AlgorithmConfig,
+        kl: KLController,
+        reference: TrainingEngine | None,
+        *,
+        max_response_tokens: int,
+        warmup_steps: int = 0,
+    ) -> None:
         self._estimator = estimator
+        self._algorithm = algorithm
         self._kl = kl
         self._reference = reference
+        self._warmup_steps = warmup_steps
+        self._steps = 0
+        self._shaping = RewardShaping(algorithm.reward_shaping, max_response_tokens=max_response_tokens)
 
-    def assign(self, groups: Sequence[Group[Scored]]) -> list[PolicySample]:
-        """Return the groups' samples in order, each with its advantages."""
-        if self._kl.use != "reward" or self._reference is None:
-            return self._estimator.assign(groups)
-        unpenalised = policy_samples(groups)
-        penalties = token_penalties(
-            unpenalised,
-            self._reference.logprobs(unpenalised),
-            estimator=self._kl.estimator,
-            coefficient=self._kl.coefficient,
+    def assign(self, groups: Sequence[Group[Scored]]) -> Assigned:
+        """Return a step's samples, each with its advantages; the estimator's critic has learned from them.
+
+        Raises:
+            RewardError: A reward is not finite; names the task and the sample.
+        """
+        chosen, masked = trained_on(groups, self._algorithm.mask)
+        shaped, figures = self._shaping.apply(groups)
+        penalties, kl_figures = self._penalties(groups)
+        assigned = self._estimator.assign(shaped, penalties)
+        samples = [sample for sample, trained in zip(assigned, chosen, strict=True) if trained]
+        samples, advantage_figures = shape_advantages(samples, self._algorithm.advantage_shaping)
+        learned = self._estimator.learn()
+        self._steps += 1
+        if self._steps <= self._warmup_steps:
+            samples = []
+        return Assigned(samples=samples, metrics={**masked, **figures, **kl_figures, **advantage_figures, **learned})
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps: steps so far, running statistics, KL coefficient."""
+        return {"steps": self._steps, "shaping": self._shaping.state(), "kl": self._kl.state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken."""
+        self._steps = int(state["steps"])
+        self._shaping.load_state(state["shaping"])
+        self._kl.load_state(state["kl"])
+
+    def _penalties(self, groups: Sequence[Group[Scored]]) -> tuple[list[FloatArray] | None, dict[str, Metric]]:
+        """Return each token's KL penalty, where it is part of the reward."""
+        if self._algorithm.kl.use != "reward" or self._reference is None:
+            return None, {}
+        samples = policy_samples(groups)
+        coefficient = self._kl.coefficient
+        estimates = token_penalties(
+            samples, self._reference.logprobs(samples), estimator=self._algorithm.kl.estimator, coefficient=1.0
         )
-        return self._estimator.assign(groups, penalties)
+        tokens = sum(int(sample.sampled.sum()) for sample in samples)
+        mean = float(sum(estimate.sum(dtype=np.float64) for estimate in estimates)) / max(tokens, 1)
+        self._kl.update(mean, len(samples))
+        figures: dict[str, Metric] = {
+            "reward/kl": Mean(mean, tokens),
+            "train/kl_coefficient": Last(coefficient),
+        }
+        return [np.float32(coefficient) * estimate for estimate in estimates], figures

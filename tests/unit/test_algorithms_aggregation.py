@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll_like.algorithms.aggregation import Aggregation, token_weights
-from roll_like.config.rlvr import AlgorithmConfig
+from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.errors import ConfigError
 
 MASKS = [[0, 1, 1, 1], [0, 1], [0, 0, 0], [1, 0, 1]]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll_like.algorithms.kl import KLEstimator, divergence, token_penalties
-from roll_like.config.rlvr import KLConfig
+from roll_like.config.algorithm import KLConfig
 from roll_like.errors import EngineError
 
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from roll_like.algorithms.correction import Corrected, TruncatedIS, no_correction
+from roll_like.algorithms.correction import Corrected, ImportanceWeight, no_correction
 from roll_like.algorithms.losses import KLTerm, LossInputs, PolicyLoss, TokenLosses, policy_objective
+from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.config.base import PluginConfig
-from roll_like.config.rlvr import AlgorithmConfig
 from roll_like.errors import EngineError
 from roll_like.registry import LOSSES
 from roll_like.values import Mean, merge, reduce
@@ -101,7 +101,7 @@ def test_the_objective_by_hand():
         entropy_N=torch.tensor([2.0, 3.0], dtype=torch.float64, requires_grad=True),
         reference_logprobs_N=[-1.0, -1.5],
     )
-    loss, metrics = policy_objective(inputs, ppo(), KLTerm("k1", 0.1), 0.01, TruncatedIS(2.0))
+    loss, metrics = policy_objective(inputs, ppo(), KLTerm("k1", 0.1), 0.01, ImportanceWeight(cap=2.0))
     # policy: 0.25·(−2.2)·1.5 + 0.5·1·2; KL: 0.1·(0.25·log 1.1 + 0.5·0.5); entropy: 0.01·(0.25·2 + 0.5·3)
     policy, kl = -0.825 + 1.0, 0.1 * (0.25 * math.log(1.1) + 0.25)
     assert loss.item() == pytest.approx(policy + kl - 0.02, abs=1e-12)
@@ -137,7 +137,7 @@ def test_finite_differences_of_the_whole_objective(kl):
 
     def objective(logprobs, entropy):
         inputs = dataclasses.replace(fixed, logprobs_N=logprobs, entropy_N=entropy)
-        return policy_objective(inputs, ppo(), kl, 0.2, TruncatedIS(2.0))[0]
+        return policy_objective(inputs, ppo(), kl, 0.2, ImportanceWeight(cap=2.0))[0]
 
     assert torch.autograd.gradcheck(objective, (fixed.logprobs_N, fixed.entropy_N))
 
@@ -162,7 +162,7 @@ def test_micro_batches_add_up(count, cut, seed):
         entropy_N=draw().requires_grad_(),
     )
     cut = min(cut, count)
-    arguments = (ppo(), KLTerm("k3", 0.1), 0.01, TruncatedIS(2.0))
+    arguments = (ppo(), KLTerm("k3", 0.1), 0.01, ImportanceWeight(cap=2.0))
     loss, metrics = policy_objective(whole, *arguments)
     parts = [policy_objective(part(whole, at), *arguments) for at in (slice(0, cut), slice(cut, count))]
     (expected,) = torch.autograd.grad(loss, whole.logprobs_N)
@@ -183,7 +183,7 @@ def test_filling_tokens_change_nothing():
         for values, inputs in (((1.1,), real), ((1.1, 7.0), filled))
     )
     assert filled_loss.item() == loss.item()
-    assert filled_metrics == metrics
+    assert reduce(filled_metrics) == reduce(metrics)
 
 
 def test_a_micro_batch_of_filling_reports_nothing():
@@ -233,7 +233,8 @@ def test_a_users_own_loss_and_correction(monkeypatch):
     def whole_sequence(inputs: LossInputs) -> Corrected:
         log_ratio = (inputs.old_logprobs_N - inputs.behaviour_logprobs_N).detach()
         totals = torch.zeros(inputs.sequences, dtype=log_ratio.dtype).index_add(0, inputs.sequence_N, log_ratio)
-        return Corrected(totals.exp()[inputs.sequence_N], torch.zeros_like(log_ratio, dtype=torch.bool))
+        nowhere = torch.zeros_like(log_ratio, dtype=torch.bool)
+        return Corrected(totals.exp()[inputs.sequence_N], nowhere, nowhere)
 
     monkeypatch.setattr(LOSSES, "_plugins", dict(LOSSES._plugins))
     LOSSES.register("reinforce_test")(Reinforce)

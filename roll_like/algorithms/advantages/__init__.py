@@ -1,0 +1,66 @@
+"""Advantage estimators: what each sampled token was worth, compared with what was to be expected."""
+
+from roll_like.algorithms.advantages.base import (
+    AdvantageEstimator,
+    GroupEstimator,
+    ValueFunction,
+    describe,
+    flatten,
+    policy_samples,
+)
+from roll_like.algorithms.advantages.formulas import (
+    Rewards,
+    best_of_k_advantages,
+    discounted_returns,
+    dr_grpo_advantages,
+    gae,
+    gpg_scale,
+    grpo_advantages,
+    has_signal,
+    opo_advantages,
+    rloo_advantages,
+    whiten,
+)
+from roll_like.algorithms.advantages.groups import (
+    GDPO,
+    GPG,
+    GRPO,
+    OPO,
+    RLOO,
+    DrGRPO,
+    GRPOPassK,
+    ReinforcePlusPlusBaseline,
+)
+from roll_like.algorithms.advantages.returns import GAE, Reinforce, ReinforcePlusPlus, ReMax
+
+__all__ = [
+    "GAE",
+    "GDPO",
+    "GPG",
+    "GRPO",
+    "OPO",
+    "RLOO",
+    "AdvantageEstimator",
+    "DrGRPO",
+    "GRPOPassK",
+    "GroupEstimator",
+    "ReMax",
+    "Reinforce",
+    "ReinforcePlusPlus",
+    "ReinforcePlusPlusBaseline",
+    "Rewards",
+    "ValueFunction",
+    "best_of_k_advantages",
+    "describe",
+    "discounted_returns",
+    "dr_grpo_advantages",
+    "flatten",
+    "gae",
+    "gpg_scale",
+    "grpo_advantages",
+    "has_signal",
+    "opo_advantages",
+    "policy_samples",
+    "rloo_advantages",
+    "whiten",
+]

@@ -1,0 +1,261 @@
+"""What advantage estimators have in common: from a step's scored groups to samples that can be trained on.
+
+The formulas (`formulas.py`) are pure functions over NumPy arrays; an estimator is a small class that
+applies one of them to the groups of a step. A user's own comes in through the same registry:
+
+    @ADVANTAGES.register("best_of_group")
+    class BestOfGroup(GroupEstimator):
+        class Config(PluginConfig):
+            type: Literal["best_of_group"] = "best_of_group"
+            bonus: float = 1.0
+
+        def of_group(self, rewards: Rewards) -> Rewards:
+            return np.where(rewards == rewards.max(), self.config.bonus, 0.0)
+
+With `import: [my_package.my_estimators]` in YAML, `algorithm.advantage: {type: best_of_group}` uses it.
+An estimator that gives every token an advantage of its own derives from `AdvantageEstimator` and
+writes `advantages`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from roll_like.algorithms.advantages.formulas import Rewards
+from roll_like.config.base import PluginConfig
+from roll_like.errors import EngineError, RewardError
+from roll_like.types import FloatArray, Group, PolicySample, Scored
+from roll_like.values import Metrics
+
+
+class ValueFunction(Protocol):
+    """A critic: what the states before sampled tokens are worth."""
+
+    def values(self, samples: Sequence[PolicySample]) -> list[FloatArray]:
+        """Return V of the state before each token, one array [T] a sample, 0 where not sampled."""
+
+    def learn(
+        self, samples: Sequence[PolicySample], values: Sequence[FloatArray], returns: Sequence[FloatArray]
+    ) -> Metrics:
+        """Move the values towards the returns; all arrays [T], one a sample, 0 where not sampled.
+
+        Args:
+            samples: What `values` was asked for.
+            values: Its answer, from before the update.
+            returns: What the states turned out to be worth.
+        """
+
+
+def policy_samples(
+    groups: Sequence[Group[Scored]], advantages: Sequence[FloatArray] | None = None
+) -> list[PolicySample]:
+    """Return the groups' samples in order, each with its advantages.
+
+    Two groups of the same task in one step keep apart: `group_id` is the task's id and the
+    group's occurrence (`gsm8k/17#0`, `gsm8k/17#1`).
+
+    Args:
+        groups: A step's groups.
+        advantages: One array [T] for each sample, in the order of the groups and of their samples;
+            0 for every token when left out, for a pass that needs no advantages.
+
+    Raises:
+        EngineError: An advantage is not finite, or the arrays do not fit the samples.
+    """
+    samples = flatten(groups)
+    if advantages is None:
+        advantages = [np.zeros(len(sample.trajectory.token_ids), np.float32) for sample in samples]
+    _check_arrays("advantages", advantages, samples)
+    seen: Counter[str] = Counter()
+    identities = []
+    for group in groups:
+        identities += [f"{group.task.task_id}#{seen[group.task.task_id]}"] * len(group.samples)
+        seen[group.task.task_id] += 1
+    return [
+        PolicySample(
+            group_id=identity,
+            token_ids=sample.trajectory.token_ids,
+            prompt_length=len(sample.trajectory.task.prompt_ids),
+            sampled=sample.trajectory.sampled,
+            behaviour_logprobs=sample.trajectory.logprobs,
+            advantages=np.where(sample.trajectory.sampled, advantages_T, 0).astype(np.float32),
+            reward=sample.reward,
+            policy_version=sample.trajectory.policy_version,
+        )
+        for identity, sample, advantages_T in zip(identities, samples, advantages, strict=True)
+    ]
+
+
+def flatten(groups: Sequence[Group[Scored]]) -> list[Scored]:
+    """Return the samples of all groups, in the order that penalties and advantages are in."""
+    return [sample for group in groups for sample in group.samples]
+
+
+class AdvantageEstimator(ABC):
+    """Base of estimators: give every sampled token of a step an advantage.
+
+    Args:
+        config: This estimator's own settings, an instance of its `Config`.
+    """
+
+    Config: ClassVar[type[PluginConfig]] = PluginConfig
+    #: Fewer samples of a prompt leave nothing to compare with; refused before a run starts.
+    minimum_samples_per_prompt: ClassVar[int] = 1
+    #: What a sample is compared with, for the message that says why one sample is too few.
+    compares_with: ClassVar[str] = "the group's other samples"
+    #: Whether it has values to learn; `use` gives it the critic.
+    needs_critic: ClassVar[bool] = False
+    #: Whether each group comes with one greedy sample in `Group.baselines`.
+    greedy_baseline: ClassVar[bool] = False
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    def use(self, critic: ValueFunction) -> None:
+        """Take the critic of an estimator that `needs_critic`."""
+        raise EngineError(
+            f"{type(self).__name__} has no use for a critic, and was given a {type(critic).__name__}",
+            fix="remove the `critic` section, or use advantage: gae",
+        )
+
+    def learn(self) -> Metrics:
+        """Learn from the groups of the last `assign`, where the estimator owns a model; return its figures."""
+        return {}
+
+    def assign(
+        self, groups: Sequence[Group[Scored]], token_penalties: Sequence[FloatArray] | None = None
+    ) -> list[PolicySample]:
+        """Return the groups' samples in order, with advantages.
+
+        Args:
+            groups: All groups of a step; batch statistics are over them.
+            token_penalties: What to subtract from the reward of each sampled token, one array [T]
+                a sample in the order of `flatten(groups)`: `kl.token_penalties` for a KL penalty
+                that is part of the reward.
+
+        Raises:
+            RewardError: A reward is not finite; names the task and the sample.
+            EngineError: A penalty or advantage is not finite or does not fit its sample.
+        """
+        samples = flatten(groups)
+        for sample in samples:
+            if not np.isfinite(sample.reward):
+                raise RewardError(
+                    f"the reward of {describe(sample)} is {sample.reward}; rewards are finite numbers "
+                    f"(its parts: {dict(sample.rewards)})",
+                    fix="correct the reward that returned it, or let it raise so that the sample is left out",
+                )
+        if token_penalties is None:
+            token_penalties = [np.zeros(len(sample.trajectory.token_ids), np.float32) for sample in samples]
+        _check_arrays("token penalties", token_penalties, samples)
+        return policy_samples(groups, self.advantages(groups, token_penalties))
+
+    @abstractmethod
+    def advantages(
+        self, groups: Sequence[Group[Scored]], token_penalties: Sequence[FloatArray]
+    ) -> Sequence[FloatArray]:
+        """Return one array [T] for each sample, in the order of `flatten(groups)`."""
+
+
+class GroupEstimator(AdvantageEstimator):
+    """Base of estimators that give all tokens of a sample one advantage, from its group's rewards.
+
+    A sample's penalties are summed and subtracted from its reward before the group is compared.
+    """
+
+    minimum_samples_per_prompt = 2
+
+    @abstractmethod
+    def of_group(self, rewards: Rewards) -> Rewards:
+        """Return the advantage of each sample of one group, shape [G]; G may be 1 after failures."""
+
+    def of_samples(self, samples: Sequence[Scored], rewards: Rewards) -> Rewards:  # noqa: ARG002  (for subclasses)
+        """Return the advantage of each sample of one group, where more than its rewards counts.
+
+        Args:
+            samples: The group.
+            rewards: Their rewards, less the penalties, shape [G].
+        """
+        return self.of_group(rewards)
+
+    def advantages(
+        self, groups: Sequence[Group[Scored]], token_penalties: Sequence[FloatArray]
+    ) -> Sequence[FloatArray]:
+        """Return one array [T] for each sample, constant over its tokens."""
+        values = [
+            value
+            for group, rewards in penalised_rewards(groups, token_penalties)
+            for value in self._checked(group.samples, rewards)
+        ]
+        return [
+            np.full(len(sample.trajectory.token_ids), value, np.float32)
+            for sample, value in zip(flatten(groups), values, strict=True)
+        ]
+
+    def _checked(self, samples: Sequence[Scored], rewards: Rewards) -> Rewards:
+        values = self.of_samples(samples, rewards)
+        if np.shape(values) != rewards.shape:
+            raise EngineError(
+                f"{type(self).__name__}.of_group returned shape {np.shape(values)} for a group of {len(rewards)}; "
+                "one advantage a sample was expected"
+            )
+        return values
+
+
+def penalised_rewards(
+    groups: Sequence[Group[Scored]], token_penalties: Sequence[FloatArray]
+) -> list[tuple[Group[Scored], Rewards]]:
+    """Return each group that has samples with their rewards less the sums of their penalties, shape [G]."""
+    penalties = iter(token_penalties)
+    return [
+        (group, np.array([sample.reward - _total(sample, next(penalties)) for sample in group.samples]))
+        for group in groups
+        if group.samples
+    ]
+
+
+def action_rewards(samples: Sequence[Scored], token_penalties: Sequence[FloatArray]) -> list[Rewards]:
+    """Return the reward of each sampled token: its penalty, and for the last one the sample's reward too."""
+    rewards = []
+    for sample, penalties_T in zip(samples, token_penalties, strict=True):
+        per_action = -penalties_T[sample.trajectory.sampled].astype(np.float64)
+        if per_action.size:
+            per_action[-1] += sample.reward
+        rewards.append(per_action)
+    return rewards
+
+
+def spread_over_tokens(samples: Sequence[Scored], values: Sequence[Rewards]) -> list[FloatArray]:
+    """Return values of sampled tokens as one array [T] a sample, 0 where not sampled."""
+    spread = [np.zeros(len(sample.trajectory.token_ids), np.float32) for sample in samples]
+    for sample, array_T, value in zip(samples, spread, values, strict=True):
+        array_T[sample.trajectory.sampled] = value
+    return spread
+
+
+def describe(sample: Scored) -> str:
+    """Name a sample in a message: task, row and place in its group."""
+    task = sample.trajectory.task
+    return f"sample {sample.trajectory.sample_index} of task {task.task_id!r} ({task.origin})"
+
+
+def _total(sample: Scored, penalties_T: FloatArray) -> float:
+    return float(penalties_T[sample.trajectory.sampled].sum(dtype=np.float64))
+
+
+def _check_arrays(what: str, arrays: Sequence[FloatArray], samples: Sequence[Scored]) -> None:
+    if len(arrays) != len(samples):
+        raise EngineError(f"{len(arrays)} arrays of {what} came for {len(samples)} samples; one a sample was expected")
+    for array, sample in zip(arrays, samples, strict=True):
+        expected = sample.trajectory.token_ids.shape
+        if array.shape != expected:
+            raise EngineError(
+                f"the {what} of {describe(sample)} have shape {array.shape}; {expected} was expected, one a token"
+            )
+        if not np.isfinite(array[sample.trajectory.sampled]).all():
+            raise EngineError(f"the {what} of {describe(sample)} hold infinities or NaN; finite numbers were expected")

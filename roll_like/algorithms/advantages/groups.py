@@ -1,0 +1,207 @@
+"""Estimators that compare a sample with the others of its group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from roll_like.algorithms.advantages.base import GroupEstimator, flatten, penalised_rewards, spread_over_tokens
+from roll_like.algorithms.advantages.formulas import (
+    Rewards,
+    best_of_k_advantages,
+    dr_grpo_advantages,
+    gpg_scale,
+    grpo_advantages,
+    opo_advantages,
+    rloo_advantages,
+    whiten,
+)
+from roll_like.config.base import PluginConfig
+from roll_like.errors import RewardError
+from roll_like.registry import ADVANTAGES
+from roll_like.types import FloatArray, Group, Scored
+
+
+@ADVANTAGES.register("grpo")
+class GRPO(GroupEstimator):
+    """`grpo`: rewards standardised within the group."""
+
+    compares_with = "the group's mean"
+
+    class Config(PluginConfig):
+        """GRPO: reward minus the group's mean, divided by its standard deviation."""
+
+        type: Literal["grpo"] = "grpo"
+
+    def of_group(self, rewards: Rewards) -> Rewards:
+        """Return the group's advantages, shape [G]."""
+        return grpo_advantages(rewards)
+
+
+@ADVANTAGES.register("dr_grpo")
+class DrGRPO(GroupEstimator):
+    """`dr_grpo`: rewards centred within the group; goes with `aggregation: token_sum_norm`."""
+
+    compares_with = "the group's mean"
+
+    class Config(PluginConfig):
+        """Dr. GRPO: reward minus the group's mean, not divided by anything."""
+
+        type: Literal["dr_grpo"] = "dr_grpo"
+
+    def of_group(self, rewards: Rewards) -> Rewards:
+        """Return the group's advantages, shape [G]."""
+        return dr_grpo_advantages(rewards)
+
+
+@ADVANTAGES.register("rloo")
+class RLOO(GroupEstimator):
+    """`rloo`: every sample against the mean of the others."""
+
+    compares_with = "the other samples' mean"
+
+    class Config(PluginConfig):
+        """RLOO: reward minus the mean reward of the group's other samples."""
+
+        type: Literal["rloo"] = "rloo"
+
+    def of_group(self, rewards: Rewards) -> Rewards:
+        """Return the group's advantages, shape [G]."""
+        return rloo_advantages(rewards)
+
+
+@ADVANTAGES.register("opo")
+class OPO(GroupEstimator):
+    """`opo`: every sample against the group's mean, weighted by length."""
+
+    compares_with = "the group's length-weighted mean"
+
+    class Config(PluginConfig):
+        """OPO: reward minus the group's mean reward weighted by response length."""
+
+        type: Literal["opo"] = "opo"
+
+    def of_group(self, rewards: Rewards) -> Rewards:
+        """Return the advantages of responses of equal length, shape [G]."""
+        return opo_advantages(rewards, np.ones(len(rewards), np.int64))
+
+    def of_samples(self, samples: Sequence[Scored], rewards: Rewards) -> Rewards:
+        """Return the group's advantages, shape [G]."""
+        return opo_advantages(rewards, np.array([sample.trajectory.response_length for sample in samples]))
+
+
+@ADVANTAGES.register("gpg")
+class GPG(GroupEstimator):
+    """`gpg`: rewards centred within the group; groups without signal hand their share of the step to the others."""
+
+    compares_with = "the group's mean"
+
+    class Config(PluginConfig):
+        """GPG: reward minus the group's mean, times samples / samples in groups that have a signal."""
+
+        type: Literal["gpg"] = "gpg"
+
+    def of_group(self, rewards: Rewards) -> Rewards:
+        """Return the group's advantages before the step's scale, shape [G]."""
+        return dr_grpo_advantages(rewards)
+
+    def advantages(
+        self, groups: Sequence[Group[Scored]], token_penalties: Sequence[FloatArray]
+    ) -> Sequence[FloatArray]:
+        """Return one array [T] for each sample, constant over its tokens."""
+        scale = gpg_scale([rewards for _, rewards in penalised_rewards(groups, token_penalties)])
+        return [np.float32(scale) * advantages_T for advantages_T in super().advantages(groups, token_penalties)]
+
+
+@ADVANTAGES.register("grpo_passk")
+class GRPOPassK(GroupEstimator):
+    """`grpo_passk`: only the best sample of a group counts, by how much it is better than the second."""
+
+    compares_with = "the group's second best"
+
+    class Config(PluginConfig):
+        """Pass@k: the best sample of a group gets its distance to the second best; the others get 0."""
+
+        type: Literal["grpo_passk"] = "grpo_passk"
+        divide_by_std: bool = Field(default=True, description="Divide by the group's standard deviation, as GRPO does.")
+
+    def of_group(self, rewards: Rewards) -> Rewards:
+        """Return the group's advantages, shape [G]."""
+        return best_of_k_advantages(rewards, divide_by_std=self.config.divide_by_std)
+
+
+@ADVANTAGES.register("reinforce_plus_plus_baseline")
+class ReinforcePlusPlusBaseline(GroupEstimator):
+    """`reinforce_plus_plus_baseline`: rewards centred within the group, then whitened over the step's tokens.
+
+    Hu 2025, arXiv:2501.03262, section 3.3.
+    """
+
+    compares_with = "the group's mean"
+
+    class Config(PluginConfig):
+        """REINFORCE++ with the group's mean as baseline, whitened over the step."""
+
+        type: Literal["reinforce_plus_plus_baseline"] = "reinforce_plus_plus_baseline"
+
+    def of_group(self, rewards: Rewards) -> Rewards:
+        """Return the group's advantages before whitening, shape [G]."""
+        return dr_grpo_advantages(rewards)
+
+    def advantages(
+        self, groups: Sequence[Group[Scored]], token_penalties: Sequence[FloatArray]
+    ) -> Sequence[FloatArray]:
+        """Return one array [T] for each sample, constant over its tokens."""
+        return whitened(groups, super().advantages(groups, token_penalties))
+
+
+@ADVANTAGES.register("gdpo")
+class GDPO(GroupEstimator):
+    """`gdpo`: every reward standardised within the group on its own, summed with weights, whitened over the step.
+
+    Liu et al. 2026, arXiv:2601.05242: summing first lets a reward of large range drown the others.
+    """
+
+    compares_with = "the group's mean"
+
+    class Config(PluginConfig):
+        """GDPO: each reward standardised within the group, then their weighted sum whitened over the step."""
+
+        type: Literal["gdpo"] = "gdpo"
+
+    def of_group(self, rewards: Rewards) -> Rewards:
+        """Return the advantages of a group with a single reward, shape [G]."""
+        return grpo_advantages(rewards)
+
+    def of_samples(self, samples: Sequence[Scored], rewards: Rewards) -> Rewards:
+        """Return the group's advantages before whitening, shape [G]."""
+        names = {tuple(sorted(sample.rewards)) for sample in samples}
+        if len(names) != 1:
+            raise RewardError(
+                f"the samples of task {samples[0].trajectory.task.task_id!r} have different rewards: "
+                f"{', '.join(map(str, sorted(names)))}; GDPO compares each reward within the group"
+            )
+        total = np.zeros_like(rewards)
+        for name in names.pop():
+            of_one = np.array([sample.rewards[name] for sample in samples], np.float64)
+            total += samples[0].weights[name] * grpo_advantages(of_one)
+        return total
+
+    def advantages(
+        self, groups: Sequence[Group[Scored]], token_penalties: Sequence[FloatArray]
+    ) -> Sequence[FloatArray]:
+        """Return one array [T] for each sample, constant over its tokens."""
+        return whitened(groups, super().advantages(groups, token_penalties))
+
+
+def whitened(groups: Sequence[Group[Scored]], advantages: Sequence[FloatArray]) -> list[FloatArray]:
+    """Return the advantages with mean 0 and variance 1 over all sampled tokens of the step."""
+    samples = flatten(groups)
+    actions = [
+        advantages_T[sample.trajectory.sampled].astype(np.float64)
+        for sample, advantages_T in zip(samples, advantages, strict=True)
+    ]
+    return spread_over_tokens(samples, whiten(actions))

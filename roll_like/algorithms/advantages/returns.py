@@ -1,0 +1,164 @@
+"""Estimators over the returns of tokens: what is still to come after each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from roll_like.algorithms.advantages.base import (
+    AdvantageEstimator,
+    ValueFunction,
+    action_rewards,
+    describe,
+    flatten,
+    policy_samples,
+    spread_over_tokens,
+)
+from roll_like.algorithms.advantages.formulas import discounted_returns, gae, whiten
+from roll_like.config.base import PluginConfig
+from roll_like.config.sections import Fraction
+from roll_like.errors import EngineError
+from roll_like.registry import ADVANTAGES
+from roll_like.types import FloatArray, Group, PolicySample, Scored
+from roll_like.values import Metrics
+
+
+class ReturnConfig(PluginConfig):
+    """What estimators over returns have in common."""
+
+    gamma: Fraction = Field(default=1.0, description="Discount of one sampled token; 1 is none.")
+
+
+@ADVANTAGES.register("reinforce")
+class Reinforce(AdvantageEstimator):
+    """`reinforce`: every token's return-to-go (Williams 1992); groups play no part."""
+
+    class Config(ReturnConfig):
+        """REINFORCE: discounted return-to-go of every token, compared with nothing."""
+
+        type: Literal["reinforce"] = "reinforce"
+
+    def advantages(
+        self, groups: Sequence[Group[Scored]], token_penalties: Sequence[FloatArray]
+    ) -> Sequence[FloatArray]:
+        """Return one array [T] for each sample."""
+        samples = flatten(groups)
+        return spread_over_tokens(
+            samples, discounted_returns(action_rewards(samples, token_penalties), self.config.gamma)
+        )
+
+
+@ADVANTAGES.register("reinforce_plus_plus")
+class ReinforcePlusPlus(AdvantageEstimator):
+    """`reinforce_plus_plus`: every token's return-to-go, whitened over the step's tokens; groups play no part.
+
+    Hu 2025, arXiv:2501.03262.
+    """
+
+    class Config(ReturnConfig):
+        """REINFORCE++: discounted return-to-go of every token, whitened over the step."""
+
+        type: Literal["reinforce_plus_plus"] = "reinforce_plus_plus"
+
+    def advantages(
+        self, groups: Sequence[Group[Scored]], token_penalties: Sequence[FloatArray]
+    ) -> Sequence[FloatArray]:
+        """Return one array [T] for each sample."""
+        samples = flatten(groups)
+        returns = discounted_returns(action_rewards(samples, token_penalties), self.config.gamma)
+        return spread_over_tokens(samples, whiten(returns))
+
+
+@ADVANTAGES.register("remax")
+class ReMax(AdvantageEstimator):
+    """`remax`: every token's return-to-go minus the reward of a greedy answer to the same task.
+
+    Li et al. 2024, arXiv:2310.10505. The greedy answer comes with the group and is not trained on.
+    """
+
+    greedy_baseline = True
+
+    class Config(ReturnConfig):
+        """ReMax: return-to-go of every token minus the reward of one greedy sample of the prompt."""
+
+        type: Literal["remax"] = "remax"
+
+    def advantages(
+        self, groups: Sequence[Group[Scored]], token_penalties: Sequence[FloatArray]
+    ) -> Sequence[FloatArray]:
+        """Return one array [T] for each sample."""
+        samples = flatten(groups)
+        returns = discounted_returns(action_rewards(samples, token_penalties), self.config.gamma)
+        baselines = [_greedy_reward(group) for group in groups for _ in group.samples]
+        centred = [values - baseline for values, baseline in zip(returns, baselines, strict=True)]
+        return spread_over_tokens(samples, centred)
+
+
+def _greedy_reward(group: Group[Scored]) -> float:
+    if not group.baselines:
+        raise EngineError(
+            f"the group of task {group.task.task_id!r} has no greedy sample to compare with; "
+            "ReMax needs one from the rollout source"
+        )
+    rewards = [sample.reward for sample in group.baselines]
+    if not np.isfinite(rewards).all():
+        raise EngineError(f"the greedy {describe(group.baselines[0])} has the reward {rewards[0]}; expected a number")
+    return float(np.mean(rewards))
+
+
+@ADVANTAGES.register("gae")
+class GAE(AdvantageEstimator):
+    """`gae`: generalised advantage estimation with a learned value function (PPO).
+
+    Schulman et al. 2016, arXiv:1506.02438. Value and advantage are carried across tokens that the
+    policy did not sample. The critic is a model of its own, in the `critic` section; the estimator
+    owns it: `assign` asks it for values, `learn` trains it towards advantage + value.
+    """
+
+    needs_critic = True
+
+    class Config(ReturnConfig):
+        """GAE: advantages from a critic's values."""
+
+        type: Literal["gae"] = "gae"
+        lam: Fraction = Field(
+            default=1.0, description="λ: 0 trusts the critic, 1 trusts the returns; 0.95 is usual in long episodes."
+        )
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._critic: ValueFunction | None = None
+        self._lesson: tuple[list[PolicySample], list[FloatArray], list[FloatArray]] | None = None
+
+    def use(self, critic: ValueFunction) -> None:
+        """Take the critic."""
+        self._critic = critic
+
+    def advantages(
+        self, groups: Sequence[Group[Scored]], token_penalties: Sequence[FloatArray]
+    ) -> Sequence[FloatArray]:
+        """Return one array [T] for each sample."""
+        if self._critic is None:
+            raise EngineError("GAE has no critic", fix="add a `critic` section")
+        samples = flatten(groups)
+        unassigned = policy_samples(groups)
+        values = self._critic.values(unassigned)
+        actions = [
+            values_T[sample.trajectory.sampled].astype(np.float64)
+            for sample, values_T in zip(samples, values, strict=True)
+        ]
+        estimates = gae(action_rewards(samples, token_penalties), actions, gamma=self.config.gamma, lam=self.config.lam)
+        returns = [estimate + action for estimate, action in zip(estimates, actions, strict=True)]
+        self._lesson = unassigned, values, spread_over_tokens(samples, returns)
+        return spread_over_tokens(samples, estimates)
+
+    def learn(self) -> Metrics:
+        """Train the critic on the last step's returns; return its figures."""
+        if self._critic is None or self._lesson is None:
+            raise EngineError("there is nothing to learn before `assign`")
+        metrics = self._critic.learn(*self._lesson)
+        self._lesson = None
+        return metrics

@@ -1,0 +1,151 @@
+"""What policy losses have in common: the tokens that come in, the loss of each token that comes out.
+
+Everything is flat: [N] holds the trained tokens of one micro-batch, whatever packing or padding the
+engine used for its forward pass; [S] runs over its sequences. A user's own loss comes in through the
+registry:
+
+    @LOSSES.register("squared")
+    class Squared(PolicyLoss):
+        class Config(PluginConfig):
+            type: Literal["squared"] = "squared"
+
+        def __call__(self, inputs: LossInputs) -> TokenLosses:
+            return TokenLosses((inputs.logprobs_N - inputs.advantages_N).square(), {})
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from roll_like.algorithms.kl import MAX_LOG_RATIO
+from roll_like.config.base import PluginConfig
+from roll_like.errors import EngineError
+from roll_like.types import PolicySample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossInputs:
+    """The trained tokens of one micro-batch, shape [N] each.
+
+    A sequence is whole within its micro-batch, so that a loss may reduce over `sequence_N`.
+
+    Attributes:
+        logprobs_N: Of the policy being trained, with gradient.
+        old_logprobs_N: Of the policy that ratios compare with, without gradient.
+        behaviour_logprobs_N: Reported by the inference engine when it sampled the tokens.
+        advantages_N: From the advantage estimator.
+        weights_N: Of each token in the sum, from `token_weights`. 0 marks a token that only fills
+            up a rank's work; it changes neither gradient nor metrics.
+        sequence_N: Index of each token's sequence, 0 ≤ index < `sequences`, int64.
+        sequences: How many sequences the micro-batch holds.
+        entropy_N: Of the policy's distribution at each token, in nats.
+        draws_N: A number in [0, 1) that follows from the sample's content and the token's place, for
+            losses that pick tokens at random: order and micro-batches do not change it.
+        reference_logprobs_N: Of the reference model; None where there is none.
+    """
+
+    logprobs_N: Tensor
+    old_logprobs_N: Tensor
+    behaviour_logprobs_N: Tensor
+    advantages_N: Tensor
+    weights_N: Tensor
+    sequence_N: Tensor
+    sequences: int
+    entropy_N: Tensor
+    draws_N: Tensor
+    reference_logprobs_N: Tensor | None = None
+
+    def sequence_sum(self, values_N: Tensor) -> Tensor:
+        """Return the sum of values over each sequence, at each of its tokens, shape [N]."""
+        return _sums(values_N, self.sequence_N, self.sequences)[self.sequence_N]
+
+    def sequence_mean(self, values_N: Tensor) -> Tensor:
+        """Return the mean of values over each sequence, at each of its tokens, shape [N]."""
+        return self.sequence_sum(values_N) / self.sequence_sum(torch.ones_like(values_N))
+
+    def sequence_max(self, values_N: Tensor) -> Tensor:
+        """Return the largest value of each sequence, at each of its tokens, shape [N]."""
+        lowest = values_N.new_full((self.sequences,), -torch.inf)
+        return lowest.scatter_reduce(0, self.sequence_N, values_N, "amax")[self.sequence_N]
+
+
+def _sums(values_N: Tensor, sequence_N: Tensor, sequences: int) -> Tensor:
+    return values_N.new_zeros(sequences).index_add(0, sequence_N, values_N)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLosses:
+    """What a policy loss returns.
+
+    Attributes:
+        losses_N: Loss of each token, with gradient.
+        metrics: Figures of each token, shape [N], numbers or booleans; reported as means over tokens.
+    """
+
+    losses_N: Tensor
+    metrics: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTokens:
+    """Every token with a weight of one optimizer step, of all micro-batches and ranks, without gradient, shape [N].
+
+    Attributes:
+        logprobs_N: Of the policy being trained.
+        old_logprobs_N: Of the policy that ratios compare with.
+        advantages_N: From the advantage estimator.
+        draws_N: As in `LossInputs`.
+    """
+
+    logprobs_N: Tensor
+    old_logprobs_N: Tensor
+    advantages_N: Tensor
+    draws_N: Tensor
+
+
+class PolicyLoss(ABC):
+    """Base of policy losses: tokens in, a loss for each token out.
+
+    Args:
+        config: This loss's own settings, an instance of its `Config`.
+    """
+
+    Config: ClassVar[type[PluginConfig]] = PluginConfig
+    #: Whether it needs statistics of the whole optimizer batch (`of_batch`); costs a forward pass more.
+    needs_batch: ClassVar[bool] = False
+    #: Whether tokens of advantage 0 matter, for the gradient or for statistics; if not, they are not computed.
+    zero_advantage_moves: ClassVar[bool] = False
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    def selects(self, sample: PolicySample) -> bool:  # noqa: ARG002  (for losses that choose)
+        """Return whether to train on a sample; the others are left out before denominators are taken."""
+        return True
+
+    def of_batch(self, batch: BatchTokens) -> PolicyLoss:
+        """Return the loss of one optimizer step, bound to the statistics of its whole batch.
+
+        Called where `needs_batch`, on every rank with the same tokens in any order.
+        """
+        raise EngineError(f"{type(self).__name__} has needs_batch, but no of_batch for {len(batch.logprobs_N)} tokens")
+
+    @abstractmethod
+    def __call__(self, inputs: LossInputs) -> TokenLosses:
+        """Return the loss of each token, before weights and correction."""
+
+
+def bounded_log_ratio(logprobs_N: Tensor, old_logprobs_N: Tensor) -> Tensor:
+    """Return log π − log π_old with gradient, shape [N], bounded by ±20 so that its exponential stays finite."""
+    return (logprobs_N - old_logprobs_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def policy_ratio(logprobs_N: Tensor, old_logprobs_N: Tensor) -> Tensor:
+    """Return π/π_old with gradient, shape [N]; the log-ratio is bounded by ±20."""
+    return bounded_log_ratio(logprobs_N, old_logprobs_N).exp()

@@ -1,0 +1,276 @@
+"""Losses that bound how far one update moves a token's probability: by clipping, gates or masks."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from roll_like.algorithms.kl import MAX_LOG_RATIO
+from roll_like.algorithms.losses.base import (
+    LossInputs,
+    PolicyLoss,
+    TokenLosses,
+    bounded_log_ratio,
+    policy_ratio,
+)
+from roll_like.config.base import PluginConfig
+from roll_like.config.sections import PositiveFloat
+from roll_like.registry import LOSSES
+
+#: Keeps the probability of "another token" away from 0.
+REST_EPSILON = 1e-8
+
+
+def clip_metrics(ratio_N: Tensor, advantages_N: Tensor, low: float, high: float) -> dict[str, Tensor]:
+    """Return which tokens lie beyond the bound that holds them, by side, shape [N] each, and the ratio."""
+    seen_N = ratio_N.detach()
+    return {
+        "train/ratio": seen_N,
+        "train/clip_fraction_high": (advantages_N > 0) & (seen_N > high),
+        "train/clip_fraction_low": (advantages_N < 0) & (seen_N < low),
+    }
+
+
+def clipped_surrogate(ratio_N: Tensor, advantages_N: Tensor, low: float, high: float) -> Tensor:
+    """Return min(ρ·A, clip(ρ, low, high)·A), shape [N]."""
+    return torch.minimum(ratio_N * advantages_N, ratio_N.clamp(low, high) * advantages_N)
+
+
+@LOSSES.register("ppo")
+class PPOLoss(PolicyLoss):
+    """`ppo`: clipped surrogate (Schulman et al. 2017, arXiv:1707.06347).
+
+    ℓ = −min(ρ·A, clip(ρ, 1 − clip_low, 1 + clip_high)·A), with the two bounds apart (clip-higher,
+    DAPO, arXiv:2503.14476). Where A < 0 the loss is at most −dual_clip·A (dual clip, Ye et al. 2020,
+    arXiv:1912.09729), or unbounded in ρ with `dual_clip: null`.
+    """
+
+    class Config(PluginConfig):
+        """PPO: the ratio of new to old policy, clipped."""
+
+        type: Literal["ppo"] = "ppo"
+        clip_low: float = Field(default=0.2, ge=0, lt=1, description="The ratio is clipped below at 1 − this.")
+        clip_high: float = Field(
+            default=0.28, ge=0, description="The ratio is clipped above at 1 + this; more than clip_low is clip-higher."
+        )
+        dual_clip: float | None = Field(
+            default=3.0, gt=1, description="Bound of the ratio where the advantage is negative; null: none."
+        )
+
+        @model_validator(mode="after")
+        def _bounds_are_ordered(self) -> Self:
+            if self.dual_clip is not None and self.dual_clip <= 1 + self.clip_high:
+                raise ValueError(
+                    f"dual_clip is {self.dual_clip}, inside the clip range that ends at {1 + self.clip_high:g}; "
+                    "set it above 1 + clip_high (3.0 is usual) or to null"
+                )
+            return self
+
+    def __call__(self, inputs: LossInputs) -> TokenLosses:
+        """Return the clipped surrogate of each token."""
+        low, high, dual = 1 - self.config.clip_low, 1 + self.config.clip_high, self.config.dual_clip
+        advantages = inputs.advantages_N
+        ratio = policy_ratio(inputs.logprobs_N, inputs.old_logprobs_N)
+        objective = torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
+        positive, negative = advantages > 0, advantages < 0
+        seen = ratio.detach()
+        metrics = {
+            "train/ratio": seen,
+            "train/clip_fraction_high": positive & (seen > high),
+            "train/clip_fraction_low": negative & (seen < low),
+        }
+        if dual is not None:
+            objective = torch.where(negative, torch.maximum(objective, dual * advantages), objective)
+            metrics["train/clip_fraction_dual"] = negative & (seen > dual)
+        return TokenLosses(-objective, metrics)
+
+
+@LOSSES.register("gspo")
+class GSPOLoss(PolicyLoss):
+    """`gspo`: the clipped surrogate of whole sequences (Zheng et al. 2025, arXiv:2507.18071).
+
+    The ratio is that of the sequence, to the power 1/length: s = exp(mean_t(log π − log π_old)). Its
+    token form s_t = sg(s)·π_t/sg(π_t) (section 4.3 there) has the same gradient and allows every
+    token an advantage of its own.
+    """
+
+    class Config(PluginConfig):
+        """GSPO: the geometric mean ratio of the sequence, clipped; its bounds are much narrower than PPO's."""
+
+        type: Literal["gspo"] = "gspo"
+        clip_low: float = Field(default=3e-4, ge=0, lt=1, description="The ratio is clipped below at 1 − this.")
+        clip_high: float = Field(default=4e-4, ge=0, description="The ratio is clipped above at 1 + this.")
+
+    def __call__(self, inputs: LossInputs) -> TokenLosses:
+        """Return the clipped surrogate of each token."""
+        low, high = 1 - self.config.clip_low, 1 + self.config.clip_high
+        logprobs_N = inputs.logprobs_N
+        mean_N = inputs.sequence_mean(logprobs_N - inputs.old_logprobs_N).detach()
+        ratio_N = (logprobs_N - logprobs_N.detach() + mean_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)).exp()
+        objective_N = clipped_surrogate(ratio_N, inputs.advantages_N, low, high)
+        return TokenLosses(-objective_N, clip_metrics(ratio_N, inputs.advantages_N, low, high))
+
+
+@LOSSES.register("cispo")
+class CISPOLoss(PolicyLoss):
+    """`cispo`: −sg(clip(ρ, 1 − clip_low, 1 + clip_high))·A·log π (MiniMax-M1, arXiv:2506.13585).
+
+    The weight is clipped, not the token: every token keeps its gradient.
+    """
+
+    class Config(PluginConfig):
+        """CISPO: importance weights clipped on both sides, no token loses its gradient."""
+
+        type: Literal["cispo"] = "cispo"
+        clip_low: float = Field(default=0.2, ge=0, le=1, description="Weights are at least 1 − this; 1 is no bound.")
+        clip_high: float = Field(default=0.28, ge=0, description="Weights are at most 1 + this.")
+
+    def __call__(self, inputs: LossInputs) -> TokenLosses:
+        """Return the weighted policy gradient of each token."""
+        low, high = 1 - self.config.clip_low, 1 + self.config.clip_high
+        ratio_N = policy_ratio(inputs.logprobs_N.detach(), inputs.old_logprobs_N)
+        losses_N = -ratio_N.clamp(low, high) * inputs.advantages_N * inputs.logprobs_N
+        metrics = {
+            "train/ratio": ratio_N,
+            "train/clip_fraction_high": ratio_N > high,
+            "train/clip_fraction_low": ratio_N < low,
+        }
+        return TokenLosses(losses_N, metrics)
+
+
+@LOSSES.register("sapo")
+class SAPOLoss(PolicyLoss):
+    """`sapo`: a soft gate in place of clipping (Gao et al. 2025, arXiv:2511.20347).
+
+    ℓ = −(4/τ)·σ(τ·(ρ − 1))·A with τ by the sign of A: its gradient has weight 1 at ρ = 1 and fades on
+    both sides.
+    """
+
+    class Config(PluginConfig):
+        """SAPO: the ratio passes a sigmoid gate; a larger τ fades sooner."""
+
+        type: Literal["sapo"] = "sapo"
+        tau_positive: PositiveFloat = Field(default=1.0, description="τ where the advantage is positive.")
+        tau_negative: PositiveFloat = Field(default=1.05, description="τ elsewhere.")
+
+    def __call__(self, inputs: LossInputs) -> TokenLosses:
+        """Return the gated surrogate of each token."""
+        advantages_N = inputs.advantages_N
+        ratio_N = policy_ratio(inputs.logprobs_N, inputs.old_logprobs_N)
+        positive, negative = (
+            ratio_N.new_full((), value) for value in (self.config.tau_positive, self.config.tau_negative)
+        )
+        tau_N = torch.where(advantages_N > 0, positive, negative)
+        gate_N = torch.sigmoid(tau_N * (ratio_N - 1)) * 4 / tau_N
+        return TokenLosses(-gate_N * advantages_N, {"train/ratio": ratio_N.detach()})
+
+
+@LOSSES.register("gmpo")
+class GMPOLoss(PolicyLoss):
+    """`gmpo`: geometric mean of the tokens' clipped ratios (Zhao et al. 2025, arXiv:2507.20673).
+
+    A sequence's loss is −A·exp(mean_t(clipped log ρ_t)), A its mean advantage; log-ratios are clipped
+    in the direction of the advantage only, as in PPO. Every token carries its sequence's loss, so
+    `aggregation: seq_mean_token_mean` gives the mean over sequences of the paper.
+    """
+
+    class Config(PluginConfig):
+        """GMPO: the geometric mean of token ratios, each clipped in log space."""
+
+        type: Literal["gmpo"] = "gmpo"
+        clip_low: PositiveFloat = Field(default=0.4, description="Log-ratios are clipped below at −this.")
+        clip_high: PositiveFloat = Field(default=0.4, description="Log-ratios are clipped above at this.")
+
+    def __call__(self, inputs: LossInputs) -> TokenLosses:
+        """Return the loss of each token's sequence."""
+        low, high = -self.config.clip_low, self.config.clip_high
+        sign_N = inputs.advantages_N.sign()
+        log_ratio_N = bounded_log_ratio(inputs.logprobs_N, inputs.old_logprobs_N)
+        # min(s·x, s·clip(x)) bounds x above where A > 0 and below where A < 0
+        clipped_N = sign_N * torch.minimum(sign_N * log_ratio_N, sign_N * log_ratio_N.clamp(low, high))
+        ratio_N = inputs.sequence_mean(clipped_N).exp()
+        losses_N = -inputs.sequence_mean(inputs.advantages_N) * ratio_N
+        seen_N = log_ratio_N.detach()
+        metrics = {
+            "train/ratio": ratio_N.detach(),
+            "train/clip_fraction_high": (sign_N > 0) & (seen_N > high),
+            "train/clip_fraction_low": (sign_N < 0) & (seen_N < low),
+        }
+        return TokenLosses(losses_N, metrics)
+
+
+class DPPOLoss(PolicyLoss):
+    """Divergence PPO (Qi et al. 2026, arXiv:2602.04879): tokens whose probability moved too far are masked.
+
+    ℓ = −sg(min(ρ, ratio_cap))·A·log π, 0 for tokens that already moved further than a divergence bound
+    in the direction of their advantage. The divergence is that of "this token or another".
+    """
+
+    @abstractmethod
+    def divergence(self, logprobs_N: Tensor, old_logprobs_N: Tensor) -> Tensor:
+        """Return how far each token's probability moved, at least 0, shape [N]."""
+
+    @torch.no_grad()
+    def _moved_too_far(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+        """Return which tokens are beyond their upper and their lower bound, shape [N] each."""
+        moved_N = self.divergence(inputs.logprobs_N, inputs.old_logprobs_N)
+        rose_N = inputs.logprobs_N > inputs.old_logprobs_N
+        positive_N = inputs.advantages_N > 0
+        too_high_N = positive_N & rose_N & (moved_N > self.config.clip_high)
+        too_low_N = ~positive_N & ~rose_N & (moved_N > self.config.clip_low)
+        return too_high_N, too_low_N
+
+    def __call__(self, inputs: LossInputs) -> TokenLosses:
+        """Return the masked policy gradient of each token."""
+        too_high_N, too_low_N = self._moved_too_far(inputs)
+        ratio_N = policy_ratio(inputs.logprobs_N.detach(), inputs.old_logprobs_N)
+        kept_N = ~(too_high_N | too_low_N)
+        losses_N = -ratio_N.clamp(max=self.config.ratio_cap) * inputs.advantages_N * inputs.logprobs_N * kept_N
+        metrics = {
+            "train/ratio": ratio_N,
+            "train/clip_fraction_high": too_high_N,
+            "train/clip_fraction_low": too_low_N,
+            "train/clip_fraction_dual": kept_N & (ratio_N > self.config.ratio_cap),
+        }
+        return TokenLosses(losses_N, metrics)
+
+
+@LOSSES.register("dppo_tv")
+class DPPOTVLoss(DPPOLoss):
+    """`dppo_tv`: the bound is on |π − π_old| of the token, its binary total variation."""
+
+    class Config(PluginConfig):
+        """DPPO with total variation: tokens whose probability moved further than the bounds are masked."""
+
+        type: Literal["dppo_tv"] = "dppo_tv"
+        clip_low: PositiveFloat = Field(default=0.2, description="How far a probability may fall, A ≤ 0.")
+        clip_high: PositiveFloat = Field(default=0.2, description="How far a probability may rise, A > 0.")
+        ratio_cap: PositiveFloat = Field(default=20.0, description="Largest importance weight.")
+
+    def divergence(self, logprobs_N: Tensor, old_logprobs_N: Tensor) -> Tensor:
+        """Return |π − π_old|, shape [N]."""
+        return (logprobs_N.exp() - old_logprobs_N.exp()).abs()
+
+
+@LOSSES.register("dppo_kl")
+class DPPOKLLoss(DPPOLoss):
+    """`dppo_kl`: the bound is on the binary KL(π_old‖π) of the token."""
+
+    class Config(PluginConfig):
+        """DPPO with KL: tokens whose binary divergence from the old policy is above the bounds are masked."""
+
+        type: Literal["dppo_kl"] = "dppo_kl"
+        clip_low: PositiveFloat = Field(default=0.05, description="Largest divergence where A ≤ 0, in nats.")
+        clip_high: PositiveFloat = Field(default=0.05, description="Largest divergence where A > 0, in nats.")
+        ratio_cap: PositiveFloat = Field(default=20.0, description="Largest importance weight.")
+
+    def divergence(self, logprobs_N: Tensor, old_logprobs_N: Tensor) -> Tensor:
+        """Return π_old·log(π_old/π) + (1 − π_old)·log((1 − π_old)/(1 − π)), shape [N]."""
+        new_N, old_N = logprobs_N.exp(), old_logprobs_N.exp()
+        # a probability of 1 has no others to go to
+        rest = torch.log((1 - old_N + REST_EPSILON) / (1 - new_N + REST_EPSILON))
+        return old_N * (old_logprobs_N - logprobs_N) + (1 - old_N) * rest

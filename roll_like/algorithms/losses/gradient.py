@@ -1,0 +1,155 @@
+"""Losses of the policy gradient itself: log-probabilities weighted, not clipped."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from roll_like.algorithms.kl import MAX_LOG_RATIO
+from roll_like.algorithms.losses.base import LossInputs, PolicyLoss, TokenLosses, bounded_log_ratio, policy_ratio
+from roll_like.config.base import PluginConfig
+from roll_like.config.sections import PositiveFloat
+from roll_like.registry import LOSSES
+from roll_like.types import PolicySample
+
+
+@LOSSES.register("reinforce")
+class ReinforceLoss(PolicyLoss):
+    """`reinforce`: −A·log π (Williams 1992), or −sg(ρ)·A·log π with the importance weight of later updates."""
+
+    class Config(PluginConfig):
+        """REINFORCE: the policy gradient, not clipped."""
+
+        type: Literal["reinforce"] = "reinforce"
+        importance_weight: bool = Field(
+            default=False, description="Multiply by π/π_old, which is 1 in the first update on a sample."
+        )
+
+    def __call__(self, inputs: LossInputs) -> TokenLosses:
+        """Return the policy gradient of each token."""
+        losses_N = -inputs.advantages_N * inputs.logprobs_N
+        if not self.config.importance_weight:
+            return TokenLosses(losses_N, {})
+        ratio_N = policy_ratio(inputs.logprobs_N.detach(), inputs.old_logprobs_N)
+        return TokenLosses(ratio_N * losses_N, {"train/ratio": ratio_N})
+
+
+@LOSSES.register("gpg")
+class GPGLoss(PolicyLoss):
+    """`gpg`: −A·log π, and nothing else (Chu et al. 2025, arXiv:2504.02546); goes with `advantage: gpg`."""
+
+    class Config(PluginConfig):
+        """GPG: the plain policy gradient."""
+
+        type: Literal["gpg"] = "gpg"
+
+    def __call__(self, inputs: LossInputs) -> TokenLosses:
+        """Return the policy gradient of each token."""
+        return TokenLosses(-inputs.advantages_N * inputs.logprobs_N, {})
+
+
+@LOSSES.register("dro")
+class DROLoss(PolicyLoss):
+    """`dro`: −A·log π + (β/2)·(log π − log π_old)², token by token.
+
+    The policy's part of direct reward optimisation (Richemond et al. 2024, arXiv:2405.19107): a
+    quadratic hold on the old policy in place of clipping.
+    """
+
+    zero_advantage_moves = True
+
+    class Config(PluginConfig):
+        """DRO: the policy gradient with a quadratic penalty on the log-ratio of each token."""
+
+        type: Literal["dro"] = "dro"
+        beta: PositiveFloat = Field(default=0.05, description="Weight of the penalty.")
+
+    def __call__(self, inputs: LossInputs) -> TokenLosses:
+        """Return the penalised policy gradient of each token."""
+        log_ratio_N = bounded_log_ratio(inputs.logprobs_N, inputs.old_logprobs_N)
+        losses_N = -inputs.advantages_N * inputs.logprobs_N + 0.5 * self.config.beta * log_ratio_N.square()
+        return TokenLosses(losses_N, {"train/ratio": log_ratio_N.detach().exp()})
+
+
+@LOSSES.register("kimi")
+class KimiLoss(PolicyLoss):
+    """`kimi`: −A·log π + (τ/2)·(log π(y) − log π_old(y))² of the whole sequence y.
+
+    Online mirror descent as in Kimi k1.5 (arXiv:2501.12599, equation 3). Every token carries its
+    share of the sequence's penalty, so `aggregation: seq_mean_token_sum` gives the paper's objective.
+    """
+
+    zero_advantage_moves = True
+
+    class Config(PluginConfig):
+        """Kimi k1.5: the policy gradient with a quadratic penalty on the log-ratio of the sequence."""
+
+        type: Literal["kimi"] = "kimi"
+        tau: PositiveFloat = Field(default=0.05, description="Weight of the penalty.")
+
+    def __call__(self, inputs: LossInputs) -> TokenLosses:
+        """Return the penalised policy gradient of each token."""
+        log_ratio_N = bounded_log_ratio(inputs.logprobs_N, inputs.old_logprobs_N)
+        length_N = inputs.sequence_sum(torch.ones_like(inputs.weights_N))
+        penalty_N = 0.5 * self.config.tau * inputs.sequence_sum(log_ratio_N).square() / length_N
+        losses_N = -inputs.advantages_N * inputs.logprobs_N + penalty_N
+        return TokenLosses(losses_N, {"train/ratio": log_ratio_N.detach().exp()})
+
+
+@LOSSES.register("topr")
+class TOPRLoss(PolicyLoss):
+    """`topr`: −w·A·log π with w = 1 for good sequences and min(π(y)/π_old(y), cap) for bad ones.
+
+    Tapered off-policy REINFORCE (Le Roux et al. 2025, arXiv:2503.14286): good answers are learned
+    however unlikely they became, bad ones are no longer pushed down once they are unlikely. π_old is
+    the policy that sampled, with `old_logprobs: behaviour`.
+    """
+
+    class Config(PluginConfig):
+        """TOPR: importance weights, tapered, for negative sequences only."""
+
+        type: Literal["topr"] = "topr"
+        negative_cap: PositiveFloat = Field(default=1.0, description="Largest weight of a token with A < 0.")
+
+    def __call__(self, inputs: LossInputs) -> TokenLosses:
+        """Return the tapered policy gradient of each token."""
+        log_ratio_N = inputs.sequence_sum(inputs.logprobs_N.detach() - inputs.old_logprobs_N)
+        ratio_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+        negative_N = inputs.advantages_N < 0
+        weight_N = ratio_N.clamp(max=self.config.negative_cap).where(negative_N, ratio_N.new_ones(()))
+        metrics = {
+            "train/ratio": ratio_N,
+            "train/clip_fraction_high": negative_N & (ratio_N > self.config.negative_cap),
+        }
+        return TokenLosses(-weight_N * inputs.advantages_N * inputs.logprobs_N, metrics)
+
+
+@LOSSES.register("raft")
+class RAFTLoss(PolicyLoss):
+    """`raft`: −log π of the good samples, the others are left out (Dong et al. 2023, arXiv:2304.06767).
+
+    Likelihood of what was good: how good it was does not weigh, and what was bad is not pushed down
+    (Xiong et al. 2025, arXiv:2504.11343). Denominators are over the good samples.
+    """
+
+    zero_advantage_moves = True
+
+    class Config(PluginConfig):
+        """RAFT: likelihood of samples above a threshold."""
+
+        type: Literal["raft"] = "raft"
+        min_advantage: float = Field(
+            default=0.0, description="Train on samples whose mean advantage is above this; the others are left out."
+        )
+
+    def selects(self, sample: PolicySample) -> bool:
+        """Return whether the sample's mean advantage is above the threshold."""
+        if not sample.sampled.any():
+            return False
+        return bool(sample.advantages[sample.sampled].mean() > self.config.min_advantage)
+
+    def __call__(self, inputs: LossInputs) -> TokenLosses:
+        """Return the negative log-likelihood of each token."""
+        return TokenLosses(-inputs.logprobs_N, {})

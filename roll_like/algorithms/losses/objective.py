@@ -1,0 +1,163 @@
+"""The objective that puts policy loss, correction, KL and entropy together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roll_like.algorithms.correction import Correction, mismatch, trainer_logprobs
+from roll_like.algorithms.kl import KLEstimator, divergence
+from roll_like.algorithms.losses.base import LossInputs, PolicyLoss
+from roll_like.errors import EngineError
+from roll_like.values import (
+    LOG_BIN_WIDTH,
+    LOG_BINS,
+    Correlation,
+    EffectiveShare,
+    LogQuantile,
+    Max,
+    Mean,
+    Metric,
+    Sum,
+)
+
+QUANTILES = {"mismatch/ratio_p01": 0.01, "mismatch/ratio_p50": 0.5, "mismatch/ratio_p99": 0.99}
+
+
+@dataclass(frozen=True, slots=True)
+class KLTerm:
+    """A KL penalty in the loss: coefficient · KL estimate per token.
+
+    Attributes:
+        estimator: Of the divergence from the reference model.
+        coefficient: β.
+        straight_through: Whether the gradient is that of k2, whatever the estimator.
+    """
+
+    estimator: KLEstimator
+    coefficient: float
+    straight_through: bool = False
+
+
+def policy_objective(
+    inputs: LossInputs, loss: PolicyLoss, kl: KLTerm | None, entropy_coefficient: float, correction: Correction
+) -> tuple[Tensor, dict[str, Metric]]:
+    """Return Σ_t w_t·(ℓ_t·c_t + β·k_t − η·H_t) and its metrics.
+
+    The sum form lets micro-batches and ranks add up: gradients are summed, never averaged.
+
+    Args:
+        inputs: One micro-batch.
+        loss: Policy loss, ℓ.
+        kl: KL penalty, β·k; None for none. The metric `train/kl` is there whenever there are
+            reference log-probabilities.
+        entropy_coefficient: η.
+        correction: Off-policy correction, c.
+
+    Returns:
+        The scalar to run `backward` on, and metrics whose reductions hold over micro-batches and
+        ranks. `train/loss` and its parts are Sums: merge and reduce them once an optimizer step.
+
+    Raises:
+        EngineError: An input is infinite or NaN, or a KL penalty has no reference.
+    """
+    _refuse_non_finite(inputs)
+    token_losses = loss(inputs)
+    corrected = correction(inputs)
+    policy_term = (inputs.weights_N * token_losses.losses_N * corrected.weights_N).sum()
+    objective = policy_term
+    sums = {"train/policy_loss": policy_term}
+    figures: dict[str, Tensor] = {"train/entropy": inputs.entropy_N, **token_losses.metrics, **mismatch(inputs)}
+    figures["train/old_kl"] = divergence(inputs.old_logprobs_N, inputs.logprobs_N.detach(), "k3")
+    figures["correction/weight"] = corrected.weights_N
+    figures["correction/capped_fraction"] = corrected.capped_N
+    figures["correction/rejected_fraction"] = corrected.rejected_N
+    if inputs.reference_logprobs_N is not None:
+        estimator = kl.estimator if kl is not None else "k3"
+        through = kl is not None and kl.straight_through
+        divergence_N = divergence(inputs.logprobs_N, inputs.reference_logprobs_N, estimator, straight_through=through)
+        figures["train/kl"] = divergence_N
+        if kl is not None:
+            sums["train/kl_loss"] = kl.coefficient * (inputs.weights_N * divergence_N).sum()
+            objective = objective + sums["train/kl_loss"]
+    elif kl is not None:
+        raise EngineError(
+            "a KL penalty needs the reference model's log-probabilities, and this batch has none",
+            fix="add a `reference` section, or set algorithm.kl.use: none",
+        )
+    if entropy_coefficient:
+        objective = objective - entropy_coefficient * (inputs.weights_N * inputs.entropy_N).sum()
+    return objective, _metrics({"train/loss": objective, **sums}, figures, inputs, corrected.weights_N)
+
+
+@torch.no_grad()
+def _metrics(
+    sums: Mapping[str, Tensor], figures: Mapping[str, Tensor], inputs: LossInputs, correction_N: Tensor
+) -> dict[str, Metric]:
+    """Reduce to plain numbers with one transfer from the device."""
+    counted = inputs.weights_N != 0
+    means = torch.stack([figure.detach()[counted].double().mean() for figure in figures.values()])
+    totals = torch.stack([total.detach().double() for total in sums.values()])
+    differences = figures["mismatch/logprob_difference"][counted].double()
+    largest = torch.cat([differences, differences.new_zeros(1)]).max()
+    weights = correction_N[counted].double()
+    trainer, behaviour = trainer_logprobs(inputs)[counted].double(), inputs.behaviour_logprobs_N[counted].double()
+    counts = torch.stack([counted.sum().double(), largest, weights.sum(), weights.square().sum()])
+    parts = [counts, totals, means, _moments(trainer, behaviour), _log_histogram(trainer - behaviour)]
+    count, maximum, weight, squares, *values = torch.cat(parts).tolist()
+    metrics: dict[str, Metric] = {name: Sum(values.pop(0)) for name in sums}
+    metrics["train/tokens"] = Sum(count)
+    if count:
+        metrics |= {name: Mean(values.pop(0), count) for name in figures}
+        metrics["correction/ess"] = EffectiveShare(count, weight, squares)
+        metrics["mismatch/logprob_difference_max"] = Max(maximum)
+        metrics["mismatch/logprob_pearson"] = Correlation(count, *values[:5])
+        histogram = np.array(values[5:])
+        metrics |= {name: LogQuantile(quantile, histogram) for name, quantile in QUANTILES.items()}
+    return metrics
+
+
+def _moments(x_N: Tensor, y_N: Tensor) -> Tensor:
+    """Return means, sums of squared deviations and the sum of their products, shape [5]."""
+    mean_x, mean_y = x_N.mean(), y_N.mean()
+    dx_N, dy_N = x_N - mean_x, y_N - mean_y
+    return torch.stack([mean_x, mean_y, dx_N.square().sum(), dy_N.square().sum(), (dx_N * dy_N).sum()])
+
+
+def _log_histogram(log_ratio_N: Tensor) -> Tensor:
+    """Return how many log-ratios fall into each bin of `LogQuantile`, shape [LOG_BINS]."""
+    bins_N = (log_ratio_N / LOG_BIN_WIDTH).round().clamp(-(LOG_BINS // 2), LOG_BINS // 2).long() + LOG_BINS // 2
+    return torch.bincount(bins_N, minlength=LOG_BINS).double()
+
+
+def _refuse_non_finite(inputs: LossInputs) -> None:
+    diverged = "lower training.optimizer.lr, or set model.dtype: bfloat16 where it is float16"
+    engine = "look for a broken replica, or a rollout.temperature, top_p or top_k that excludes sampled tokens"
+    arrays = {
+        "the policy's log-probabilities": (inputs.logprobs_N, diverged),
+        "the policy's entropies": (inputs.entropy_N, diverged),
+        "the old policy's log-probabilities": (inputs.old_logprobs_N, diverged),
+        "the inference engine's log-probabilities": (inputs.behaviour_logprobs_N, engine),
+        "the reference model's log-probabilities": (inputs.reference_logprobs_N, "check reference.path"),
+        "the advantages": (inputs.advantages_N, "check what algorithm.advantage returns"),
+        "the weights": (inputs.weights_N, None),
+    }
+    present = [(name, array.detach(), fix) for name, (array, fix) in arrays.items() if array is not None]
+    if torch.stack([array.isfinite().all() for _, array, _ in present]).all():
+        return
+    for name, array, fix in present:
+        bad = (~array.isfinite()).nonzero().flatten()
+        if len(bad):
+            first = int(bad[0])
+            sequence = int(inputs.sequence_N[first])
+            token = int((inputs.sequence_N[:first] == sequence).sum())
+            raise EngineError(
+                f"{name} hold {float(array[first])} at trained token {token} of sequence {sequence} "
+                f"(of {inputs.sequences} in this micro-batch; {len(bad)} such tokens in all); "
+                "finite numbers were expected",
+                fix=fix,
+            )

@@ -1,0 +1,239 @@
+"""What happens to rewards before advantages, and to advantages after the estimator.
+
+Rewards, in this order: punishment of over-long responses, length penalty, normalisation, clip.
+Penalties come in as rewards of their own (`Scored.rewards`), so that they are seen in figures and an
+estimator that compares rewards one by one compares them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roll_like.algorithms.advantages.base import flatten
+from roll_like.algorithms.advantages.formulas import STD_EPSILON, Rewards, has_signal, whiten
+from roll_like.types import Group, PolicySample, Scored, StopReason
+from roll_like.values import Max, Mean, Metric, Min, merge
+
+if TYPE_CHECKING:
+    from roll_like.config.algorithm import (
+        AdvantageShapingConfig,
+        DifficultyConfig,
+        MaskConfig,
+        RewardShapingConfig,
+    )
+
+
+def overlong_penalties(lengths: Rewards, *, limit: int, buffer: int, penalty: float) -> Rewards:
+    """Return the soft punishment of over-long responses, at least 0 (DAPO, arXiv:2503.14476, equation 13).
+
+    0 up to limit − buffer tokens, growing linearly to `penalty` at the limit.
+
+    >>> overlong_penalties(np.array([10.0, 90.0, 100.0]), limit=100, buffer=20, penalty=1.0).tolist()
+    [0.0, 0.5, 1.0]
+    """
+    penalties: Rewards = penalty * np.clip((lengths - (limit - buffer)) / buffer, 0.0, 1.0)
+    return penalties
+
+
+def group_length_rewards(lengths: Rewards, rewards: Rewards) -> Rewards:
+    """Return λ_i = ½ − (n_i − min n)/(max n − min n); at most 0 for a reward that is not positive, shape [G].
+
+    Kimi k1.5, arXiv:2501.12599, section 2.3.3. Responses of equal length get 0.
+
+    >>> group_length_rewards(np.array([10.0, 20.0, 30.0]), np.array([0.0, 1.0, 1.0])).tolist()
+    [0.0, 0.0, -0.5]
+    """
+    spread = float(np.ptp(lengths)) if lengths.size else 0.0
+    if spread == 0:
+        return np.zeros_like(rewards)
+    places = 0.5 - (lengths - lengths.min()) / spread
+    return np.where(rewards > 0, places, np.minimum(places, 0.0))
+
+
+@dataclass(slots=True)
+class RunningMoments:
+    """Mean and variance of every reward of a run so far, merged step by step (Chan, Golub, LeVeque 1979)."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    def add(self, values: Rewards) -> None:
+        """Take a step's rewards in."""
+        if not values.size:
+            return
+        count, mean = self.count + values.size, float(values.mean())
+        shift = mean - self.mean
+        self.squares += float(((values - mean) ** 2).sum()) + shift * shift * self.count * values.size / count
+        self.mean += shift * values.size / count
+        self.count = count
+
+    @property
+    def std(self) -> float:
+        """Unbiased standard deviation; 0 of fewer than two."""
+        return float(np.sqrt(self.squares / (self.count - 1))) if self.count > 1 else 0.0
+
+
+class RewardShaping:
+    """Applies `algorithm.reward_shaping` to the groups of each step; keeps the running statistics.
+
+    Args:
+        config: `algorithm.reward_shaping`.
+        max_response_tokens: `rollout.max_response_tokens`.
+    """
+
+    def __init__(self, config: RewardShapingConfig, *, max_response_tokens: int) -> None:
+        self._config = config
+        self._limit = max_response_tokens
+        self._running = RunningMoments()
+
+    def apply(self, groups: Sequence[Group[Scored]]) -> tuple[list[Group[Scored]], dict[str, Metric]]:
+        """Return the groups with their rewards shaped, and the figures of what was done.
+
+        Greedy baselines are shaped like the samples they are compared with; statistics are the samples' alone.
+        """
+        penalised = [self._penalised(group) for group in groups]
+        shaped = [_with_rewards(group, rewards) for group, rewards in self._normalised(penalised)]
+        figures = [
+            {
+                "reward/shaped": Mean(after.reward),
+                **{f"reward/{name}": Mean(value) for name, value in after.rewards.items() if name in PENALTIES},
+            }
+            for after in flatten(shaped)
+        ]
+        return shaped, merge(figures) if self._acts() else {}
+
+    def state(self) -> dict[str, Any]:
+        """Return the running statistics for a checkpoint."""
+        return {"count": self._running.count, "mean": self._running.mean, "squares": self._running.squares}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken."""
+        self._running = RunningMoments(int(state["count"]), float(state["mean"]), float(state["squares"]))
+
+    def _acts(self) -> bool:
+        config = self._config
+        normalised = {config.normalise.mean, config.normalise.std} != {"none"}
+        return normalised or any(part is not None for part in (config.overlong, config.length_penalty, config.clip))
+
+    def _penalised(self, group: Group[Scored]) -> Group[Scored]:
+        members = (*group.samples, *group.baselines)
+        lengths = np.array([member.trajectory.response_length for member in members], np.float64)
+        parts: dict[str, Rewards] = {}
+        if (overlong := self._config.overlong) is not None:
+            parts["overlong"] = -overlong_penalties(
+                lengths, limit=self._limit, buffer=overlong.buffer_tokens, penalty=overlong.penalty
+            )
+        if (penalty := self._config.length_penalty) is not None:
+            raw = np.array([member.reward for member in members], np.float64)
+            change = -lengths / self._limit if penalty.type == "linear" else group_length_rewards(lengths, raw)
+            parts["length"] = penalty.coefficient * change
+        changed = [
+            replace(
+                member,
+                reward=member.reward + sum(float(values[index]) for values in parts.values()),
+                rewards={**member.rewards, **{name: float(values[index]) for name, values in parts.items()}},
+                weights={**member.weights, **dict.fromkeys(parts, 1.0)},
+            )
+            for index, member in enumerate(members)
+        ]
+        count = len(group.samples)
+        return replace(group, samples=tuple(changed[:count]), baselines=tuple(changed[count:]))
+
+    def _normalised(self, groups: Sequence[Group[Scored]]) -> list[tuple[Group[Scored], Rewards]]:
+        """Return each group with the shaped rewards of its samples and baselines, in this order."""
+        rewards = [np.array([sample.reward for sample in group.samples], np.float64) for group in groups]
+        step = np.concatenate([*rewards, np.zeros(0)])
+        choice, clip = self._config.normalise, self._config.clip
+        if "running" in (choice.mean, choice.std):
+            self._running.add(step)
+        shaped = []
+        for group, of_samples in zip(groups, rewards, strict=True):
+            values = np.concatenate([of_samples, [baseline.reward for baseline in group.baselines]])
+            means = {"none": 0.0, "group": _mean(of_samples), "batch": _mean(step), "running": self._running.mean}
+            values = values - means[choice.mean]
+            if choice.std != "none":
+                stds = {"group": _std(of_samples), "batch": _std(step), "running": self._running.std}
+                values = values / (stds[choice.std] + STD_EPSILON)
+            shaped.append((group, values if clip is None else values.clip(-clip, clip)))
+        return shaped
+
+
+#: Names under which shaping's own penalties appear among a sample's rewards.
+PENALTIES = ("overlong", "length")
+
+
+def _with_rewards(group: Group[Scored], rewards: Rewards) -> Group[Scored]:
+    members = [
+        replace(member, reward=float(reward))
+        for member, reward in zip((*group.samples, *group.baselines), rewards, strict=True)
+    ]
+    count = len(group.samples)
+    return replace(group, samples=tuple(members[:count]), baselines=tuple(members[count:]))
+
+
+def _mean(values: Rewards) -> float:
+    return float(values.mean()) if values.size else 0.0
+
+
+def _std(values: Rewards) -> float:
+    """Unbiased; 0 where values do not differ, so that centred ones stay 0 instead of becoming amplified noise."""
+    return float(values.std(ddof=1)) if has_signal(values) else 0.0
+
+
+def in_band(group: Group[Scored], band: DifficultyConfig) -> bool:
+    """Return whether the mean (or unbiased standard deviation) of a group's rewards lies in the band."""
+    rewards = np.array([sample.reward for sample in group.samples], np.float64)
+    figure = _mean(rewards) if band.of == "mean" else _std(rewards)
+    return band.low <= figure <= band.high
+
+
+def trained_on(groups: Sequence[Group[Scored]], mask: MaskConfig) -> tuple[list[bool], dict[str, Metric]]:
+    """Return whether each sample is trained on, in the order of `flatten(groups)`, and the shares left out.
+
+    Args:
+        groups: A step's groups with their rewards before shaping.
+        mask: `algorithm.mask`.
+    """
+    chosen: list[bool] = []
+    figures: list[dict[str, Metric]] = []
+    for group in groups:
+        fits = mask.difficulty is None or in_band(group, mask.difficulty)
+        for sample in group.samples:
+            cut = mask.truncated and sample.trajectory.stop_reason is StopReason.LENGTH
+            chosen.append(fits and not cut)
+            figures.append({"mask/difficulty": Mean(float(not fits)), "mask/truncated": Mean(float(cut))})
+    in_use = {"mask/difficulty": mask.difficulty is not None, "mask/truncated": mask.truncated}
+    return chosen, {name: metric for name, metric in merge(figures).items() if in_use[name]}
+
+
+def shape_advantages(
+    samples: Sequence[PolicySample], config: AdvantageShapingConfig
+) -> tuple[list[PolicySample], dict[str, Metric]]:
+    """Return the samples with advantages whitened over their sampled tokens, then clipped, and the figures after it."""
+    actions = [sample.advantages[sample.sampled].astype(np.float64) for sample in samples]
+    if config.whiten:
+        actions = whiten(actions)
+    if config.clip is not None:
+        actions = [values.clip(-config.clip, config.clip) for values in actions]
+    if config.whiten or config.clip is not None:
+        samples = [_with_advantages(sample, values) for sample, values in zip(samples, actions, strict=True)]
+    together = np.concatenate([*actions, np.zeros(0)])
+    if not together.size:
+        return list(samples), {}
+    return list(samples), {
+        "advantage/mean": Mean(float(together.mean()), together.size),
+        "advantage/std": Mean(float(together.std()), together.size),
+        "advantage/max": Max(float(together.max())),
+        "advantage/min": Min(float(together.min())),
+    }
+
+
+def _with_advantages(sample: PolicySample, values: Rewards) -> PolicySample:
+    advantages_T = np.zeros(len(sample.token_ids), np.float32)
+    advantages_T[sample.sampled] = values
+    return replace(sample, advantages=advantages_T)

@@ -1,0 +1,148 @@
+"""Rules between the `algorithm` section and the others: what an algorithm needs, and what would have no effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from roll_like.config.violations import Violation
+from roll_like.registry import ADVANTAGES
+
+if TYPE_CHECKING:
+    from roll_like.config.rlvr import RLVRConfig
+
+
+def _kl_has_its_reference(config: RLVRConfig) -> Iterator[Violation]:
+    use = config.algorithm.kl.use
+    if use != "none" and config.reference is None:
+        yield Violation(
+            ("algorithm", "kl", "use"),
+            f"{use!r} compares with a reference model, but there is no `reference` section; "
+            "add `reference: {}`, or set algorithm.kl.use: none",
+        )
+    if use == "none" and config.reference is not None:
+        yield Violation(
+            ("reference",),
+            "a reference model would be loaded and used by nothing, because algorithm.kl.use is none; "
+            "remove the section, or set algorithm.kl.use: loss (or reward)",
+        )
+    if config.reference is None and config.resources.spans.reference is not None:
+        yield Violation(
+            ("resources", "spans", "reference"),
+            "these devices would stay idle, because there is no `reference` section; remove the span, "
+            "or add `reference: {}` and a KL term",
+        )
+
+
+def _groups_can_be_compared(config: RLVRConfig) -> Iterator[Violation]:
+    rollout, name = config.rollout, config.algorithm.advantage.type
+    estimator = ADVANTAGES.get(name)
+    least = estimator.minimum_samples_per_prompt
+    if rollout.samples_per_prompt < least:
+        yield Violation(
+            ("rollout", "samples_per_prompt"),
+            f"algorithm.advantage {name!r} compares a sample with {estimator.compares_with}, and a group of "
+            f"{_number(rollout.samples_per_prompt)} has nothing to compare with: every advantage would be 0; set "
+            f"samples_per_prompt to {least} or more (8 is usual), or use algorithm.advantage: reinforce_plus_plus",
+        )
+    if rollout.samples_per_prompt == 1 and rollout.drop_groups_without_signal:
+        yield Violation(
+            ("rollout", "drop_groups_without_signal"),
+            "a group of one always has equal rewards, so every group would be dropped; set samples_per_prompt to 2 or "
+            "more, or drop_groups_without_signal: false",
+        )
+    if rollout.temperature == 0:
+        yield Violation(
+            ("rollout", "temperature"),
+            "0 is greedy: nothing is explored and all samples of a prompt are equal, so there is no signal; "
+            "use 1.0 for training (evaluation.temperature may be 0)",
+        )
+    if rollout.max_in_flight < rollout.samples_per_prompt:
+        yield Violation(
+            ("rollout", "max_in_flight"),
+            f"{rollout.max_in_flight} samples at a time cannot hold one group of {rollout.samples_per_prompt}; "
+            f"set it to {rollout.samples_per_prompt} or more",
+        )
+
+
+def _number(count: int) -> str:
+    return "one" if count == 1 else str(count)
+
+
+def _estimator_has_its_critic(config: RLVRConfig) -> Iterator[Violation]:
+    name = config.algorithm.advantage.type
+    needed, critic = ADVANTAGES.get(name).needs_critic, config.critic
+    if needed and critic is None:
+        yield Violation(
+            ("algorithm", "advantage", "type"),
+            f"{name!r} compares rewards with the values of a critic, but there is no `critic` section; add "
+            "`critic: {}`, or use an estimator without one (grpo, rloo, reinforce_plus_plus)",
+        )
+    if not needed and critic is not None:
+        yield Violation(
+            ("critic",),
+            f"a critic would be trained and used by nothing, because algorithm.advantage {name!r} needs none; remove "
+            "the section, or use algorithm.advantage: gae",
+        )
+    if critic is None and config.resources.spans.critic is not None:
+        yield Violation(
+            ("resources", "spans", "critic"),
+            "these devices would stay idle, because there is no `critic` section; remove the span, or add the section",
+        )
+    if critic is not None and critic.warmup_steps >= config.steps:
+        yield Violation(
+            ("critic", "warmup_steps"),
+            f"the policy would never be trained: the critic warms up for {critic.warmup_steps} of {config.steps} steps",
+        )
+
+
+def _shaping_has_an_effect(config: RLVRConfig) -> Iterator[Violation]:
+    algorithm, rollout = config.algorithm, config.rollout
+    shaping = algorithm.reward_shaping
+    if rollout.samples_per_prompt == 1:
+        for key in ("mean", "std"):
+            if getattr(shaping.normalise, key) == "group":
+                yield Violation(
+                    ("algorithm", "reward_shaping", "normalise", key),
+                    "a group of one has no statistics of its own; use batch or running, or more samples_per_prompt",
+                )
+        if shaping.length_penalty is not None and shaping.length_penalty.type == "group":
+            yield Violation(
+                ("algorithm", "reward_shaping", "length_penalty", "type"),
+                "a group of one has no shortest and longest response; use linear, or more samples_per_prompt",
+            )
+    if shaping.overlong is not None and shaping.overlong.buffer_tokens > rollout.max_response_tokens:
+        yield Violation(
+            ("algorithm", "reward_shaping", "overlong", "buffer_tokens"),
+            f"{shaping.overlong.buffer_tokens} tokens before the limit is before the start: "
+            f"rollout.max_response_tokens is {rollout.max_response_tokens}; set it to that or less",
+        )
+    if algorithm.advantage.type == "gdpo":
+        why = "gdpo standardises every configured reward on its own and never looks at their sum"
+        if algorithm.kl.use == "reward":
+            yield Violation(("algorithm", "kl", "use"), f"{why}, so a penalty in the reward is lost; set use: loss")
+        if shaping.clip is not None or {shaping.normalise.mean, shaping.normalise.std} != {"none"}:
+            yield Violation(
+                ("algorithm", "reward_shaping"), f"{why}, so normalise and clip have no effect; remove them"
+            )
+
+
+def _loss_means_something(config: RLVRConfig) -> Iterator[Violation]:
+    algorithm = config.algorithm
+    single = algorithm.updates_per_step == 1 and algorithm.old_logprobs == "auto"
+    if algorithm.loss.type == "topr" and single:
+        yield Violation(
+            ("algorithm", "old_logprobs"),
+            "topr tapers by the ratio to the policy that sampled, but with one update the old policy is the current "
+            "one and every ratio is 1; set old_logprobs: behaviour",
+        )
+
+
+#: What to check between the `algorithm` section and the others.
+ALGORITHM_RULES = (
+    _kl_has_its_reference,
+    _groups_can_be_compared,
+    _estimator_has_its_critic,
+    _shaping_has_an_effect,
+    _loss_means_something,
+)

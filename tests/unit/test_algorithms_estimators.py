@@ -1,0 +1,202 @@
+"""Every registered advantage estimator by hand-computed numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from algorithm_samples import make_group, make_scored, make_task
+
+from roll_like.algorithms.advantages import AdvantageEstimator
+from roll_like.errors import EngineError, RewardError
+from roll_like.registry import ADVANTAGES
+from roll_like.types import FloatArray, Group, PolicySample, Scored
+from roll_like.values import Mean, Metrics
+
+
+def estimator(name: str, **settings: Any) -> AdvantageEstimator:
+    plugin = ADVANTAGES.get(name)
+    made: AdvantageEstimator = plugin(plugin.Config(**settings))
+    return made
+
+
+def responses(samples: Sequence[PolicySample]) -> list[list[float]]:
+    """Advantages of the tokens after the prompt of two."""
+    return [sample.advantages[2:].tolist() for sample in samples]
+
+
+def test_opo_weighs_the_baseline_by_length() -> None:
+    # lengths 1 and 3: baseline (1·1 + 3·0)/4
+    samples = estimator("opo").assign([make_group([1.0, 0.0], [[1], [1, 1, 1]])])
+    assert responses(samples) == [[0.75], [-0.25, -0.25, -0.25]]
+    # a token that was not sampled is no part of the length
+    samples = estimator("opo").assign([make_group([1.0, 0.0], [[1, 0, 0], [1, 1, 1]])])
+    assert responses(samples)[0] == [0.75, 0, 0]
+
+
+def test_gpg_hands_the_share_of_silent_groups_to_the_others() -> None:
+    groups = [make_group([1.0, 0.0]), make_group([1.0, 1.0], task_id="toy/1"), make_group([0.0, 0.0], task_id="toy/2")]
+    samples = estimator("gpg").assign(groups)
+    # 6 samples, 2 of which move: times 3
+    assert responses(samples)[:2] == [[1.5, 1.5], [-1.5, -1.5]]
+    assert responses(samples)[2:] == [[0, 0]] * 4
+    assert responses(estimator("gpg").assign(groups[1:])) == [[0, 0]] * 4
+
+
+def test_pass_at_k_moves_the_best_only() -> None:
+    groups = [make_group([0.2, 1.0, 0.5])]
+    plain = estimator("grpo_passk", divide_by_std=False).assign(groups)
+    assert responses(plain) == [[0, 0], [0.5, 0.5], [0, 0]]
+    std = math.sqrt(((0.2 - 17 / 30) ** 2 + (1 - 17 / 30) ** 2 + (0.5 - 17 / 30) ** 2) / 2)
+    divided = estimator("grpo_passk").assign(groups)
+    assert responses(divided)[1] == pytest.approx([0.5 / std] * 2, rel=1e-5)
+    tie = estimator("grpo_passk").assign([make_group([1.0, 1.0, 0.0])])
+    assert responses(tie) == [[0, 0]] * 3
+
+
+def test_reinforce_is_the_return_to_go() -> None:
+    samples = estimator("reinforce", gamma=0.5).assign([make_group([2.0], [[1, 0, 1, 1]])])
+    # the token in the middle is no action: the discount does not see it
+    assert responses(samples) == [[0.5, 0, 1.0, 2.0]]
+    penalties = [np.array([0, 0, 0.1, 9.0, 0.2, 0.0], np.float32)]
+    samples = estimator("reinforce").assign([make_group([2.0], [[1, 0, 1, 1]])], penalties)
+    assert responses(samples)[0] == pytest.approx([1.7, 0, 1.8, 2.0])
+
+
+def test_remax_compares_with_the_greedy_answer() -> None:
+    groups = [make_group([1.0, 0.0], baseline=0.25), make_group([0.5], baseline=1.0, task_id="toy/1")]
+    samples = estimator("remax").assign(groups)
+    assert responses(samples) == [[0.75, 0.75], [-0.25, -0.25], [-0.5, -0.5]]
+    discounted = estimator("remax", gamma=0.5).assign(groups[:1])
+    assert responses(discounted)[0] == [0.25, 0.75]
+
+
+def test_remax_needs_the_greedy_answer() -> None:
+    with pytest.raises(EngineError, match="no greedy sample"):
+        estimator("remax").assign([make_group([1.0, 0.0])])
+    with pytest.raises(EngineError, match=r"greedy sample 2 .*nan"):
+        estimator("remax").assign([make_group([1.0, 0.0], baseline=math.nan)])
+
+
+def test_reinforce_plus_plus_baseline_whitens_over_tokens() -> None:
+    groups = [make_group([1.0, 0.0], [[1, 1, 1], [1]]), make_group([0.2, 0.4], [[1], [1]], task_id="toy/1")]
+    centred = [0.5, 0.5, 0.5, -0.5, -0.1, 0.1]
+    mean = sum(centred) / 6
+    scale = math.sqrt(sum((value - mean) ** 2 for value in centred) / 5 + 1e-8)
+    samples = estimator("reinforce_plus_plus_baseline").assign(groups)
+    flat = [value for row in responses(samples) for value in row]
+    assert flat == pytest.approx([(value - mean) / scale for value in centred], rel=1e-5)
+
+
+def with_rewards(group: Group[Scored], weights: dict[str, float], *rewards: dict[str, float]) -> Group[Scored]:
+    """The group with several rewards a sample; the sum is their weighted one."""
+    samples = [
+        replace(sample, rewards=parts, weights=weights, reward=sum(weights[name] * parts[name] for name in parts))
+        for sample, parts in zip(group.samples, rewards, strict=True)
+    ]
+    return replace(group, samples=tuple(samples))
+
+
+def test_gdpo_standardises_each_reward() -> None:
+    # by the sum, the reward of range 100 decides alone; standardised, both count alike
+    group = with_rewards(
+        make_group([0.0, 0.0], [[1], [1]]), {"a": 1.0, "b": 2.0}, {"a": 100.0, "b": 0.0}, {"a": 0.0, "b": 1.0}
+    )
+    samples = estimator("gdpo").assign([group])
+    # each standardised to ±1/√2; weighted 1·x − 2·x = −x, whitened over two tokens: ∓1/√2
+    assert [row[0] for row in responses(samples)] == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)], abs=1e-4)
+
+
+def test_gdpo_refuses_groups_whose_samples_have_different_rewards() -> None:
+    group = with_rewards(make_group([0.0, 0.0]), {"a": 1.0, "b": 1.0}, {"a": 1.0}, {"b": 1.0})
+    with pytest.raises(RewardError, match="different rewards"):
+        estimator("gdpo").assign([group])
+
+
+class FakeCritic:
+    """Values as given; remembers what it was to learn."""
+
+    def __init__(self, values: list[list[float]]) -> None:
+        self._values = [np.array(row, np.float32) for row in values]
+        self.lesson: tuple[list[list[float]], list[list[float]]] | None = None
+
+    def values(self, samples: Sequence[PolicySample]) -> list[FloatArray]:
+        assert len(samples) == len(self._values)
+        return self._values
+
+    def learn(
+        self, samples: Sequence[PolicySample], values: Sequence[FloatArray], returns: Sequence[FloatArray]
+    ) -> Metrics:
+        self.lesson = [row.tolist() for row in values], [row.tolist() for row in returns]
+        return {"critic/loss": Mean(float(len(samples)))}
+
+
+def test_gae_by_hand_passes_through_tool_tokens() -> None:
+    # prompt of two, actions at 2 and 4; the tool's token at 3 has a value that nobody may read
+    critic = FakeCritic([[0, 0, 0.5, 77.0, 0.25]])
+    gae = estimator("gae", gamma=0.9, lam=0.5)
+    gae.use(critic)
+    (sample,) = gae.assign([make_group([1.0], [[1, 0, 1]])])
+    last = 1.0 - 0.25
+    first = 0.9 * 0.25 - 0.5 + 0.9 * 0.5 * last
+    assert sample.advantages.tolist() == pytest.approx([0, 0, first, 0, last])
+    assert gae.learn() == {"critic/loss": Mean(1.0)}
+    assert critic.lesson is not None
+    values, returns = critic.lesson
+    assert values == [[0, 0, 0.5, 77.0, 0.25]]
+    assert returns[0] == pytest.approx([0, 0, first + 0.5, 0, last + 0.25])
+
+
+def test_gae_with_lambda_one_is_return_minus_value() -> None:
+    gae = estimator("gae")
+    gae.use(FakeCritic([[0, 0, 0.5, 0.25], [0, 0, 1.0, 2.0]]))
+    samples = gae.assign([make_group([1.0, 3.0])])
+    assert responses(samples) == [[0.5, 0.75], [2.0, 1.0]]
+
+
+def test_gae_needs_a_critic_and_something_to_learn() -> None:
+    with pytest.raises(EngineError, match="no critic"):
+        estimator("gae").assign([make_group([1.0])])
+    gae = estimator("gae")
+    gae.use(FakeCritic([]))
+    with pytest.raises(EngineError, match="nothing to learn"):
+        gae.learn()
+    with pytest.raises(EngineError, match="no use for a critic"):
+        estimator("grpo").use(FakeCritic([]))
+    assert estimator("grpo").learn() == {}
+
+
+@pytest.mark.parametrize("name", sorted(set(ADVANTAGES.names()) - {"gae"}))
+def test_infinite_rewards_are_refused(name: str) -> None:
+    with pytest.raises(RewardError, match=r"inf.*toy\.jsonl:1|toy\.jsonl:1.*inf"):
+        estimator(name).assign([make_group([1.0, math.inf], baseline=0.0)])
+
+
+@pytest.mark.parametrize("name", sorted(set(ADVANTAGES.names()) - {"gae", "reinforce", "remax"}))
+def test_equal_rewards_carry_no_signal(name: str) -> None:
+    samples = estimator(name).assign([make_group([0.1 + 0.2, 0.3]), make_group([0.3, 0.3], task_id="toy/1")])
+    if name == "reinforce_plus_plus":
+        assert np.abs([sample.advantages for sample in samples]).max() == 0
+    assert all(not sample.advantages.any() for sample in samples)
+
+
+@pytest.mark.parametrize("name", sorted(set(ADVANTAGES.names()) - {"gae", "reinforce", "remax", "reinforce_plus_plus"}))
+def test_a_group_of_one_has_nothing_to_compare_with(name: str) -> None:
+    assert not estimator(name).assign([make_group([1.0])])[0].advantages.any()
+
+
+@pytest.mark.parametrize("name", sorted(set(ADVANTAGES.names()) - {"gae"}))
+def test_the_order_of_samples_changes_nothing(name: str) -> None:
+    task = make_task()
+    members = [make_scored(task, i, r, m) for i, (r, m) in enumerate([(1.0, [1]), (0.0, [1, 0, 1]), (0.3, [1, 1])])]
+    greedy = (make_scored(task, 3, 0.5, [1]),)
+    group = Group(task=task, samples=tuple(members), failures=(), baselines=greedy)
+    other = replace(make_group([0.5, 2.0, 0.1], baseline=0.0), task=make_task("toy/1"))
+    forwards = estimator(name).assign([group, other])
+    backwards = estimator(name).assign([other, replace(group, samples=tuple(reversed(members)))])
+    for before, after in zip(forwards[:3], reversed(backwards[3:]), strict=True):
+        assert before.advantages == pytest.approx(after.advantages, abs=1e-6)
