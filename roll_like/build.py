@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
+from roll_like.algorithms.advantages import AdvantageEstimator
+from roll_like.algorithms.kl import KLController
 from roll_like.cluster import Cluster, RaySession, ResourceManager, thread_environment
 from roll_like.config.load import dump_config
 from roll_like.config.rlvr import RLVRConfig
@@ -30,8 +32,10 @@ from roll_like.rollout.scheduler import GenerateScheduler
 from roll_like.rollout.source import SynchronousRollouts
 from roll_like.run import RunContext, RunState
 from roll_like.training.advantages import Advantages
+from roll_like.training.critic import CriticEngine
+from roll_like.training.critic_worker import CriticSpec
 from roll_like.training.engine import TrainingEngine
-from roll_like.training.start import start_trainer
+from roll_like.training.start import start_critic_engine, start_trainer
 from roll_like.training.worker import DeepSpeedWorker, TrainerSpec
 from roll_like.values import reduce
 from roll_like.weights.engines import ActorEngines
@@ -54,31 +58,38 @@ class Workers:
         runner: The driver's event loop.
         model: The starting model, as a local directory.
         actor: The policy being trained.
+        critic: The value model that the advantage estimator learns with, where it has one.
         kl_reference: The reference model, where the loss needs it.
         advantages: The estimator, with a KL penalty in the reward where configured.
         inference: The engines' cluster.
         scheduler: Fills groups from the engines and the reward workers.
         weights: Actor to engines.
-        time_shared: Whether actor and engines have the same GPUs and must make room for each other.
+        time_shared: What is trained on the inference engines' GPUs: they must make room for each other.
     """
 
     state: RunState
     runner: DriverLoop
     model: ResolvedModel
     actor: TrainingEngine
+    critic: CriticEngine | None
     kl_reference: TrainingEngine | None
     advantages: Advantages
     inference: Cluster[InferenceWorker]
     scheduler: GenerateScheduler
     weights: WeightSync
-    time_shared: bool
+    time_shared: Sequence[TrainingEngine | CriticEngine]
+
+    @property
+    def saved_engines(self) -> list[TrainingEngine | CriticEngine]:
+        """What is trained, for checkpoints."""
+        return [self.actor] if self.critic is None else [self.actor, self.critic]
 
     @contextmanager
     def generating(self) -> Iterator[None]:
         """Give the devices to the inference engines. SIGTERM may cut this short: no weight has moved yet."""
         with self.state.timer("generate"):
-            if self.time_shared:
-                self.actor.cluster.everywhere(DeepSpeedWorker.offload)
+            for engine in self.time_shared:
+                engine.offload()
             with self.state.interruptible():
                 yield
 
@@ -93,7 +104,8 @@ class Workers:
         with self.state.timer("train"):
             if self.time_shared:
                 self.runner.run(self.inference.ask_everywhere(InferenceWorker.sleep))
-                self.actor.cluster.everywhere(DeepSpeedWorker.reload)
+                for engine in self.time_shared:
+                    engine.reload()
             yield
             if self.time_shared:
                 self.runner.run(self.inference.ask_everywhere(InferenceWorker.wake))
@@ -113,6 +125,7 @@ def start_workers(config: RLVRConfig, run: RunContext) -> Workers:
     inference = start_inference(config, model, run.resources, run.stack)
     wait_for_inference = inference.begin(InferenceWorker.start)  # loads while the trainer does
     rewards = start_reward_pool(config, run.resources, run.stack)
+    kl = KLController(config.algorithm.kl)
     actor = start_trainer(
         "training",
         trainer_spec(config, model, config.training, frozen=False),
@@ -120,19 +133,30 @@ def start_workers(config: RLVRConfig, run: RunContext) -> Workers:
         config.resources.spans.training,
         max_response_tokens=config.rollout.max_response_tokens,
         stack=run.stack,
+        kl_controller=kl,
         span_timer=timer,
     )
     reference = start_reference(config, run, model)
+    critic = start_critic(config, run, model)
     wait_for_inference()
-    estimator = ADVANTAGES.get(config.algorithm.advantage.type)(config.algorithm.advantage)
-    spans = config.resources.spans
+    estimator: AdvantageEstimator = ADVANTAGES.get(config.algorithm.advantage.type)(config.algorithm.advantage)
+    if estimator.needs_critic and critic is not None:
+        estimator.use(critic)
     return Workers(
         state=run.state,
         runner=runner,
         model=model,
         actor=actor,
+        critic=critic,
         kl_reference=reference if config.algorithm.kl.use == "loss" else None,
-        advantages=Advantages(estimator, config.algorithm.kl, reference),
+        advantages=Advantages(
+            estimator,
+            config.algorithm,
+            kl,
+            reference,
+            max_response_tokens=config.rollout.max_response_tokens,
+            warmup_steps=config.critic.warmup_steps if config.critic is not None else 0,
+        ),
         inference=inference,
         scheduler=GenerateScheduler(
             [ActorReplica(inference, rank) for rank in range(len(inference))],
@@ -142,13 +166,27 @@ def start_workers(config: RLVRConfig, run: RunContext) -> Workers:
             progress=lambda done, total: run.state.metrics.phase("generating", done, total),
         ),
         weights=start_weight_sync(config, actor, inference),
-        time_shared=config.resources.device == "cuda" and spans.training.overlaps(spans.inference),
+        time_shared=time_shared(config, actor, critic),
     )
+
+
+def time_shared(
+    config: RLVRConfig, actor: TrainingEngine, critic: CriticEngine | None
+) -> list[TrainingEngine | CriticEngine]:
+    """Return what is trained on the inference engines' GPUs; on CPU memory is not moved, so nothing."""
+    if config.resources.device == "cpu":
+        return []
+    spans = config.resources.spans
+    shared: list[TrainingEngine | CriticEngine] = [actor] if spans.training.overlaps(spans.inference) else []
+    if critic is not None and (spans.critic or spans.training).overlaps(spans.inference):
+        shared.append(critic)
+    return shared
 
 
 def trainer_spec(config: RLVRConfig, model: ResolvedModel, training: TrainingConfig, *, frozen: bool) -> TrainerSpec:
     """Return what the ranks of an actor or of a reference model need to know."""
     span = config.resources.spans.training
+    learning_steps = config.steps - (0 if config.critic is None else config.critic.warmup_steps)
     return TrainerSpec(
         model_path=str(model.path),
         dtype=config.model.dtype,
@@ -159,7 +197,7 @@ def trainer_spec(config: RLVRConfig, model: ResolvedModel, training: TrainingCon
         frozen=frozen,
         algorithm=config.algorithm,
         temperature=config.rollout.temperature,
-        total_updates=config.steps * config.algorithm.updates_per_step,
+        total_updates=learning_steps * config.algorithm.updates_per_step,
         trust_remote_code=config.model.trust_remote_code,
         imports=config.import_,
     )
@@ -188,6 +226,27 @@ def start_reference(config: RLVRConfig, run: RunContext, actor_model: ResolvedMo
         stack=run.stack,
         span_timer=run.state.timer,
     )
+
+
+def start_critic(config: RLVRConfig, run: RunContext, actor_model: ResolvedModel) -> CriticEngine | None:
+    """Start the critic, or nothing where there is no `critic` section."""
+    critic = config.critic
+    if critic is None:
+        return None
+    model = actor_model if critic.path is None else resolve_model(config.model.model_copy(update={"path": critic.path}))
+    span = config.resources.spans.critic or config.resources.spans.training
+    spec = CriticSpec(
+        model_path=str(model.path),
+        dtype=config.model.dtype,
+        device=config.resources.device,
+        threads=len(span) // critic.workers,
+        seed=config.seed,
+        total_updates=config.steps * critic.updates_per_step,
+        trust_remote_code=config.model.trust_remote_code,
+        imports=config.import_,
+        critic=critic,
+    )
+    return start_critic_engine(spec, run.resources, span, stack=run.stack, span_timer=run.state.timer)
 
 
 def start_inference(
@@ -289,6 +348,7 @@ def build_rollouts(config: RLVRConfig, workers: Workers) -> SynchronousRollouts:
         config.rollout,
         seed=config.seed,
         runner=workers.runner,
+        greedy_baseline=ADVANTAGES.get(config.algorithm.advantage.type).greedy_baseline,
     )
 
 

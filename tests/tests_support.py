@@ -57,10 +57,42 @@ def scored(
         text="text",
         stop_reason=stop_reason,
     )
-    return Scored(trajectory=trajectory, reward=reward, rewards={"r": reward}, details={"r/strict": reward}, weights={"r": 1.0})
+    return Scored(
+        trajectory=trajectory, reward=reward, rewards={"r": reward}, details={"r/strict": reward}, weights={"r": 1.0}
+    )
 
 
 def group(owner: Task, rewards: list[float], **changes) -> Group[Scored]:  # type: ignore[no-untyped-def]
     """A judged group."""
     samples = tuple(scored(owner, reward, sample=index, **changes) for index, reward in enumerate(rewards))
     return Group(task=owner, samples=samples, failures=())
+
+
+def ragged_policy_samples(vocabulary: int = 400, seed: int = 0) -> list[PolicySample]:
+    """Groups of ragged samples, one of them without signal, one with tool tokens in the middle."""
+    random = np.random.default_rng(seed)
+    samples = []
+    for group in range(5):
+        prompt = random.integers(5, vocabulary, random.integers(3, 12))
+        for _ in range(3):
+            response = random.integers(5, vocabulary, random.integers(2, 14))
+            tokens = np.concatenate([prompt, response]).astype(np.int32)
+            sampled = np.arange(len(tokens)) >= len(prompt)
+            if group == 1 and len(response) > 4:
+                sampled[len(prompt) + 2] = False
+            advantage = 0.0 if group == 4 else random.normal()
+            samples.append(
+                PolicySample(
+                    group_id=str(group),
+                    token_ids=tokens,
+                    prompt_length=len(prompt),
+                    sampled=sampled,
+                    behaviour_logprobs=np.where(sampled, -6 + 0.1 * random.normal(size=len(tokens)), 0).astype(
+                        np.float32
+                    ),
+                    advantages=np.where(sampled, advantage, 0).astype(np.float32),
+                    reward=0.0,
+                    policy_version=0,
+                )
+            )
+    return samples

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from roll_like.config.sections import OptimizerConfig, Precision, TrainingConfig
+from roll_like.config.sections import DeepSpeedConfig, OptimizerConfig, Precision
 
 
-def deepspeed_config(config: TrainingConfig, dtype: Precision) -> dict[str, Any]:
+def deepspeed_config(config: DeepSpeedConfig, dtype: Precision) -> dict[str, Any]:
     """Return the dictionary that `deepspeed.initialize` takes.
 
     Micro-batches and the loss are normalised by us: DeepSpeed sees one micro-batch at a time and is

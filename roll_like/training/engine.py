@@ -1,4 +1,4 @@
-"""The driver's handle on a cluster of DeepSpeed ranks."""
+"""The driver's handle on the ranks of a policy, or of a frozen reference model."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from pathlib import Path
 import numpy as np
 
 from roll_like.algorithms.aggregation import token_weights
+from roll_like.algorithms.kl import KLController
+from roll_like.algorithms.losses import PolicyLoss
 from roll_like.cluster import Cluster
-from roll_like.config.rlvr import AlgorithmConfig
-from roll_like.training.layout import MicroBatch, micro_batches
-from roll_like.training.worker import DeepSpeedWorker
+from roll_like.config.algorithm import AlgorithmConfig
+from roll_like.registry import LOSSES
+from roll_like.training.layout import PolicyBatch, micro_batches, per_sample, policy_batches, update_parts
+from roll_like.training.worker import DeepSpeedWorker, TrainingShare
 from roll_like.types import FloatArray, PolicySample, ReferencedSample
-from roll_like.values import Mean, Metric, Sum, merge
+from roll_like.values import Last, Mean, Metric, Sum, merge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,8 @@ class TrainingEngine:
         max_response_tokens: Constant length of the `token_sum_norm` aggregation.
         max_tokens_per_micro_batch: Budget of one forward pass, padding included.
         share_prompts: Whether a group's prompt is computed once.
+        kl_controller: Sets the weight of a KL penalty in the loss, and follows what a step measured; default: one of
+            its own, as configured.
         span: Times a named part of a step.
     """
 
@@ -45,49 +50,42 @@ class TrainingEngine:
         max_response_tokens: int,
         max_tokens_per_micro_batch: int,
         share_prompts: bool,
+        kl_controller: KLController | None = None,
         span: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
     ) -> None:
         self.cluster = cluster
         self._algorithm = algorithm
+        self._loss: PolicyLoss = LOSSES.get(algorithm.loss.type)(algorithm.loss)
         self._max_response_tokens = max_response_tokens
         self._max_tokens = max_tokens_per_micro_batch
         self._share_prompts = share_prompts
+        self._kl_controller = kl_controller or KLController(algorithm.kl)
         self._span = span
 
     def train_step(self, samples: Sequence[PolicySample]) -> TrainReport:
-        """Take `updates_per_step` optimizer steps over a step's samples.
+        """Take `updates_per_step` optimizer steps over a step's samples; none where there are no samples.
 
-        Samples whose gradient is zero whatever the policy (advantage 0, no KL or entropy term) count
-        in the denominators and are not computed.
+        Samples that the loss turns down are left out. Samples whose gradient is zero whatever the policy
+        (advantage 0, no KL or entropy term) count in the denominators and are not computed.
         """
-        updates = [self._layout(part) for part in split_by_group(samples, self._algorithm.updates_per_step)]
+        selected = [sample for sample in samples if self._loss.selects(sample)]
+        parts = update_parts(selected, self._algorithm.updates_per_step)
+        updates = [self._layout([selected[index] for index in part]) for part in parts]
         updates = [update for update in updates if update[0]]
         metrics: dict[str, Metric] = {"train/updates": Sum(float(len(updates)))}
         if updates:
-            shards = [[update[rank] for update in updates] for rank in range(len(self.cluster))]
-            metrics = merge([metrics, *self.cluster.scatter(DeepSpeedWorker.train, shards)])
+            metrics = merge([metrics, *self._train(updates, len(selected))])
             metrics = with_padding_fraction(metrics)
         return TrainReport(metrics=metrics)
 
     def logprobs(self, samples: Sequence[PolicySample]) -> list[FloatArray]:
         """Return each sample's log-probabilities under this engine's weights, shape [T], 0 where not sampled."""
-        ones = [np.ones(len(sample.token_ids), np.float32) for sample in samples]
         shards = micro_batches(
-            samples,
-            ones,
-            ranks=len(self.cluster),
-            max_tokens=self._max_tokens,
-            share_prompts=self._share_prompts,
+            samples, ranks=len(self.cluster), max_tokens=self._max_tokens, share_prompts=self._share_prompts
         )
         with self._span("logprobs"):
             results = self.cluster.scatter(DeepSpeedWorker.logprobs, shards)
-        filled = [np.zeros(len(sample.token_ids), np.float32) for sample in samples]
-        for batches, values in zip(shards, results, strict=True):
-            for batch, logprobs in zip(batches, values, strict=True):
-                for sample_id in np.unique(batch.sample_ids):
-                    mine = batch.sample_ids == sample_id
-                    filled[sample_id][batch.target_ids[mine]] = logprobs[mine]
-        return filled
+        return per_sample(samples, shards, results)
 
     def save(self, directory: Path) -> None:
         """Write every rank's states under a directory that all ranks see."""
@@ -97,28 +95,42 @@ class TrainingEngine:
         """Take back what `save` wrote."""
         self.cluster.everywhere(DeepSpeedWorker.load, str(directory))
 
-    def _layout(self, samples: Sequence[PolicySample]) -> list[list[MicroBatch]]:
+    def offload(self) -> None:
+        """Make room on GPUs that are shared with other roles."""
+        self.cluster.everywhere(DeepSpeedWorker.offload)
+
+    def reload(self) -> None:
+        """Take the room back."""
+        self.cluster.everywhere(DeepSpeedWorker.reload)
+
+    def _train(self, updates: Sequence[Sequence[Sequence[PolicyBatch]]], samples: int) -> list[dict[str, Metric]]:
+        """Run updates on the ranks; the KL penalty's weight of the next step follows from this one's divergence."""
+        coefficient = self._kl_controller.coefficient
+        shares = [
+            TrainingShare(updates=[update[rank] for update in updates], kl_coefficient=coefficient)
+            for rank in range(len(self.cluster))
+        ]
+        parts = self.cluster.scatter(DeepSpeedWorker.train, shares)
+        if self._algorithm.kl.use != "loss":
+            return parts
+        measured = merge({"train/kl": part["train/kl"]} for part in parts if "train/kl" in part)
+        if measured:
+            self._kl_controller.update(float(measured["train/kl"].value), samples)
+        return [*parts, {"train/kl_coefficient": Last(coefficient)}]
+
+    def _layout(self, samples: Sequence[PolicySample]) -> list[list[PolicyBatch]]:
         weights = token_weights(samples, self._algorithm.aggregation, max_response_tokens=self._max_response_tokens)
-        if self._algorithm.kl.use != "loss" and self._algorithm.entropy_coefficient == 0:
+        regularised = self._algorithm.kl.use == "loss" or self._algorithm.entropy_coefficient != 0
+        if not regularised and not self._loss.zero_advantage_moves:
             moving = [index for index, sample in enumerate(samples) if np.any(sample.advantages)]
             samples, weights = [samples[index] for index in moving], [weights[index] for index in moving]
-        return micro_batches(
+        return policy_batches(
             samples,
             weights,
             ranks=len(self.cluster),
             max_tokens=self._max_tokens,
             share_prompts=self._share_prompts,
         )
-
-
-def split_by_group(samples: Sequence[PolicySample], parts: int) -> list[list[PolicySample]]:
-    """Cut a step's samples into `parts` optimizer batches without tearing groups apart, in order."""
-    groups: dict[str, list[PolicySample]] = {}
-    for sample in samples:
-        groups.setdefault(sample.group_id, []).append(sample)
-    cuts = np.array_split(np.arange(len(groups)), parts)
-    ordered = list(groups.values())
-    return [[sample for index in cut for sample in ordered[index]] for cut in cuts if len(cut)]
 
 
 def with_reference(samples: Sequence[PolicySample], reference: TrainingEngine | None) -> Sequence[PolicySample]:

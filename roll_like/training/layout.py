@@ -14,10 +14,12 @@ response predicts nothing and is not computed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
 
 import numpy as np
 
+from roll_like.training.draws import sample_seeds, uniform_draws
 from roll_like.types import FloatArray, IntArray, PolicySample, ReferencedSample
 
 #: Rows hold a dense attention mask; beyond this many tokens it would cost more than it saves.
@@ -53,10 +55,17 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """Rows padded to one length: what one forward pass of one rank takes.
+    """Rows padded to one length: what one forward pass of one rank takes, whatever the model.
 
-    `sources` indexes the flattened [B·L] outputs. The float arrays are per target, shape [N];
-    `reference_logprobs` is empty where there is no reference model.
+    Attributes:
+        token_ids_BL: Inputs.
+        positions_BL: Rotary positions.
+        branches_BL: 0 for the prompt, 1… for each response of the row, −1 for padding.
+        sources: Index into the flattened [B·L] outputs of the state before each target, shape [N].
+        targets: Tokens to predict, shape [N].
+        sample_ids: Which sample each target belongs to, as an index into the batch, shape [N].
+        target_ids: Index of each target within its sample's own tokens, shape [N].
+        weights: Weight of each target in the loss, shape [N].
     """
 
     token_ids_BL: IntArray
@@ -66,9 +75,6 @@ class MicroBatch:
     targets: IntArray
     sample_ids: IntArray
     target_ids: IntArray
-    advantages: FloatArray
-    behaviour_logprobs: FloatArray
-    reference_logprobs: FloatArray
     weights: FloatArray
 
     @property
@@ -80,6 +86,39 @@ class MicroBatch:
     def padding(self) -> int:
         """Computed tokens that are padding."""
         return int((self.branches_BL == PADDING).sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyBatch(MicroBatch):
+    """What a policy is trained on, beside the rows: figures of each target, shape [N].
+
+    Attributes:
+        advantages: From the advantage estimator.
+        behaviour_logprobs: What the inference engine reported.
+        reference_logprobs: Of the reference model; empty where there is none.
+        draws: A number in [0, 1) that depends on the sample's tokens and the target's place only.
+    """
+
+    advantages: FloatArray
+    behaviour_logprobs: FloatArray
+    reference_logprobs: FloatArray
+    draws: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueBatch(MicroBatch):
+    """What a critic is trained on, beside the rows: figures of each target, shape [N].
+
+    Attributes:
+        old_values: The critic's values before the step.
+        returns: What they should have been.
+    """
+
+    old_values: FloatArray
+    returns: FloatArray
+
+
+BatchT = TypeVar("BatchT", bound=MicroBatch)
 
 
 @dataclass(slots=True)
@@ -176,42 +215,170 @@ def split_by_budget(rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
 
 
 def micro_batches(
+    samples: Sequence[PolicySample], *, ranks: int, max_tokens: int, share_prompts: bool
+) -> list[list[MicroBatch]]:
+    """Return each rank's micro-batches for a pass without a loss: weights only tell targets from repeated ones.
+
+    All ranks get equally many, because ZeRO's collectives must pair up. A rank that has too few rows
+    repeats one, with weight 0.
+
+    Args:
+        samples: The global batch.
+        ranks: World size of the engine.
+        max_tokens: Budget of one micro-batch, padding included.
+        share_prompts: Whether to compute a group's prompt once.
+    """
+    ones = [np.ones(len(sample.token_ids), np.float32) for sample in samples]
+    return _spread(samples, ones, lambda batch: batch, ranks=ranks, max_tokens=max_tokens, share_prompts=share_prompts)
+
+
+def policy_batches(
     samples: Sequence[PolicySample],
     weights: Sequence[FloatArray],
     *,
     ranks: int,
     max_tokens: int,
     share_prompts: bool,
-) -> list[list[MicroBatch]]:
-    """Return each rank's micro-batches; all ranks get equally many, because ZeRO's collectives must pair up.
+) -> list[list[PolicyBatch]]:
+    """Return each rank's micro-batches of one optimizer step of a policy; all ranks get equally many.
+
+    A rank that has too few rows repeats one with weight 0, which changes no gradient.
 
     Args:
         samples: The global batch of one optimizer step.
         weights: Weight of each token in the loss, one array [T] a sample.
-        ranks: World size of the training engine.
+        ranks: World size of the engine.
         max_tokens: Budget of one micro-batch, padding included.
         share_prompts: Whether to compute a group's prompt once.
-
-    A rank that has too few rows repeats one with weight 0, which changes no gradient.
     """
+    advantages = _PerToken([sample.advantages for sample in samples])
+    behaviour = _PerToken([sample.behaviour_logprobs for sample in samples])
+    referenced = [sample.reference_logprobs for sample in samples if isinstance(sample, ReferencedSample)]
+    reference = _PerToken(referenced) if len(referenced) == len(samples) else None
+    seeds = sample_seeds([sample.token_ids for sample in samples])
+
+    def make(batch: MicroBatch) -> PolicyBatch:
+        return PolicyBatch(
+            **_shared(batch),
+            advantages=advantages.of(batch),
+            behaviour_logprobs=behaviour.of(batch),
+            reference_logprobs=np.zeros(0, np.float32) if reference is None else reference.of(batch),
+            draws=uniform_draws(seeds[batch.sample_ids], batch.target_ids),
+        )
+
+    return _spread(samples, weights, make, ranks=ranks, max_tokens=max_tokens, share_prompts=share_prompts)
+
+
+def value_batches(
+    samples: Sequence[PolicySample],
+    weights: Sequence[FloatArray],
+    values: Sequence[FloatArray],
+    returns: Sequence[FloatArray],
+    *,
+    ranks: int,
+    max_tokens: int,
+    share_prompts: bool,
+) -> list[list[ValueBatch]]:
+    """Return each rank's micro-batches of one optimizer step of a critic, as `policy_batches` does.
+
+    Args:
+        samples: The global batch of one optimizer step.
+        weights: Weight of each token in the loss, one array [T] a sample.
+        values: The critic's values before the step, one array [T] a sample.
+        returns: Targets of the values, one array [T] a sample.
+        ranks: World size of the engine.
+        max_tokens: Budget of one micro-batch, padding included.
+        share_prompts: Whether to compute a group's prompt once.
+    """
+    old, targets = _PerToken(values), _PerToken(returns)
+
+    def make(batch: MicroBatch) -> ValueBatch:
+        return ValueBatch(**_shared(batch), old_values=old.of(batch), returns=targets.of(batch))
+
+    return _spread(samples, weights, make, ranks=ranks, max_tokens=max_tokens, share_prompts=share_prompts)
+
+
+def per_sample(
+    samples: Sequence[PolicySample],
+    shards: Sequence[Sequence[MicroBatch]],
+    results: Sequence[Sequence[FloatArray]],
+) -> list[FloatArray]:
+    """Return what ranks computed for each target as one array [T] a sample, 0 where not sampled."""
+    lengths = [len(sample.token_ids) for sample in samples]
+    starts = np.cumsum([0, *lengths])
+    flat = np.zeros(starts[-1], np.float32)
+    for batches, figures in zip(shards, results, strict=True):
+        for batch, figure in zip(batches, figures, strict=True):
+            flat[starts[batch.sample_ids] + batch.target_ids] = figure
+    return [flat[start : start + length] for start, length in zip(starts, lengths, strict=False)]
+
+
+def update_parts(samples: Sequence[PolicySample], parts: int) -> list[list[int]]:
+    """Cut a step's samples into at most `parts` optimizer batches, as indices, in order of their groups.
+
+    No group is torn apart.
+    """
+    groups: dict[str, list[int]] = {}
+    for index, sample in enumerate(samples):
+        groups.setdefault(sample.group_id, []).append(index)
+    ordered = list(groups.values())
+    cuts = np.array_split(np.arange(len(ordered)), parts)
+    return [[index for group in cut for index in ordered[group]] for cut in cuts if len(cut)]
+
+
+class _PerToken:
+    """One array [T] a sample, laid end to end, so that a micro-batch's figures are one look-up."""
+
+    def __init__(self, arrays: Sequence[FloatArray]) -> None:
+        self._starts = np.cumsum([0, *map(len, arrays)])
+        self._flat = np.concatenate([np.zeros(0, np.float32), *arrays]).astype(np.float32, copy=False)
+
+    def of(self, batch: MicroBatch) -> FloatArray:
+        """Return the figures of the batch's targets, shape [N]."""
+        return self.at(batch.sample_ids, batch.target_ids)
+
+    def at(self, sample_ids: IntArray, target_ids: IntArray) -> FloatArray:
+        """Return the figures of some tokens, shape [N]."""
+        figures: FloatArray = self._flat[self._starts[sample_ids] + target_ids]
+        return figures
+
+
+def _shared(batch: MicroBatch) -> dict[str, Any]:
+    """Return the fields that a batch of any kind has, for the constructor of another kind."""
+    return {each.name: getattr(batch, each.name) for each in fields(MicroBatch)}
+
+
+def _spread(
+    samples: Sequence[PolicySample],
+    weights: Sequence[FloatArray],
+    make: Callable[[MicroBatch], BatchT],
+    *,
+    ranks: int,
+    max_tokens: int,
+    share_prompts: bool,
+) -> list[list[BatchT]]:
+    """Lay samples out, spread rows over ranks, cut them by the budget, and have `make` add what a model needs."""
     rows = build_rows(samples, share_prompts=share_prompts, max_row_tokens=max_tokens)
     if not rows:
         return [[] for _ in range(ranks)]
     plans = [split_by_budget(share, max_tokens) for share in balance(rows, ranks)]
     count = max(len(plan) for plan in plans)
+    weight_of = _PerToken(weights)
     filled = []
     for plan in plans:
         while len(plan) < count and any(len(batch) > 1 for batch in plan):
             largest = max(plan, key=len)
             plan.remove(largest)
             plan += [largest[::2], largest[1::2]]
-        batches = [_pad(batch, samples, weights) for batch in plan]
-        filler = _pad([min(rows, key=len)], samples, [np.zeros_like(weight) for weight in weights])
-        filled.append(batches + [filler] * (count - len(batches)))
+        batches = [make(_pad(batch, weight_of)) for batch in plan]
+        if len(batches) < count:
+            filler = make(_pad([min(rows, key=len)], _PerToken([np.zeros_like(weight) for weight in weights])))
+            batches += [filler] * (count - len(batches))
+        filled.append(batches)
     return filled
 
 
-def _pad(rows: Sequence[Row], samples: Sequence[PolicySample], weights: Sequence[FloatArray]) -> MicroBatch:
+def _pad(rows: Sequence[Row], weight_of: _PerToken) -> MicroBatch:
     length = max(len(row) for row in rows)
     shape = (len(rows), length)
     token_ids, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
@@ -222,21 +389,6 @@ def _pad(rows: Sequence[Row], samples: Sequence[PolicySample], weights: Sequence
         branches[index, : len(row)] = row.branches
     sample_ids = np.concatenate([row.sample_ids for row in rows])
     target_ids = np.concatenate([row.target_ids for row in rows])
-
-    # targets of one sample stand together, so a cut wherever the sample changes yields whole runs
-    cuts = np.flatnonzero(np.diff(sample_ids)) + 1
-    runs = [(int(ids[0]), at) for ids, at in zip(np.split(sample_ids, cuts), np.split(target_ids, cuts), strict=True)]
-
-    def gather(value_of: Callable[[int], FloatArray]) -> FloatArray:
-        values: FloatArray = np.concatenate([value_of(index)[at] for index, at in runs]).astype(np.float32)
-        return values
-
-    def reference_of(index: int) -> FloatArray:
-        sample = samples[index]
-        assert isinstance(sample, ReferencedSample)
-        return sample.reference_logprobs
-
-    referenced = all(isinstance(sample, ReferencedSample) for sample in samples)
     return MicroBatch(
         token_ids_BL=token_ids,
         positions_BL=positions,
@@ -245,8 +397,5 @@ def _pad(rows: Sequence[Row], samples: Sequence[PolicySample], weights: Sequence
         targets=np.concatenate([row.targets for row in rows]),
         sample_ids=sample_ids,
         target_ids=target_ids,
-        advantages=gather(lambda index: samples[index].advantages),
-        behaviour_logprobs=gather(lambda index: samples[index].behaviour_logprobs),
-        reference_logprobs=gather(reference_of) if referenced else np.zeros(0, np.float32),
-        weights=gather(lambda index: weights[index]),
+        weights=weight_of.at(sample_ids, target_ids),
     )

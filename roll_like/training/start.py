@@ -1,16 +1,22 @@
-"""Starts the ranks of a training engine, or of a frozen reference model."""
+"""Starts the ranks of a policy, of a frozen reference model, or of a critic."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import TypeVar
 
+from roll_like.algorithms.kl import KLController
 from roll_like.cluster import Cluster, Placement, ResourceManager, thread_environment
 from roll_like.config.sections import Span
+from roll_like.training.critic import CriticEngine
+from roll_like.training.critic_worker import CriticSpec, CriticWorker
 from roll_like.training.engine import TrainingEngine
+from roll_like.training.rank import DeepSpeedRank, RankSpec
 from roll_like.training.worker import DeepSpeedWorker, TrainerSpec
 
 Timer = Callable[[str], AbstractContextManager[None]]
+RankT = TypeVar("RankT", bound=DeepSpeedRank)
 
 
 def start_trainer(
@@ -21,6 +27,7 @@ def start_trainer(
     *,
     max_response_tokens: int,
     stack: ExitStack,
+    kl_controller: KLController | None = None,
     span_timer: Timer = lambda name: nullcontext(),
 ) -> TrainingEngine:
     """Start the ranks of a training engine (or of a frozen reference model) on a span.
@@ -28,26 +35,71 @@ def start_trainer(
     Raises:
         EngineError: A rank did not start.
     """
-    placements = resources.place(span, spec.training.workers, role)
-    world = len(placements)
-    cluster = Cluster(
-        role,
-        DeepSpeedWorker,
-        placements,
-        arguments=lambda rank: (spec, rank, world),
-        environment=lambda rank: trainer_environment(placements[rank], spec.device),
-    )
-    stack.callback(cluster.close, DeepSpeedWorker.close)
-    address = cluster.on(0, DeepSpeedWorker.address)
-    cluster.everywhere(DeepSpeedWorker.start, address)
+    cluster = start_ranks(role, DeepSpeedWorker, spec, spec.training.workers, resources, span, stack=stack)
     return TrainingEngine(
         cluster,
         algorithm=spec.algorithm,
         max_response_tokens=max_response_tokens,
         max_tokens_per_micro_batch=spec.training.max_tokens_per_micro_batch,
         share_prompts=spec.training.share_prompts,
+        kl_controller=kl_controller,
         span=span_timer,
     )
+
+
+def start_critic_engine(
+    spec: CriticSpec,
+    resources: ResourceManager,
+    span: Span,
+    *,
+    stack: ExitStack,
+    span_timer: Timer = lambda name: nullcontext(),
+) -> CriticEngine:
+    """Start the ranks of a critic on a span.
+
+    Raises:
+        EngineError: A rank did not start.
+    """
+    cluster = start_ranks("critic", CriticWorker, spec, spec.critic.workers, resources, span, stack=stack)
+    return CriticEngine(cluster, spec.critic, span=span_timer)
+
+
+def start_ranks(
+    role: str,
+    worker: type[RankT],
+    spec: RankSpec,
+    workers: int,
+    resources: ResourceManager,
+    span: Span,
+    *,
+    stack: ExitStack,
+) -> Cluster[RankT]:
+    """Start the ranks of one model and have them meet.
+
+    Args:
+        role: The role, for messages and for the placement.
+        worker: Their class; an instance takes the spec, its rank and the number of ranks.
+        spec: What each rank needs to know.
+        workers: How many.
+        resources: Where workers go.
+        span: Devices to divide among them.
+        stack: Ends them when it is closed.
+
+    Raises:
+        EngineError: A rank did not start.
+    """
+    placements = resources.place(span, workers, role)
+    cluster = Cluster(
+        role,
+        worker,
+        placements,
+        arguments=lambda rank: (spec, rank, len(placements)),
+        environment=lambda rank: trainer_environment(placements[rank], spec.device),
+    )
+    stack.callback(cluster.close, worker.close)
+    address = cluster.on(0, worker.address)
+    cluster.everywhere(worker.start, address)
+    return cluster
 
 
 def trainer_environment(placement: Placement, device: str) -> Mapping[str, str]:

@@ -10,50 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests_support import ragged_policy_samples as batch  # type: ignore[import-not-found]
 from transformers import AutoModelForCausalLM
 
 from roll_like.cluster import ResourceManager
-from roll_like.config.rlvr import AlgorithmConfig
+from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.config.sections import Span, TrainingConfig
 from roll_like.export import merged_weights
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.start import start_trainer
 from roll_like.training.worker import DeepSpeedWorker, TrainerSpec
-from roll_like.types import PolicySample
 from roll_like.values import reduce
 
 pytestmark = pytest.mark.integration
 LR = 1e-2
-
-
-def batch(vocabulary: int = 400, seed: int = 0) -> list[PolicySample]:
-    """Groups of ragged samples, one of them without signal, one with tool tokens in the middle."""
-    random = np.random.default_rng(seed)
-    samples = []
-    for group in range(5):
-        prompt = random.integers(5, vocabulary, random.integers(3, 12))
-        for _ in range(3):
-            response = random.integers(5, vocabulary, random.integers(2, 14))
-            tokens = np.concatenate([prompt, response]).astype(np.int32)
-            sampled = np.arange(len(tokens)) >= len(prompt)
-            if group == 1 and len(response) > 4:
-                sampled[len(prompt) + 2] = False
-            advantage = 0.0 if group == 4 else random.normal()
-            samples.append(
-                PolicySample(
-                    group_id=str(group),
-                    token_ids=tokens,
-                    prompt_length=len(prompt),
-                    sampled=sampled,
-                    behaviour_logprobs=np.where(sampled, -6 + 0.1 * random.normal(size=len(tokens)), 0).astype(
-                        np.float32
-                    ),
-                    advantages=np.where(sampled, advantage, 0).astype(np.float32),
-                    reward=0.0,
-                    policy_version=0,
-                )
-            )
-    return samples
 
 
 @contextmanager
@@ -187,6 +157,35 @@ def test_a_checkpoints_shards_merge_to_the_engines_weights(
         expected = weights(trainer)
     merged = {name: weight.float() for name, weight in merged_weights(tmp_path).items() if name in expected}
     assert largest_difference(merged, expected) == 0.0
+
+
+#: Leaves out a part of the tokens whose advantage goes with their log-probability.
+CLIP_COV = {"loss": {"type": "clip_cov", "fraction": 0.1, "low": 0.0, "high": 100.0}}
+
+
+@pytest.fixture(scope="module")
+def whole_batch_update(resources: ResourceManager, float_model: Path) -> dict[str, torch.Tensor]:
+    with engine(resources, float_model, share_prompts=False, algorithm=CLIP_COV) as trainer:
+        report = reduce(trainer.train_step(batch()).metrics)
+        assert 0.05 < report["train/covariance_fraction"] <= 0.1
+        return weights(trainer)
+
+
+@pytest.mark.parametrize(("workers", "zero_stage", "max_tokens"), [(1, 0, 48), (2, 0, 48), (2, 3, 96)])
+def test_a_loss_over_the_whole_batch_sees_all_of_it(
+    resources: ResourceManager,
+    float_model: Path,
+    reference_update: tuple[dict[str, torch.Tensor], float],
+    whole_batch_update: dict[str, torch.Tensor],
+    workers: int,
+    zero_stage: int,
+    max_tokens: int,
+) -> None:
+    options = {"workers": workers, "zero_stage": zero_stage, "max_tokens": max_tokens, "algorithm": CLIP_COV}
+    with engine(resources, float_model, **options) as trainer:
+        trainer.train_step(batch()[::-1])
+        assert largest_difference(weights(trainer), whole_batch_update) < 1e-6
+        assert largest_difference(weights(trainer), reference_update[0]) > 1e-4
 
 
 def test_several_updates_use_the_old_policy(resources: ResourceManager, float_model: Path) -> None:

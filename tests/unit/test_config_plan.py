@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from config_files import MINIMAL, changed
+from pydantic import ValidationError
 from rich.console import Console
 
 from roll_like.config.plan import Plan, plan, roles
@@ -52,6 +55,53 @@ def test_roles_divide_their_spans() -> None:
 
 def test_without_a_reference_model_there_are_two_roles() -> None:
     assert [role.name for role in roles(RLVRConfig.model_validate(MINIMAL))] == ["training", "inference"]
+
+
+WITH_CRITIC = changed(
+    TWO_NODES,
+    algorithm={"advantage": "gae"},
+    reference=None,
+    critic={"workers": 2, "zero_stage": 1},
+    resources__spans={"training": "0-3", "inference": "4-5", "critic": "6-7"},
+)
+
+
+def test_a_critic_is_a_role_with_its_own_devices_and_memory() -> None:
+    config = RLVRConfig.model_validate(WITH_CRITIC)
+    critic = roles(config)[-1]
+    assert (critic.name, critic.workers_key, str(critic.span)) == ("critic", "critic.workers", "6-7")
+    line = plan(config, Billion()).memory[-1]
+    gib = 2**30
+    assert line.role == "critic"
+    assert dict(line.parts) == {"weights": 2 * gib, "gradients": 2 * gib, "optimizer": 6 * gib}
+
+
+def test_a_critic_sits_with_the_trainer_unless_told_otherwise() -> None:
+    made = changed(algorithm={"advantage": "gae"}, critic={})
+    training, _, critic = roles(RLVRConfig.model_validate(made))
+    assert critic.span == training.span
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"critic__max_tokens_per_micro_batch": 95}, "95 tokens cannot hold one longest sample"),
+        ({"critic__workers": 1}, "2 GPUs for 1 critic workers"),
+        ({"resources__spans__critic": "7-8"}, "ends after the last device"),
+        ({"resources__spans__critic": "3-4"}, "overlaps training's 0-3 only in part"),
+        ({"critic__warmup_steps": 10}, "the policy does not learn in the first 10 steps"),
+        ({"critic": None, "algorithm": {}}, "there is no `critic` section"),
+    ],
+)
+def test_a_critic_that_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        RLVRConfig.model_validate(changed(WITH_CRITIC, **changes))
+
+
+def test_a_critic_on_cpu_offloads_nothing() -> None:
+    wrong = changed(algorithm={"advantage": "gae"}, critic={"zero_stage": 1, "offload": "optimizer"})
+    with pytest.raises(ValidationError, match="moves states from a GPU to host memory"):
+        RLVRConfig.model_validate(wrong)
 
 
 def test_batch_arithmetic() -> None:

@@ -1,11 +1,10 @@
 """Learning rates by hand, and what DeepSpeed is told."""
 
 import pytest
-from tests_support import policy_sample  # type: ignore[import-not-found]
+from pydantic import ValidationError
 
-from roll_like.config.sections import OptimizerConfig, TrainingConfig
+from roll_like.config.sections import CriticConfig, OptimizerConfig, TrainingConfig
 from roll_like.training.deepspeed_config import deepspeed_config, learning_rate
-from roll_like.training.engine import split_by_group
 
 
 @pytest.mark.parametrize(
@@ -35,8 +34,16 @@ def test_deepspeed_settings() -> None:
     assert deepspeed_config(TrainingConfig(), "float16")["fp16"]["enabled"]
 
 
-def test_updates_never_tear_groups_apart() -> None:
-    samples = [policy_sample(group=group) for group in "aabbbccd"]
-    parts = split_by_group(samples, 2)
-    assert [[sample.group_id for sample in part] for part in parts] == [list("aabbb"), list("ccd")]
-    assert [len(part) for part in split_by_group(samples[:2], 3)] == [2]
+def test_a_critic_has_the_engines_options_and_its_own() -> None:
+    critic = CriticConfig(zero_stage=2, optimizer={"lr": 1e-5}, value_clip=None)
+    assert (critic.workers, critic.path, critic.warmup_steps, critic.updates_per_step) == (1, None, 0, 1)
+    assert critic.value_clip is None
+    assert CriticConfig().value_clip == 0.2
+    assert deepspeed_config(critic, "float32")["zero_optimization"]["stage"] == 2
+    with pytest.raises(ValidationError, match="needs zero_stage"):
+        CriticConfig(offload="optimizer")
+    with pytest.raises(ValidationError, match="logprob_chunk_tokens"):
+        CriticConfig(logprob_chunk_tokens=7)
+    for wrong in ({"value_clip": 0}, {"warmup_steps": -1}, {"updates_per_step": 0}):
+        with pytest.raises(ValidationError):
+            CriticConfig(**wrong)

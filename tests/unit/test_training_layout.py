@@ -1,11 +1,23 @@
 """Rows, budgets and balance: every trained token is computed once, and sees just its own past."""
 
+from random import Random
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roll_like.training.layout import PADDING, build_rows, micro_batches
+from roll_like.training.draws import sample_seeds, uniform_draws
+from roll_like.training.layout import (
+    PADDING,
+    build_rows,
+    micro_batches,
+    per_sample,
+    policy_batches,
+    update_parts,
+    value_batches,
+)
 from roll_like.types import PolicySample
 
 
@@ -63,12 +75,13 @@ def test_equal_group_ids_with_other_prompts_do_not_share() -> None:
 
 def test_samples_without_targets_cost_nothing() -> None:
     empty = make_sample("g", [1, 2], [3], [False])
-    assert micro_batches([empty], weights_of([empty]), ranks=2, max_tokens=10, share_prompts=True) == [[], []]
+    assert policy_batches([empty], weights_of([empty]), ranks=2, max_tokens=10, share_prompts=True) == [[], []]
+    assert micro_batches([empty], ranks=2, max_tokens=10, share_prompts=True) == [[], []]
 
 
 def test_a_rank_without_rows_repeats_one_with_weight_zero() -> None:
     samples = [make_sample("g", [1, 2], [3, 4])]
-    first, second = micro_batches(samples, weights_of(samples), ranks=2, max_tokens=10, share_prompts=True)
+    first, second = policy_batches(samples, weights_of(samples), ranks=2, max_tokens=10, share_prompts=True)
     assert len(first) == len(second) == 1
     assert first[0].weights.tolist() == [1, 1]
     assert second[0].weights.tolist() == [0, 0]
@@ -91,7 +104,7 @@ def batches(draw: st.DrawFn) -> list[PolicySample]:
 def test_every_target_is_computed_exactly_once(
     samples: list[PolicySample], ranks: int, max_tokens: int, share: bool
 ) -> None:
-    shards = micro_batches(samples, weights_of(samples), ranks=ranks, max_tokens=max_tokens, share_prompts=share)
+    shards = policy_batches(samples, weights_of(samples), ranks=ranks, max_tokens=max_tokens, share_prompts=share)
     assert len({len(shard) for shard in shards}) == 1
     seen: dict[tuple[int, int], float] = {}
     for batch in (batch for shard in shards for batch in shard):
@@ -120,3 +133,60 @@ def visible_tokens(batch, source: int) -> list[int]:  # type: ignore[no-untyped-
     keys = [key for key in range(column + 1) if batch.branches_BL[row, key] in (0, mine)]
     assert batch.positions_BL[row, keys].tolist() == list(range(len(keys)))
     return batch.token_ids_BL[row, keys].tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches(), st.integers(1, 3), st.sampled_from([12, 20, 64]), st.booleans(), st.randoms(use_true_random=False))
+def test_draws_belong_to_the_token_however_it_is_computed(
+    samples: list[PolicySample], ranks: int, max_tokens: int, share: bool, random: Random
+) -> None:
+    order = random.sample(range(len(samples)), len(samples))
+    mixed = [samples[index] for index in order]
+    plain = draws_of(samples, ranks=1, max_tokens=1000, share_prompts=False)
+    found = draws_of(mixed, ranks=ranks, max_tokens=max_tokens, share_prompts=share)
+    assert {(order[sample], at): draw for (sample, at), draw in found.items()} == plain
+
+
+def draws_of(samples: list[PolicySample], **layout: Any) -> dict[tuple[int, int], float]:
+    shards = policy_batches(samples, weights_of(samples), **layout)
+    return {
+        (int(sample), int(at)): float(draw)
+        for shard in shards
+        for batch in shard
+        for sample, at, draw in zip(batch.sample_ids, batch.target_ids, batch.draws, strict=True)
+    }
+
+
+def test_draws_are_uniform_and_differ_between_samples_and_places() -> None:
+    tokens = [np.array([1, 2, 3], np.int32), np.array([1, 2, 4], np.int32)]
+    seeds = sample_seeds([*tokens, tokens[0].copy()])
+    assert seeds[0] == seeds[2] != seeds[1]
+    places = np.arange(20_000, dtype=np.int32)
+    first, second = (uniform_draws(np.full(len(places), seed), places) for seed in seeds[:2])
+    assert first.dtype == np.float32
+    for draws in (first, second):
+        assert 0 <= draws.min() < draws.max() < 1
+        assert np.abs(np.histogram(draws, 10, (0, 1))[0] - 2000).max() < 250
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.03
+    assert abs(np.corrcoef(first[1:], first[:-1])[0, 1]) < 0.03
+
+
+def test_figures_of_a_critic_are_at_their_tokens() -> None:
+    samples = [make_sample("g", [1, 2], [3, 4, 5], [True, False, True]), make_sample("h", [9], [8, 7])]
+    values = [np.arange(5, dtype=np.float32), np.arange(10, 13, dtype=np.float32)]
+    returns = [-array for array in values]
+    shards = value_batches(samples, weights_of(samples), values, returns, ranks=2, max_tokens=10, share_prompts=True)
+    for batch in (batch for shard in shards for batch in shard):
+        expected = [values[sample][at] for sample, at in zip(batch.sample_ids, batch.target_ids, strict=True)]
+        assert batch.old_values.tolist() == expected
+        assert batch.returns.tolist() == [-value for value in expected]
+        assert batch.weights.tolist() == [1.0] * len(expected)
+    restored = per_sample(samples, shards, [[batch.old_values for batch in shard] for shard in shards])
+    assert [array.tolist() for array in restored] == [[0, 0, 2, 0, 4], [0, 11, 12]]
+
+
+def test_updates_never_tear_groups_apart() -> None:
+    samples = [make_sample(group, [1], [2]) for group in "abbacbd"]
+    assert update_parts(samples, 2) == [[0, 3, 1, 2, 5], [4, 6]]
+    assert update_parts(samples[:2], 3) == [[0], [1]]
+    assert update_parts([], 2) == []

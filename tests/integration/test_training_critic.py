@@ -1,0 +1,200 @@
+"""The real critic in Ray actors: its values and updates equal a plain PyTorch loop, however they are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
+from transformers import AutoModelForCausalLM
+
+from roll_like.cluster import ResourceManager
+from roll_like.config.sections import CriticConfig, Span
+from roll_like.training.critic import CriticEngine
+from roll_like.training.critic_worker import CriticSpec, CriticWorker
+from roll_like.training.start import start_critic_engine
+from roll_like.types import FloatArray, PolicySample
+from roll_like.values import reduce
+
+pytestmark = pytest.mark.integration
+# the large eps keeps Adam's first steps from being the sign of the gradient's last bits
+OPTIMIZER = {"lr": 1e-2, "max_grad_norm": 1000.0, "eps": 1e-2, "weight_decay": 0.01}
+CLIP = 0.05
+
+
+@pytest.fixture(scope="module")
+def float_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tiny_model import make_tiny_model
+
+    return make_tiny_model(tmp_path_factory.mktemp("float-model"), dtype="float32")
+
+
+@contextmanager
+def critic_engine(
+    resources: ResourceManager, model: Path, *, dtype: str = "float32", **options: Any
+) -> Iterator[CriticEngine]:
+    spec = CriticSpec(
+        model_path=str(model),
+        dtype=dtype,
+        device="cpu",
+        threads=1,
+        seed=0,
+        total_updates=10,
+        trust_remote_code=False,
+        critic=CriticConfig(optimizer=OPTIMIZER, value_clip=CLIP, **options),
+    )
+    with ExitStack() as stack:
+        yield start_critic_engine(spec, resources, Span.model_validate("0-1"), stack=stack)
+
+
+def returns_of(samples: Sequence[PolicySample], seed: int = 0) -> list[FloatArray]:
+    random = np.random.default_rng(seed)
+    return [
+        np.where(sample.sampled, random.normal(0.5, 1.0, len(sample.token_ids)), 0).astype(np.float32)
+        for sample in samples
+    ]
+
+
+def learn(critic: CriticEngine, seed: int = 0) -> dict[str, float]:
+    """One step: values first, then an update towards returns."""
+    samples = ragged_policy_samples(seed=seed)
+    return reduce(critic.learn(samples, critic.values(samples), returns_of(samples, seed)))
+
+
+def parameters(critic: CriticEngine) -> dict[str, torch.Tensor]:
+    return {
+        name: torch.from_numpy(array) for name, array in critic.cluster.everywhere(CriticWorker.snapshot)[0].items()
+    }
+
+
+def largest_difference(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:
+    assert left.keys() == right.keys()
+    return max(float((left[name] - right[name]).abs().max()) for name in left)
+
+
+class PlainCritic:
+    """A critic as one writes it by hand: one sequence at a time, torch's own optimizer."""
+
+    def __init__(self, model: Path) -> None:
+        self.backbone = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).model
+        self.head = torch.nn.Linear(self.backbone.config.hidden_size, 1)
+        torch.nn.init.zeros_(self.head.weight)
+        torch.nn.init.zeros_(self.head.bias)
+        self.optimizer = torch.optim.AdamW(
+            [*self.backbone.parameters(), *self.head.parameters()], lr=1e-2, eps=1e-2, weight_decay=0.01
+        )
+
+    def values(self, sample: PolicySample) -> torch.Tensor:
+        """V of the state before each sampled token."""
+        hidden = self.backbone(torch.from_numpy(sample.token_ids).long()[None]).last_hidden_state[0]
+        return self.head(hidden[np.flatnonzero(sample.sampled) - 1])[:, 0]
+
+    def step(self, seed: int = 0) -> None:
+        samples = ragged_policy_samples(seed=seed)
+        targets = returns_of(samples, seed)
+        tokens = sum(int(sample.sampled.sum()) for sample in samples)
+        with torch.no_grad():
+            old = [self.values(sample) for sample in samples]
+        self.optimizer.zero_grad()
+        for sample, before, target in zip(samples, old, targets, strict=True):
+            goal = torch.from_numpy(target[sample.sampled])
+            values = self.values(sample)
+            bounded = before + torch.clamp(values - before, -CLIP, CLIP)
+            loss = 0.5 * torch.maximum((values - goal) ** 2, (bounded - goal) ** 2)
+            (loss.sum() / tokens).backward()
+        self.optimizer.step()
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        named = {f"backbone.{name}": weight for name, weight in self.backbone.named_parameters()}
+        named |= {f"head.{name}": weight for name, weight in self.head.named_parameters()}
+        return {name: weight.detach() for name, weight in named.items()}
+
+
+@pytest.fixture(scope="module")
+def plain(float_model: Path) -> PlainCritic:
+    """After two steps: in the first, a head of zeros gives the backbone no gradient."""
+    critic = PlainCritic(float_model)
+    critic.step(seed=0)
+    critic.step(seed=1)
+    return critic
+
+
+@pytest.mark.parametrize(
+    ("workers", "zero_stage", "options"),
+    [
+        (1, 0, {"share_prompts": False}),
+        (1, 1, {"max_tokens_per_micro_batch": 48}),
+        (1, 2, {"max_tokens_per_micro_batch": 48}),
+        (1, 3, {"max_tokens_per_micro_batch": 96}),
+        (2, 0, {"max_tokens_per_micro_batch": 48}),
+        (2, 1, {"share_prompts": False, "max_tokens_per_micro_batch": 64}),
+        (2, 2, {"max_tokens_per_micro_batch": 48, "gradient_checkpointing": True}),
+        (2, 3, {"max_tokens_per_micro_batch": 48}),
+    ],
+)
+def test_values_and_updates_equal_a_plain_loop(
+    resources: ResourceManager,
+    float_model: Path,
+    plain: PlainCritic,
+    workers: int,
+    zero_stage: int,
+    options: dict[str, Any],
+) -> None:
+    with critic_engine(resources, float_model, workers=workers, zero_stage=zero_stage, **options) as critic:
+        first = learn(critic, seed=0)
+        second = learn(critic, seed=1)
+        assert largest_difference(parameters(critic), plain.parameters()) < 1e-6
+        samples = ragged_policy_samples(seed=2)
+        values = critic.values(samples)
+    for sample, mine in zip(samples, values, strict=True):
+        with torch.no_grad():
+            expected = plain.values(sample).numpy()
+        assert np.abs(expected).max() > 0.01
+        np.testing.assert_allclose(mine[sample.sampled], expected, atol=1e-5)
+        assert not mine[~sample.sampled].any()
+    assert first["critic/value_mean"] == 0.0, "a critic begins with values of 0"
+    assert first["critic/explained_variance"] == pytest.approx(0.0)
+    assert second["critic/lr"] == 1e-2
+    assert second["critic/grad_norm"] > 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "workers", "zero_stage"), [("bfloat16", 1, 1), ("bfloat16", 1, 0), ("float32", 2, 3)]
+)
+def test_a_resumed_critic_goes_on_bit_for_bit(
+    resources: ResourceManager, float_model: Path, tmp_path: Path, dtype: str, workers: int, zero_stage: int
+) -> None:
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "workers": workers,
+        "zero_stage": zero_stage,
+        "max_tokens_per_micro_batch": 64,
+    }
+    with critic_engine(resources, float_model, **options) as critic:
+        learn(critic, seed=0)
+        critic.save(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == ["critic"]
+        learn(critic, seed=1)
+        expected = parameters(critic)
+    with critic_engine(resources, float_model, **options) as critic:
+        critic.load(tmp_path)
+        learn(critic, seed=1)
+        assert largest_difference(parameters(critic), expected) == 0.0
+
+
+def test_a_critic_learns_to_explain_returns(resources: ResourceManager, float_model: Path) -> None:
+    samples = ragged_policy_samples()
+    # a return that can be read off the prompt
+    targets = [np.where(sample.sampled, float(sample.token_ids[0]) / 400, 0).astype(np.float32) for sample in samples]
+    with critic_engine(resources, float_model, updates_per_step=2) as critic:
+        explained = [
+            reduce(critic.learn(samples, critic.values(samples), targets))["critic/explained_variance"]
+            for _ in range(15)
+        ]
+    assert explained[0] == pytest.approx(0.0)
+    assert explained[-1] > 0.8
