@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
+import torch
 from algorithm_samples import make_inputs, same_cases
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from roll_like.algorithms.correction import (
     ImportanceWeight,
@@ -16,7 +19,7 @@ from roll_like.algorithms.correction import (
 from roll_like.algorithms.losses import policy_objective
 from roll_like.config.algorithm import CorrectionConfig
 from roll_like.registry import LOSSES
-from roll_like.values import Max
+from roll_like.values import Max, merge, reduce
 
 
 def test_truncated_weights_by_hand():
@@ -86,3 +89,114 @@ def test_weights_never_exceed_the_cap(pairs, cap):
     weights = ImportanceWeight(cap=cap)(make_inputs(old, behaviour_logprobs_N=behaviour)).weights_N
     for weight, pi, mu in zip(weights.tolist(), old, behaviour, strict=True):
         assert weight == pytest.approx(min(math.exp(max(pi - mu, -20)), cap))
+
+
+SEQUENCES = {"sequence_N": torch.tensor([0, 1, 0]), "sequences": 2}
+
+
+def with_ratios(*ratios: float, **more):
+    """Tokens whose old policy is these ratios away from the behaviour policy."""
+    behaviour = [-1 - math.log(ratio) for ratio in ratios]
+    return make_inputs([-1.0] * len(ratios), behaviour_logprobs_N=behaviour, **more)
+
+
+def corrected_by(inputs, **config):
+    return correction_from(CorrectionConfig(**config))(inputs)
+
+
+def test_sequence_weights_are_products():
+    inputs = with_ratios(1.5, 0.5, 3.0, **SEQUENCES)
+    assert corrected_by(inputs, level="sequence", cap=10.0).weights_N.tolist() == pytest.approx([4.5, 0.5, 4.5])
+    corrected = corrected_by(inputs, level="sequence", cap=2.0)
+    assert corrected.weights_N.tolist() == pytest.approx([2.0, 0.5, 2.0])
+    assert corrected.capped_N.tolist() == [True, False, True]
+
+
+def test_geometric_weights_are_means():
+    inputs = with_ratios(1.0, 0.5, 4.0, **SEQUENCES)
+    assert corrected_by(inputs, level="geometric", cap=10.0).weights_N.tolist() == pytest.approx([2.0, 0.5, 2.0])
+
+
+def test_masked_weights_are_zero_outside_of_the_band():
+    inputs = with_ratios(0.4, 1.0, 3.0)
+    corrected = corrected_by(inputs, type="masked", floor=0.5, cap=2.0)
+    assert corrected.weights_N.tolist() == pytest.approx([0.0, 1.0, 0.0])
+    assert corrected.capped_N.tolist() == [True, False, True]
+    assert corrected_by(inputs, type="masked").weights_N.tolist() == pytest.approx([0.4, 1.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("reject", "expected"),
+    [
+        ({"estimator": "k1", "level": "token", "high": 2.0}, [False, False, True]),
+        ({"estimator": "k1", "level": "token", "high": 2.0, "low": 0.6}, [False, True, True]),
+        # geometric means √3 and 0.5
+        ({"estimator": "k1", "level": "sequence_mean", "high": 1.7}, [True, False, True]),
+        ({"estimator": "k1", "level": "sequence_mean", "high": 1.8, "low": 0.6}, [False, True, False]),
+        ({"estimator": "k1", "level": "sequence_max", "high": 2.9}, [True, False, True]),
+        ({"estimator": "k1", "level": "sequence_max", "high": 3.1}, [False, False, False]),
+        ({"estimator": "k1", "level": "sequence_max", "high": 3.1, "low": 0.6}, [False, True, False]),
+        # (log 3)²/2 = 0.6035, (log ½)²/2 = 0.2402
+        ({"estimator": "k2", "level": "token", "high": 0.6}, [False, False, True]),
+        ({"estimator": "k2", "level": "token", "high": 0.24}, [False, True, True]),
+        ({"estimator": "k2", "level": "sequence_mean", "high": 0.3}, [True, False, True]),
+        ({"estimator": "k2", "level": "sequence_max", "high": 0.6}, [True, False, True]),
+        # 3 − 1 − log 3 = 0.9014, ½ − 1 + log 2 = 0.1931
+        ({"estimator": "k3", "level": "token", "high": 0.9}, [False, False, True]),
+        ({"estimator": "k3", "level": "token", "high": 0.19}, [False, True, True]),
+        ({"estimator": "k3", "level": "sequence_mean", "high": 0.45}, [True, False, True]),
+        ({"estimator": "k3", "level": "sequence_max", "high": 0.91}, [False, False, False]),
+    ],
+)
+def test_rejection_by_hand(reject, expected):
+    corrected = corrected_by(with_ratios(1.0, 0.5, 3.0, **SEQUENCES), cap=100.0, reject=reject)
+    assert corrected.rejected_N.tolist() == expected
+    plain = [1.0, 0.5, 3.0]
+    kept = [0.0 if out else weight for out, weight in zip(expected, plain, strict=True)]
+    assert corrected.weights_N.tolist() == pytest.approx(kept)
+
+
+def test_rejection_alone_and_in_bypass_mode():
+    # bypass: the old policy is the behaviour policy, so the current one is compared
+    inputs = make_inputs([-1.0, -3.0], old_logprobs_N=[-1.0, -1.0], behaviour_logprobs_N=[-1.0, -1.0])
+    corrected = corrected_by(inputs, type="none", reject={"estimator": "k2", "level": "token", "high": 1.0})
+    assert corrected.weights_N.tolist() == [1.0, 0.0]
+    assert corrected.rejected_N.tolist() == [False, True]
+    assert not corrected.weights_N.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"floor": 0.5}, "type: masked only"),
+        ({"type": "masked", "floor": 3.0}, "set floor below cap"),
+        ({"reject": {"estimator": "k1", "high": 0.9}}, "high bounds the ratio"),
+        ({"reject": {"estimator": "k3", "high": 0.9, "low": 0.1}}, "no lower bound"),
+        ({"reject": {"estimator": "k1", "high": 2.0, "low": 1.5}}, "set it below 1"),
+    ],
+)
+def test_bounds_that_make_no_sense_are_refused(config, message):
+    with pytest.raises(ValidationError, match=message):
+        CorrectionConfig(**config)
+
+
+def test_statistics_merge_to_those_of_the_whole_batch():
+    old = [-1.0, -2.0, -0.5, -3.0]
+    behaviour = [-1.2, -1.5, -0.6, -3.5]
+    ppo = LOSSES.get("ppo")(LOSSES.get("ppo").Config())
+    correction = correction_from(CorrectionConfig(cap=1.2))
+
+    def metrics(start, end):
+        inputs = make_inputs(old[start:end], behaviour_logprobs_N=behaviour[start:end])
+        return policy_objective(inputs, ppo, None, 0.0, correction)[1]
+
+    whole, parts = reduce(metrics(0, 4)), reduce(merge([metrics(0, 1), metrics(1, 4)]))
+    assert parts == pytest.approx(whole)
+    weights = [min(math.exp(o - b), 1.2) for o, b in zip(old, behaviour, strict=True)]
+    assert whole["correction/ess"] == pytest.approx(sum(weights) ** 2 / (4 * sum(w * w for w in weights)))
+    assert whole["mismatch/logprob_pearson"] == pytest.approx(np.corrcoef(old, behaviour)[0, 1])
+    # log-ratios 0.2, −0.5, 0.1, 0.5
+    assert whole["mismatch/ratio_p01"] == pytest.approx(math.exp(-0.5), rel=0.006)
+    assert whole["mismatch/ratio_p50"] == pytest.approx(math.exp(0.1), rel=0.006)
+    assert whole["mismatch/ratio_p99"] == pytest.approx(math.exp(0.5), rel=0.006)
+    assert whole["correction/capped_fraction"] == 0.5

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 from typing import get_args
 
@@ -9,8 +10,9 @@ import torch
 from algorithm_samples import make_policy_sample, same_cases
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from roll_like.algorithms.kl import KLEstimator, divergence, token_penalties
+from roll_like.algorithms.kl import KLController, KLEstimator, divergence, token_penalties
 from roll_like.config.algorithm import KLConfig
 from roll_like.errors import EngineError
 
@@ -20,6 +22,7 @@ from roll_like.errors import EngineError
     [
         # r = log π_ref − log π = −1 − (−0.5) = −0.5
         ("k1", 0.5, 1.0),
+        ("abs", 0.5, 1.0),
         ("k2", 0.125, 0.5),
         ("k3", math.exp(-0.5) - 1 + 0.5, 1 - math.exp(-0.5)),
     ],
@@ -89,3 +92,47 @@ def test_penalties_that_cannot_be_are_refused():
 
 def test_the_configuration_knows_the_same_names():
     assert get_args(KLConfig.model_fields["estimator"].annotation) == get_args(KLEstimator)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "abs", "k3"])
+def test_straight_through_has_the_value_of_one_and_the_gradient_of_k2(estimator):
+    policy = torch.tensor([-1.0, -2.0], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([-1.5, -1.2], dtype=torch.float64)
+    value = divergence(policy, reference, estimator, straight_through=True)
+    assert value.tolist() == pytest.approx(divergence(policy, reference, estimator).tolist())
+    value.sum().backward()
+    assert policy.grad.tolist() == pytest.approx([0.5, -0.8])
+
+
+def test_a_fixed_coefficient_stays():
+    controller = KLController(KLConfig(coefficient=0.1))
+    controller.update(100.0, 1000)
+    assert controller.coefficient == 0.1
+
+
+def test_an_adaptive_coefficient_follows_by_hand():
+    config = KLConfig(use="loss", coefficient=0.1, adaptive={"target": 0.02, "horizon": 100})
+    controller = KLController(config)
+    controller.update(0.022, 50)  # an error of 0.1
+    assert controller.coefficient == pytest.approx(0.1 * (1 + 0.1 * 0.5))
+    controller.update(0.2, 50)  # an error of 9, limited to 0.2
+    assert controller.coefficient == pytest.approx(0.105 * 1.1)
+    controller.update(0.0, 50)
+    assert controller.coefficient == pytest.approx(0.105 * 1.1 * 0.9)
+    resumed = KLController(config)
+    resumed.load_state(json.loads(json.dumps(controller.state())))
+    assert resumed.coefficient == controller.coefficient
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"use": "reward", "straight_through": True}, "set use: loss"),
+        ({"use": "loss", "straight_through": True, "estimator": "k2"}, "k2 has anyway"),
+        ({"adaptive": {"target": 0.1}}, "nowhere"),
+        ({"use": "loss", "coefficient": 0, "adaptive": {"target": 0.1}}, "0 stays 0"),
+    ],
+)
+def test_settings_without_an_effect_are_refused(config, message):
+    with pytest.raises(ValidationError, match=message):
+        KLConfig(**config)

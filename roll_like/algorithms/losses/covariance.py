@@ -121,7 +121,10 @@ class BoundClipCov(PolicyLoss):
 
 @LOSSES.register("kl_cov")
 class KLCovLoss(CovarianceLoss):
-    """`kl_cov`: −ρ·A, plus a penalty coefficient·|log ρ| for the tokens of largest covariance."""
+    """`kl_cov`: −ρ·A, plus a penalty coefficient·|log ρ| for the tokens of largest covariance.
+
+    Of tokens that tie for the last place none is held back, so equal advantages hold back nothing.
+    """
 
     class Config(PluginConfig):
         """KL-Cov: the tokens of largest covariance are held near the old policy; nothing is clipped."""
@@ -133,7 +136,7 @@ class KLCovLoss(CovarianceLoss):
         coefficient: PositiveFloat = Field(default=1.0, description="Weight of the penalty on these tokens.")
 
     def of_batch(self, batch: BatchTokens) -> PolicyLoss:
-        """Return the loss with the least covariance that is held back."""
+        """Return the loss with the covariance above which tokens are held back."""
         centre = Centre.of(batch)
         covariance_N = centre.covariance(batch.logprobs_N, batch.advantages_N)
         count = max(int(self.config.fraction * len(covariance_N)), 1)
@@ -149,7 +152,7 @@ class BoundKLCov(PolicyLoss):
     Args:
         config: The loss's settings.
         centre: Means of the batch.
-        threshold: Tokens of at least this covariance are held back.
+        threshold: Tokens of larger covariance are held back.
     """
 
     def __init__(self, config: KLCovLoss.Config, centre: Centre, threshold: float) -> None:
@@ -159,7 +162,7 @@ class BoundKLCov(PolicyLoss):
 
     def __call__(self, inputs: LossInputs) -> TokenLosses:
         """Return the surrogate of each token, with the penalty where it is due."""
-        held_N = self._centre.covariance(inputs.logprobs_N, inputs.advantages_N) >= self._threshold
+        held_N = self._centre.covariance(inputs.logprobs_N, inputs.advantages_N) > self._threshold
         ratio_N = policy_ratio(inputs.logprobs_N, inputs.old_logprobs_N)
         distance_N = (inputs.logprobs_N - inputs.old_logprobs_N).abs()
         losses_N = -ratio_N * inputs.advantages_N + self.config.coefficient * distance_N * held_N

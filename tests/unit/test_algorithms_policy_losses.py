@@ -1,0 +1,317 @@
+"""Every registered policy loss: values and gradients by hand, and gradients against finite differences in float64."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from typing import Any
+
+import pytest
+import torch
+from algorithm_samples import make_inputs, make_policy_sample
+from pydantic import ValidationError
+from torch import Tensor
+
+from roll_like.algorithms.correction import ImportanceWeight
+from roll_like.algorithms.kl import KLEstimator
+from roll_like.algorithms.losses import BatchTokens, KLTerm, LossInputs, PolicyLoss, policy_objective
+from roll_like.errors import EngineError
+from roll_like.registry import LOSSES
+
+PAIR = {"sequence_N": torch.tensor([0, 0, 1]), "sequences": 2}
+
+
+def loss_of(name: str, **settings: Any) -> PolicyLoss:
+    plugin = LOSSES.get(name)
+    made: PolicyLoss = plugin(plugin.Config(**settings))
+    return made
+
+
+def bound(loss: PolicyLoss, inputs: LossInputs) -> PolicyLoss:
+    """The loss, with the batch's statistics where it wants them; the micro-batch is the whole batch."""
+    if not loss.needs_batch:
+        return loss
+    batch = BatchTokens(
+        logprobs_N=inputs.logprobs_N.detach(),
+        old_logprobs_N=inputs.old_logprobs_N,
+        advantages_N=inputs.advantages_N,
+        draws_N=inputs.draws_N,
+    )
+    return loss.of_batch(batch)
+
+
+def evaluated(name: str, inputs: LossInputs, **settings: Any) -> tuple[list[float], list[float]]:
+    """Losses of the tokens, and the gradient of their sum."""
+    losses = bound(loss_of(name, **settings), inputs)(inputs).losses_N
+    losses.sum().backward()
+    gradient = inputs.logprobs_N.grad
+    assert gradient is not None
+    return losses.tolist(), gradient.tolist()
+
+
+def at_ratios(*ratios: float, advantages: list[float], **more: Any) -> LossInputs:
+    """Tokens that are these ratios away from an old policy at −1."""
+    return make_inputs(
+        [math.log(ratio) - 1 for ratio in ratios],
+        old_logprobs_N=[-1.0] * len(ratios),
+        advantages_N=advantages,
+        **more,
+    )
+
+
+def approx(values: list[float]) -> Any:
+    return pytest.approx(values, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", ["reinforce", "gpg"])
+def test_the_policy_gradient(name: str) -> None:
+    losses, gradient = evaluated(name, make_inputs([-1.0, -2.0], advantages_N=[2.0, -1.0]))
+    assert (losses, gradient) == ([2.0, -2.0], [-2.0, 1.0])
+
+
+def test_reinforce_with_importance_weights() -> None:
+    losses, gradient = evaluated("reinforce", at_ratios(2.0, advantages=[3.0]), importance_weight=True)
+    assert losses == approx([-2 * 3 * (math.log(2) - 1)])
+    assert gradient == approx([-6.0])
+
+
+def test_gspo_clips_sequences() -> None:
+    # the first sequence's geometric mean is √(4·1) = 2: above 1.5, clipped; the second's 0.5 is not (A > 0)
+    inputs = at_ratios(4.0, 1.0, 0.5, advantages=[1.0, 1.0, 1.0], **PAIR)
+    losses, gradient = evaluated("gspo", inputs, clip_low=0.4, clip_high=0.5)
+    assert losses == approx([-1.5, -1.5, -0.5])
+    assert gradient == approx([0.0, 0.0, -0.5])
+    inputs = at_ratios(4.0, 1.0, 0.5, advantages=[-1.0, -1.0, -1.0], **PAIR)
+    losses, gradient = evaluated("gspo", inputs, clip_low=0.4, clip_high=0.5)
+    assert losses == approx([2.0, 2.0, 0.6])
+    assert gradient == approx([2.0, 2.0, 0.0])
+
+
+def test_cispo_keeps_every_gradient() -> None:
+    inputs = at_ratios(0.1, 1.0, 3.0, advantages=[1.0, 1.0, -1.0])
+    losses, gradient = evaluated("cispo", inputs, clip_low=0.3, clip_high=0.5)
+    weights = [0.7, 1.0, 1.5]
+    logprobs = [math.log(0.1) - 1, -1.0, math.log(3) - 1]
+    signs = [1, 1, -1]
+    assert losses == approx([-w * s * logprob for w, s, logprob in zip(weights, signs, logprobs, strict=True)])
+    assert gradient == approx([-0.7, -1.0, 1.5])
+
+
+def test_sapo_has_weight_one_on_policy_and_fades() -> None:
+    _, gradient = evaluated("sapo", at_ratios(1.0, 1.0, 3.0, advantages=[2.0, -2.0, 1.0]))
+    gate = 1 / (1 + math.exp(-2.0))
+    assert gradient == approx([-2.0, 2.0, -3 * 4 * gate * (1 - gate)])
+    losses, _ = evaluated("sapo", at_ratios(1.0, 1.0, advantages=[1.0, -1.0]), tau_positive=4.0, tau_negative=2.0)
+    assert losses == approx([-0.5, 1.0])
+
+
+def test_gmpo_is_the_geometric_mean_of_clipped_ratios() -> None:
+    # log-ratios 1 and −0.2, clipped above at 0.4 where A > 0: mean 0.1
+    inputs = at_ratios(math.e, math.exp(-0.2), math.exp(-1.0), advantages=[2.0, 2.0, -1.0], **PAIR)
+    losses, gradient = evaluated("gmpo", inputs)
+    first, second = 2 * math.exp(0.1), math.exp(-0.4)
+    assert losses == approx([-first, -first, second])
+    # two tokens carry the loss and each has half of the mean's gradient; the clipped ones have none
+    assert gradient == approx([0.0, -first, 0.0])
+
+
+def test_dppo_tv_masks_what_moved_too_far() -> None:
+    # from π_old = e⁻¹ = 0.368: to 0.735 (+0.368) and to 0.037 (−0.331)
+    inputs = at_ratios(2.0, 2.0, 0.1, 0.1, advantages=[1.0, -1.0, 1.0, -1.0])
+    losses, gradient = evaluated("dppo_tv", inputs, clip_low=0.3, clip_high=0.3)
+    assert gradient == approx([0.0, 2.0, -0.1, 0.0])
+    assert losses == approx([0.0, 2 * (math.log(2) - 1), -0.1 * (math.log(0.1) - 1), 0.0])
+    _, gradient = evaluated("dppo_tv", at_ratios(2.0, 0.1, advantages=[1.0, -1.0]), clip_low=0.34, clip_high=0.37)
+    assert gradient == approx([-2.0, 0.1])
+    _, gradient = evaluated("dppo_tv", at_ratios(2.0, advantages=[-1.0]), ratio_cap=1.5)
+    assert gradient == approx([1.5])
+
+
+def test_dppo_kl_masks_by_binary_divergence() -> None:
+    old = math.exp(-1)
+    new = 2 * old
+    divergence = old * math.log(old / new) + (1 - old) * math.log((1 - old) / (1 - new))
+    for bound_at, expected in ((divergence * 0.99, 0.0), (divergence * 1.01, -2.0)):
+        _, gradient = evaluated("dppo_kl", at_ratios(2.0, advantages=[1.0]), clip_high=bound_at)
+        assert gradient == approx([expected])
+    _, gradient = evaluated("dppo_kl", at_ratios(0.1, advantages=[-1.0]), clip_low=0.01)
+    assert gradient == approx([0.0])
+
+
+def test_clip_cov_leaves_out_drawn_tokens_of_the_band() -> None:
+    # means: A 0, log π −2; covariances 1·1, 1·(−1), (−1)·1, (−1)·(−1): two lie in (0.5, 2)
+    given = {"advantages_N": [1.0, 1.0, -1.0, -1.0], "draws_N": [0.9, 0.0, 0.0, 0.1]}
+    _, gradient = evaluated("clip_cov", make_inputs([-1.0, -3.0, -1.0, -3.0], **given), low=0.5, high=2.0)
+    # of the two the one with the smallest draw
+    assert gradient == approx([-1.0, -1.0, 1.0, 0.0])
+    inputs = make_inputs([-1.0, -3.0, -1.0, -3.0], **given)
+    _, gradient = evaluated("clip_cov", inputs, low=0.5, high=2.0, fraction=0.5)
+    assert gradient == approx([0.0, -1.0, 1.0, 0.0])
+    _, gradient = evaluated("clip_cov", make_inputs([-1.0, -3.0, -1.0, -3.0], **given), low=1.5, high=2.0)
+    assert gradient == approx([-1.0, -1.0, 1.0, 1.0])
+    with pytest.raises(ValidationError, match="band is empty"):
+        loss_of("clip_cov", low=2.0, high=1.0)
+
+
+def test_clip_cov_clips_like_ppo_and_draws_no_clipped_token() -> None:
+    given = {"old_logprobs_N": [-2.0, -3.0, -1.0, -3.0], "draws_N": [0.0, 0.5, 0.5, 0.5]}
+    inputs = make_inputs([-1.0, -3.0, -1.0, -3.0], advantages_N=[1.0, 1.0, -1.0, -1.0], **given)
+    losses, gradient = evaluated("clip_cov", inputs, low=0.5, high=2.0)
+    # the first is beyond 1 + 0.2 anyway, so the last is drawn although its draw is larger
+    assert losses[0] == pytest.approx(-1.2)
+    assert gradient == approx([0.0, -1.0, 1.0, 0.0])
+
+
+def test_kl_cov_holds_back_the_largest_covariance() -> None:
+    given = {"old_logprobs_N": [-1.5, -3.0, -1.0, -3.0], "advantages_N": [2.0, 0.0, -1.0, -1.0]}
+    inputs = make_inputs([-1.0, -3.0, -1.0, -3.0], **given)
+    losses, gradient = evaluated("kl_cov", inputs, coefficient=3.0)
+    ratio = math.exp(0.5)
+    assert losses == approx([-2 * ratio + 1.5, 0.0, 1.0, 1.0])
+    assert gradient == approx([-2 * ratio + 3, 0.0, 1.0, 1.0])
+    inputs = make_inputs([-1.0, -3.0, -1.0, -3.0], **{**given, "old_logprobs_N": [-1.5, -3.0, -1.0, -2.5]})
+    losses, _ = evaluated("kl_cov", inputs, fraction=0.5)
+    assert losses == approx([-2 * ratio + 0.5, 0.0, 1.0, math.exp(-0.5) + 0.5])
+
+
+def test_kl_cov_holds_back_nothing_where_all_tokens_tie() -> None:
+    losses, _ = evaluated("kl_cov", make_inputs([-1.0, -3.0], old_logprobs_N=[-2.0, -2.0]))
+    assert losses == approx([-math.e, -math.exp(-1)])
+
+
+@pytest.mark.parametrize("name", ["clip_cov", "kl_cov"])
+def test_covariance_losses_need_their_batch(name: str) -> None:
+    with pytest.raises(EngineError, match="of_batch"):
+        loss_of(name)(make_inputs([-1.0]))
+
+
+def test_dro_holds_every_token() -> None:
+    losses, gradient = evaluated("dro", at_ratios(math.e, advantages=[2.0]), beta=0.5)
+    assert losses == approx([0.0 + 0.25])
+    assert gradient == approx([-2.0 + 0.5])
+
+
+def test_kimi_holds_the_sequence() -> None:
+    # log-ratios 1 and 2 of one sequence: (1 + 2)²; the other's −1
+    inputs = at_ratios(math.e, math.e**2, math.exp(-1), advantages=[1.0, 1.0, 0.0], **PAIR)
+    losses, gradient = evaluated("kimi", inputs, tau=0.1)
+    assert losses == approx([0.0 + 0.05 * 9 / 2, -1.0 + 0.05 * 9 / 2, 0.05])
+    assert gradient == approx([-1 + 0.1 * 3, -1 + 0.1 * 3, -0.1])
+
+
+def test_topr_tapers_bad_sequences_only() -> None:
+    # sequence ratios 0.5·0.5 and 3
+    inputs = at_ratios(0.5, 0.5, 3.0, advantages=[-1.0, -1.0, -1.0], **PAIR)
+    _, gradient = evaluated("topr", inputs)
+    assert gradient == approx([0.25, 0.25, 1.0])
+    _, gradient = evaluated("topr", at_ratios(0.5, 0.5, 3.0, advantages=[1.0, 1.0, 2.0], **PAIR))
+    assert gradient == approx([-1.0, -1.0, -2.0])
+    _, gradient = evaluated("topr", at_ratios(3.0, advantages=[-1.0]), negative_cap=2.0)
+    assert gradient == approx([2.0])
+
+
+def test_raft_is_the_likelihood_of_good_samples() -> None:
+    losses, gradient = evaluated("raft", make_inputs([-1.0, -2.0], advantages_N=[5.0, 0.1]))
+    assert (losses, gradient) == ([1.0, 2.0], [-1.0, -1.0])
+    good, bad = (
+        dataclasses.replace(sample, advantages=sample.advantages + shift)
+        for sample, shift in ((make_policy_sample([0, 1, 1]), 0.4), (make_policy_sample([0, 1, 1]), -0.4))
+    )
+    assert [loss_of("raft").selects(sample) for sample in (good, bad)] == [True, False]
+    assert [loss_of("raft", min_advantage=0.5).selects(sample) for sample in (good, bad)] == [False, False]
+    assert not loss_of("raft", min_advantage=-1.0).selects(make_policy_sample([0, 0]))
+    assert all(loss_of(name).selects(bad) for name in LOSSES.names() if name != "raft")
+
+
+# ---- finite differences ------------------------------------------------------------------------
+
+
+def random_inputs(seed: int) -> dict[str, Any]:
+    """Three ragged sequences in random order of tokens; ratios away from every bound's kink."""
+    draw = random.Random(seed)
+    lengths = [draw.randrange(1, 5) for _ in range(3)]
+    sequences = [index for index, length in enumerate(lengths) for _ in range(length)]
+    draw.shuffle(sequences)
+    count = len(sequences)
+    advantages = [draw.choice([-1.0, 1.0]) * draw.uniform(0.2, 2) for _ in lengths]
+    return {
+        "logprobs": [draw.uniform(-4, -0.1) for _ in range(count)],
+        "old_logprobs_N": [draw.uniform(-4, -0.1) for _ in range(count)],
+        "behaviour_logprobs_N": [draw.uniform(-4, -0.1) for _ in range(count)],
+        "reference_logprobs_N": [draw.uniform(-4, -0.1) for _ in range(count)],
+        "advantages_N": [advantages[index] for index in sequences],
+        "weights_N": [draw.uniform(0.1, 1) for _ in range(count)],
+        "draws_N": [draw.random() for _ in range(count)],
+        "entropy_N": torch.zeros(count, dtype=torch.float64),
+        "sequence_N": torch.tensor(sequences),
+        "sequences": 3,
+    }
+
+
+def differences(function: Any, values: list[float], step: float = 1e-6) -> list[float]:
+    """Central differences of a scalar function."""
+    slopes = []
+    for index in range(len(values)):
+        moved = [[*values[:index], values[index] + sign * step, *values[index + 1 :]] for sign in (1, -1)]
+        slopes.append((function(moved[0]) - function(moved[1])) / (2 * step))
+    return slopes
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", LOSSES.names())
+def test_gradients_are_those_of_finite_differences(name: str, seed: int) -> None:
+    case = random_inputs(seed)
+    logprobs = case.pop("logprobs")
+    settings = {"clip_cov": {"low": 0.1, "fraction": 0.5}, "kl_cov": {"fraction": 0.3}}.get(name, {})
+    inputs = make_inputs(logprobs, **case)
+    loss = bound(loss_of(name, **settings), inputs)
+
+    def objective(values: Tensor, frozen: LossInputs | None) -> Tensor:
+        given = make_inputs(logprobs, **case, logprobs_N=values)
+        if frozen is None:
+            return (given.weights_N * loss(given).losses_N).sum()
+        return surrogate(name, loss, given, frozen)
+
+    objective(inputs.logprobs_N, None).backward()
+    assert inputs.logprobs_N.grad is not None
+    numeric = differences(lambda values: objective(torch.tensor(values, dtype=torch.float64), inputs).item(), logprobs)
+    assert inputs.logprobs_N.grad.tolist() == pytest.approx(numeric, abs=1e-6)
+
+
+def surrogate(name: str, loss: PolicyLoss, given: LossInputs, frozen: LossInputs) -> Tensor:
+    """The loss with what it holds without gradient taken at the frozen point.
+
+    A loss whose weight is detached is no function whose slope is its gradient: there the loss at the
+    frozen point, divided by its log-probability, is the coefficient of log π (or, for GSPO, the
+    sequence's ratio is held).
+    """
+    detached = {"cispo", "dppo_tv", "dppo_kl", "topr", "reinforce"}
+    if name in detached:
+        coefficients = (loss(frozen).losses_N / frozen.logprobs_N).detach()
+        return (given.weights_N * coefficients * given.logprobs_N).sum()
+    if name == "gspo":
+        shift = given.logprobs_N - frozen.logprobs_N.detach()
+        mean = frozen.sequence_mean(frozen.logprobs_N - frozen.old_logprobs_N).detach()
+        advantages, ratio = given.advantages_N, (mean + shift).exp()
+        clipped = ratio.clamp(1 - 3e-4, 1 + 4e-4)
+        return -(given.weights_N * torch.minimum(ratio * advantages, clipped * advantages)).sum()
+    return (given.weights_N * loss(given).losses_N).sum()
+
+
+@pytest.mark.parametrize("estimator", ["k1", "abs", "k2", "k3"])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_whole_objective_has_the_gradient_of_finite_differences(estimator: KLEstimator, seed: int) -> None:
+    case = random_inputs(seed)
+    logprobs = case.pop("logprobs")
+    inputs = make_inputs(logprobs, **case)
+
+    def objective(values: Tensor) -> Tensor:
+        given = make_inputs(logprobs, **case, logprobs_N=values)
+        kl, correction = KLTerm(estimator, 0.3), ImportanceWeight(level="geometric")
+        return policy_objective(given, loss_of("ppo"), kl, 0.0, correction)[0]
+
+    objective(inputs.logprobs_N).backward()
+    assert inputs.logprobs_N.grad is not None
+    numeric = differences(lambda values: objective(torch.tensor(values, dtype=torch.float64)).item(), logprobs)
+    assert inputs.logprobs_N.grad.tolist() == pytest.approx(numeric, abs=1e-6)
