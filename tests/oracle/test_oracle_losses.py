@@ -1,0 +1,317 @@
+"""Policy losses, aggregations and the loss from hidden states against other libraries: values and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import liger_reference as liger
+import pytest
+import torch
+import trl_reference as trl
+import verl_reference as verl
+from algorithm_samples import same_cases
+from conformance import Row
+from hypothesis import given
+from hypothesis import strategies as st
+from loss_cases import MAX_RESPONSE, Batch, HeadCase, batches, head_cases, loss_and_gradient, loss_and_head_gradients
+
+from roll_like.algorithms.losses import KLTerm
+
+any_batch = batches()
+#: One advantage a sequence, and no empty sequence, which TRL, liger-kernel and GMPO in verl count and we do not.
+sequences = batches(sequence_advantages=True, smallest_response=1)
+heads = head_cases()
+
+MODES = {
+    "token_mean": "token-mean",
+    "seq_mean_token_sum": "seq-mean-token-sum",
+    "seq_mean_token_mean": "seq-mean-token-mean",
+    "token_sum_norm": "seq-mean-token-sum-norm",
+}
+
+
+def of_verl(
+    name: str, theirs: str, config: dict[str, Any], cases: Any = any_batch, how: str = "token_mean", **settings: Any
+) -> Row:
+    return Row(
+        "loss",
+        name,
+        f"verl {theirs}",
+        partial(loss_and_gradient, name, how=how, **settings),
+        lambda batch: verl.policy_loss(theirs, batch, verl.actor_config(**config), how=MODES[how]),
+        cases,
+        gradient=True,
+    )
+
+
+def of_trl(
+    name: str, label: str, theirs: Callable[[Batch], Any], cases: Any = sequences, how: str = "token_mean", **ours: Any
+) -> Row:
+    return Row(
+        "loss", name, f"TRL {label}", partial(loss_and_gradient, name, how=how, **ours), theirs, cases, gradient=True
+    )
+
+
+def of_liger(
+    name: str, loss_type: str, settings: dict[str, Any], how: str = "token_mean", label: str = "", **ours: Any
+) -> Row:
+    return Row(
+        "loss",
+        name,
+        f"liger-kernel {label or loss_type}",
+        partial(loss_and_head_gradients, name, how=how, **ours),
+        lambda case: liger.grpo_loss(case, loss_type, **settings),
+        heads,
+        gradient=True,
+    )
+
+
+def verl_reinforce(batch: Batch, *, weighted: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """verl's REINFORCE takes the importance weights of a correction; given π/π_old, they are ours."""
+    logprobs_BT = batch.logprobs_BT.clone().requires_grad_()
+    loss, _ = verl.core_algos.compute_policy_loss_reinforce(
+        rollout_log_prob=batch.old_BT,
+        log_prob=logprobs_BT,
+        advantages=batch.advantages_BT,
+        response_mask=batch.mask_BT,
+        loss_agg_mode="token-mean",
+        config=verl.actor_config(),
+        rollout_is_weights=(batch.logprobs_BT - batch.old_BT).exp() if weighted else None,
+    )
+    return loss, torch.autograd.grad(loss, logprobs_BT)[0]
+
+
+WIDE = {"clip_low": 0.2, "clip_high": 0.28}
+VERL_WIDE = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28}
+NARROW = {"clip_low": 0.02, "clip_high": 0.05}
+LIGER_WIDE = {"epsilon_low": 0.2, "epsilon_high": 0.28}
+
+LOSS_ROWS = [
+    of_verl("ppo", "vanilla", {**VERL_WIDE, "clip_ratio_c": 3.0}, **WIDE, dual_clip=3.0),
+    of_trl("ppo", "dapo", partial(trl.grpo_loss, loss_type="dapo", **WIDE), any_batch, **WIDE, dual_clip=None),
+    of_trl(
+        "ppo",
+        "dapo, two-sided",
+        partial(trl.grpo_loss, loss_type="dapo", **WIDE, delta=3.0),
+        any_batch,
+        **WIDE,
+        dual_clip=3.0,
+    ),
+    of_liger("ppo", "dapo", LIGER_WIDE, **WIDE, dual_clip=None),
+    of_liger("ppo", "dapo", {**LIGER_WIDE, "delta": 3.0}, **WIDE, dual_clip=3.0, label="dapo, two-sided"),
+    Row(
+        "loss",
+        "reinforce",
+        "verl reinforce",
+        partial(loss_and_gradient, "reinforce"),
+        partial(verl_reinforce, weighted=False),
+        any_batch,
+        gradient=True,
+    ),
+    Row(
+        "loss",
+        "reinforce",
+        "verl reinforce, weighted",
+        partial(loss_and_gradient, "reinforce", importance_weight=True),
+        partial(verl_reinforce, weighted=True),
+        any_batch,
+        gradient=True,
+    ),
+    # a bound that is never reached leaves CISPO's π/π_old·A·log π
+    of_trl(
+        "reinforce",
+        "cispo without bound",
+        partial(trl.grpo_loss, loss_type="cispo", clip_high=1e9),
+        any_batch,
+        importance_weight=True,
+    ),
+    of_verl("gspo", "gspo", {"clip_ratio_low": 0.02, "clip_ratio_high": 0.05}, **NARROW),
+    of_trl(
+        "gspo",
+        "grpo of sequences",
+        partial(trl.grpo_loss, loss_type="grpo", level="sequence", **NARROW),
+        how="seq_mean_token_mean",
+        **NARROW,
+    ),
+    of_liger(
+        "gspo",
+        "grpo",
+        {"epsilon_low": 0.02, "epsilon_high": 0.05, "importance_sampling_level": "sequence"},
+        how="seq_mean_token_mean",
+        label="grpo of sequences",
+        **NARROW,
+    ),
+    of_verl("cispo", "cispo", VERL_WIDE, **WIDE),
+    # above only, and theirs is the bound itself
+    of_trl(
+        "cispo",
+        "cispo, same bound",
+        partial(trl.grpo_loss, loss_type="cispo", clip_high=1.28),
+        any_batch,
+        clip_low=1.0,
+        clip_high=0.28,
+    ),
+    of_liger("cispo", "cispo", {"epsilon_high": 1.28}, label="cispo, same bound", clip_low=1.0, clip_high=0.28),
+    of_verl("sapo", "sapo", {"tau_pos": 1.0, "tau_neg": 1.05}, how="seq_mean_token_mean"),
+    of_trl("sapo", "sapo", partial(trl.grpo_loss, loss_type="sapo"), how="seq_mean_token_mean"),
+    of_liger("sapo", "sapo", {}, how="seq_mean_token_mean"),
+    of_verl(
+        "gmpo",
+        "geo_mean",
+        {"clip_ratio_low": 0.3, "clip_ratio_high": 0.4},
+        sequences,
+        how="seq_mean_token_mean",
+        clip_low=0.3,
+        clip_high=0.4,
+    ),
+    of_verl(
+        "dppo_tv",
+        "dppo_tv",
+        {"clip_ratio_low": 0.1, "clip_ratio_high": 0.15, "clip_ratio_c": 2.0},
+        clip_low=0.1,
+        clip_high=0.15,
+        ratio_cap=2.0,
+    ),
+    of_verl(
+        "dppo_kl",
+        "dppo_kl",
+        {"clip_ratio_low": 0.03, "clip_ratio_high": 0.05, "clip_ratio_c": 2.0},
+        clip_low=0.03,
+        clip_high=0.05,
+        ratio_cap=2.0,
+    ),
+    # every token of the band is drawn: which ones are, out of too many, is chance in verl
+    of_verl(
+        "clip_cov",
+        "clip_cov",
+        {**VERL_WIDE, "policy_loss": {"clip_cov_ratio": 1.0, "clip_cov_lb": 0.1, "clip_cov_ub": 1.0}},
+        **WIDE,
+        fraction=1.0,
+        low=0.1,
+        high=1.0,
+    ),
+    # without ties (two tokens always tie), of which verl takes any and ours takes all
+    of_verl(
+        "kl_cov",
+        "kl_cov",
+        {"policy_loss": {"kl_cov_ratio": 0.3, "ppo_kl_coef": 0.7}},
+        batches(zeros=False, smallest_response=3),
+        fraction=0.3,
+        coefficient=0.7,
+    ),
+    of_verl("gpg", "gpg", {}),
+    of_verl("dro", "dro", {"policy_loss": {"dro_beta": 0.3}}, beta=0.3),
+]
+
+
+def verl_aggregated(batch: Batch, how: str) -> tuple[torch.Tensor, torch.Tensor]:
+    logprobs_BT = batch.logprobs_BT.clone().requires_grad_()
+    loss = verl.core_algos.agg_loss(
+        -logprobs_BT * batch.advantages_BT, batch.mask_BT, MODES[how], loss_scale_factor=MAX_RESPONSE
+    )
+    return loss, torch.autograd.grad(loss, logprobs_BT)[0]
+
+
+def aggregation_row(how: str, reference: str, theirs: Callable[[Any], Any], cases: Any = any_batch) -> Row:
+    head = reference.startswith("liger")
+    ours: Any = loss_and_head_gradients if head else loss_and_gradient
+    name, settings = ("gpg", {}) if reference.startswith("verl") else ("ppo", {**WIDE, "dual_clip": None})
+    return Row("aggregation", how, reference, partial(ours, name, how=how, **settings), theirs, cases, gradient=True)
+
+
+def trl_aggregation(how: str, loss_type: str, cases: Any = sequences) -> Row:
+    theirs = partial(trl.grpo_loss, loss_type=loss_type, max_response=MAX_RESPONSE, **WIDE)
+    return aggregation_row(how, f"TRL {loss_type}", theirs, cases)
+
+
+def liger_aggregation(how: str, loss_type: str) -> Row:
+    settings = {**LIGER_WIDE, "max_completion_length": MAX_RESPONSE}
+    return aggregation_row(
+        how, f"liger-kernel {loss_type}", lambda case: liger.grpo_loss(case, loss_type, **settings), heads
+    )
+
+
+AGGREGATION_ROWS = [
+    *(aggregation_row(how, f"verl {MODES[how]}", partial(verl_aggregated, how=how)) for how in MODES),
+    trl_aggregation("token_mean", "dapo", any_batch),
+    trl_aggregation("token_mean", "bnpo", any_batch),
+    trl_aggregation("seq_mean_token_mean", "grpo"),
+    trl_aggregation("token_sum_norm", "dr_grpo"),
+    liger_aggregation("token_mean", "dapo"),
+    liger_aggregation("token_mean", "bnpo"),
+    liger_aggregation("seq_mean_token_mean", "grpo"),
+    liger_aggregation("token_sum_norm", "dr_grpo"),
+]
+
+
+def objective_rows() -> list[Row]:
+    """The terms beside the policy loss."""
+    kl = KLTerm("k3", 0.1)
+    near = batches(distances=(0.02, 0.3))  # beyond 10 ours is bounded
+    ppo = {**WIDE, "dual_clip": None}
+    return [
+        Row(
+            "kl",
+            "k3",
+            "TRL dapo with a KL term",
+            partial(loss_and_gradient, "ppo", kl=kl, **ppo),
+            partial(trl.grpo_loss, loss_type="dapo", beta=0.1, **WIDE),
+            near,
+            gradient=True,
+        ),
+        Row(
+            "kl",
+            "k3",
+            "liger-kernel dapo with a KL term",
+            partial(loss_and_head_gradients, "ppo", kl=kl, **ppo),
+            lambda case: liger.grpo_loss(case, "dapo", beta=0.1, **LIGER_WIDE),
+            head_cases(distances=(0.02, 0.3)),
+            gradient=True,
+        ),
+        Row(
+            "entropy",
+            "entropy_coefficient",
+            "TRL dapo with an entropy bonus",
+            lambda batch: loss_and_gradient("ppo", batch, entropy_coefficient=0.05, **ppo)[0],
+            lambda batch: trl.grpo_loss(batch, "dapo", entropy_coefficient=0.05, **WIDE)[0],
+            any_batch,
+        ),
+    ]
+
+
+OBJECTIVE_ROWS = objective_rows()
+
+
+@pytest.mark.parametrize("row", [*LOSS_ROWS, *AGGREGATION_ROWS, *OBJECTIVE_ROWS], ids=str)
+@given(data=st.data())
+@same_cases
+def test_values_and_gradients(row: Row, data: st.DataObject) -> None:
+    row.check(data.draw(row.cases))
+
+
+def logprobs_and_gradients(case: HeadCase) -> tuple[Any, ...]:
+    """Log-probabilities of tokens, summed with weights so that every one of them has a gradient of its own."""
+    return loss_and_head_gradients("gpg", case)
+
+
+def torch_logprobs(case: HeadCase) -> tuple[Any, ...]:
+    """PyTorch's own, from whole logits."""
+    hidden_BTD, weight_VD = (array.double().requires_grad_() for array in (case.hidden_BTD, case.weight_VD))
+    logits_BTV = hidden_BTD @ weight_VD.T / case.temperature
+    logprobs_BT = torch.log_softmax(logits_BTV, -1).gather(-1, case.ids_BT[..., None])[..., 0]
+    loss = -(logprobs_BT * case.batch.advantages_BT * case.batch.mask_BT).sum() / case.batch.mask_BT.sum()
+    return loss, *torch.autograd.grad(loss, [hidden_BTD, weight_VD])
+
+
+LOGPROB_ROWS = [
+    Row("logprobs", "token_logprobs", "torch log_softmax", logprobs_and_gradients, torch_logprobs, heads, gradient=True)
+]
+
+
+@pytest.mark.parametrize("row", LOGPROB_ROWS, ids=str)
+@given(data=st.data())
+@same_cases
+def test_logprobs(row: Row, data: st.DataObject) -> None:
+    row.check(data.draw(row.cases))
