@@ -50,6 +50,11 @@ class Step:
     def rewards(self) -> list[float]:
         return [sum(self.weights[name] * value for name, value in parts.items()) for parts in self.parts]
 
+    @property
+    def group_size(self) -> int:
+        """Of all groups, where they are equal."""
+        return self.index.count(0)
+
     @cached_property
     def groups(self) -> list[Group[Scored]]:
         groups = []

@@ -146,6 +146,12 @@ def batches(
     return Batch(lengths=lengths, **tensors)
 
 
+def far_apart(batch: Batch) -> Batch:
+    """The same batch with some tokens that the policy all but abandoned or discovered since the reference."""
+    shift = torch.where(batch.draws_BT < 0.5, -15.0, 15.0) * (batch.draws_BT % 0.25 < 0.1)
+    return replace(batch, reference_BT=batch.reference_BT + shift)
+
+
 @dataclass(frozen=True)
 class HeadCase:
     """A batch whose log-probabilities come from hidden states [B, T, D] and an output projection [V, D], in float32.

@@ -16,7 +16,16 @@ from torch import Tensor
 
 with references():
     from stable_baselines3.common.buffers import RolloutBuffer
+    from stable_baselines3.common.utils import explained_variance
     from torchrl.objectives.value import functional
+
+__all__ = [
+    "explained_variance",
+    "stable_baselines3_gae",
+    "torchrl_gae",
+    "torchrl_reward_to_go",
+    "torchrl_td_lambda_minus_value",
+]
 
 
 def _episodes(step: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,9 +16,19 @@ with references():
     import verl.utils.torch_functional as verl_functional
     from verl.trainer.config import AlgoConfig
     from verl.trainer.ppo import core_algos, rollout_corr_helper
+    from verl.utils.debug.metrics import pearson_correlation_coefficient
     from verl.workers.config import ActorConfig
 
-__all__ = ["actor_config", "advantages", "core_algos", "policy_loss", "returns", "rollout_corr_helper", "whiten"]
+__all__ = [
+    "actor_config",
+    "advantages",
+    "core_algos",
+    "pearson_correlation_coefficient",
+    "policy_loss",
+    "returns",
+    "rollout_corr_helper",
+    "whiten",
+]
 
 
 def advantages(name: str, step: Any, **settings: Any) -> Tensor:
