@@ -89,11 +89,6 @@ def _estimator_has_its_critic(config: RLVRConfig) -> Iterator[Violation]:
             ("resources", "spans", "critic"),
             "these devices would stay idle, because there is no `critic` section; remove the span, or add the section",
         )
-    if critic is not None and critic.warmup_steps >= config.steps:
-        yield Violation(
-            ("critic", "warmup_steps"),
-            f"the policy would never be trained: the critic warms up for {critic.warmup_steps} of {config.steps} steps",
-        )
 
 
 def _shaping_has_an_effect(config: RLVRConfig) -> Iterator[Violation]:

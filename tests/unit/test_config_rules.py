@@ -41,6 +41,59 @@ def test_the_bases_of_these_tests_are_valid() -> None:
         ),
         (changed(reference={}), "reference", "used by nothing, because algorithm.kl.use is none"),
         (changed(resources__spans__reference="0"), "resources.spans.reference", "no `reference` section"),
+        # the critic
+        (
+            changed(algorithm={"advantage": "gae"}),
+            "algorithm.advantage.type",
+            "'gae' compares rewards with the values of a critic, but there is no `critic` section; add `critic: {}`",
+        ),
+        (changed(critic={}), "critic", "used by nothing, because algorithm.advantage 'grpo' needs none"),
+        (changed(resources__spans__critic="0"), "resources.spans.critic", "no `critic` section"),
+        (
+            changed(algorithm={"advantage": "gae"}, critic={"warmup_steps": 10}),
+            "critic.warmup_steps",
+            "the policy does not learn in the first 10 steps, and the run has 10",
+        ),
+        # shaping and losses
+        (
+            changed(
+                rollout__samples_per_prompt=1,
+                algorithm={"advantage": "reinforce", "reward_shaping": {"normalise": {"std": "group"}}},
+            ),
+            "algorithm.reward_shaping.normalise.std",
+            "use batch or running",
+        ),
+        (
+            changed(
+                rollout__samples_per_prompt=1,
+                algorithm={
+                    "advantage": "reinforce",
+                    "reward_shaping": {"length_penalty": {"type": "group", "coefficient": 1}},
+                },
+            ),
+            "algorithm.reward_shaping.length_penalty.type",
+            "no shortest and longest response",
+        ),
+        (
+            changed(algorithm={"reward_shaping": {"overlong": {"buffer_tokens": 100_000}}}),
+            "algorithm.reward_shaping.overlong.buffer_tokens",
+            "before the start",
+        ),
+        (
+            changed(algorithm={"advantage": "gdpo", "kl": {"use": "reward"}}, reference={}),
+            "algorithm.kl.use",
+            "a penalty in the reward is lost; set use: loss",
+        ),
+        (
+            changed(algorithm={"advantage": "gdpo", "reward_shaping": {"clip": 1.0}}),
+            "algorithm.reward_shaping",
+            "normalise and clip have no effect",
+        ),
+        (
+            changed(algorithm={"loss": "topr"}),
+            "algorithm.old_logprobs",
+            "every ratio is 1; set old_logprobs: behaviour",
+        ),
         # groups
         (
             changed(rollout__samples_per_prompt=1),

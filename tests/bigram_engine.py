@@ -1,0 +1,262 @@
+"""A policy of one table behind the training worker's own code: whole optimizer steps in milliseconds.
+
+`BigramEngine` stands where DeepSpeed's engine stands and does what is used of it: a forward pass, a
+backward pass that adds up, a step of plain gradient descent at the boundary. Everything above it
+(shaping, estimator, masks, weights, layout, correction, loss) is the real code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from algorithm_samples import make_task
+from torch import Tensor
+
+from roll_like.algorithms.kl import KLController
+from roll_like.config.algorithm import AlgorithmConfig
+from roll_like.config.load import load_config
+from roll_like.config.sections import TrainingConfig
+from roll_like.registry import ADVANTAGES
+from roll_like.training.advantages import Advantages
+from roll_like.training.engine import TrainingEngine, with_reference
+from roll_like.training.worker import DeepSpeedWorker, TrainerSpec
+from roll_like.types import FloatArray, Group, PolicySample, Scored, Segment, StopReason, Trajectory
+from roll_like.values import Metrics, reduce
+
+VOCABULARY = 12
+LIMIT = 24
+LR = 2.0
+
+
+class BigramEngine:
+    """The next token's distribution follows from the last token alone: one row of logits for each."""
+
+    def __init__(self, table_VV: Tensor) -> None:
+        self.table_VV = table_VV.clone().requires_grad_()
+        self.param_groups: list[dict[str, Any]] = [{"lr": LR}]
+        self.optimizer = self
+        self._boundary = False
+        self._norm = 0.0
+
+    def __call__(
+        self,
+        tokens_BL: Tensor,
+        positions_BL: Tensor,
+        branches_BL: Tensor,
+        sources_N: Tensor,
+        targets_N: Tensor,
+        temperature: float,
+    ) -> tuple[Tensor, Tensor]:
+        logprobs_NV = self.table_VV[tokens_BL.flatten()[sources_N]].div(temperature).log_softmax(-1)
+        entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
+        return logprobs_NV.gather(1, targets_N[:, None])[:, 0], entropy_N
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+
+    def set_gradient_accumulation_boundary(self, boundary: bool) -> None:
+        self._boundary = boundary
+
+    def get_global_grad_norm(self) -> float:
+        return self._norm
+
+    def step(self) -> None:
+        if self._boundary:
+            assert self.table_VV.grad is not None
+            self._norm = float(self.table_VV.grad.norm())
+            with torch.no_grad():
+                self.table_VV -= LR * self.table_VV.grad
+            self.table_VV.grad = None
+
+
+class OneRank:
+    """A cluster of one worker in this process."""
+
+    def __init__(self, worker: DeepSpeedWorker) -> None:
+        self.worker = worker
+
+    def __len__(self) -> int:
+        return 1
+
+    def scatter(self, method: Callable[..., Any], shards: Sequence[Any]) -> list[Any]:
+        return [method(self.worker, *shards)]
+
+
+class FakeCritic:
+    """Values that follow from the tokens; it never learns."""
+
+    def values(self, samples: Sequence[PolicySample]) -> list[FloatArray]:
+        return [np.sin(sample.token_ids).astype(np.float32) * sample.sampled for sample in samples]
+
+    def learn(
+        self, samples: Sequence[PolicySample], values: Sequence[FloatArray], returns: Sequence[FloatArray]
+    ) -> Metrics:
+        return {}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What two steps did: the policy's table after each, and all figures."""
+
+    tables: tuple[np.ndarray[Any, Any], ...]
+    metrics: tuple[dict[str, float], ...]
+
+    @property
+    def movement(self) -> np.ndarray[Any, Any]:
+        """How the table moved, both steps in a row."""
+        return np.concatenate([table.flatten() for table in np.diff(np.stack([start_table(), *self.tables]), axis=0)])
+
+
+def start_table() -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).normal(0, 1, (VOCABULARY, VOCABULARY))
+
+
+def table_logprobs(table: np.ndarray[Any, Any], token_ids: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Log-probability of each token after the first under a table, 0 for the first."""
+    rows = table[token_ids[:-1]]
+    logprobs = rows[np.arange(len(rows)), token_ids[1:]] - np.log(np.exp(rows).sum(-1))
+    return np.concatenate([[0.0], logprobs])
+
+
+class NoisyReference:
+    """A reference model near the policy."""
+
+    def logprobs(self, samples: Sequence[PolicySample]) -> list[FloatArray]:
+        table = start_table() + np.random.default_rng(9).normal(0, 0.3, (VOCABULARY, VOCABULARY))
+        return [
+            np.where(sample.sampled, table_logprobs(table, sample.token_ids), 0).astype(np.float32)
+            for sample in samples
+        ]
+
+
+def fixed_groups(noise: float = 0.2, step: int = 0) -> list[Group[Scored]]:
+    """Five groups of four: ragged, some cut, two without signal, two rewards, tokens of a tool in some.
+
+    The engine that sampled them is `noise` away from the policy; every `step` has others.
+    """
+    draw = np.random.default_rng([1, step])
+    table = start_table() + noise * np.random.default_rng(2).normal(0, 1, (VOCABULARY, VOCABULARY))
+    groups = []
+    for index in range(5):
+        task = make_task(f"toy/{index}", prompt=[index, 1])
+        members = [_member(task, place, draw, table, silent=index >= 3) for place in range(5)]
+        groups.append(Group(task=task, samples=tuple(members[:4]), failures=(), baselines=(members[4],)))
+    return groups
+
+
+def _member(task: Any, place: int, draw: np.random.Generator, table: Any, *, silent: bool) -> Scored:
+    cut = place == 3
+    length = LIMIT if cut else int(draw.integers(2, LIMIT - 2))
+    token_ids = np.concatenate([task.prompt_ids, draw.integers(0, VOCABULARY, length)]).astype(np.int32)
+    sampled = np.arange(len(token_ids)) >= 2
+    if place == 1:
+        sampled[3] = False  # a tool's token
+    logprobs = np.where(sampled, table_logprobs(table, token_ids), 0).astype(np.float32)
+    trajectory = Trajectory(
+        task=task,
+        sample_index=place,
+        token_ids=token_ids,
+        sampled=sampled,
+        logprobs=logprobs,
+        segments=(Segment(start=2, end=len(token_ids), policy_version=1),),
+        text="",
+        stop_reason=StopReason.LENGTH if cut else StopReason.STOP,
+    )
+    rewards = {"right": float(draw.integers(0, 2)), "style": float(draw.uniform(-1, 1))}
+    if silent:
+        rewards = {"right": 1.0, "style": 0.5}
+    weights = {"right": 1.0, "style": 0.5}
+    total = sum(weights[name] * rewards[name] for name in rewards)
+    return Scored(trajectory=trajectory, reward=total, rewards=rewards, details={}, weights=weights)
+
+
+def train_two_steps(
+    algorithm: AlgorithmConfig,
+    *,
+    noise: float = 0.2,
+    max_response_tokens: int = LIMIT,
+    max_tokens: int = 4096,
+    share_prompts: bool = True,
+    reverse: bool = False,
+    warmup_steps: int = 0,
+) -> Outcome:
+    """Train two steps, so that what the first leaves behind (statistics, coefficients) shows in the second."""
+    steps = [fixed_groups(noise, step) for step in range(2)]
+    if reverse:
+        steps = [
+            [replace(group, samples=tuple(reversed(group.samples))) for group in reversed(groups)] for groups in steps
+        ]
+    spec = TrainerSpec(
+        model_path="",
+        dtype="bfloat16",
+        device="cpu",
+        threads=1,
+        seed=0,
+        training=TrainingConfig(optimizer={"lr": LR}),
+        frozen=False,
+        algorithm=algorithm,
+        temperature=1.0,
+        total_updates=10,
+        trust_remote_code=False,
+    )
+    worker = DeepSpeedWorker(spec, 0, 1)
+    engine = BigramEngine(torch.from_numpy(start_table()))
+    worker._engine = engine
+    plugin = ADVANTAGES.get(algorithm.advantage.type)
+    estimator = plugin(algorithm.advantage)
+    if plugin.needs_critic:
+        estimator.use(FakeCritic())
+    controller = KLController(algorithm.kl)
+    reference: Any = NoisyReference()
+    cluster: Any = OneRank(worker)
+    trainer = TrainingEngine(
+        cluster,
+        algorithm=algorithm,
+        max_response_tokens=max_response_tokens,
+        max_tokens_per_micro_batch=max_tokens,
+        share_prompts=share_prompts,
+        kl_controller=controller,
+    )
+    advantages = Advantages(
+        estimator,
+        algorithm,
+        controller,
+        reference,
+        max_response_tokens=max_response_tokens,
+        warmup_steps=warmup_steps,
+    )
+    tables, metrics = [], []
+    for groups in steps:
+        assigned = advantages.assign(groups)
+        referenced = with_reference(assigned.samples, reference if algorithm.kl.use == "loss" else None)
+        report = trainer.train_step(referenced)
+        tables.append(engine.table_VV.detach().numpy().copy())
+        metrics.append({**reduce(assigned.metrics), **reduce(report.metrics)})
+    return Outcome(tuple(tables), tuple(metrics))
+
+
+def recipes() -> list[Path]:
+    """Every recipe file."""
+    return sorted((Path(__file__).resolve().parents[1] / "configs" / "recipes").glob("*.yaml"))
+
+
+def distances() -> tuple[list[str], np.ndarray[Any, Any]]:
+    """Names of the recipes, and the distance of every two directions in which they move the policy, in [0, 2]."""
+    directions = {}
+    for path in recipes():
+        movement = train_two_steps(load_config(path).algorithm).movement
+        directions[path.stem] = movement / np.linalg.norm(movement)
+    together = np.stack(list(directions.values()))
+    return list(directions), np.linalg.norm(together[:, None] - together[None], axis=-1)
+
+
+if __name__ == "__main__":  # from the repository's root: .venv/bin/python tests/bigram_engine.py
+    names, matrix = distances()
+    print(f"{'':20}" + "".join(f"{name[:7]:>8}" for name in names))
+    for name, row in zip(names, matrix, strict=True):
+        print(f"{name:20}" + "".join(f"{distance:8.3f}" for distance in row))
