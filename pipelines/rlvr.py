@@ -52,7 +52,7 @@ class RLVRPipeline:
         """Start the workers and put the parts together, where a resumed run left them."""
         workers = start_workers(config, run)
         rollouts = build_rollouts(config, workers)
-        run.state.keep([workers.actor], rollouts=rollouts)
+        run.state.keep(workers.saved_engines, rollouts=rollouts, advantages=workers.advantages)
         evaluator = build_evaluator(config, workers.scheduler, workers.runner)
         return cls(config=config, run_state=run.state, workers=workers, rollouts=rollouts, evaluator=evaluator)
 

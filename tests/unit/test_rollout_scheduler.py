@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -106,6 +107,7 @@ class FakeScorer:
                 reward=self.reward(int(group.task.task_id), trajectory.sample_index),
                 rewards={},
                 details={},
+                weights={},
             )
             for trajectory in group.samples
         )
@@ -226,3 +228,23 @@ def test_an_error_of_the_scorer_ends_the_fill() -> None:
 
     with pytest.raises(RuntimeError, match="scorer is broken"):
         fill([FakeReplica()], FakeScorer(broken))
+
+
+def test_a_greedy_baseline_comes_with_each_group_and_is_no_sample() -> None:
+    replica = FakeReplica()
+    collected = fill([replica], baseline=replace(SAMPLING, temperature=0.0))
+    for group in collected.groups:
+        assert [sample.trajectory.sample_index for sample in group.samples] == [0, 1]
+        assert [sample.trajectory.sample_index for sample in group.baselines] == [2]
+        assert [sample.reward for sample in group.baselines] == [2.0]  # judged by the same scorer
+    greedy = [request for request in replica.submitted if request.sampling.temperature == 0]
+    assert len(greedy) == 4
+    assert len(replica.submitted) == 12
+    assert all(not group.baselines for group in fill([FakeReplica()]).groups)
+
+
+def test_a_lost_baseline_leaves_the_group_without_one() -> None:
+    collected = fill([FakeReplica(failing=6)], baseline=SAMPLING, groups=1, initial_groups=1, max_groups=1, retries=1)
+    (group,) = collected.groups
+    assert (group.samples, group.baselines) == ((), ())
+    assert len(group.failures) == 3

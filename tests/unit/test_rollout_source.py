@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -151,3 +152,21 @@ def test_evaluation_metrics_and_rows() -> None:
     assert [row["reward"] for row in rows] == [1.0, 0.0, 0.0, 0.5]
     assert rows[0]["prompt"] == "task 0"
     assert rows[0]["tokens"] == scored(task(), 0.0).trajectory.response_length
+
+
+def test_a_greedy_baseline_is_asked_for_and_needed() -> None:
+    tasks = taskset()
+    scheduler = FakeScheduler()
+    config = RolloutConfig(prompts_per_step=3, samples_per_prompt=2, temperature=0.7, top_k=5)
+    with DriverLoop() as runner:
+        order = TaskOrder(tasks, seed=0)
+        rollouts = SynchronousRollouts(scheduler, tasks, order, config, seed=7, runner=runner, greedy_baseline=True)
+        rollouts.collect(0)
+        source(scheduler, runner).collect(0)
+    greedy, plain = scheduler.plans
+    assert greedy.baseline is not None
+    assert (greedy.baseline.temperature, greedy.baseline.top_k, greedy.sampling.temperature) == (0.0, 5, 0.7)
+    assert plain.baseline is None
+    complete = group(task(), [0.0, 1.0])
+    assert rollouts._accept(replace(complete, baselines=complete.samples[:1]))
+    assert not rollouts._accept(complete)  # the greedy sample was lost: there is nothing to compare with
