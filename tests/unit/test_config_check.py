@@ -127,6 +127,29 @@ def test_a_reference_model_of_another_vocabulary(make: Make, files: Path, tiny_m
     assert message.startswith("error: reference.path: ")
 
 
+def test_a_critic_from_a_model_of_its_own(make: Make, files: Path, tiny_model: Path) -> None:
+    gae = {"advantage": "gae"}
+    assert make(algorithm=gae, critic={"path": str(tiny_model)}).errors == []
+    other = shutil.copytree(tiny_model, files / "other")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "vocab_size": 100}))
+    assert "error: critic.path: its vocabulary has 100 entries" in only(
+        make(algorithm=gae, critic={"path": str(other)})
+    )
+    (other / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 50}))
+    message = only(make(algorithm=gae, critic={"path": str(other)}))
+    assert "error: critic.path: samples of 96 tokens are longer than the 50 that the critic was made for" in message
+    assert only(make(algorithm=gae, critic={"path": "./nowhere"})).startswith("error: critic.path: ")
+
+
+def test_warm_up_that_lasts_longer_than_the_run(make: Make) -> None:
+    report = make(algorithm={"advantage": "gae"}, critic={"optimizer": {"warmup_steps": 20}, "updates_per_step": 2})
+    message = only(report, "warning")
+    assert "critic.optimizer.warmup_steps: the run has 20 optimizer updates, so 20 of warm-up never reach" in message
+    report = make(algorithm={"advantage": "gae"}, critic={"warmup_steps": 8}, training__optimizer={"warmup_steps": 2})
+    assert "training.optimizer.warmup_steps: the run has 2 optimizer updates" in only(report, "warning")
+
+
 # data
 
 
