@@ -18,6 +18,8 @@ import numpy.typing as npt
 TOLERANCE = 1e-5
 START, END = "<!-- table: written by make oracle -->", "<!-- end of table -->"
 HAND_COMPUTED = "hand-computed only"
+#: What is compared, in the order of the page.
+KINDS = ("advantage", "loss", "aggregation", "kl", "entropy", "correction", "figure", "shaping", "value", "logprobs")
 
 #: Distribution whose version the table names, by the first word of a reference.
 PACKAGES = {
@@ -28,6 +30,10 @@ PACKAGES = {
     "stable-baselines3": "stable-baselines3",
     "torch": "torch",
 }
+
+
+#: The keys of all rows of the test modules that were imported.
+DECLARED: set[tuple[str, str, str]] = set()
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,9 @@ class Row:
     theirs: Callable[[Any], Any]
     cases: Any
     gradient: bool = False
+
+    def __post_init__(self) -> None:
+        DECLARED.add(self.key)
 
     def __str__(self) -> str:
         return f"{self.kind}-{self.name}-{self.reference}".replace(" ", "_")
@@ -110,9 +119,6 @@ def table(results: Mapping[tuple[str, str, str], Found], expected: Iterable[tupl
     lines = ["| kind | ours | reference | cases | values | gradients |", "|---|---|---|---:|---:|---:|"]
     lines += [f"| {kind} | `{name}` | " + " | ".join(rest) + " |" for kind, name, *rest in rows]
     return "\n".join(lines)
-
-
-KINDS = ("advantage", "loss", "aggregation", "kl", "entropy", "correction", "shaping", "value", "logprobs")
 
 
 def _columns(differences: list[float]) -> tuple[str, str]:

@@ -6,6 +6,7 @@ from typing import get_args
 
 from roll_like.algorithms.aggregation import Aggregation
 from roll_like.algorithms.kl import KLEstimator
+from roll_like.config.algorithm import CorrectionConfig, RejectConfig
 from roll_like.registry import ADVANTAGES, LOSSES, Registry
 
 
@@ -15,7 +16,21 @@ def computed() -> list[tuple[str, str]]:
         *(("advantage", name) for name in _built_in(ADVANTAGES)),
         *(("loss", name) for name in _built_in(LOSSES)),
         *(("aggregation", name) for name in get_args(Aggregation)),
-        *(("kl", name) for name in get_args(KLEstimator)),
+        *(("kl", name) for name in [*get_args(KLEstimator), "adaptive"]),
+        *(("correction", name) for name in _corrections()),
+    ]
+
+
+def _corrections() -> list[str]:
+    weights, rejection = CorrectionConfig.model_fields, RejectConfig.model_fields
+    kinds = [kind for kind in get_args(weights["type"].annotation) if kind != "none"]
+    return [
+        *(f"{kind} {level}" for kind in kinds for level in get_args(weights["level"].annotation)),
+        *(
+            f"reject {level} {estimator}"
+            for level in get_args(rejection["level"].annotation)
+            for estimator in get_args(rejection["estimator"].annotation)
+        ),
     ]
 
 

@@ -1,11 +1,13 @@
-"""torchrl 0.14.1 and stable-baselines3 2.9.2: value functions of reinforcement learning at large.
+"""torchrl 0.14.1 and stable-baselines3 2.9.2.
 
-They know no masks: they are given each sample's actions, the tokens that the policy sampled, as one
-episode, all episodes one after the other.
+Their value functions are of reinforcement learning at large and know no masks: they are given each
+sample's actions, the tokens that the policy sampled, as one episode, all episodes one after the
+other. torchrl's losses for language models take padded tensors and a mask.
 """
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,14 +19,21 @@ from torch import Tensor
 with references():
     from stable_baselines3.common.buffers import RolloutBuffer
     from stable_baselines3.common.utils import explained_variance
+    from tensordict import TensorDict
+    from torchrl.objectives.llm.grpo import CISPOLoss, GRPOLoss
+    from torchrl.objectives.utils import _clip_value_loss, distance_loss
     from torchrl.objectives.value import functional
 
 __all__ = [
     "explained_variance",
     "stable_baselines3_gae",
+    "torchrl_cispo_loss",
+    "torchrl_effective_sample_size",
     "torchrl_gae",
+    "torchrl_grpo_loss",
     "torchrl_reward_to_go",
     "torchrl_td_lambda_minus_value",
+    "torchrl_value_loss",
 ]
 
 
@@ -69,3 +78,57 @@ def stable_baselines3_gae(step: Any) -> Tensor:
     buffer.episode_starts[1:, 0] = ends[:-1]
     buffer.compute_returns_and_advantage(torch.zeros(1), np.ones(1))
     return _spread(step, torch.from_numpy(buffer.advantages))
+
+
+class _Given:
+    """In place of a model: log-probabilities that are already there, and the mask of a distribution."""
+
+    def _get_cur_log_prob(self, tensordict: Any) -> tuple[Tensor, Any, bool]:
+        return tensordict["current"], SimpleNamespace(mask=tensordict["mask"]), False
+
+
+class _GRPO(_Given, GRPOLoss):
+    pass
+
+
+class _CISPO(_Given, CISPOLoss):
+    pass
+
+
+def _llm_loss(kind: Any, batch: Any, current_BT: Tensor, previous_BT: Tensor, **settings: Any) -> Any:
+    loss = kind(None, entropy_bonus=False, **settings)
+    tokens = {
+        "current": current_BT,
+        "mask": batch.sampled,
+        "advantage": batch.advantages_BT[..., None],
+        "tokens": {"full": torch.zeros_like(batch.mask_BT, dtype=torch.int64)},
+        "log_probs": {"full": previous_BT},
+    }
+    return loss(TensorDict(tokens, batch_size=len(batch.mask_BT)))
+
+
+def torchrl_grpo_loss(batch: Any, *, clip: tuple[float, float], aggregation: str, kind: Any = _GRPO) -> Any:
+    """Loss and gradient [B, T] of `GRPOLoss`, from log-probabilities on."""
+    logprobs_BT = batch.logprobs_BT.clone().requires_grad_()
+    loss = _llm_loss(kind, batch, logprobs_BT, batch.old_BT, clip_epsilon=clip, aggregation=aggregation).loss_objective
+    return loss.sum(), torch.autograd.grad(loss.sum(), logprobs_BT)[0]
+
+
+def torchrl_cispo_loss(batch: Any, *, clip: tuple[float, float]) -> Any:
+    """The same of `CISPOLoss`."""
+    return torchrl_grpo_loss(batch, clip=clip, aggregation="token_mean", kind=_CISPO)
+
+
+def torchrl_effective_sample_size(batch: Any) -> float:
+    """Of the ratios of old to behaviour policy, as a share of the tokens."""
+    return float(_llm_loss(_GRPO, batch, batch.old_BT, batch.behaviour_BT).ESS)
+
+
+def torchrl_value_loss(batch: Any, clip: float) -> tuple[Tensor, Tensor]:
+    """Half of the clipped squared error, as a mean; values and returns as `test_oracle_shaping` takes them."""
+    values_BT = batch.logprobs_BT.clone().requires_grad_()
+    values_N, old_N, returns_N = (array[batch.sampled] for array in (values_BT, batch.old_BT, batch.reference_BT))
+    plain_N = distance_loss(returns_N, values_N, loss_function="l2")
+    losses_N, _ = _clip_value_loss(old_N, values_N, torch.tensor(clip), returns_N, plain_N, "l2")
+    loss = 0.5 * losses_N.mean()
+    return loss, torch.autograd.grad(loss, values_BT)[0]

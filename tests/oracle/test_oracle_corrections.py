@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import rl_libraries_reference as libraries
 import torch
 import trl_reference as trl
 import verl_reference as verl
@@ -152,7 +153,20 @@ def verl_token_k1_of_sequences(batch: Batch) -> Tensor:
     return batch.mask_BT * whole_B1
 
 
-REJECT_ROWS.append(
+def geometric_kept(batch: Batch) -> Tensor:
+    """1 where ours does not mask a sampled token, [B, T]."""
+    return weights(batch, type="masked", level="geometric", floor=LOW, cap=HIGH) > 0
+
+
+REJECT_ROWS += [
+    Row(
+        "correction",
+        "masked geometric",
+        "verl seq_mean_k1, which are 0",
+        geometric_kept,
+        partial(verl_kept, option="seq_mean_k1", threshold=TURNED),
+        any_batch,
+    ),
     Row(
         "correction",
         "reject sequence_max k1",
@@ -160,8 +174,8 @@ REJECT_ROWS.append(
         partial(kept, estimator="k1", level="sequence_max", low=LOW, high=HIGH),
         verl_token_k1_of_sequences,
         any_batch,
-    )
-)
+    ),
+]
 
 
 def geometric_perplexities(batch: Batch) -> float:
@@ -191,7 +205,7 @@ def verl_pearson(batch: Batch) -> float:
 
 
 def figure_row(name: str, reference: str, ours: str, theirs: Callable[[Batch], Any], cases: Any, **config: Any) -> Row:
-    return Row("correction", name, reference, lambda batch: [figures(batch, **config)[ours]], theirs, cases)
+    return Row("figure", name, reference, lambda batch: [figures(batch, **config)[ours]], theirs, cases)
 
 
 near = batches(distances=(0.02, 0.3))
@@ -211,6 +225,14 @@ FIGURE_ROWS = [
         partial(verl_figures, names=["rollout_is_eff_sample_size"], rollout_is="token", rollout_is_threshold=1.1),
         any_batch,
         cap=1.1,
+    ),
+    figure_row(
+        "correction/ess",
+        "torchrl GRPOLoss.ESS, without cap",
+        "correction/ess",
+        lambda batch: [libraries.torchrl_effective_sample_size(batch)],
+        any_batch,
+        cap=1e9,
     ),
     figure_row(
         "correction/capped_fraction",

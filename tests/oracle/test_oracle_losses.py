@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import liger_reference as liger
 import pytest
+import rl_libraries_reference as libraries
 import torch
 import trl_reference as trl
 import verl_reference as verl
@@ -83,6 +85,23 @@ def verl_reinforce(batch: Batch, *, weighted: bool) -> tuple[torch.Tensor, torch
     return loss, torch.autograd.grad(loss, logprobs_BT)[0]
 
 
+def without_value(found: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """Only the gradient: surrogates with the same gradient differ in value."""
+    return torch.zeros(()), *found[1:]
+
+
+def on_policy(batch: Batch) -> Batch:
+    return replace(batch, old_BT=batch.logprobs_BT)
+
+
+def negative_log_likelihood(case: HeadCase) -> tuple[Any, ...]:
+    """PyTorch's own, from whole logits."""
+    hidden_BTD, weight_VD = (array.double().requires_grad_() for array in (case.hidden_BTD, case.weight_VD))
+    logits_NV = (hidden_BTD @ weight_VD.T / case.temperature)[case.batch.sampled]
+    loss = torch.nn.functional.cross_entropy(logits_NV, case.ids_BT[case.batch.sampled])
+    return loss, *torch.autograd.grad(loss, [hidden_BTD, weight_VD])
+
+
 WIDE = {"clip_low": 0.2, "clip_high": 0.28}
 VERL_WIDE = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28}
 NARROW = {"clip_low": 0.02, "clip_high": 0.05}
@@ -100,6 +119,15 @@ LOSS_ROWS = [
         dual_clip=3.0,
     ),
     of_liger("ppo", "dapo", LIGER_WIDE, **WIDE, dual_clip=None),
+    Row(
+        "loss",
+        "ppo",
+        "torchrl GRPOLoss",
+        partial(loss_and_gradient, "ppo", **WIDE, dual_clip=None),
+        partial(libraries.torchrl_grpo_loss, clip=(0.2, 0.28), aggregation="token_mean"),
+        any_batch,
+        gradient=True,
+    ),
     of_liger("ppo", "dapo", {**LIGER_WIDE, "delta": 3.0}, **WIDE, dual_clip=3.0, label="dapo, two-sided"),
     Row(
         "loss",
@@ -126,6 +154,24 @@ LOSS_ROWS = [
         partial(trl.grpo_loss, loss_type="cispo", clip_high=1e9),
         any_batch,
         importance_weight=True,
+    ),
+    Row(
+        "loss",
+        "reinforce",
+        "TRL RLOOTrainer, on policy",
+        lambda batch: without_value(loss_and_gradient("reinforce", batch, how="seq_mean_token_sum")),
+        lambda batch: without_value(trl.rloo_loss(batch, clip_low=0.2, clip_high=0.2)),
+        sequences.map(on_policy),
+        gradient=True,
+    ),
+    Row(
+        "loss",
+        "raft",
+        "torch cross_entropy, of what it selects",
+        partial(loss_and_head_gradients, "raft"),
+        negative_log_likelihood,
+        heads,
+        gradient=True,
     ),
     of_verl("gspo", "gspo", {"clip_ratio_low": 0.02, "clip_ratio_high": 0.05}, **NARROW),
     of_trl(
@@ -192,7 +238,7 @@ LOSS_ROWS = [
         low=0.1,
         high=1.0,
     ),
-    # without ties (two tokens always tie), of which verl takes any and ours takes all
+    # without ties (two tokens always tie), of which verl takes any and ours takes none
     of_verl(
         "kl_cov",
         "kl_cov",
@@ -233,12 +279,19 @@ def liger_aggregation(how: str, loss_type: str) -> Row:
     )
 
 
+def torchrl_aggregation(how: str, aggregation: str, cases: Any = sequences) -> Row:
+    theirs = partial(libraries.torchrl_grpo_loss, clip=(0.2, 0.28), aggregation=aggregation)
+    return aggregation_row(how, f"torchrl {aggregation}", theirs, cases)
+
+
 AGGREGATION_ROWS = [
     *(aggregation_row(how, f"verl {MODES[how]}", partial(verl_aggregated, how=how)) for how in MODES),
     trl_aggregation("token_mean", "dapo", any_batch),
     trl_aggregation("token_mean", "bnpo", any_batch),
     trl_aggregation("seq_mean_token_mean", "grpo"),
     trl_aggregation("token_sum_norm", "dr_grpo"),
+    torchrl_aggregation("token_mean", "token_mean", any_batch),
+    torchrl_aggregation("seq_mean_token_mean", "prompt_mean"),
     liger_aggregation("token_mean", "dapo"),
     liger_aggregation("token_mean", "bnpo"),
     liger_aggregation("seq_mean_token_mean", "grpo"),

@@ -90,6 +90,24 @@ def trl_leave_one_out(step: Step) -> Tensor:
     return trl.rloo_advantages(*trl_weighted(step), step.group_size)[:, None] * step.mask_BT
 
 
+def trl_decoupled(step: Step) -> Tensor:
+    """GDPO in TRL, over samples: with variance 1 instead of its std + 1e-4."""
+    theirs_B = trl.grpo_advantages(*trl_weighted(step), step.group_size, scale="group", order="normalize_then_sum")
+    std = theirs_B.std()
+    return (theirs_B / std if std > 0 else theirs_B)[:, None] * step.mask_BT
+
+
+def large(step: Step) -> Step:
+    """One token a response, so that samples and tokens are the same; rewards that make any ε vanish."""
+    return replace(
+        step,
+        masks=[[1]] * len(step.masks),
+        penalties=[np.zeros(1)] * len(step.masks),
+        values=[np.zeros(1)] * len(step.masks),
+        parts=[{name: value * 2.0**20 for name, value in parts.items()} for parts in step.parts],
+    )
+
+
 square = steps(equal_groups=True, penalised=False)
 square_weighted = steps(equal_groups=True, penalised=False, rewards=("a", "b", "c"))
 LIMIT, BUFFER = 40, 16
@@ -97,6 +115,15 @@ LIMIT, BUFFER = 40, 16
 ROWS = [
     Row(
         "value", "value_loss", "verl compute_value_loss", clipped_value_loss, verl_value_loss, batches(), gradient=True
+    ),
+    Row(
+        "value",
+        "value_loss",
+        "torchrl _clip_value_loss, halved",
+        lambda batch: clipped_value_loss(batch)[:2],
+        partial(libraries.torchrl_value_loss, clip=CLIP),
+        batches(),
+        gradient=True,
     ),
     Row(
         "value",
@@ -116,6 +143,14 @@ ROWS = [
     ),
     Row("advantage", "dr_grpo", "TRL scale_rewards=none", partial(advantages, "dr_grpo"), trl_centred, square_weighted),
     Row("advantage", "rloo", "TRL RLOOTrainer", partial(advantages, "rloo"), trl_leave_one_out, square_weighted),
+    Row(
+        "advantage",
+        "gdpo",
+        "TRL normalize_then_sum, one token a response, any ε",
+        partial(advantages, "gdpo"),
+        trl_decoupled,
+        square_weighted.map(large),
+    ),
     Row(
         "shaping",
         "normalise group/group",
