@@ -23,7 +23,7 @@ unit: setup  ## Unit and oracle tests only: seconds, without Ray
 oracle: oracle-setup  ## Compare the algorithms with other libraries; prints and writes docs/conformance.md
 	$(BIN)/pytest tests/oracle --conformance docs/conformance.md
 
-oracle-setup: setup
+oracle-setup: setup  ## Install the libraries that it compares with, apart from .venv
 	@bash scripts/oracle.sh
 
 lint: setup  ## Ruff: rules and formatting

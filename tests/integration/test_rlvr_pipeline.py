@@ -110,3 +110,64 @@ def test_groups_without_signal_are_replaced(tmp_path: Path, tiny_model: Path, en
     assert step["rollout/groups/accepted"] <= 4
     assert step["rollout/groups/accepted"] + step["rollout/groups/rejected"] <= 12
     assert step["rollout/groups/rejected"] > 0
+
+
+PPO = {
+    "algorithm": {
+        "advantage": {"type": "gae", "lam": 0.95},
+        "advantage_shaping": {"whiten": True},
+        "reward_shaping": {"normalise": {"std": "running"}},
+        "kl": {"use": "reward", "coefficient": 0.01, "adaptive": {"target": 0.001, "horizon": 100}},
+    },
+    "reference": {},
+    "critic": {"optimizer": {"lr": 1.0e-2}, "max_tokens_per_micro_batch": 512, "warmup_steps": 1},
+}
+
+
+def test_ppo_resumes_with_its_critic(tmp_path: Path, tiny_model: Path) -> None:
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    for folder in (whole, halves):
+        folder.mkdir()
+    code, output = finish_run(write_run(whole, tiny_model, steps=4, **PPO))
+    assert code == 0, output
+    config = write_run(halves, tiny_model, steps=4, **PPO)
+    with nothing_left():
+        code, output = finish_run(config, "steps=2")
+        assert code == 0, output
+        code, output = finish_run(config, "--resume")
+        assert code == 0, output
+    expected, found = (read_lines(folder / "runs" / "tiny" / "metrics.jsonl") for folder in (whole, halves))
+    assert [step["train/updates"] for step in expected] == [0, 1, 1, 1]  # the critic warms up in the first
+    for name in (
+        "critic/loss",
+        "critic/explained_variance",
+        "critic/grad_norm",
+        "train/loss",
+        "train/kl_coefficient",
+        "reward/shaped",
+        "rollout/reward/mean",
+    ):
+        assert [step.get(name) for step in found] == [step.get(name) for step in expected], name
+    # another critic, or an empty one, would have given other numbers
+    assert len({step["critic/loss"] for step in expected}) == 4
+    assert (halves / "runs" / "tiny" / "checkpoints" / "step_000004" / "critic").is_dir()
+
+
+def test_remax_on_vllm(tmp_path: Path, tiny_model: Path) -> None:
+    config = write_run(
+        tmp_path,
+        tiny_model,
+        steps=2,
+        model={"path": str(tiny_model), "dtype": "bfloat16"},
+        inference=VLLM,
+        rollout={"prompts_per_step": 8, "samples_per_prompt": 1, "max_response_tokens": 12},
+        algorithm={"advantage": "remax", "loss": "reinforce"},
+        checkpoint={"at_end": False, "export": False},
+    )
+    code, output = finish_run(config)
+    assert code == 0, output
+    steps = read_lines(tmp_path / "runs" / "tiny" / "metrics.jsonl")
+    # the greedy samples are generated, but not trained on
+    assert [step["rollout/samples"] for step in steps] == [8, 8]
+    assert all(step["rollout/tokens"] > step["train/tokens"] for step in steps)
+    assert all(step["advantage/std"] > 0 for step in steps)
