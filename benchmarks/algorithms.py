@@ -174,15 +174,20 @@ def loss_seconds(count: int, tokens: int, repetitions: int) -> dict[str, float]:
     return seconds
 
 
-def main() -> None:
-    """Time everything and print one line of JSON."""
+def parser() -> argparse.ArgumentParser:
+    """Return the options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=1024)
     parser.add_argument("--tokens", type=int, default=1024, help="sampled tokens of each")
     parser.add_argument("--group", type=int, default=8, help="samples of a group")
     parser.add_argument("--repetitions", type=repetition_count, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    arguments = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    """Time everything and print one line of JSON."""
+    arguments = parser().parse_args()
     torch.set_num_threads(arguments.threads)
     groups = make_groups(arguments.samples, arguments.tokens, arguments.group)
     driver = driver_seconds(groups, arguments.tokens, arguments.repetitions)

@@ -43,7 +43,8 @@ class RLVRPipeline:
                 assigned = workers.advantages.assign(collected.groups)
                 report = workers.actor.train_step(with_reference(assigned.samples, workers.kl_reference))
             sync = workers.push()
-            state.log(step, rollout_metrics(collected, sync.version - 1), assigned.metrics, report.metrics, sync.metrics)
+            rollout = rollout_metrics(collected, sync.version - 1)
+            state.log(step, rollout, assigned.metrics, report.metrics, sync.metrics)
             state.keep_rollouts(collected)
             state.evaluate(self.evaluator)
 
