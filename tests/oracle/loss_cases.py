@@ -14,8 +14,9 @@ from torch import Tensor
 from roll_like.algorithms.aggregation import Aggregation, token_weights
 from roll_like.algorithms.correction import Correction, no_correction
 from roll_like.algorithms.logprobs import token_logprobs
-from roll_like.algorithms.losses import BatchTokens, KLTerm, LossInputs, policy_objective
+from roll_like.algorithms.losses import BatchTokens, KLTerm, LossInputs, PolicyLoss, policy_objective
 from roll_like.registry import LOSSES
+from roll_like.values import reduce
 
 #: The constant of `token_sum_norm`.
 MAX_RESPONSE = 11
@@ -86,14 +87,24 @@ def loss_and_gradient(
     """Our objective, and its gradient for log-probabilities, [B, T]."""
     logprobs_BT = batch.logprobs_BT.clone().requires_grad_()
     inputs = batch.inputs(logprobs_BT, how)
-    plugin = LOSSES.get(name)
-    loss = plugin(plugin.Config(**settings))
-    if loss.needs_batch:
-        names = ("logprobs_N", "old_logprobs_N", "advantages_N", "draws_N")
-        loss = loss.of_batch(BatchTokens(**{name: getattr(inputs, name).detach() for name in names}))
-    objective, _ = policy_objective(inputs, loss, kl, entropy_coefficient, correction)
+    objective, _ = policy_objective(inputs, _loss(name, inputs, settings), kl, entropy_coefficient, correction)
     (gradient_BT,) = torch.autograd.grad(objective, logprobs_BT)
     return objective, gradient_BT
+
+
+def figures(name: str, batch: Batch, *, correction: Correction = no_correction, **settings: Any) -> dict[str, float]:
+    """The figures of our objective, reduced as a run logs them."""
+    inputs = batch.inputs(batch.logprobs_BT, "token_mean")
+    return reduce(policy_objective(inputs, _loss(name, inputs, settings), None, 0.0, correction)[1])
+
+
+def _loss(name: str, inputs: LossInputs, settings: dict[str, Any]) -> PolicyLoss:
+    plugin = LOSSES.get(name)
+    loss = plugin(plugin.Config(**settings))
+    if not loss.needs_batch:
+        return loss
+    names = ("logprobs_N", "old_logprobs_N", "advantages_N", "draws_N")
+    return loss.of_batch(BatchTokens(**{name: getattr(inputs, name).detach() for name in names}))
 
 
 @st.composite

@@ -32,12 +32,14 @@ def references() -> Iterator[None]:
         pytest.skip("the references are not installed; run `make oracle`", allow_module_level=True)
     environment, handlers = dict(os.environ), list(logging.root.handlers)
     start, checks = multiprocessing.get_start_method(allow_none=True), Distribution._validate_args
-    with warnings.catch_warnings():
-        for message, category in WARNINGS:
-            warnings.filterwarnings("ignore", message, category)
-        yield
-    os.environ.clear()
-    os.environ.update(environment)
-    logging.root.handlers[:] = handlers
-    multiprocessing.set_start_method(start, force=True)
-    Distribution.set_default_validate_args(checks)
+    try:
+        with warnings.catch_warnings():
+            for message, category in WARNINGS:
+                warnings.filterwarnings("ignore", message, category)
+            yield
+    finally:
+        os.environ.clear()
+        os.environ.update(environment)
+        logging.root.handlers[:] = handlers
+        multiprocessing.set_start_method(start, force=True)
+        Distribution.set_default_validate_args(checks)

@@ -17,15 +17,12 @@ from algorithm_samples import same_cases
 from conformance import Row
 from hypothesis import given
 from hypothesis import strategies as st
-from loss_cases import Batch, batches, far_apart
+from loss_cases import Batch, batches, far_apart, figures
 from torch import Tensor
 
 from roll_like.algorithms.correction import correction_from
 from roll_like.algorithms.kl import KLController, divergence
-from roll_like.algorithms.losses import policy_objective
 from roll_like.config.algorithm import AdaptiveKLConfig, CorrectionConfig, KLConfig, RejectConfig
-from roll_like.registry import LOSSES
-from roll_like.values import reduce
 
 any_batch = batches()
 answered = batches(smallest_response=1)
@@ -184,15 +181,6 @@ def geometric_perplexities(batch: Batch) -> float:
     return float((1 / weights_BT.max(-1).values).mean())
 
 
-def figures(batch: Batch, **config: Any) -> dict[str, float]:
-    """Ours, reduced as a run logs them."""
-    plugin = LOSSES.get("ppo")
-    inputs = batch.inputs(batch.logprobs_BT, "token_mean")
-    correction = correction_from(CorrectionConfig(**config))
-    _, metrics = policy_objective(inputs, plugin(plugin.Config()), None, 0.0, correction)
-    return reduce(metrics)
-
-
 def verl_figures(batch: Batch, names: list[str], **settings: Any) -> list[float]:
     found = verl.rollout_corr_helper.compute_rollout_correction_and_rejection_mask(
         batch.old_BT, batch.behaviour_BT, batch.mask_BT, **settings
@@ -205,7 +193,10 @@ def verl_pearson(batch: Batch) -> float:
 
 
 def figure_row(name: str, reference: str, ours: str, theirs: Callable[[Batch], Any], cases: Any, **config: Any) -> Row:
-    return Row("figure", name, reference, lambda batch: [figures(batch, **config)[ours]], theirs, cases)
+    correction = correction_from(CorrectionConfig(**config))
+    return Row(
+        "figure", name, reference, lambda batch: [figures("ppo", batch, correction=correction)[ours]], theirs, cases
+    )
 
 
 near = batches(distances=(0.02, 0.3))
@@ -276,7 +267,7 @@ def test_corrections(row: Row, data: st.DataObject) -> None:
 def test_quantiles_are_those_of_the_ratios(batch: Batch) -> None:
     # numpy's inverted distribution function, and ours in bins of 1 % of the ratio
     ratios = (batch.old_BT - batch.behaviour_BT)[batch.sampled].exp().numpy()
-    found = figures(batch)
+    found = figures("ppo", batch)
     for name, quantile in {"p01": 0.01, "p50": 0.5, "p99": 0.99}.items():
         expected = np.quantile(ratios, quantile, method="inverted_cdf")
         assert math.log(found[f"mismatch/ratio_{name}"]) == pytest.approx(math.log(expected), abs=0.0051)

@@ -12,16 +12,13 @@ import torch
 import trl_reference as trl
 import verl_reference as verl
 from advantage_cases import Step, advantages
-from loss_cases import Batch, loss_and_gradient
+from loss_cases import Batch, figures, loss_and_gradient
 from torch import Tensor
 
 from roll_like.algorithms.advantages import GAE
 from roll_like.algorithms.correction import correction_from
 from roll_like.algorithms.kl import divergence
-from roll_like.algorithms.losses import policy_objective
 from roll_like.config.algorithm import CorrectionConfig, RejectConfig
-from roll_like.registry import LOSSES
-from roll_like.values import reduce
 
 
 def step(rewards: list[float], *, index: list[int] | None = None, masks: list[list[int]] | None = None) -> Step:
@@ -214,11 +211,7 @@ def test_k1_bounds_the_ratio_of_trainer_to_engine() -> None:
 def test_effective_sample_size_of_nothing() -> None:
     batch = tokens([[-1.0, -1.0]], behaviour_BT=[[-3.0, -3.0]])
     masked = CorrectionConfig(type="masked", cap=2.0, floor=0.5)
-    plugin = LOSSES.get("ppo")
-    _, metrics = policy_objective(
-        batch.inputs(batch.logprobs_BT, "token_mean"), plugin(plugin.Config()), None, 0.0, correction_from(masked)
-    )
-    assert reduce(metrics)["correction/ess"] == 0
+    assert figures("ppo", batch, correction=correction_from(masked))["correction/ess"] == 0
     with pytest.raises(ZeroDivisionError):
         verl.rollout_corr_helper.compute_rollout_correction_weights(
             batch.old_BT - batch.behaviour_BT, batch.mask_BT, rollout_is="token", rollout_is_threshold="0.5_2.0"

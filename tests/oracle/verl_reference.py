@@ -23,6 +23,7 @@ __all__ = [
     "actor_config",
     "advantages",
     "core_algos",
+    "figures",
     "pearson_correlation_coefficient",
     "policy_loss",
     "returns",
@@ -82,8 +83,19 @@ def actor_config(*, policy_loss: dict[str, Any] | None = None, **settings: Any) 
 
 def policy_loss(name: str, batch: Any, config: ActorConfig, *, how: str, weights_BT: Tensor | None = None) -> Any:
     """Loss and gradient [B, T] of one of verl's policy losses."""
+    loss, gradient_BT, _ = _policy_loss(name, batch, config, how, weights_BT)
+    return loss, gradient_BT
+
+
+def figures(name: str, batch: Any, config: ActorConfig, names: list[str]) -> list[float]:
+    """Figures that one of verl's policy losses reports."""
+    found = _policy_loss(name, batch, config, "token-mean", None)[2]
+    return [found[f"actor/{name}"] for name in names]
+
+
+def _policy_loss(name: str, batch: Any, config: ActorConfig, how: str, weights_BT: Tensor | None) -> Any:
     logprobs_BT = batch.logprobs_BT.clone().requires_grad_()
-    loss, _ = core_algos.get_policy_loss_fn(name)(
+    loss, found = core_algos.get_policy_loss_fn(name)(
         old_log_prob=batch.old_BT,
         log_prob=logprobs_BT,
         advantages=batch.advantages_BT,
@@ -93,4 +105,4 @@ def policy_loss(name: str, batch: Any, config: ActorConfig, *, how: str, weights
         rollout_is_weights=weights_BT,
     )
     (gradient_BT,) = torch.autograd.grad(loss, logprobs_BT)
-    return loss, gradient_BT
+    return loss, gradient_BT, found
