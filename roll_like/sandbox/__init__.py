@@ -1,0 +1,25 @@
+"""Evaluation of programs that a model wrote: they run isolated, and verdicts are formed outside."""
+
+from roll_like.sandbox.types import (
+    AssertTest,
+    CallTest,
+    CodeResult,
+    Limits,
+    SandboxUnavailable,
+    StdioTest,
+    TestCase,
+    TestResult,
+    Verdict,
+)
+
+__all__ = [
+    "AssertTest",
+    "CallTest",
+    "CodeResult",
+    "Limits",
+    "SandboxUnavailable",
+    "StdioTest",
+    "TestCase",
+    "TestResult",
+    "Verdict",
+]
