@@ -17,7 +17,7 @@ demo: setup  ## Train the quickstart: a real pretrained model, a few minutes on 
 test: lint types imports oracle-setup  ## Lint, types, import contract and all tests that a CPU can run
 	$(BIN)/pytest tests -m "not gpu"
 
-unit: setup  ## Unit and oracle tests only: seconds, without Ray
+unit: setup  ## Unit and oracle tests only: two minutes, without Ray
 	$(BIN)/pytest tests/unit tests/oracle
 
 oracle: oracle-setup  ## Compare the algorithms with other libraries; prints and writes docs/conformance.md

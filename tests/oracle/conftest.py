@@ -15,9 +15,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--conformance", type=Path, help="page to write the table of differences to")
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config) -> None:
     page: Path | None = config.getoption("--conformance", None)
     if page is None:
+        return
+    if exitstatus != pytest.ExitCode.OK:
+        terminalreporter.write_line(f"{page} stays as it is: not everything passed")
         return
     import conformance
     from registered import computed
