@@ -57,7 +57,14 @@ def make_groups(samples: int, tokens: int, per_group: int) -> list[Group[Scored]
     for index in range(samples // per_group):
         prompt = draw.integers(0, 1000, PROMPT).astype(np.int32)
         task = Task(
-            task_id=str(index), source="random", messages=(), prompt_ids=prompt, answer=None, metadata={}, origin="-"
+            task_id=str(index),
+            source="random",
+            domain="random",
+            messages=(),
+            prompt_ids=prompt,
+            answer=None,
+            metadata={},
+            origin="-",
         )
         members = [_member(task, place, tokens, draw) for place in range(per_group + 1)]
         groups.append(Group(task=task, samples=tuple(members[:-1]), failures=(), baselines=(members[-1],)))

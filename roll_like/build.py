@@ -11,6 +11,7 @@ from typing import Literal, cast
 from roll_like.algorithms.advantages import AdvantageEstimator
 from roll_like.algorithms.kl import KLController
 from roll_like.cluster import Cluster, RaySession, ResourceManager, thread_environment
+from roll_like.config.domains import domain_difficulty, domain_filters, domain_rewards
 from roll_like.config.load import dump_config
 from roll_like.config.rlvr import RLVRConfig
 from roll_like.config.sections import TrainingConfig
@@ -156,6 +157,7 @@ def start_workers(config: RLVRConfig, run: RunContext) -> Workers:
             reference,
             max_response_tokens=config.rollout.max_response_tokens,
             warmup_steps=config.critic.warmup_steps if config.critic is not None else 0,
+            difficulty=domain_difficulty(config),
         ),
         inference=inference,
         scheduler=GenerateScheduler(
@@ -320,7 +322,7 @@ def start_reward_pool(config: RLVRConfig, resources: ResourceManager, stack: Exi
         "rewards",
         RewardWorker,
         resources.beside(config.rewards.workers),
-        arguments=lambda rank: (config.rewards, config.import_, plugins),
+        arguments=lambda rank: (config.rewards, config.import_, plugins, domain_rewards(config)),
         environment=lambda rank: {**thread_environment(1), "CUDA_VISIBLE_DEVICES": ""},
         concurrency=64,
     )
@@ -349,6 +351,7 @@ def build_rollouts(config: RLVRConfig, workers: Workers) -> SynchronousRollouts:
         seed=config.seed,
         runner=workers.runner,
         greedy_baseline=ADVANTAGES.get(config.algorithm.advantage.type).greedy_baseline,
+        filters=domain_filters(config),
     )
 
 

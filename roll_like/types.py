@@ -45,6 +45,7 @@ class Task:
     Attributes:
         task_id: Unique within a run: source name and row.
         source: Name of the data source it came from.
+        domain: What it is about; decides which rewards judge it.
         messages: The prompt, for people and for rewards.
         prompt_ids: The same prompt, tokenised once by the chat template.
         answer: Reference answer, where the dataset has one.
@@ -54,6 +55,7 @@ class Task:
 
     task_id: str
     source: str
+    domain: str
     messages: tuple[Message, ...]
     prompt_ids: IntArray
     answer: str | None

@@ -20,6 +20,7 @@ def make_task(task_id: str = "toy/0", prompt: Sequence[int] = (1, 2)) -> Task:
     return Task(
         task_id=task_id,
         source="toy",
+        domain="toy",
         messages=({"role": "user", "content": "?"},),
         prompt_ids=np.array(prompt, np.int32),
         answer=None,

@@ -27,6 +27,7 @@ def task(index: int = 0, *, source: str = "fake", prompt: int = 2) -> Task:
     return Task(
         task_id=f"{source}/{index}",
         source=source,
+        domain=source,
         messages=({"role": "user", "content": f"task {index}"},),
         prompt_ids=np.full(prompt, index, np.int32),
         answer=None,

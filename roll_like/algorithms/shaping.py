@@ -192,22 +192,27 @@ def in_band(group: Group[Scored], band: DifficultyConfig) -> bool:
     return band.low <= figure <= band.high
 
 
-def trained_on(groups: Sequence[Group[Scored]], mask: MaskConfig) -> tuple[list[bool], dict[str, Metric]]:
+def trained_on(
+    groups: Sequence[Group[Scored]], mask: MaskConfig, domains: Mapping[str, DifficultyConfig] | None = None
+) -> tuple[list[bool], dict[str, Metric]]:
     """Return whether each sample is trained on, in the order of `flatten(groups)`, and the shares left out.
 
     Args:
         groups: A step's groups with their rewards before shaping.
         mask: `algorithm.mask`.
+        domains: Bands of domains that have their own.
     """
+    bands = domains or {}
     chosen: list[bool] = []
     figures: list[dict[str, Metric]] = []
     for group in groups:
-        fits = mask.difficulty is None or in_band(group, mask.difficulty)
+        band = bands.get(group.task.domain, mask.difficulty)
+        fits = band is None or in_band(group, band)
         for sample in group.samples:
             cut = mask.truncated and sample.trajectory.stop_reason is StopReason.LENGTH
             chosen.append(fits and not cut)
             figures.append({"mask/difficulty": Mean(float(not fits)), "mask/truncated": Mean(float(cut))})
-    in_use = {"mask/difficulty": mask.difficulty is not None, "mask/truncated": mask.truncated}
+    in_use = {"mask/difficulty": mask.difficulty is not None or bool(bands), "mask/truncated": mask.truncated}
     return chosen, {name: metric for name, metric in merge(figures).items() if in_use[name]}
 
 

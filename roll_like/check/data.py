@@ -6,11 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from roll_like.check.findings import Finding, failed, is_hub_id
+from roll_like.config.domains import domain_rewards
 from roll_like.config.rlvr import RLVRConfig
 from roll_like.config.sections import DataSource
 from roll_like.data.tasks import TaskSet, TaskSource, load_source
 from roll_like.errors import RollLikeError
 from roll_like.registry import REWARDS
+from roll_like.rewards.base import RewardConfig
+from roll_like.rewards.scorer import judges
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -95,7 +98,6 @@ def check_rewards(config: RLVRConfig, sources: Sequence[TaskSource]) -> Iterator
     """Yield, for each reward and source, the first row that the reward cannot judge."""
     for index, section in enumerate(config.rewards.use):
         key = f"rewards.use.{index}"
-        wanted = getattr(section, "sources", None)
         try:
             reward = REWARDS.get(section.type)(section)
         except RollLikeError as error:
@@ -106,7 +108,7 @@ def check_rewards(config: RLVRConfig, sources: Sequence[TaskSource]) -> Iterator
             continue
         try:
             for source in sources:
-                if wanted is None or source.name in wanted:
+                if judges(cast(RewardConfig, section), source.tasks[0], domain_rewards(config)):
                     yield from _rows_suit(reward, section.type, key, source)
         finally:
             reward.close()

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.config.base import ConfigModel, PipelineConfig, PluginConfig, PluginSetting
+from roll_like.config.domains import DomainConfig
 from roll_like.config.rules import check_rlvr
 from roll_like.config.sections import (
     CheckpointConfig,
@@ -105,6 +106,11 @@ class RLVRConfig(PipelineConfig):
         default=None, description="Needed by advantage estimators that learn values; none by default."
     )
     rewards: RewardsConfig = Field(description="How answers are judged.")
+    domains: dict[str, DomainConfig] = Field(
+        default_factory=dict,
+        description="How the tasks of each domain (`data.sources[].domain`) are judged and chosen. Domains that are "
+        "not named here are judged by every reward whose `sources` fit.",
+    )
     resources: ResourcesConfig = Field(
         description="What hardware the run takes and how roles divide it. A device is a GPU, or a core with "
         "`device: cpu`."

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from roll_like.config.plan import RolePlan, overlap, roles
 from roll_like.config.rules_algorithm import ALGORITHM_RULES
+from roll_like.config.rules_rewards import REWARD_RULES
 from roll_like.config.violations import Violation, raise_violations
 
 if TYPE_CHECKING:
@@ -180,33 +181,6 @@ def _gpu_memory_is_shared(config: RLVRConfig) -> Iterator[Violation]:
             )
 
 
-def _rewards_judge_everything(config: RLVRConfig) -> Iterator[Violation]:
-    rewards = config.rewards.use
-    trained = [source.label for source in config.data.sources]
-    evaluated = [source.label for source in config.evaluation.sources] if config.evaluation is not None else []
-    known = list(dict.fromkeys(trained + evaluated))
-    chosen = [getattr(reward, "sources", None) for reward in rewards]
-    for index, sources in enumerate(chosen):
-        for source in sources or ():
-            if source not in known:
-                yield Violation(
-                    ("rewards", "use", index, "sources"),
-                    f"no data source is called {source!r}; known: {', '.join(known)}",
-                )
-    for source in known:
-        if all(sources is not None and source not in sources for sources in chosen):
-            yield Violation(
-                ("rewards", "use"),
-                f"no reward judges the data source {source!r}; add it to the `sources` of one, or leave `sources` out "
-                "to judge all",
-            )
-    names = [getattr(reward, "name", None) or reward.type for reward in rewards]
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        yield Violation(("rewards", "use"), f"two rewards are called {name!r}; give each a `name` of its own")
-    if all(getattr(reward, "weight", 1.0) == 0 for reward in rewards):
-        yield Violation(("rewards", "use"), "every reward has weight 0, so nothing can be learned; give one a weight")
-
-
 def _evaluation_means_something(config: RLVRConfig) -> Iterator[Violation]:
     evaluation = config.evaluation
     if evaluation is None:
@@ -236,6 +210,6 @@ RULES: tuple[Rule, ...] = (
     _spans_fit,
     _spans_are_equal_or_disjoint,
     _device_can_do_it,
-    _rewards_judge_everything,
+    *REWARD_RULES,
     _evaluation_means_something,
 )

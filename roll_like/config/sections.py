@@ -51,6 +51,9 @@ class DataSource(ConfigModel):
 
     path: str = Field(description="A `.jsonl` or `.parquet` file, a directory of them, or a hub dataset id.")
     name: str | None = Field(default=None, description="Name in metrics and in `rewards.use[].sources`; default: stem.")
+    domain: str | None = Field(
+        default=None, description="Domain of its tasks, in metrics and in `domains`; default: its name."
+    )
     split: str = Field(default="train", description="Split of a hub dataset.")
     weight: PositiveFloat = Field(default=1.0, description="Share of this source among all, relative to the others.")
     prompt_field: str = Field(default="prompt", description="Field with the prompt: a string or a list of messages.")
@@ -61,6 +64,11 @@ class DataSource(ConfigModel):
     def label(self) -> str:
         """Its `name`, or the stem of its path."""
         return self.name or Path(self.path).stem
+
+    @property
+    def domain_label(self) -> str:
+        """Its `domain`, or its label."""
+        return self.domain or self.label
 
 
 class DataConfig(ConfigModel):

@@ -219,6 +219,7 @@ def _tasks(rows: Iterable[Row], source: DataSource, tokenizer: PreTrainedTokeniz
             yield Task(
                 task_id=f"{source_name(source)}:{number}",
                 source=source_name(source),
+                domain=source.domain_label,
                 messages=prompt,
                 prompt_ids=prompt_ids,
                 answer=answer,

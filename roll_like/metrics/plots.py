@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
+import re
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +26,13 @@ SPAN_COLOURS = {
     "time/checkpoint": "#8d99ae",
     "time/idle": "#d9d9d9",
 }
+DOMAIN_COLOURS = ("#1d5fa8", "#d1642e", "#2a9d8f", "#9b5de5", "#b8860b", "#7a7a7a")
+_DOMAIN = re.compile(r"rollout/domain/.+/reward")
 LINE, LIGHT, SECOND = "#1d5fa8", "#a9c8e8", "#d1642e"
 
 
 def draw_curves(path: Path, name: str, steps: Sequence[Record], evaluations: Sequence[Record]) -> None:
-    """Draw six panels into a PNG file: reward, evaluation, length, KL, gradient norm, time.
+    """Draw panels into a PNG file: reward, evaluation, length, KL, gradient norm, time; domains and critic if any.
 
     Args:
         path: The file.
@@ -42,16 +47,26 @@ def draw_curves(path: Path, name: str, steps: Sequence[Record], evaluations: Seq
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(13, 7), dpi=110, layout="constrained")
+    domains = sorted({key for record in steps for key in record if _DOMAIN.fullmatch(key)})
+    critic = any("critic/explained_variance" in record for record in steps)
+    panels = 6 + bool(domains) + critic
+    columns = math.ceil(panels / 2)
+    figure = Figure(figsize=(1 + 4 * columns, 7), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(name, fontsize=14, fontweight="bold")
-    axes = figure.subplots(2, 3).ravel()
+    axes = figure.subplots(2, columns).ravel()
     _draw_reward(axes[0], steps)
     _draw_lines(axes[1], evaluations, "Evaluation", ("eval/avg", "eval/pass"), marker="o")
     _draw_lines(axes[2], steps, "Response length", ("rollout/response_length/mean",))
     _draw_lines(axes[3], steps, "KL from reference, engine mismatch", ("train/kl", "mismatch/kl"))
     _draw_lines(axes[4], steps, "Gradient norm before clipping", ("train/grad_norm",))
     _draw_time(axes[5], steps)
+    if domains:
+        _draw_domains(axes[6], steps, domains)
+    if critic:
+        _draw_lines(axes[panels - 1], steps, "Explained variance of the critic", ("critic/explained_variance",))
+    for axis in axes[panels:]:
+        axis.set_visible(False)
     for axis in axes:
         axis.set_xlabel("step")
         axis.xaxis.get_major_locator().set_params(integer=True)
@@ -81,6 +96,15 @@ def _draw_reward(axis: Any, steps: Sequence[Record]) -> None:
         return
     axis.plot(x, mean, color=LIGHT, linewidth=1.2, label="each step")
     axis.plot(x, _smooth(mean), color=LINE, linewidth=2.2, label="smoothed")
+    axis.legend(frameon=False, loc="best", fontsize=8)
+
+
+def _draw_domains(axis: Any, steps: Sequence[Record], names: Sequence[str]) -> None:
+    axis.set_title("Training reward by domain, smoothed")
+    axis.set_ylabel("mean reward")
+    for name, colour in zip(names, cycle(DOMAIN_COLOURS), strict=False):
+        x, y = _series(steps, name)
+        axis.plot(x, _smooth(y), color=colour, linewidth=1.8, label=describe(name).label)
     axis.legend(frameon=False, loc="best", fontsize=8)
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
 import logging
 import math
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, TypeVar
@@ -18,7 +17,7 @@ import numpy as np
 from roll_like.errors import ConfigError, RewardError
 from roll_like.registry import REWARDS
 from roll_like.rewards.base import Completion, Outcome, Reward, RewardConfig, Verdict, describe_error
-from roll_like.types import Failure, Group, Scored, Trajectory
+from roll_like.types import Failure, Group, Scored, Task, Trajectory
 
 T = TypeVar("T")
 Judged = Verdict | RewardError
@@ -29,31 +28,6 @@ _log = logging.getLogger(__name__)
 def reward_name(config: RewardConfig) -> str:
     """Return the name under which a reward is reported."""
     return config.name or config.type
-
-
-def check_sources(configs: Sequence[RewardConfig], sources: Iterable[str]) -> None:
-    """Check that every data source is judged and every reward's `sources` exist.
-
-    Args:
-        configs: The `rewards.use` section.
-        sources: Names of all data sources, training and evaluation.
-
-    Raises:
-        ConfigError: A source has no reward, or a reward names a source that is not there.
-    """
-    names = list(dict.fromkeys(sources))
-    for config in configs:
-        for wanted in config.sources or ():
-            if wanted not in names:
-                near = difflib.get_close_matches(wanted, names, n=1)
-                raise ConfigError(
-                    f"the reward {reward_name(config)!r} is for the source {wanted!r}, but the sources are "
-                    f"{', '.join(map(repr, names))}",
-                    fix=f"write {near[0]!r} in its `sources`" if near else "correct its `sources` in rewards.use",
-                )
-    for name in names:
-        if not any(_applies(config, name) for config in configs):
-            raise _unjudged(name)
 
 
 class Scorer:
@@ -67,13 +41,23 @@ class Scorer:
         timeout_seconds: Limit of one attempt of one reward at a group.
         retries: Further attempts after a failure. A synchronous reward that ran out of time is not
             tried again: its thread still runs.
+        domains: Names of the rewards of each domain that names its own; the others are judged by every
+            reward whose `sources` fit.
 
     Raises:
         ConfigError: Two rewards have the same name.
         RewardError: A reward cannot be built.
     """
 
-    def __init__(self, configs: Sequence[RewardConfig], *, timeout_seconds: float, retries: int) -> None:
+    def __init__(
+        self,
+        configs: Sequence[RewardConfig],
+        *,
+        timeout_seconds: float,
+        retries: int,
+        domains: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        self._domains = domains or {}
         self._timeout = timeout_seconds
         self._retries = retries
         self._threads = _Threads()
@@ -97,7 +81,7 @@ class Scorer:
         Raises:
             ConfigError: No reward is for this group's source.
         """
-        rewards = [entry for entry in self._rewards if _applies(entry.config, group.task.source)]
+        rewards = [entry for entry in self._rewards if judges(entry.config, group.task, self._domains)]
         if not rewards:
             raise _unjudged(group.task.source)
         completions = [to_completion(trajectory) for trajectory in group.samples]
@@ -267,8 +251,11 @@ def _build(name: str, config: RewardConfig) -> Reward:
     return reward
 
 
-def _applies(config: RewardConfig, source: str) -> bool:
-    return config.sources is None or source in config.sources
+def judges(config: RewardConfig, task: Task, domains: Mapping[str, Sequence[str]]) -> bool:
+    """Return whether a reward judges a task: its domain names it, or names none and the reward's `sources` fit."""
+    if task.domain in domains:
+        return reward_name(config) in domains[task.domain]
+    return config.sources is None or task.source in config.sources
 
 
 def _unjudged(source: str) -> ConfigError:

@@ -24,6 +24,7 @@ class RewardWorker:
         config: The `rewards` section.
         imports: Modules to import first; they register plugins.
         plugins: Rewards to register that no module can be imported for (see `notebook_rewards`).
+        domains: Names of the rewards of each domain that names its own.
 
     Raises:
         PluginError: A module cannot be imported, or a reward is unknown.
@@ -36,12 +37,13 @@ class RewardWorker:
         config: RewardsConfig,
         imports: tuple[str, ...] = (),
         plugins: Mapping[str, type[Reward]] | None = None,
+        domains: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         import_plugins(imports)
         for name, plugin in (plugins or {}).items():
             REWARDS.register(name)(plugin)
         configs = cast(Sequence[RewardConfig], config.use)  # `register_reward` takes no other
-        self._scorer = Scorer(configs, timeout_seconds=config.timeout_seconds, retries=config.retries)
+        self._scorer = Scorer(configs, timeout_seconds=config.timeout_seconds, retries=config.retries, domains=domains)
         self.limit_seconds = config.timeout_seconds * (config.retries + 1)
 
     async def score(self, group: Group[Trajectory]) -> Group[Scored]:

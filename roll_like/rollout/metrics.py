@@ -37,6 +37,11 @@ def rollout_metrics(collected: Collected, policy_version: int) -> dict[str, Metr
         rewards = np.array([sample.reward for sample in samples])
         metrics["rollout/reward/std"] = Mean(float(rewards.std()), len(samples))
         metrics["rollout/reward/pass"] = Mean(_pass_share(groups), len(groups))
+    domains = _by_domain(groups)
+    for domain, members in domains.items() if len(domains) > 1 else ():
+        prefix = f"rollout/domain/{domain}"
+        metrics[f"{prefix}/without_signal"] = Mean(_share_without_signal(members), len(members))
+        metrics[f"{prefix}/groups"] = Sum(float(len(members)))
     return metrics
 
 
@@ -54,6 +59,12 @@ def evaluation_metrics(groups: Sequence[Group[Scored]]) -> dict[str, Metric]:
         for sample in samples
     )
     metrics["eval/pass"] = Mean(_pass_share(groups), len(groups))
+    domains = _by_domain(groups)
+    for domain, members in domains.items() if len(domains) > 1 else ():
+        rewards = [sample.reward for group in members for sample in group.samples]
+        if rewards:
+            metrics[f"eval/domain/{domain}/avg"] = Mean(float(np.mean(rewards)), len(rewards))
+        metrics[f"eval/domain/{domain}/pass"] = Mean(_pass_share(members), len(members))
     return metrics
 
 
@@ -87,12 +98,33 @@ def _sample_metrics(sample: Scored, policy_version: int) -> dict[str, Metric]:
         **{f"rollout/reward/{name}": Mean(value) for name, value in sample.rewards.items()},
         **{f"rollout/{name}": Mean(value) for name, value in sample.details.items()},
         f"rollout/source/{trajectory.task.source}/reward": Mean(sample.reward),
+        **_domain_metrics(sample),
         "rollout/response_length/mean": Mean(length),
         "rollout/response_length/max": Max(length),
         "rollout/truncated": Mean(float(trajectory.stop_reason is StopReason.LENGTH)),
         "staleness/mean": Mean(age),
         "staleness/max": Max(age),
     }
+
+
+def _domain_metrics(sample: Scored) -> dict[str, Metric]:
+    """Return the figures of a sample's domain, where that is something else than its source."""
+    trajectory = sample.trajectory
+    if trajectory.task.domain == trajectory.task.source:
+        return {}
+    prefix = f"rollout/domain/{trajectory.task.domain}"
+    return {
+        f"{prefix}/reward": Mean(sample.reward),
+        f"{prefix}/response_length": Mean(float(trajectory.response_length)),
+        f"{prefix}/truncated": Mean(float(trajectory.stop_reason is StopReason.LENGTH)),
+    }
+
+
+def _by_domain(groups: Sequence[Group[Scored]]) -> dict[str, list[Group[Scored]]]:
+    domains: dict[str, list[Group[Scored]]] = {}
+    for group in groups:
+        domains.setdefault(group.task.domain, []).append(group)
+    return domains
 
 
 def _share_without_signal(groups: Sequence[Group[Scored]]) -> float:

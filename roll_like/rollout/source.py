@@ -47,6 +47,7 @@ class SynchronousRollouts:
         seed: Seed of the run.
         runner: The driver's event loop.
         greedy_baseline: Whether each group comes with one greedy sample to compare with.
+        filters: Whether groups without signal are replaced, of domains that say so themselves.
     """
 
     def __init__(
@@ -59,7 +60,9 @@ class SynchronousRollouts:
         seed: int,
         runner: DriverLoop,
         greedy_baseline: bool = False,
+        filters: Mapping[str, bool] | None = None,
     ) -> None:
+        self._filters = filters or {}
         self._scheduler = scheduler
         self._greedy_baseline = greedy_baseline
         self._taskset = taskset
@@ -120,7 +123,7 @@ class SynchronousRollouts:
         rewards = [sample.reward for sample in group.samples]
         if self._greedy_baseline and not group.baselines:  # it was lost to a failure: nothing to compare with
             return False
-        if self._config.drop_groups_without_signal:
+        if self._filters.get(group.task.domain, self._config.drop_groups_without_signal):
             return len(rewards) > 1 and not np.allclose(rewards, rewards[0], rtol=0, atol=1e-8)
         return len(rewards) > 0
 

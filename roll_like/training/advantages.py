@@ -11,7 +11,7 @@ import numpy as np
 from roll_like.algorithms.advantages import AdvantageEstimator, policy_samples
 from roll_like.algorithms.kl import KLController, token_penalties
 from roll_like.algorithms.shaping import RewardShaping, shape_advantages, trained_on
-from roll_like.config.algorithm import AlgorithmConfig
+from roll_like.config.algorithm import AlgorithmConfig, DifficultyConfig
 from roll_like.training.engine import TrainingEngine
 from roll_like.types import FloatArray, Group, PolicySample, Scored
 from roll_like.values import Last, Mean, Metric, Metrics
@@ -40,6 +40,7 @@ class Advantages:
         reference: The model that the penalty compares with.
         max_response_tokens: `rollout.max_response_tokens`.
         warmup_steps: Steps in which only the critic learns.
+        difficulty: Bands of domains that have their own; the others have that of `algorithm.mask`.
     """
 
     def __init__(
@@ -51,12 +52,14 @@ class Advantages:
         *,
         max_response_tokens: int,
         warmup_steps: int = 0,
+        difficulty: Mapping[str, DifficultyConfig] | None = None,
     ) -> None:
         self._estimator = estimator
         self._algorithm = algorithm
         self._kl = kl
         self._reference = reference
         self._warmup_steps = warmup_steps
+        self._difficulty = difficulty or {}
         self._steps = 0
         self._shaping = RewardShaping(algorithm.reward_shaping, max_response_tokens=max_response_tokens)
 
@@ -66,7 +69,7 @@ class Advantages:
         Raises:
             RewardError: A reward is not finite; names the task and the sample.
         """
-        chosen, masked = trained_on(groups, self._algorithm.mask)
+        chosen, masked = trained_on(groups, self._algorithm.mask, self._difficulty)
         shaped, figures = self._shaping.apply(groups)
         penalties, kl_figures = self._penalties(groups)
         assigned = self._estimator.assign(shaped, penalties)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 
 from roll_like.algorithms.advantages import policy_samples
 from roll_like.algorithms.shaping import RewardShaping, RunningMoments, shape_advantages, trained_on
-from roll_like.config.algorithm import AdvantageShapingConfig, MaskConfig, RewardShapingConfig
+from roll_like.config.algorithm import AdvantageShapingConfig, DifficultyConfig, MaskConfig, RewardShapingConfig
 from roll_like.types import Group, Scored, StopReason
 from roll_like.values import reduce
 
@@ -138,6 +139,18 @@ def test_groups_outside_of_the_difficulty_band_are_masked(band: dict[str, Any], 
     chosen, metrics = trained_on(groups, MaskConfig(difficulty=band))
     assert chosen[::2] == expected
     assert metrics["mask/difficulty"].value == pytest.approx(expected.count(False) / 3)
+
+
+def test_a_domain_may_have_a_band_of_its_own() -> None:
+    groups = [make_group([1.0, 1.0]), make_group([1.0, 1.0], task_id="toy/1")]
+    groups[1] = replace(groups[1], task=replace(groups[1].task, domain="other"))
+    own = {"other": DifficultyConfig(of="mean", low=0.0, high=0.5)}
+    assert trained_on(groups, MaskConfig(), own)[0] == [True, True, False, False]
+    everywhere = MaskConfig(difficulty={"of": "mean", "low": 2.0, "high": 3.0})
+    assert trained_on(groups, everywhere, {"other": DifficultyConfig(of="mean", low=0, high=1)})[0][1:3] == [
+        False,
+        True,
+    ]
 
 
 def test_an_empty_band_is_refused() -> None:

@@ -94,6 +94,47 @@ def test_the_bases_of_these_tests_are_valid() -> None:
             "algorithm.old_logprobs",
             "every ratio is 1; set old_logprobs: behaviour",
         ),
+        # domains
+        (
+            changed(domains={"mats": {"rewards": ["ifeval"]}}),
+            "domains.mats",
+            "no data source is of this domain",
+        ),
+        (
+            changed(
+                data__sources=[{"path": "x.jsonl", "domain": "maths"}],
+                domains={"maths": {"rewards": ["ifevl", "ifeval"]}},
+            ),
+            "domains.maths.rewards.0",
+            "no reward is called 'ifevl'; did you mean 'ifeval'?",
+        ),
+        (
+            changed(
+                data__sources=[{"path": "x.jsonl", "domain": "maths"}],
+                domains={"maths": {"rewards": ["math"]}},
+                rewards={"use": [{"type": "math", "sources": ["x"]}]},
+            ),
+            "domains.maths.rewards.0",
+            "says itself which `sources` it judges",
+        ),
+        (
+            changed(
+                data__sources=[{"path": "x.jsonl", "domain": "maths"}],
+                domains={"maths": {"rewards": ["math"], "drop_groups_without_signal": True}},
+                rewards={"use": [{"type": "math"}]},
+            ),
+            "domains.maths.drop_groups_without_signal",
+            "allows no replacement",
+        ),
+        (
+            changed(
+                data__sources=[{"path": "x.jsonl", "domain": "maths"}],
+                domains={"maths": {"rewards": ["math"]}},
+                rewards={"use": [{"type": "math"}, {"type": "math", "name": "other"}]},
+            ),
+            "rewards.use.1",
+            "the reward 'other' judges nothing",
+        ),
         # groups
         (
             changed(rollout__samples_per_prompt=1),

@@ -20,6 +20,7 @@ def make_source(name: str, size: int, weight: float, first: int = 0) -> TaskSour
         Task(
             task_id=f"{name}:{number}",
             source=name,
+            domain=name,
             messages=({"role": "user", "content": str(number)},),
             prompt_ids=np.asarray([number + first], dtype=np.int32),
             answer=None,

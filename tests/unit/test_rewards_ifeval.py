@@ -36,6 +36,7 @@ def task(metadata: dict[str, Any]) -> Task:
     return Task(
         task_id="t",
         source="s",
+        domain="s",
         messages=(),
         prompt_ids=np.zeros(1, np.int32),
         answer=None,

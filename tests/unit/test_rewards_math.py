@@ -77,6 +77,7 @@ def task(answer: str | None) -> Task:
     return Task(
         task_id="t",
         source="s",
+        domain="s",
         messages=(),
         prompt_ids=np.zeros(1, np.int32),
         answer=answer,

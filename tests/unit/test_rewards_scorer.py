@@ -11,7 +11,7 @@ import pytest
 from roll_like import Completion, Outcome, Reward, RewardConfig, Verdict, register_reward
 from roll_like.errors import ConfigError, PluginError, RewardError
 from roll_like.registry import REWARDS
-from roll_like.rewards.scorer import Scorer, check_sources
+from roll_like.rewards.scorer import Scorer, judges
 from roll_like.types import Failure, Group, Scored, Segment, StopReason, Task, Trajectory
 
 Add = Callable[..., str]
@@ -21,6 +21,7 @@ def make_group(*texts: str, source: str = "chat", failures: tuple[Failure, ...] 
     task = Task(
         task_id="chat:1",
         source=source,
+        domain=source,
         messages=({"role": "user", "content": "Say it."},),
         prompt_ids=np.array([1, 2], np.int32),
         answer="42",
@@ -134,16 +135,6 @@ def test_each_source_is_judged_by_its_own_rewards(add: Add) -> None:
     assert chat.rewards == {"custom": 1.0, "all": 1.0}
     assert gsm.rewards == {"maths": 1.0, "all": 1.0}
     assert chat.reward == 4.0
-
-
-def test_sources_are_checked_before_a_run() -> None:
-    chat, gsm = RewardConfig(type="a", sources=("chat",)), RewardConfig(type="b", sources=("gsm",))
-    check_sources([chat, gsm], ["chat", "gsm", "chat"])
-    with pytest.raises(ConfigError, match="no reward judges the data source 'gsm'"):
-        check_sources([chat], ["chat", "gsm"])
-    with pytest.raises(ConfigError, match="'gsm'") as caught:
-        check_sources([chat, gsm], ["chat", "gsm8k"])
-    assert "'gsm8k'" in (caught.value.fix or "")
 
 
 def test_a_source_without_reward_is_no_reward_of_zero(add: Add) -> None:
@@ -453,3 +444,12 @@ def test_a_class_without_score_says_so(add: Add) -> None:
         pass
 
     assert "defines no `score`" in score(make_group("a"), RewardConfig(type=add(Empty))).failures[0].error
+
+
+def test_a_domain_names_its_rewards() -> None:
+    plain, maths = RewardConfig(type="plain"), RewardConfig(type="maths")
+    task = make_group("a").task
+    assert judges(plain, task, {})
+    assert [judges(one, task, {task.domain: ["maths"]}) for one in (plain, maths)] == [False, True]
+    assert judges(plain, task, {"another": ["maths"]})
+    assert not judges(RewardConfig(type="plain", sources=("gsm",)), task, {})

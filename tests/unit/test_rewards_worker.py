@@ -59,6 +59,7 @@ def make_group(*texts: str) -> Group[Trajectory]:
     task = Task(
         task_id="t",
         source="s",
+        domain="s",
         messages=(),
         prompt_ids=np.array([1], np.int32),
         answer="yes",

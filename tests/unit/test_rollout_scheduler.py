@@ -20,6 +20,7 @@ def make_task(index: int) -> Task:
     return Task(
         task_id=str(index),
         source="fake",
+        domain="fake",
         messages=({"role": "user", "content": f"task {index}"},),
         prompt_ids=np.array([index, index], np.int32),
         answer=None,

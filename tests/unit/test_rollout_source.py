@@ -170,3 +170,22 @@ def test_a_greedy_baseline_is_asked_for_and_needed() -> None:
     complete = group(task(), [0.0, 1.0])
     assert rollouts._accept(replace(complete, baselines=complete.samples[:1]))
     assert not rollouts._accept(complete)  # the greedy sample was lost: there is nothing to compare with
+
+
+def test_domains_have_filters_and_figures_of_their_own() -> None:
+    maths, code = (replace(task(index), domain=domain) for index, domain in enumerate(("maths", "code")))
+    tasks = taskset()
+    config = RolloutConfig(prompts_per_step=3, samples_per_prompt=2, max_oversampling=2.0)
+    with DriverLoop() as runner:
+        rollouts = SynchronousRollouts(
+            FakeScheduler(), tasks, TaskOrder(tasks, seed=0), config, seed=7, runner=runner, filters={"maths": True}
+        )
+    assert [rollouts._accept(group(one, [1.0, 1.0])) for one in (maths, code)] == [False, True]
+    groups = [group(maths, [1.0, 0.0]), group(code, [0.5, 0.5])]
+    values = reduce(rollout_metrics(collected(groups), policy_version=1))
+    assert values["rollout/domain/maths/reward"] == values["rollout/domain/code/reward"] == 0.5
+    assert values["rollout/domain/maths/without_signal"] == 0
+    assert values["rollout/domain/code/without_signal"] == 1
+    values = reduce(evaluation_metrics(groups))
+    assert (values["eval/domain/maths/pass"], values["eval/domain/code/pass"]) == (1, 0)
+    assert not any("domain" in name for name in reduce(rollout_metrics(collected([group(task(), [1.0])]), 1)))

@@ -1,0 +1,100 @@
+"""Rules between data, domains and rewards: everything is judged, and nothing is named that is not there."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from roll_like.config.violations import Violation
+
+if TYPE_CHECKING:
+    from roll_like.config.rlvr import RLVRConfig
+    from roll_like.config.sections import DataSource
+
+
+def _all_sources(config: RLVRConfig) -> list[DataSource]:
+    return [*config.data.sources, *(config.evaluation.sources if config.evaluation is not None else ())]
+
+
+def _name_of(reward: Any) -> str:
+    name: str = getattr(reward, "name", None) or reward.type
+    return name
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+
+
+def _sources_are_judged(config: RLVRConfig) -> Iterator[Violation]:
+    sources = _all_sources(config)
+    known = list(dict.fromkeys(source.label for source in sources))
+    chosen = [getattr(reward, "sources", None) for reward in config.rewards.use]
+    for index, names in enumerate(chosen):
+        for name in names or ():
+            if name not in known:
+                yield Violation(
+                    ("rewards", "use", index, "sources"),
+                    f"no data source is called {name!r}; known: {', '.join(known)}",
+                )
+    for label in dict.fromkeys(source.label for source in sources if source.domain_label not in config.domains):
+        if all(names is not None and label not in names for names in chosen):
+            yield Violation(
+                ("rewards", "use"),
+                f"no reward judges the data source {label!r}; add it to the `sources` of one, or leave `sources` out "
+                "to judge all",
+            )
+
+
+def _rewards_have_names_and_weights(config: RLVRConfig) -> Iterator[Violation]:
+    names = [_name_of(reward) for reward in config.rewards.use]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield Violation(("rewards", "use"), f"two rewards are called {name!r}; give each a `name` of its own")
+    if all(getattr(reward, "weight", 1.0) == 0 for reward in config.rewards.use):
+        yield Violation(("rewards", "use"), "every reward has weight 0, so nothing can be learned; give one a weight")
+
+
+def _domains_fit(config: RLVRConfig) -> Iterator[Violation]:
+    sources = _all_sources(config)
+    domains = list(dict.fromkeys(source.domain_label for source in sources))
+    rewards = {_name_of(reward): reward for reward in config.rewards.use}
+    for name, domain in config.domains.items():
+        if name not in domains:
+            yield Violation(("domains", name), f"no data source is of this domain; {_nearest(name, domains)}")
+        for index, reward in enumerate(domain.rewards):
+            if reward not in rewards:
+                yield Violation(
+                    ("domains", name, "rewards", index),
+                    f"no reward is called {reward!r}; {_nearest(reward, list(rewards))}",
+                )
+            elif getattr(rewards[reward], "sources", None) is not None:
+                yield Violation(
+                    ("domains", name, "rewards", index),
+                    f"the reward {reward!r} says itself which `sources` it judges; remove that, or leave it out here",
+                )
+        yield from _replacing_is_possible(config, name)
+    if config.domains and all(domain in config.domains for domain in domains):
+        named = {reward for domain in config.domains.values() for reward in domain.rewards}
+        for index, name in enumerate(rewards):
+            if name not in named:
+                yield Violation(
+                    ("rewards", "use", index),
+                    f"the reward {name!r} judges nothing: no domain names it; add or remove it",
+                )
+
+
+def _replacing_is_possible(config: RLVRConfig, name: str) -> Iterator[Violation]:
+    if not config.domains[name].drop_groups_without_signal:
+        return
+    path = ("domains", name, "drop_groups_without_signal")
+    if config.rollout.max_oversampling == 1.0:
+        yield Violation(
+            path, "rollout.max_oversampling: 1.0 allows no replacement; set it above 1 (2.0 is usual), or this to false"
+        )
+    if config.rollout.samples_per_prompt == 1:
+        yield Violation(path, "a group of one always has equal rewards, so every group would be dropped")
+
+
+#: What to check between data, domains and rewards.
+REWARD_RULES = (_sources_are_judged, _rewards_have_names_and_weights, _domains_fit)
