@@ -1,11 +1,11 @@
 """Evaluation of programs that a model wrote: they run isolated, and verdicts are formed outside."""
 
+from roll_like.sandbox.box import SandboxUnavailable
 from roll_like.sandbox.types import (
     AssertTest,
     CallTest,
     CodeResult,
     Limits,
-    SandboxUnavailable,
     StdioTest,
     TestCase,
     TestResult,

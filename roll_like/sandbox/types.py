@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from roll_like.errors import ConfigError, SandboxError
+from roll_like.errors import ConfigError
 
 _MIB = 1024 * 1024
 
@@ -134,16 +134,11 @@ class CodeResult:
     stderr: str
 
 
-class SandboxUnavailable(SandboxError):
-    """No sandbox can isolate on this machine; the message says why and which command helps."""
-
-
 __all__ = [
     "AssertTest",
     "CallTest",
     "CodeResult",
     "Limits",
-    "SandboxUnavailable",
     "StdioTest",
     "TestCase",
     "TestResult",
