@@ -12,24 +12,19 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from roll_like.errors import SandboxError
 from roll_like.sandbox.types import Limits
-
-
-class SandboxUnavailable(SandboxError):
-    """No sandbox that isolates can be had here; the message says why and `fix` what to install."""
 
 
 class Ended(StrEnum):
     """How an execution ended, as the box saw it."""
 
-    exited = "exited"  #: exit status 0
-    error = "error"  #: another exit status, a signal, or an exception that nobody caught
-    timeout = "timeout"  #: wall clock or CPU seconds used up
-    memory = "memory"  #: memory limit reached
-    output = "output"  #: wrote more than `Limits.output_bytes`
-    compile_error = "compile_error"  #: source does not compile
-    broken = "broken"  #: the sandbox itself failed; says nothing about the program
+    EXITED = "exited"  #: exit status 0
+    ERROR = "error"  #: another exit status, a signal, or an exception that nobody caught
+    TIMEOUT = "timeout"  #: wall clock or CPU seconds used up
+    MEMORY = "memory"  #: memory limit reached
+    OUTPUT = "output"  #: wrote more than `Limits.output_bytes`
+    COMPILE_ERROR = "compile_error"  #: source does not compile
+    BROKEN = "broken"  #: the sandbox itself failed; says nothing about the program
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +67,7 @@ class CallFailed(Exception):
     """A call into a box brought no value.
 
     Args:
-        kind: `error` where the solution raised or returned what the codec refuses, otherwise how the worker ended.
+        kind: `ERROR` where the solution raised or returned what the codec refuses, otherwise how the worker ended.
         message: One line for people.
     """
 
@@ -102,7 +97,7 @@ class BoxSession(Protocol):
         ...
 
     async def close(self) -> BoxReport:
-        """End the worker; `exited` only where it acknowledged the end itself and left with status 0.
+        """End the worker; `EXITED` only where it acknowledged the end itself and left with status 0.
 
         Safe to call after a failed call: the report then says how the worker ended. Called twice, the
         same report comes back.
