@@ -12,7 +12,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from roll_like.errors import SandboxError
 from roll_like.sandbox.types import Limits
+
+
+class SandboxUnavailable(SandboxError):
+    """No sandbox can isolate on this machine; the message says why and `fix` which command helps."""
 
 
 class Ended(StrEnum):
