@@ -45,7 +45,7 @@ class ZeroScorer:
 @contextmanager
 def ours(config: RLVRConfig, tasks: list[Task], options: argparse.Namespace) -> Iterator[Any]:
     """Yield a function that fills all groups once and returns the seconds it took."""
-    from roll_like.build import start_inference
+    from roll_like.start import start_inference
     from roll_like.cluster import RaySession, ResourceManager
     from roll_like.inference.base import Sampling
     from roll_like.inference.worker import InferenceWorker

@@ -6,47 +6,44 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
 
 from roll_like.algorithms.advantages import AdvantageEstimator
 from roll_like.algorithms.kl import KLController
-from roll_like.cluster import Cluster, RaySession, ResourceManager, thread_environment
-from roll_like.config.domains import domain_difficulty, domain_filters, domain_rewards
+from roll_like.cluster import Cluster, RaySession, ResourceManager
+from roll_like.config.domains import domain_difficulty, domain_filters
 from roll_like.config.load import dump_config
 from roll_like.config.rlvr import RLVRConfig
-from roll_like.config.sections import TrainingConfig
 from roll_like.data.order import TaskOrder
 from roll_like.data.tasks import TaskSet, load_tasks
 from roll_like.errors import ConfigError
-from roll_like.inference.base import EngineSpec
-from roll_like.inference.worker import InferenceWorker, engine_environment
+from roll_like.inference.worker import InferenceWorker
 from roll_like.loop import DriverLoop
 from roll_like.metrics.summary import Summary
 from roll_like.models.export import ModelCard
 from roll_like.models.load import ResolvedModel, load_tokenizer, resolve_model
 from roll_like.registry import ADVANTAGES
-from roll_like.rewards.base import RewardConfig
-from roll_like.rewards.worker import RewardWorker, notebook_rewards
 from roll_like.rollout.evaluate import Evaluator
-from roll_like.rollout.handles import ActorReplica, RewardPool
+from roll_like.rollout.handles import ActorReplica
 from roll_like.rollout.scheduler import GenerateScheduler
 from roll_like.rollout.source import SynchronousRollouts
 from roll_like.run import RunContext, RunState
+from roll_like.start import (
+    start_critic,
+    start_inference,
+    start_reference,
+    start_reward_pool,
+    start_weight_sync,
+    time_shared,
+    trainer_spec,
+)
 from roll_like.training.advantages import Advantages
 from roll_like.training.critic import CriticEngine
-from roll_like.training.critic_worker import CriticSpec
 from roll_like.training.engine import TrainingEngine
-from roll_like.training.start import start_critic_engine, start_trainer
-from roll_like.training.worker import DeepSpeedWorker, TrainerSpec
+from roll_like.training.start import start_trainer
+from roll_like.training.worker import DeepSpeedWorker
 from roll_like.values import reduce
-from roll_like.weights.engines import ActorEngines
-from roll_like.weights.gpu import VLLMTransfer
-from roll_like.weights.shared_memory import SharedMemoryTransfer
 from roll_like.weights.sync import SyncReport, WeightSync
-from roll_like.weights.transfer import WeightTransfer
 
-#: Added to the rewards' own limits before their worker is taken for dead: it has to start first. Seconds.
-REWARD_GRACE = 60.0
 Timer = Callable[[str], AbstractContextManager[None]]
 
 
@@ -169,166 +166,6 @@ def start_workers(config: RLVRConfig, run: RunContext) -> Workers:
         ),
         weights=start_weight_sync(config, actor, inference),
         time_shared=time_shared(config, actor, critic),
-    )
-
-
-def time_shared(
-    config: RLVRConfig, actor: TrainingEngine, critic: CriticEngine | None
-) -> list[TrainingEngine | CriticEngine]:
-    """Return what is trained on the inference engines' GPUs; on CPU memory is not moved, so nothing."""
-    if config.resources.device == "cpu":
-        return []
-    spans = config.resources.spans
-    shared: list[TrainingEngine | CriticEngine] = [actor] if spans.training.overlaps(spans.inference) else []
-    if critic is not None and (spans.critic or spans.training).overlaps(spans.inference):
-        shared.append(critic)
-    return shared
-
-
-def trainer_spec(config: RLVRConfig, model: ResolvedModel, training: TrainingConfig, *, frozen: bool) -> TrainerSpec:
-    """Return what the ranks of an actor or of a reference model need to know."""
-    span = config.resources.spans.training
-    learning_steps = config.steps - (0 if config.critic is None else config.critic.warmup_steps)
-    return TrainerSpec(
-        model_path=str(model.path),
-        dtype=config.model.dtype,
-        device=config.resources.device,
-        threads=len(span) // training.workers,
-        seed=config.seed,
-        training=training,
-        frozen=frozen,
-        algorithm=config.algorithm,
-        temperature=config.rollout.temperature,
-        total_updates=learning_steps * config.algorithm.updates_per_step,
-        trust_remote_code=config.model.trust_remote_code,
-        imports=config.import_,
-    )
-
-
-def start_reference(config: RLVRConfig, run: RunContext, actor_model: ResolvedModel) -> TrainingEngine | None:
-    """Start the frozen model that KL terms compare with, or nothing where there is none."""
-    if config.reference is None:
-        return None
-    path = config.reference.path
-    model = actor_model if path is None else resolve_model(config.model.model_copy(update={"path": path}))
-    training = TrainingConfig(
-        workers=config.reference.workers,
-        max_tokens_per_micro_batch=config.reference.max_tokens_per_micro_batch,
-        share_prompts=config.training.share_prompts,
-        logprob_chunk_tokens=config.training.logprob_chunk_tokens,
-        logprob_chunk_vocab=config.training.logprob_chunk_vocab,
-    )
-    spans = config.resources.spans
-    return start_trainer(
-        "reference",
-        trainer_spec(config, model, training, frozen=True),
-        run.resources,
-        spans.reference or spans.training,
-        max_response_tokens=config.rollout.max_response_tokens,
-        stack=run.stack,
-        span_timer=run.state.timer,
-    )
-
-
-def start_critic(config: RLVRConfig, run: RunContext, actor_model: ResolvedModel) -> CriticEngine | None:
-    """Start the critic, or nothing where there is no `critic` section."""
-    critic = config.critic
-    if critic is None:
-        return None
-    model = actor_model if critic.path is None else resolve_model(config.model.model_copy(update={"path": critic.path}))
-    span = config.resources.spans.critic or config.resources.spans.training
-    spec = CriticSpec(
-        model_path=str(model.path),
-        dtype=config.model.dtype,
-        device=config.resources.device,
-        threads=len(span) // critic.workers,
-        seed=config.seed,
-        total_updates=config.steps * critic.updates_per_step,
-        trust_remote_code=config.model.trust_remote_code,
-        imports=config.import_,
-        critic=critic,
-    )
-    return start_critic_engine(spec, run.resources, span, stack=run.stack, span_timer=run.state.timer)
-
-
-def start_inference(
-    config: RLVRConfig, model: ResolvedModel, resources: ResourceManager, stack: ExitStack
-) -> Cluster[InferenceWorker]:
-    """Start the engines' processes; their models are loaded by `InferenceWorker.start`."""
-    span, device = config.resources.spans.inference, config.resources.device
-    placements = resources.place(span, config.inference.replicas, "inference")
-    share = len(span) // config.inference.replicas
-    spec = EngineSpec(
-        model_path=str(model.path),
-        tokenizer_path=str(model.tokenizer_path),
-        dtype=config.model.dtype,
-        device=device,
-        threads=share if device == "cpu" else 1,
-        tensor_parallel_size=1 if device == "cpu" else share,
-        max_model_len=context_window(config),
-        seed=config.seed,
-        trust_remote_code=config.model.trust_remote_code,
-        weight_transfer=weight_backend(config),
-    )
-    cluster = Cluster(
-        "inference",
-        InferenceWorker,
-        placements,
-        arguments=lambda rank: (config.inference, spec),
-        environment=lambda rank: {
-            **thread_environment(spec.threads),
-            **engine_environment(config.inference, spec.threads, device),
-        },
-        concurrency=64,
-    )
-    stack.callback(cluster.close, InferenceWorker.close)
-    return cluster
-
-
-def start_weight_sync(config: RLVRConfig, actor: TrainingEngine, inference: Cluster[InferenceWorker]) -> WeightSync:
-    """Connect the actor's ranks with the engines."""
-    engines = ActorEngines(inference.handle())
-    transfer: WeightTransfer = SharedMemoryTransfer(engines)
-    backend = weight_backend(config)
-    if backend != "shared_memory":
-        address, port = actor.cluster.on(0, DeepSpeedWorker.address)
-        share = len(config.resources.spans.inference) // config.inference.replicas
-        transfer = VLLMTransfer(client=engines, backend=backend, gpus_per_engine=share, address=address, port=port)
-    actor.cluster.everywhere(DeepSpeedWorker.connect_weights, transfer)
-    return WeightSync(lambda salt: actor.cluster.everywhere(DeepSpeedWorker.send_weights, salt)[0], engines)
-
-
-def context_window(config: RLVRConfig) -> int:
-    """Return the engines' window: the longest prompt and the longest response together. Tokens."""
-    responses = [config.rollout.max_response_tokens]
-    if config.evaluation is not None and config.evaluation.max_response_tokens is not None:
-        responses.append(config.evaluation.max_response_tokens)
-    needed = config.data.max_prompt_tokens + max(responses)
-    return getattr(config.inference, "max_model_len", None) or needed
-
-
-def weight_backend(config: RLVRConfig) -> Literal["shared_memory", "ipc", "nccl"]:
-    """Return how weights travel: shared memory on CPU; CUDA IPC between roles that share GPUs; else NCCL."""
-    spans = config.resources.spans
-    if config.resources.device == "cpu":
-        return "shared_memory"
-    return "ipc" if spans.training.overlaps(spans.inference) else "nccl"
-
-
-def start_reward_pool(config: RLVRConfig, resources: ResourceManager, stack: ExitStack) -> RewardPool:
-    """Start the reward workers; they need no device, and one thread each."""
-    plugins = notebook_rewards(cast(Sequence[RewardConfig], config.rewards.use))
-    cluster = Cluster(
-        "rewards",
-        RewardWorker,
-        resources.beside(config.rewards.workers),
-        arguments=lambda rank: (config.rewards, config.import_, plugins, domain_rewards(config)),
-        environment=lambda rank: {**thread_environment(1), "CUDA_VISIBLE_DEVICES": ""},
-        concurrency=64,
-    )
-    stack.callback(cluster.close, RewardWorker.close)
-    return RewardPool(
-        cluster, limit_seconds=REWARD_GRACE + config.rewards.timeout_seconds * (config.rewards.retries + 1)
     )
 
 
