@@ -16,6 +16,7 @@ from roll_like.config.rlvr import RLVRConfig
 from roll_like.data.order import TaskOrder
 from roll_like.data.tasks import TaskSet, load_tasks
 from roll_like.errors import ConfigError
+from roll_like.inference.server import ServerWorker
 from roll_like.inference.worker import InferenceWorker
 from roll_like.loop import DriverLoop
 from roll_like.metrics.summary import Summary
@@ -30,6 +31,7 @@ from roll_like.run import RunContext, RunState
 from roll_like.start import (
     start_critic,
     start_inference,
+    start_judge,
     start_reference,
     start_reward_pool,
     start_weight_sync,
@@ -122,7 +124,9 @@ def start_workers(config: RLVRConfig, run: RunContext) -> Workers:
     run.state.metrics.phase("starting workers")
     inference = start_inference(config, model, run.resources, run.stack)
     wait_for_inference = inference.begin(InferenceWorker.start)  # loads while the trainer does
-    rewards = start_reward_pool(config, run.resources, run.stack)
+    judge = start_judge(config, run.resources, run.stack)
+    wait_for_judge = judge.begin(ServerWorker.start) if judge is not None else None
+    rewards = start_reward_pool(config, run.resources, run.stack, judge)
     kl = KLController(config.algorithm.kl)
     actor = start_trainer(
         "training",
@@ -137,6 +141,8 @@ def start_workers(config: RLVRConfig, run: RunContext) -> Workers:
     reference = start_reference(config, run, model)
     critic = start_critic(config, run, model)
     wait_for_inference()
+    if wait_for_judge is not None:
+        wait_for_judge()
     estimator: AdvantageEstimator = ADVANTAGES.get(config.algorithm.advantage.type)(config.algorithm.advantage)
     if estimator.needs_critic and critic is not None:
         estimator.use(critic)
@@ -240,8 +246,11 @@ def evaluate_model(config: RLVRConfig, model_path: str) -> dict[str, float]:
         resources = stack.enter_context(ResourceManager(config.resources))
         resources.allocate()
         inference = start_inference(config, resolve_model(config.model), resources, stack)
-        pool = start_reward_pool(config, resources, stack)
+        judge = start_judge(config, resources, stack)
+        pool = start_reward_pool(config, resources, stack, judge)
         inference.everywhere(InferenceWorker.start)
+        if judge is not None:
+            judge.everywhere(ServerWorker.start)
         scheduler = GenerateScheduler(
             [ActorReplica(inference, rank) for rank in range(len(inference))],
             pool,

@@ -8,9 +8,12 @@ from typing import Literal, cast
 
 from roll_like.cluster import Cluster, ResourceManager, thread_environment
 from roll_like.config.domains import domain_rewards
+from roll_like.config.judge import JUDGE_URLS_VARIABLE
 from roll_like.config.rlvr import RLVRConfig
-from roll_like.config.sections import TrainingConfig
+from roll_like.config.sections import ModelConfig, TrainingConfig
 from roll_like.inference.base import EngineSpec
+from roll_like.inference.server import ServerWorker
+from roll_like.inference.vllm_environment import vllm_environment
 from roll_like.inference.worker import InferenceWorker, engine_environment
 from roll_like.models.load import ResolvedModel, resolve_model
 from roll_like.rewards.base import RewardConfig
@@ -175,15 +178,56 @@ def weight_backend(config: RLVRConfig) -> Literal["shared_memory", "ipc", "nccl"
     return "ipc" if spans.training.overlaps(spans.inference) else "nccl"
 
 
-def start_reward_pool(config: RLVRConfig, resources: ResourceManager, stack: ExitStack) -> RewardPool:
+def start_judge(config: RLVRConfig, resources: ResourceManager, stack: ExitStack) -> Cluster[ServerWorker] | None:
+    """Start the judge's processes, or nothing where there is none; their models are loaded by `ServerWorker.start`."""
+    judge = config.judge
+    if judge is None:
+        return None
+    model = resolve_model(ModelConfig(path=judge.path, dtype=judge.dtype, cache_dir=config.model.cache_dir))
+    span, device = config.resources.spans.judge or config.resources.spans.inference, config.resources.device
+    share = len(span) // judge.replicas
+    spec = EngineSpec(
+        model_path=str(model.path),
+        tokenizer_path=str(model.tokenizer_path),
+        dtype=judge.dtype,
+        device=device,
+        threads=share if device == "cpu" else 1,
+        tensor_parallel_size=1 if device == "cpu" else share,
+        max_model_len=judge.max_model_len,
+        seed=config.seed,
+        trust_remote_code=config.model.trust_remote_code,
+        weight_transfer=weight_backend(config),
+    )
+    cluster = Cluster(
+        "judge",
+        ServerWorker,
+        resources.place(span, judge.replicas, "judge"),
+        arguments=lambda rank: (judge, spec, config.resources.start_timeout_seconds),
+        environment=lambda rank: {
+            **thread_environment(spec.threads),
+            **vllm_environment(judge, spec.threads, device),
+        },
+    )
+    stack.callback(cluster.close, ServerWorker.close)
+    return cluster
+
+
+def start_reward_pool(
+    config: RLVRConfig, resources: ResourceManager, stack: ExitStack, judge: Cluster[ServerWorker] | None
+) -> RewardPool:
     """Start the reward workers; they need no device, and one thread each."""
+    urls = [] if judge is None else judge.everywhere(ServerWorker.url)
     plugins = notebook_rewards(cast(Sequence[RewardConfig], config.rewards.use))
     cluster = Cluster(
         "rewards",
         RewardWorker,
         resources.beside(config.rewards.workers),
         arguments=lambda rank: (config.rewards, config.import_, plugins, domain_rewards(config)),
-        environment=lambda rank: {**thread_environment(1), "CUDA_VISIBLE_DEVICES": ""},
+        environment=lambda rank: {
+            **thread_environment(1),
+            "CUDA_VISIBLE_DEVICES": "",
+            **({JUDGE_URLS_VARIABLE: ",".join(urls)} if urls else {}),
+        },
         concurrency=64,
     )
     stack.callback(cluster.close, RewardWorker.close)

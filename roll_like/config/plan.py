@@ -39,7 +39,7 @@ class RolePlan:
     A span is divided evenly: with devices 4-7 and two workers, worker 0 has (4, 5) and worker 1 has (6, 7).
 
     Attributes:
-        name: `training`, `inference`, `reference` or `critic`.
+        name: `training`, `inference`, `reference`, `critic` or `judge`.
         workers: Number of worker processes.
         workers_key: The key that sets `workers`.
         span: The role's devices, counted through all nodes.
@@ -228,6 +228,7 @@ def placements(
     inference: int,
     reference: int | None = None,
     critic: int | None = None,
+    judge: int | None = None,
 ) -> tuple[RolePlan, ...]:
     """Return where each role's workers sit.
 
@@ -237,6 +238,7 @@ def placements(
         inference: Inference replicas.
         reference: Reference workers; None without a reference model.
         critic: Critic workers; None without a critic.
+        judge: Replicas of the judge model; None without one.
     """
     spans = resources.spans
     counts = [
@@ -247,6 +249,8 @@ def placements(
         counts.append(("reference", reference, "reference.workers", spans.reference or spans.training))
     if critic is not None:
         counts.append(("critic", critic, "critic.workers", spans.critic or spans.training))
+    if judge is not None:
+        counts.append(("judge", judge, "judge.replicas", spans.judge or spans.inference))
     return tuple(
         RolePlan(name=name, workers=workers, workers_key=key, span=span, devices_per_node=resources.devices_per_node)
         for name, workers, key, span in counts
@@ -254,13 +258,14 @@ def placements(
 
 
 def roles(config: RLVRConfig) -> tuple[RolePlan, ...]:
-    """Return where the workers of training, inference and (where there are any) reference model and critic sit."""
+    """Return where the workers of each role sit; reference model, critic and judge where there are any."""
     return placements(
         config.resources,
         training=config.training.workers,
         inference=config.inference.replicas,
         reference=config.reference.workers if config.reference is not None else None,
         critic=config.critic.workers if config.critic is not None else None,
+        judge=config.judge.replicas if config.judge is not None else None,
     )
 
 
@@ -286,7 +291,8 @@ def plan(config: RLVRConfig, model: ModelSizes | None = None) -> Plan:
         placement="colocated" if equal else "disaggregated",
         device=config.resources.device,
         devices=config.resources.nodes * config.resources.devices_per_node,
-        memory=() if model is None else tuple(_memory(config, role, model) for role in planned),
+        # the judge is another model, whose sizes are not known here
+        memory=() if model is None else tuple(_memory(config, role, model) for role in planned if role.name != "judge"),
     )
 
 

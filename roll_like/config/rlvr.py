@@ -18,6 +18,7 @@ from roll_like.config.sections import (
     EvaluationConfig,
     Fraction,
     InferenceConfig,
+    JudgeServerConfig,
     MetricsConfig,
     ModelConfig,
     PositiveFloat,
@@ -106,6 +107,9 @@ class RLVRConfig(PipelineConfig):
         default=None, description="Needed by advantage estimators that learn values; none by default."
     )
     rewards: RewardsConfig = Field(description="How answers are judged.")
+    judge: JudgeServerConfig | None = Field(
+        default=None, description="A model that judges, for `llm_judge` rewards; none by default."
+    )
     domains: dict[str, DomainConfig] = Field(
         default_factory=dict,
         description="How the tasks of each domain (`data.sources[].domain`) are judged and chosen. Domains that are "

@@ -107,7 +107,7 @@ def _spans_fit(config: RLVRConfig) -> Iterator[Violation]:
 
 def _role_fits(config: RLVRConfig, role: RolePlan, path: tuple[str, ...]) -> Iterator[Violation]:
     size, per_node = len(role.span), config.resources.devices_per_node
-    if config.resources.device == "cuda" and role.name != "inference" and size != role.workers:
+    if config.resources.device == "cuda" and role.name not in ("inference", "judge") and size != role.workers:
         yield Violation(
             path,
             f"{role.span} has {size} GPUs for {role.workers} {role.name} workers, and each takes exactly one; "

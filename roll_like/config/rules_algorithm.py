@@ -84,11 +84,6 @@ def _estimator_has_its_critic(config: RLVRConfig) -> Iterator[Violation]:
             f"a critic would be trained and used by nothing, because algorithm.advantage {name!r} needs none; remove "
             "the section, or use algorithm.advantage: gae",
         )
-    if critic is None and config.resources.spans.critic is not None:
-        yield Violation(
-            ("resources", "spans", "critic"),
-            "these devices would stay idle, because there is no `critic` section; remove the span, or add the section",
-        )
 
 
 def _shaping_has_an_effect(config: RLVRConfig) -> Iterator[Violation]:

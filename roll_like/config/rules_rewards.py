@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from roll_like.config.judge import JUDGE_URL
 from roll_like.config.violations import Violation
 
 if TYPE_CHECKING:
@@ -96,5 +97,31 @@ def _replacing_is_possible(config: RLVRConfig, name: str) -> Iterator[Violation]
         yield Violation(path, "a group of one always has equal rewards, so every group would be dropped")
 
 
+def _judge_is_asked(config: RLVRConfig) -> Iterator[Violation]:
+    asking = [
+        index
+        for index, reward in enumerate(config.rewards.use)
+        if any(getattr(judge, "url", None) == JUDGE_URL for judge in getattr(reward, "judges", ()))
+    ]
+    if config.judge is None:
+        for index in asking:
+            yield Violation(
+                ("rewards", "use", index, "judges"),
+                f"`url: {JUDGE_URL}` is the run's own judge model, but there is no `judge` section; add "
+                "`judge: {path: …}`, or give the address of an endpoint",
+            )
+        if config.resources.spans.judge is not None:
+            yield Violation(
+                ("resources", "spans", "judge"),
+                "these devices would stay idle, because there is no `judge` section; remove the span, or add one",
+            )
+    elif not asking:
+        yield Violation(
+            ("judge",),
+            "a judge would be loaded and asked by nothing; remove the section, or use a reward `llm_judge` with "
+            f"judges: [{{url: {JUDGE_URL}, model: judge}}]",
+        )
+
+
 #: What to check between data, domains and rewards.
-REWARD_RULES = (_sources_are_judged, _rewards_have_names_and_weights, _domains_fit)
+REWARD_RULES = (_sources_are_judged, _rewards_have_names_and_weights, _domains_fit, _judge_is_asked)

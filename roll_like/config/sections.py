@@ -110,10 +110,9 @@ OWNED_ENGINE_ARGS = {
 }
 
 
-class VLLMConfig(ConfigModel):
-    """vLLM generates (default)."""
+class VLLMSettings(ConfigModel):
+    """What every model on vLLM has."""
 
-    type: Literal["vllm"] = Field(default="vllm", description="This engine.")
     replicas: PositiveInt = Field(default=1, description="Engines. A span is divided evenly among them.")
     max_model_len: PositiveInt | None = Field(
         default=None, description="Context window. Tokens; default: longest prompt plus longest response."
@@ -124,7 +123,6 @@ class VLLMConfig(ConfigModel):
         default=0.5, description="Share of a GPU's memory for one engine. No effect on CPU."
     )
     enforce_eager: bool = Field(default=True, description="Skip CUDA graphs and compilation: starts sooner.")
-    sleep: bool = Field(default=True, description="Free GPU memory while a colocated trainer works. No effect on CPU.")
     engine_args: dict[str, Any] = Field(
         default_factory=dict, description="Further `vllm.AsyncEngineArgs`, passed through; names are checked."
     )
@@ -136,6 +134,21 @@ class VLLMConfig(ConfigModel):
             if key in OWNED_ENGINE_ARGS:
                 raise ValueError(f"{key!r} is set by `{OWNED_ENGINE_ARGS[key]}`; remove it from engine_args")
         return value
+
+
+class VLLMConfig(VLLMSettings):
+    """vLLM generates (default)."""
+
+    type: Literal["vllm"] = Field(default="vllm", description="This engine.")
+    sleep: bool = Field(default=True, description="Free GPU memory while a colocated trainer works. No effect on CPU.")
+
+
+class JudgeServerConfig(VLLMSettings):
+    """A model that judges, served by vLLM in a cluster of its own; `llm_judge` reaches it with `url: judge`."""
+
+    path: str = Field(description="The judge: a local directory or a hub id; GGUF and `package://` as `model.path`.")
+    dtype: Precision = Field(default="bfloat16", description="Its precision.")
+    max_model_len: PositiveInt = Field(default=4096, description="Longest prompt plus answer of the judge. Tokens.")
 
 
 class HFConfig(ConfigModel):
@@ -288,6 +301,7 @@ class SpansConfig(ConfigModel):
     training: Span = Field(description="Devices of the training engine.")
     inference: Span = Field(description="Devices of the inference engines.")
     reference: Span | None = Field(default=None, description="Devices of the reference model; default: `training`.")
+    judge: Span | None = Field(default=None, description="Devices of the judge model; default: `inference`.")
     critic: Span | None = Field(default=None, description="Devices of the critic; default: `training`.")
 
 

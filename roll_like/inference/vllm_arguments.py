@@ -64,8 +64,12 @@ def engine_arguments(config: VLLMConfig, spec: EngineSpec) -> dict[str, Any]:
     return {**arguments, **config.engine_args}
 
 
-def check_engine_args(chosen: dict[str, Any]) -> None:
-    """Check the names in `inference.engine_args` against those that the installed vLLM takes.
+def check_engine_args(chosen: dict[str, Any], section: str = "inference") -> None:
+    """Check the names in a section's `engine_args` against those that the installed vLLM takes.
+
+    Args:
+        chosen: What the user set.
+        section: `inference` or `judge`, for messages.
 
     Raises:
         ConfigError: Names the first wrong one, and the nearest right ones.
@@ -76,18 +80,18 @@ def check_engine_args(chosen: dict[str, Any]) -> None:
     for name in chosen:
         if name in OWNED_ENGINE_ARGS:
             raise ConfigError(
-                f"inference.engine_args: {name!r} is set by `{OWNED_ENGINE_ARGS[name]}`",
+                f"{section}.engine_args: {name!r} is set by `{OWNED_ENGINE_ARGS[name].replace('inference', section)}`",
                 fix="remove it from engine_args",
             )
         if name in _FORBIDDEN:
             raise ConfigError(
-                f"inference.engine_args: {name!r} cannot be changed: {_FORBIDDEN[name]}",
+                f"{section}.engine_args: {name!r} cannot be changed: {_FORBIDDEN[name]}",
                 fix="remove it from engine_args",
             )
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
             hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "see `vllm serve --help=all`"
             raise ConfigError(
-                f"inference.engine_args: the installed vLLM has no argument {name!r}; {hint}",
+                f"{section}.engine_args: the installed vLLM has no argument {name!r}; {hint}",
                 fix="correct the name, or remove it",
             )

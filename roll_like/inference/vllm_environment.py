@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from roll_like.config.sections import VLLMConfig
+from roll_like.config.sections import VLLMSettings
 
 
-def vllm_environment(config: VLLMConfig, threads: int, device: str) -> dict[str, str]:
+def vllm_environment(config: VLLMSettings, threads: int, device: str) -> dict[str, str]:
     """Return the variables that an engine's process needs from its first moment.
 
     Args:
-        config: The `inference` section.
+        config: The `inference` or `judge` section.
         threads: Cores of the engine on CPU.
         device: `cpu` or `cuda`.
     """
