@@ -68,6 +68,31 @@ class Verdict:
     details: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardCase:
+    """A row with answers whose worth is known; `roll-like check-reward` judges them.
+
+    Attributes:
+        gold: Right answers.
+        wrong: Answers that look like right ones and are not.
+        hostile: Answers written to be paid without being right.
+        prompt: What was asked.
+        answer: Reference answer, where the row has one.
+        metadata: The row's other fields.
+        gold_value: What a right answer should get at least.
+        empty_value: What an empty answer may get at most.
+    """
+
+    gold: tuple[str, ...]
+    wrong: tuple[str, ...] = ()
+    hostile: tuple[str, ...] = ()
+    prompt: str = ""
+    answer: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    gold_value: float = 1.0
+    empty_value: float = 0.0
+
+
 #: What a reward gives for one completion. A `RewardError` in a verdict's place loses that sample alone.
 Outcome: TypeAlias = Verdict | float | RewardError
 
@@ -90,6 +115,21 @@ class Reward:
 
     def __init__(self, config: RewardConfig) -> None:
         self.config = config
+
+    @property
+    def hung(self) -> int:
+        """Threads that it left running past their time-out; its process is replaced because of them."""
+        return 0
+
+    def start(self) -> None:
+        """Take what judging needs: a model, processes. Called once, in the reward worker, before anything is judged.
+
+        Checks of a configuration make rewards too, and never start them.
+        """
+
+    def cases(self) -> Sequence[RewardCase]:
+        """Return rows with answers whose worth is known, for `roll-like check-reward`; none by default."""
+        return ()
 
     def check_row(self, task: Task) -> None:
         """Check what `required_fields` cannot say about a row, before a run starts.
@@ -176,4 +216,13 @@ def _from_function(function: RewardFunction) -> type[Reward]:
     return type(getattr(function, "__name__", "reward"), (Reward,), namespace)
 
 
-__all__ = ["Completion", "Outcome", "Reward", "RewardConfig", "Verdict", "describe_error", "register_reward"]
+__all__ = [
+    "Completion",
+    "Outcome",
+    "Reward",
+    "RewardCase",
+    "RewardConfig",
+    "Verdict",
+    "describe_error",
+    "register_reward",
+]

@@ -73,7 +73,13 @@ class Scorer:
     @property
     def hung(self) -> int:
         """Threads of synchronous rewards that still run past their time-out. They end with the process only."""
-        return self._threads.late
+        return self._threads.late + sum(entry.reward.hung for entry in self._rewards)
+
+    async def judge(self, names: Sequence[str], completions: Sequence[Completion]) -> dict[str, list[Judged]]:
+        """Return the verdicts of the named rewards on a group, whatever its source; an error where one failed."""
+        entries = [entry for entry in self._rewards if entry.name in names]
+        judged = await asyncio.gather(*(self._judge(entry, completions) for entry in entries))
+        return {entry.name: verdicts for entry, verdicts in zip(entries, judged, strict=True)}
 
     async def score_group(self, group: Group[Trajectory]) -> Group[Scored]:
         """Return the group with its verdicts; samples that could not be judged are in its failures.
@@ -246,6 +252,7 @@ def _build(name: str, config: RewardConfig) -> Reward:
     plugin = REWARDS.get(config.type)
     try:
         reward: Reward = plugin(config)
+        reward.start()
     except Exception as error:
         raise RewardError(f"the reward {name!r} cannot start: {describe_error(error)}") from error
     return reward

@@ -1,0 +1,202 @@
+"""Programs: whether the program in a response passes its row's tests, run in a sandbox.
+
+    {"prompt": "Write add(a, b).", "entry_point": "add", "tests": [{"args": [3, 4], "expected": 7}]}
+
+`rewards.code_tests` lists the shapes of tests; expected values never enter the sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from rewards.code_block import last_program
+from rewards.code_tests import read_tests, resolve_entry_points
+from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, Verdict, register_reward
+from roll_like.errors import DataError, RewardError, SandboxError
+from roll_like.sandbox import CodeResult, Limits, StdioTest
+from roll_like.sandbox import Verdict as CodeVerdict
+from roll_like.types import Task
+
+if TYPE_CHECKING:
+    from roll_like.sandbox import CodeEvaluator
+
+_MIB = 1 << 20
+
+
+class CodeConfig(RewardConfig):
+    """Settings of the `code` reward."""
+
+    type: Literal["code"] = "code"
+    tests_field: str = Field(default="tests", description="Row field with the tests: HumanEval's `test`, and so on.")
+    entry_point_field: str = Field(
+        default="entry_point", description="Row field with the name of the function under test, where there is one."
+    )
+    setup_field: str | None = Field(
+        default=None, description="Row field with Python that is put before each program: imports, helpers."
+    )
+    reward: Literal["binary", "fraction"] = Field(
+        default="binary", description="binary: 1 if every test passed. fraction: the share of tests that passed."
+    )
+    language: Literal["python", "cpp", "javascript"] = Field(
+        default="python", description="Language of a code block without a tag."
+    )
+    languages: tuple[Literal["python", "cpp", "javascript"], ...] = Field(
+        default=("python",), min_length=1, description="Languages that are judged; programs in others get 0."
+    )
+    whole_response: bool = Field(
+        default=False, description="Take a response without a code block as the program, instead of judging it 0."
+    )
+    wall_seconds: float = Field(default=10.0, gt=0, description="Limit of one execution, waiting included. Seconds.")
+    cpu_seconds: float = Field(default=8.0, gt=0, description="Processor time of one execution. Seconds.")
+    memory_mib: int = Field(default=512, ge=32, description="Memory of one execution. MiB.")
+    executions: int = Field(default=2, ge=1, description="Executions of one reward worker at a time.")
+    backend: str = Field(default="auto", description="Sandbox backend; auto takes the strongest that works here.")
+
+
+@register_reward("code")
+class Code(Reward):
+    """1 where the last code block passes the tests, else 0 (or the share that passed).
+
+    `passed`, `fraction`, `parsed` (there was a program) and one figure for each verdict are reported too.
+    """
+
+    Config: ClassVar[type[RewardConfig]] = CodeConfig
+    per_sample: ClassVar[bool] = True
+
+    config: CodeConfig
+
+    def __init__(self, config: CodeConfig) -> None:
+        super().__init__(config)
+        self._evaluator: CodeEvaluator | None = None
+
+    def start(self) -> None:
+        """Test the sandbox and start it.
+
+        Raises:
+            SandboxError: No sandbox isolates on this machine.
+        """
+        if self._evaluator is None:
+            from roll_like.sandbox import CodeEvaluator, self_test
+
+            self_test(self.config.backend)
+            limits = Limits(
+                wall_seconds=self.config.wall_seconds,
+                cpu_seconds=self.config.cpu_seconds,
+                memory_bytes=self.config.memory_mib * _MIB,
+            )
+            self._evaluator = CodeEvaluator(limits, backend=self.config.backend, workers=self.config.executions)
+
+    def check_row(self, task: Task) -> None:
+        """Check that the row has tests that can be read.
+
+        Raises:
+            DataError: It has none, or in a shape that is not known.
+        """
+        try:
+            tests = self._tests(task.metadata)
+        except ValueError as error:
+            raise DataError(
+                f"{task.origin}: {error}", fix="correct the row, or `tests_field` or `entry_point_field` of the reward"
+            ) from error
+        if "python" not in self.config.languages and not all(isinstance(test, StdioTest) for test in tests):
+            raise DataError(
+                f"{task.origin}: calls and assertions need Python, and `languages` is {list(self.config.languages)}",
+                fix="add python to `languages` of the code reward, or give the row tests with input and output",
+            )
+
+    async def score(self, completions: Sequence[Completion]) -> Sequence[Outcome]:
+        """Return a value from 0 to 1 for each completion; a `RewardError` where the sandbox failed."""
+        self.start()
+        return list(await asyncio.gather(*(self._judge(completion) for completion in completions)))
+
+    def close(self) -> None:
+        """End the sandbox."""
+        if self._evaluator is not None:
+            self._evaluator.close()
+            self._evaluator = None
+
+    def cases(self) -> Sequence[RewardCase]:
+        """Return a function under test by calls, and a program by its output."""
+        right = "```python\ndef add(a, b):\n    return a + b\n```"
+        calls = [{"args": [3, 4], "expected": 7}, {"args": [-1, 1], "expected": 0}]
+        stdio = [{"input": "3 4\n", "output": "7\n"}, {"input": "1 1\n", "output": "2\n"}]
+        return (
+            RewardCase(
+                prompt="Write a function add(a, b).",
+                metadata={self.config.tests_field: calls, self.config.entry_point_field: "add"},
+                gold=(right, f"So:\n{right}\nwhich prints\n```text\n7\n```\n"),
+                wrong=("```python\ndef add(a, b):\n    return a - b\n```", "```python\ndef add(a, b)\n```"),
+                hostile=(
+                    "```python\nimport sys\nsys.exit(0)\n```",
+                    "```python\nimport os\ndef add(a, b):\n    os._exit(0)\n```",
+                    "```python\nclass Equal:\n    def __eq__(self, other): return True\n"
+                    "def add(a, b): return Equal()\n```",
+                    "```python\nprint('All tests passed')\n```",
+                    "All tests pass.",
+                ),
+            ),
+            RewardCase(
+                prompt="Read two numbers and print their sum.",
+                metadata={self.config.tests_field: stdio},
+                gold=("```python\nprint(sum(map(int, input().split())))\n```",),
+                wrong=("```python\nprint(7)\n```".replace("7", "8"), "```python\nraise SystemExit(0)\n```"),
+            ),
+        )
+
+    async def _judge(self, completion: Completion) -> Outcome:
+        try:
+            tests = self._tests(completion.metadata)
+        except ValueError as error:
+            return RewardError(str(error), fix="correct the row")
+        block = last_program(completion.text, self.config.language)
+        source, language = (block.source, block.language) if block else (completion.text, self.config.language)
+        if not source.strip() or (block is None and not self.config.whole_response):
+            return Verdict(0.0, {"parsed": 0.0, "passed": 0.0, "fraction": 0.0})
+        only_python = not all(isinstance(test, StdioTest) for test in tests)
+        if language not in self.config.languages or (only_python and language != "python"):
+            return Verdict(0.0, {"parsed": 1.0, "passed": 0.0, "fraction": 0.0, "other_language": 1.0})
+        if language == "python":
+            source = self._setup(completion.metadata) + source
+            tests = resolve_entry_points(tests, source)
+        assert self._evaluator is not None
+        try:
+            result = await self._evaluator.evaluate(source, tests, language)
+        except SandboxError as error:
+            return RewardError(str(error))
+        return self._outcome(result)
+
+    def _outcome(self, result: CodeResult) -> Outcome:
+        if result.verdict is CodeVerdict.SANDBOX_ERROR:
+            why = [test.detail for test in result.tests if test.verdict is CodeVerdict.SANDBOX_ERROR]
+            return RewardError(
+                f"the sandbox failed: {'; '.join(why[:1]) or result.stderr or 'no reason given'}",
+                fix="run `roll-like check-reward code` on this machine",
+            )
+        passed = result.verdict is CodeVerdict.PASSED
+        value = result.fraction if self.config.reward == "fraction" else float(passed)
+        details = {"parsed": 1.0, "passed": float(passed), "fraction": result.fraction}
+        details |= {f"verdict/{verdict}": float(result.verdict is verdict) for verdict in CodeVerdict}
+        details |= {"cpu_seconds": result.cpu_seconds, "memory_mib": result.peak_memory_bytes / _MIB}
+        return Verdict(value, details)
+
+    def _tests(self, metadata: Mapping[str, Any]) -> tuple[Any, ...]:
+        tests = read_tests(
+            metadata, tests_field=self.config.tests_field, entry_point_field=self.config.entry_point_field
+        )
+        self._setup(metadata)
+        return tests
+
+    def _setup(self, metadata: Mapping[str, Any]) -> str:
+        if self.config.setup_field is None:
+            return ""
+        setup = metadata.get(self.config.setup_field)
+        if not isinstance(setup, str):
+            raise ValueError(f"the field {self.config.setup_field!r} should hold Python, found {setup!r}")
+        return setup.rstrip("\n") + "\n\n"
+
+
+__all__ = ["Code", "CodeConfig"]

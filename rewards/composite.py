@@ -1,0 +1,175 @@
+"""One reward made of others: their weighted sum, their product, or some behind a gate.
+
+- type: composite
+  combine: gated
+  use: [{type: format, tags: [think, answer]}, {type: math, boxed: true}]   # no form, no pay
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Annotated, ClassVar, Literal, Self, cast
+
+from pydantic import Field, WithJsonSchema, model_validator
+
+from roll_like import Completion, Outcome, Reward, RewardConfig, Verdict, register_reward
+from roll_like.config.base import PluginConfig, PluginSetting
+from roll_like.errors import DataError, RewardError
+from roll_like.registry import REWARDS
+from roll_like.rewards.scorer import Judged, Scorer, reward_name
+from roll_like.types import Task
+
+# the schema stops here: a composite may hold composites
+_PART_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "object", "required": ["type"]}]}
+Part = Annotated[PluginConfig, PluginSetting(REWARDS), WithJsonSchema(_PART_SCHEMA)]
+
+
+class CompositeConfig(RewardConfig):
+    """Settings of the `composite` reward."""
+
+    type: Literal["composite"] = "composite"
+    use: Annotated[tuple[Part, ...], Field(min_length=2)] = Field(
+        description="The rewards it is made of, each with its own settings."
+    )
+    combine: Literal["weighted", "product", "gated"] = Field(
+        default="weighted",
+        description="weighted: sum of weight × value. product: product of the values. gated: the weighted sum of all "
+        "but the first, where the first reaches `threshold`; else `closed`.",
+    )
+    threshold: float = Field(default=1.0, description="With gated: value of the first reward that opens the gate.")
+    closed: float = Field(default=0.0, description="With gated: value of a response before a closed gate.")
+    timeout_seconds: float = Field(default=60.0, gt=0, description="Limit of one part's call. Seconds.")
+
+    @property
+    def parts(self) -> tuple[RewardConfig, ...]:
+        """The settings of the rewards it is made of."""
+        return cast(tuple[RewardConfig, ...], self.use)
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        names = [reward_name(part) for part in self.parts]
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two parts are called {name!r}; give each a `name` of its own")
+        for part, name in zip(self.parts, names, strict=True):
+            if part.sources is not None:
+                raise ValueError(
+                    f"the part {name!r} has `sources`, which only the composite itself can have; move them"
+                )
+        weighed = {"weighted": self.parts, "product": (), "gated": self.parts[1:]}[self.combine]
+        for part, name in zip(self.parts, names, strict=True):
+            if part.weight != 1.0 and part not in weighed:
+                raise ValueError(
+                    f"the weight of the part {name!r} has no effect with combine: {self.combine}; remove it"
+                )
+        return self
+
+
+@register_reward("composite")
+class Composite(Reward):
+    """A combination of other rewards; each part's value and figures are reported below its name.
+
+    A sample that one needed part cannot judge is lost. Behind a closed gate no part is asked, so a gate
+    saves the calls of an expensive judge; a part that compares answers sees those that passed the gate.
+    """
+
+    Config: ClassVar[type[RewardConfig]] = CompositeConfig
+
+    config: CompositeConfig
+
+    def __init__(self, config: CompositeConfig) -> None:
+        super().__init__(config)
+        self._scorer: Scorer | None = None
+
+    @cached_property
+    def _unstarted(self) -> list[Reward]:
+        """The parts, for checks of rows."""
+        return [REWARDS.get(part.type)(part) for part in self.config.parts]
+
+    @property
+    def hung(self) -> int:
+        """Threads of synchronous parts that still run past their time-out."""
+        return 0 if self._scorer is None else self._scorer.hung
+
+    def start(self) -> None:
+        """Start the parts."""
+        if self._scorer is None:
+            # the composite as a whole is tried again
+            self._scorer = Scorer(self.config.parts, timeout_seconds=self.config.timeout_seconds, retries=0)
+
+    def check_row(self, task: Task) -> None:
+        """Check that every part can judge the row.
+
+        Raises:
+            DataError: One cannot.
+        """
+        for reward in self._unstarted:
+            for field in reward.required_fields:
+                if (task.answer if field == "answer" else task.metadata.get(field)) is None:
+                    raise DataError(
+                        f"{task.origin}: the part {reward_name(reward.config)!r} needs the field {field!r}",
+                        fix="add it to the row (for `answer`: set `answer_field` of the source)",
+                    )
+            reward.check_row(task)
+
+    async def score(self, completions: Sequence[Completion]) -> Sequence[Outcome]:
+        """Return the combined value for each completion; a `RewardError` where a needed part failed."""
+        self.start()
+        names = [reward_name(part) for part in self.config.parts]
+        judged: list[dict[str, Judged]] = [{} for _ in completions]
+        asked = list(range(len(completions)))
+        if self.config.combine == "gated":
+            await self._ask(names[:1], completions, asked, judged)
+            asked = [index for index in asked if self._open(judged[index][names[0]])]
+            names = names[1:]
+        await self._ask(names, completions, asked, judged)
+        return [self._combine(verdicts) for verdicts in judged]
+
+    def close(self) -> None:
+        """Free what the parts hold."""
+        if self._scorer is not None:
+            self._scorer.close()
+            self._scorer = None
+        for reward in self.__dict__.pop("_unstarted", ()):
+            reward.close()
+
+    async def _ask(
+        self,
+        names: Sequence[str],
+        completions: Sequence[Completion],
+        asked: Sequence[int],
+        judged: list[dict[str, Judged]],
+    ) -> None:
+        """Write the named parts' verdicts on the completions `asked` into `judged`."""
+        if not asked:
+            return
+        assert self._scorer is not None
+        found = await self._scorer.judge(names, [completions[index] for index in asked])
+        for name, verdicts in found.items():
+            for index, verdict in zip(asked, verdicts, strict=True):
+                judged[index][name] = verdict
+
+    def _open(self, gate: Judged) -> bool:
+        return isinstance(gate, Verdict) and gate.value >= self.config.threshold
+
+    def _combine(self, verdicts: Mapping[str, Judged]) -> Outcome:
+        values: dict[str, float] = {}
+        details: dict[str, float] = {}
+        for name, verdict in verdicts.items():
+            if isinstance(verdict, RewardError):
+                return RewardError(f"the part {name!r} failed: {verdict}")
+            values[name] = details[name] = verdict.value
+            details |= {f"{name}/{key}": value for key, value in verdict.details.items()}
+        if self.config.combine == "product":
+            return Verdict(math.prod(values.values()), details)
+        weighed = self.config.parts
+        if self.config.combine == "gated":
+            weighed = weighed[1:]
+            if reward_name(weighed[0]) not in values:
+                return Verdict(self.config.closed, details | {"gate": 0.0})
+            details["gate"] = 1.0
+        return Verdict(sum(part.weight * values[reward_name(part)] for part in weighed), details)
+
+
+__all__ = ["Composite", "CompositeConfig"]

@@ -1,0 +1,169 @@
+"""Short answers to questions: equal to a reference answer (`exact_match`), or sharing its words (`f1`).
+
+Both normalise as SQuAD's evaluation does (Rajpurkar et al. 2016, arXiv:1606.05250): case, punctuation,
+English articles and spacing do not count. Of several reference answers the best fitting one counts.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, Field
+
+from rewards.boxed import last_boxed
+from rewards.patterns import check_pattern, last_match
+from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, Verdict, register_reward
+from roll_like.errors import DataError, RewardError
+from roll_like.types import Task
+
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+
+
+class AnswerConfig(RewardConfig):
+    """Settings of rewards that compare with reference answers."""
+
+    answers_field: str | None = Field(
+        default=None, description="Row field with a list of reference answers; default: the row's answer alone."
+    )
+    take: Literal["response", "boxed", "last_line"] = Field(
+        default="response",
+        description="What is compared. response: all of it. boxed: the last `\\boxed{…}`. last_line: the last line "
+        "that is not blank.",
+    )
+    pattern: Annotated[str | None, AfterValidator(check_pattern)] = Field(
+        default=None,
+        description="Regular expression that finds the answer in what is taken: its first group (or all of it) in its "
+        "last match.",
+    )
+
+
+class ExactMatchConfig(AnswerConfig):
+    """Settings of the `exact_match` reward."""
+
+    type: Literal["exact_match"] = "exact_match"
+
+
+class F1Config(AnswerConfig):
+    """Settings of the `f1` reward."""
+
+    type: Literal["f1"] = "f1"
+
+
+class _Compared(Reward):
+    """Takes an answer out of a response and compares it with the row's reference answers."""
+
+    per_sample: ClassVar[bool] = True
+
+    config: AnswerConfig
+
+    def check_row(self, task: Task) -> None:
+        """Check that the row has reference answers.
+
+        Raises:
+            DataError: It has none, or one of which nothing is left without punctuation and articles.
+        """
+        try:
+            self._gold(task.answer, task.metadata)
+        except ValueError as error:
+            raise DataError(
+                f"{task.origin}: {error}", fix="correct the row, `answer_field` of its source or `answers_field`"
+            ) from error
+
+    def score(self, completions: Sequence[Completion]) -> Sequence[Outcome]:
+        """Return a value from 0 to 1 for each completion; a `RewardError` where a pattern took too long."""
+        return [self._judge(completion) for completion in completions]
+
+    def cases(self) -> Sequence[RewardCase]:
+        """Return a question with one answer, in the form that `take` wants; none where a pattern decides the form."""
+        if self.config.pattern is not None:
+            return ()
+        form = {"response": "{}", "boxed": "It is \\boxed{{{}}}.", "last_line": "Let me think.\n{}\n"}[self.config.take]
+        field = self.config.answers_field
+        return (
+            RewardCase(
+                prompt="Where is the Eiffel Tower?",
+                answer="Paris, France",
+                metadata={} if field is None else {field: ["Paris, France", "In Paris, France"]},
+                gold=(form.format("Paris, France"), form.format("the paris france")),
+                wrong=(form.format("Berlin"), form.format("London")),
+                hostile=(form.format("the"), form.format("..."), form.format(" ".join(["word"] * 1000))),
+            ),
+        )
+
+    def compare(self, found: list[str], gold: list[str]) -> float:
+        """Return how well the normalised words of an answer fit those of a reference answer."""
+        raise NotImplementedError
+
+    def _judge(self, completion: Completion) -> Outcome:
+        try:
+            gold = self._gold(completion.answer, completion.metadata)
+        except ValueError as error:
+            return RewardError(str(error), fix="correct the row")
+        try:
+            found = normalise(self._taken(completion.text))
+        except RewardError as error:
+            return error
+        value = max(self.compare(found, reference) for reference in gold) if found else 0.0
+        return Verdict(value, {"parsed": float(bool(found))})
+
+    def _taken(self, text: str) -> str:
+        if self.config.take == "boxed":
+            text = last_boxed(text) or ""
+        elif self.config.take == "last_line":
+            text = ([line for line in text.splitlines() if line.strip()] or [""])[-1]
+        if self.config.pattern is not None:
+            text = last_match(self.config.pattern, text) or ""
+        return text
+
+    def _gold(self, answer: str | None, metadata: Mapping[str, Any]) -> list[list[str]]:
+        field = self.config.answers_field
+        found = answer if field is None else metadata.get(field)
+        answers = [found] if isinstance(found, str) else found
+        if not isinstance(answers, Sequence) or not answers or not all(isinstance(one, str) for one in answers):
+            where = "the row's answer" if field is None else f"the field {field!r}"
+            raise ValueError(f"{where} should be a text or a list of texts, found {found!r}")
+        gold = [normalise(one) for one in answers]
+        if not all(gold):
+            raise ValueError(f"nothing is left of a reference answer in {found!r} without punctuation and articles")
+        return gold
+
+
+@register_reward("exact_match")
+class ExactMatch(_Compared):
+    """1 where the answer equals a reference answer, else 0; `parsed` tells whether there was one."""
+
+    Config: ClassVar[type[RewardConfig]] = ExactMatchConfig
+
+    def compare(self, found: list[str], gold: list[str]) -> float:
+        """Return 1 for equal words in equal order, else 0."""
+        return float(found == gold)
+
+
+@register_reward("f1")
+class F1(_Compared):
+    """Harmonic mean of precision and recall of the answer's words against the best fitting reference answer's."""
+
+    Config: ClassVar[type[RewardConfig]] = F1Config
+
+    def compare(self, found: list[str], gold: list[str]) -> float:
+        """Return 2·shared / (words found + words of the reference), repeated words counted as often as both have."""
+        shared = sum((Counter(found) & Counter(gold)).values())
+        return 2 * shared / (len(found) + len(gold))
+
+
+def normalise(text: str) -> list[str]:
+    """Return the words of `text` without case, punctuation (of any script) and English articles.
+
+    >>> normalise("The U.S.A.,  and a dog!")
+    ['usa', 'and', 'dog']
+    """
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    letters = "".join(char for char in folded if not unicodedata.category(char).startswith("P"))
+    return _ARTICLES.sub(" ", letters).split()
+
+
+__all__ = ["F1", "AnswerConfig", "ExactMatch", "ExactMatchConfig", "F1Config", "normalise"]

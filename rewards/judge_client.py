@@ -1,0 +1,172 @@
+"""Asks language models for a JSON object through the OpenAI chat API, which vLLM, SGLang and most providers speak."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from pydantic import Field
+
+from roll_like.config.base import ConfigModel
+from roll_like.errors import RewardError
+from roll_like.types import Message
+
+if TYPE_CHECKING:
+    import httpx
+
+T = TypeVar("T")
+
+_THOUGHT = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
+_FENCE = re.compile(r"\A```(?:json)?\s*\n(.*)\n\s*```\Z", re.DOTALL)
+
+
+class JudgeConfig(ConfigModel):
+    """One model that judges, and where it answers."""
+
+    url: str = Field(pattern=r"^https?://", description="Base address of the API, such as `http://localhost:8000/v1`.")
+    model: str = Field(description="Name of the model there.")
+    api_key_env: str | None = Field(
+        default=None, description="Environment variable with the API key; none where the endpoint asks for none."
+    )
+    structured: Literal["json_schema", "json_object", "none"] = Field(
+        default="json_schema", description="What the endpoint is asked to hold the answer to."
+    )
+    temperature: float = Field(default=0.0, ge=0, description="Sampling temperature of the judge.")
+    max_tokens: int = Field(default=1024, ge=16, description="Longest answer of the judge. Tokens.")
+    extra_body: dict[str, Any] = Field(default_factory=dict, description="Further fields of the request.")
+
+
+class MalformedError(ValueError):
+    """A judge answered, and not with what it was asked for."""
+
+
+class JudgeClient:
+    """Asks one judge; answers that are malformed are asked for again, and nothing else is.
+
+    Args:
+        config: The judge.
+        timeout_seconds: Limit of one request.
+        retries: Further requests after a malformed answer.
+        limit: Bounds the requests at a time, of all judges together.
+
+    Raises:
+        RewardError: The environment variable with the key is not set.
+    """
+
+    def __init__(self, config: JudgeConfig, *, timeout_seconds: float, retries: int, limit: asyncio.Semaphore) -> None:
+        self._config = config
+        self._timeout = timeout_seconds
+        self._retries = retries
+        self._limit = limit
+        self._headers = {}
+        if config.api_key_env is not None:
+            key = os.environ.get(config.api_key_env)
+            if not key:
+                raise RewardError(
+                    f"the environment variable {config.api_key_env!r} that should hold the key of the judge "
+                    f"{config.model!r} is not set",
+                    fix="export it before the run (and before `ray start` on every machine), or correct `api_key_env`",
+                )
+            self._headers["Authorization"] = f"Bearer {key}"
+
+    async def ask(
+        self,
+        client: httpx.AsyncClient,
+        messages: Sequence[Message],
+        schema: Mapping[str, Any],
+        read: Callable[[Mapping[str, Any]], T],
+    ) -> T:
+        """Return what `read` makes of the judge's JSON object.
+
+        Args:
+            client: Open connections.
+            messages: The conversation.
+            schema: JSON Schema of the object.
+            read: Takes the object; raises `MalformedError` if it will not do.
+
+        Raises:
+            RewardError: The judge cannot be reached, refuses, takes too long, or answers malformed every time.
+        """
+        problem = ""
+        for _ in range(self._retries + 1):
+            try:
+                return read(parse_object(await self._request(client, messages, schema)))
+            except MalformedError as error:
+                problem = str(error)
+        raise RewardError(
+            f"the judge {self._config.model!r} gave {self._retries + 1} malformed answers; the last one: {problem}",
+            fix="try another `structured` mode of the judge, raise its `max_tokens`, or correct the template",
+        )
+
+    async def _request(self, client: httpx.AsyncClient, messages: Sequence[Message], schema: Mapping[str, Any]) -> str:
+        """Return the text of the judge's answer."""
+        import httpx
+
+        address = f"{self._config.url.rstrip('/')}/chat/completions"
+        try:
+            async with self._limit:
+                # httpx has no limit for a whole request: an answer may drip in for ever
+                response = await asyncio.wait_for(
+                    client.post(address, json=self._body(messages, schema), headers=self._headers), self._timeout
+                )
+        except TimeoutError:
+            raise RewardError(
+                f"the judge at {address} did not answer within {self._timeout:g} s",
+                fix="raise `timeout_seconds` of the llm_judge reward, or lower its `concurrency`",
+            ) from None
+        except httpx.HTTPError as error:
+            raise RewardError(
+                f"the judge at {address} cannot be reached: {type(error).__name__}: {error}",
+                fix="start it, or correct `url` of the judge",
+            ) from error
+        if response.status_code != 200:
+            raise RewardError(f"the judge at {address} answered {response.status_code}: {response.text[:300]}")
+        return _content(response.text)
+
+    def _body(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self._config.model,
+            "messages": list(messages),
+            "temperature": self._config.temperature,
+            "max_tokens": self._config.max_tokens,
+        }
+        if self._config.structured == "json_schema":
+            wanted = {"name": "verdict", "strict": True, "schema": dict(schema)}
+            body["response_format"] = {"type": "json_schema", "json_schema": wanted}
+        elif self._config.structured == "json_object":
+            body["response_format"] = {"type": "json_object"}
+        return body | self._config.extra_body
+
+
+def parse_object(text: str) -> Mapping[str, Any]:
+    """Return the JSON object that a judge's answer is: alone or in one fence, after `<think>…</think>` or not.
+
+    Raises:
+        MalformedError: It is no such thing.
+    """
+    body = _THOUGHT.sub("", text).strip()
+    match = _FENCE.match(body)
+    try:
+        found = json.loads(match[1] if match else body)
+    except (ValueError, RecursionError) as error:
+        raise MalformedError(f"no JSON object: {text[:200]!r}") from error
+    if not isinstance(found, dict):
+        raise MalformedError(f"no JSON object: {text[:200]!r}")
+    return found
+
+
+def _content(text: str) -> str:
+    try:
+        choice = json.loads(text)["choices"][0]
+        content, reason = choice["message"]["content"], choice.get("finish_reason")
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise MalformedError(f"no chat completion: {text[:200]!r}") from error
+    if not isinstance(content, str):
+        raise MalformedError(f"an answer without text: {text[:200]!r}")
+    if reason == "length":
+        raise MalformedError(f"cut by `max_tokens`: {content[-200:]!r}")
+    return content

@@ -1,0 +1,265 @@
+"""Open questions: language models judge, each response on its own or the responses of a group in pairs.
+
+    - type: llm_judge
+      judges: [{url: "http://localhost:8000/v1", model: Qwen/Qwen3-8B}]
+      rubric: Is the answer correct, and does it explain why?
+
+Judges favour the answer that they read first (Zheng et al. 2023, arXiv:2306.05685), so each pair is asked
+about in both orders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rewards import judge_prompts
+from rewards.judge_client import JudgeClient, JudgeConfig, MalformedError
+from roll_like import Completion, Outcome, Reward, RewardConfig, Verdict, register_reward
+from roll_like.errors import DataError, RewardError
+from roll_like.types import Task
+
+if TYPE_CHECKING:
+    import httpx
+
+_WINS = {"A": 1.0, "B": 0.0, "tie": 0.5}
+_REASONING = {"type": "string"}
+
+
+class LLMJudgeConfig(RewardConfig):
+    """Settings of the `llm_judge` reward."""
+
+    type: Literal["llm_judge"] = "llm_judge"
+    judges: Annotated[tuple[JudgeConfig, ...], Field(min_length=1)] = Field(
+        description="Models that judge; the mean of all counts."
+    )
+    mode: Literal["score", "pairwise"] = Field(
+        default="score",
+        description="score: a number for each response. pairwise: share of the comparisons with other responses of its "
+        "group that a response wins; each pair is asked about in both orders.",
+    )
+    opponents: int | None = Field(
+        default=None, ge=1, description="With pairwise: others that each response is compared with, at least; all."
+    )
+    rubric: str = Field(
+        default="Is the response correct, complete and to the point?", description="What counts, in words."
+    )
+    rubric_field: str | None = Field(default=None, description="Row field with the row's own rubric.")
+    template: str | None = Field(
+        default=None,
+        description="Text for the judge with $prompt, $answer, $rubric, $response, $lowest, $highest (pairwise: "
+        "$response_a, $response_b); default: one that is built in.",
+    )
+    lowest: float = Field(default=1.0, description="With score: the worst number; it becomes 0.")
+    highest: float = Field(default=10.0, description="With score: the best number; it becomes 1.")
+    timeout_seconds: float = Field(default=30.0, gt=0, description="Limit of one request. Seconds.")
+    malformed_retries: int = Field(default=2, ge=0, description="Further requests after a malformed answer.")
+    concurrency: int = Field(default=16, ge=1, description="Requests of one reward worker at a time.")
+
+    @model_validator(mode="after")
+    def _settings_fit(self) -> Self:
+        if self.lowest >= self.highest:
+            raise ValueError(f"lowest: {self.lowest:g} should be below highest: {self.highest:g}")
+        if self.opponents is not None and self.mode == "score":
+            raise ValueError("opponents has no effect with mode: score; remove it, or set mode: pairwise")
+        if self.template is not None:
+            judge_prompts.check_template(self.template, self.mode)
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """A comparison of two responses of a group."""
+
+    first: int
+    second: int
+
+
+@register_reward("llm_judge")
+class LLMJudge(Reward):
+    """The judges' opinion, 0 to 1. An empty response gets 0 without being judged.
+
+    A judge that cannot be reached, is too slow or answers malformed loses the sample; with several judges
+    too, because a mean over fewer would be on another scale.
+    """
+
+    Config: ClassVar[type[RewardConfig]] = LLMJudgeConfig
+
+    config: LLMJudgeConfig
+
+    def __init__(self, config: LLMJudgeConfig) -> None:
+        super().__init__(config)
+        self._template = (
+            config.template or {"score": judge_prompts.SCORE, "pairwise": judge_prompts.PAIRWISE}[config.mode]
+        )
+        limit = asyncio.Semaphore(config.concurrency)
+        self._clients = [
+            JudgeClient(judge, timeout_seconds=config.timeout_seconds, retries=config.malformed_retries, limit=limit)
+            for judge in config.judges
+        ]
+
+    def check_row(self, task: Task) -> None:
+        """Check that the row has its rubric.
+
+        Raises:
+            DataError: It has none.
+        """
+        try:
+            self._rubric(task.metadata)
+        except ValueError as error:
+            raise DataError(
+                f"{task.origin}: {error}", fix="correct the row, or `rubric_field` of the reward"
+            ) from error
+
+    async def score(self, completions: Sequence[Completion]) -> Sequence[Outcome]:
+        """Return a value from 0 to 1 for each completion; a `RewardError` where a judge failed.
+
+        Raises:
+            RewardError: With pairwise: there is nothing to compare with.
+        """
+        import httpx
+
+        async with httpx.AsyncClient(timeout=self.config.timeout_seconds, trust_env=False) as client:
+            if self.config.mode == "pairwise":
+                return await self._compare(client, completions)
+            return list(await asyncio.gather(*(self._score_one(client, completion) for completion in completions)))
+
+    async def _score_one(self, client: httpx.AsyncClient, completion: Completion) -> Outcome:
+        if not completion.text.strip():
+            return Verdict(0.0, {"empty": 1.0})
+        lowest, highest = self.config.lowest, self.config.highest
+        schema = _schema({"score": {"type": "number", "minimum": lowest, "maximum": highest}})
+        try:
+            values = self._values(completion) | {
+                "response": judge_prompts.fenced(completion.text),
+                "lowest": f"{lowest:g}",
+                "highest": f"{highest:g}",
+            }
+            messages = judge_prompts.fill(self._template, values)
+            scores = await asyncio.gather(
+                *(judge.ask(client, messages, schema, self._read_score) for judge in self._clients)
+            )
+        except ValueError as error:
+            return RewardError(str(error), fix="correct the row")
+        except RewardError as error:
+            return error
+        details = {f"judge/{index}": score for index, score in enumerate(scores)}
+        return Verdict(sum(scores) / len(scores), details | {"spread": max(scores) - min(scores), "empty": 0.0})
+
+    async def _compare(self, client: httpx.AsyncClient, completions: Sequence[Completion]) -> list[Outcome]:
+        """Return the share of its comparisons that each response wins; a tie counts half."""
+        if len(completions) < 2:
+            raise RewardError(
+                "a group of one response cannot be compared",
+                fix="set rollout.samples_per_prompt to 2 or more, or mode: score",
+            )
+        matches = _matches(len(completions), self.config.opponents)
+        results = await asyncio.gather(
+            *(self._match(client, completions[match.first], completions[match.second]) for match in matches)
+        )
+        return [_record(index, matches, results, completions[index]) for index in range(len(completions))]
+
+    async def _match(
+        self, client: httpx.AsyncClient, first: Completion, second: Completion
+    ) -> tuple[float, float] | RewardError:
+        """Return the first one's wins and how many judges changed their mind with the order, both as shares."""
+        if first.text.strip() == second.text.strip():
+            return 0.5, 0.0
+        if not first.text.strip() or not second.text.strip():
+            return float(bool(first.text.strip())), 0.0
+        schema = _schema({"winner": {"type": "string", "enum": list(_WINS)}})
+        try:
+            asked = [
+                judge.ask(client, self._pair(one, other), schema, _read_winner)
+                for judge in self._clients
+                for one, other in ((first, second), (second, first))
+            ]
+            wins = await asyncio.gather(*asked)
+        except ValueError as error:
+            return RewardError(str(error), fix="correct the row")
+        except RewardError as error:
+            return error
+        forward, swapped = wins[::2], [1.0 - win for win in wins[1::2]]
+        share = (sum(forward) + sum(swapped)) / len(wins)
+        return share, sum(a != b for a, b in zip(forward, swapped, strict=True)) / len(forward)
+
+    def _pair(self, first: Completion, second: Completion) -> list[Any]:
+        values = self._values(first) | {
+            "response_a": judge_prompts.fenced(first.text),
+            "response_b": judge_prompts.fenced(second.text),
+        }
+        return judge_prompts.fill(self._template, values)
+
+    def _values(self, completion: Completion) -> dict[str, str]:
+        return {
+            "prompt": judge_prompts.conversation(completion.messages),
+            "answer": completion.answer or "none is given",
+            "rubric": self._rubric(completion.metadata),
+        }
+
+    def _rubric(self, metadata: Mapping[str, Any]) -> str:
+        field = self.config.rubric_field
+        if field is None:
+            return self.config.rubric
+        rubric = metadata.get(field)
+        if not isinstance(rubric, str) or not rubric.strip():
+            raise ValueError(f"the field {field!r} should hold a rubric, found {rubric!r}")
+        return rubric
+
+    def _read_score(self, answer: Mapping[str, Any]) -> float:
+        score = answer.get("score")
+        lowest, highest = self.config.lowest, self.config.highest
+        if isinstance(score, bool) or not isinstance(score, int | float) or not lowest <= score <= highest:
+            raise MalformedError(f"`score` should be a number from {lowest:g} to {highest:g}, found {score!r}")
+        return (score - lowest) / (highest - lowest)
+
+
+def _read_winner(answer: Mapping[str, Any]) -> float:
+    winner = answer.get("winner")
+    if not isinstance(winner, str) or winner not in _WINS:
+        raise MalformedError(f"`winner` should be A, B or tie, found {winner!r}")
+    return _WINS[winner]
+
+
+def _matches(size: int, opponents: int | None) -> list[_Match]:
+    """Return all pairs, or each response with the next ones in a circle until everyone has `opponents`."""
+    if opponents is None or opponents >= size - 1:
+        return [_Match(first, second) for first, second in itertools.combinations(range(size), 2)]
+    steps = range(1, math.ceil(opponents / 2) + 1)
+    pairs = {tuple(sorted((first, (first + step) % size))) for first in range(size) for step in steps}
+    return [_Match(*pair) for pair in sorted(pairs)]
+
+
+def _record(
+    index: int, matches: Sequence[_Match], results: Sequence[tuple[float, float] | RewardError], completion: Completion
+) -> Outcome:
+    wins, changed = [], []
+    for match, result in zip(matches, results, strict=True):
+        if index not in (match.first, match.second):
+            continue
+        if isinstance(result, RewardError):
+            return result
+        wins.append(result[0] if index == match.first else 1.0 - result[0])
+        changed.append(result[1])
+    empty = not completion.text.strip()
+    details = {"order_decides": sum(changed) / len(changed), "empty": float(empty)}
+    # among empty responses a tie would be worth something
+    return Verdict(0.0 if empty else sum(wins) / len(wins), details)
+
+
+def _schema(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {"reasoning": _REASONING, **fields},
+        "required": ["reasoning", *fields],
+        "additionalProperties": False,
+    }
+
+
+__all__ = ["LLMJudge", "LLMJudgeConfig"]

@@ -1,0 +1,185 @@
+r"""Choice questions: whether the option that a response settles on is the right one.
+
+The response has to say that it answers: `\boxed{B}`, "the answer is (B)", "Answer: B", or nothing but
+the letter. A capital letter somewhere in prose is none: "A dog barks" does not choose A.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from rewards.boxed import last_boxed
+from roll_like import Completion, Reward, RewardCase, RewardConfig, Verdict, register_reward
+from roll_like.errors import DataError, RewardError
+from roll_like.types import Task
+
+_MARKUP = re.compile(r"[*_`$]|\\(?:text|textbf|mathrm|mathbf|rm)\b|[{}]")
+_STATEMENT = re.compile(
+    r"\b(?:answer|choice|option)\b(?:\s+(?:choice|option))?\s*(?:is|would\s+be|must\s+be|:|=)\s*:?\s*"
+    r"(?:(?:option|choice|letter)\s+)?(?P<rest>\S.*)",
+    re.IGNORECASE,
+)
+_ALTERNATIVE = re.compile(r"\s*(?:,|/|&|;|\bor\b|\band\b)\s*(?:option\s+)?\(?[A-Z]\b(?!')", re.IGNORECASE)
+_REASON = re.compile(r"\s+(?:because|since|as|which|with)\b", re.IGNORECASE)
+
+
+class MultipleChoiceConfig(RewardConfig):
+    """Settings of the `multiple_choice` reward."""
+
+    type: Literal["multiple_choice"] = "multiple_choice"
+    letters: str = Field(
+        default="ABCDEFGHIJ", pattern=r"^[A-Z]{2,26}$", description="Letters of the options, in their order."
+    )
+    options_field: str | None = Field(
+        default=None,
+        description="Row field with the options' texts, in order; then the answer may be a text or its number from 0.",
+    )
+    boxed: bool = Field(default=False, description="Take the answer from `\\boxed{…}` only.")
+
+
+@register_reward("multiple_choice")
+class MultipleChoice(Reward):
+    """1 where the response settles on the right option, else 0; `parsed` tells whether it settled on one."""
+
+    Config: ClassVar[type[RewardConfig]] = MultipleChoiceConfig
+    required_fields: ClassVar[tuple[str, ...]] = ("answer",)
+    per_sample: ClassVar[bool] = True
+
+    config: MultipleChoiceConfig
+
+    def check_row(self, task: Task) -> None:
+        """Check that the reference answer is one of the options.
+
+        Raises:
+            DataError: It is not, or the options are no list of texts.
+        """
+        try:
+            self._gold(task.answer, task.metadata)
+        except ValueError as error:
+            raise DataError(
+                f"{task.origin}: {error}", fix="correct the row, or `letters` or `options_field` of the reward"
+            ) from error
+
+    def score(self, completions: Sequence[Completion]) -> Sequence[Verdict]:
+        """Return 1 or 0 for each completion."""
+        return [self._judge(completion) for completion in completions]
+
+    def cases(self) -> Sequence[RewardCase]:
+        """Return a question about capitals."""
+        options = {} if self.config.options_field is None else {self.config.options_field: ["Rome", "Paris"]}
+        boxed, plain = ("so \\boxed{B}", "\\boxed{\\text{B}}."), ("The answer is (B).", "**Answer: B**")
+        return (
+            RewardCase(
+                prompt="Which is the capital of France? (A) Rome (B) Paris",
+                answer="B",
+                metadata=options,
+                gold=boxed if self.config.boxed else (*boxed, *plain),
+                wrong=("\\boxed{A}", "The answer is (A)."),
+                hostile=(
+                    "Both are cities in Europe.",
+                    "By the way, (A) Rome (B) Paris.",
+                    "The answer is A or B.",
+                    "The answer is not B.",
+                    "\\boxed{A, B}",
+                    "The answer is B. The answer is A.",
+                    "A B C D",
+                ),
+            ),
+        )
+
+    def _judge(self, completion: Completion) -> Verdict:
+        try:
+            gold, options = self._gold(completion.answer, completion.metadata)
+        except ValueError as error:
+            raise RewardError(str(error), fix="correct the row") from error
+        chosen = choice(completion.text, self.config.letters, options, boxed=self.config.boxed)
+        return Verdict(float(chosen == gold), {"parsed": float(chosen is not None)})
+
+    def _gold(self, answer: str | None, metadata: Mapping[str, Any]) -> tuple[str, list[str]]:
+        """Return the right letter and the options' texts; ValueError if the row has none."""
+        field = self.config.options_field
+        options: list[str] = []
+        if field is not None:
+            found = metadata.get(field)
+            if isinstance(found, str) or not isinstance(found, Sequence) or len(found) < 2:
+                raise ValueError(f"the field {field!r} should hold a list of options, found {found!r}")
+            options = [str(option) for option in found]
+        letters = self.config.letters[: len(options) or None]
+        text = (answer or "").strip()
+        bare = text.strip("().").upper()
+        if len(bare) == 1 and bare in letters:
+            return bare, options
+        folded = [_fold(option) for option in options]
+        if folded.count(_fold(text)) == 1:
+            return letters[folded.index(_fold(text))], options
+        if options and text.isdecimal() and int(text) < len(options):
+            return letters[int(text)], options
+        raise ValueError(f"the answer {answer!r} is none of the options {', '.join(letters)}")
+
+
+def choice(text: str, letters: str, options: Sequence[str] = (), *, boxed: bool = False) -> str | None:
+    r"""Return the letter that a response settles on; None where it settles on none or on several.
+
+    The last `\boxed{…}` counts; without one the last "the answer is …"; without that a response that is
+    nothing but an option.
+    """
+    letters = letters[: len(options) or None]
+    held = last_boxed(text)
+    if held is not None:
+        return _option(_plain(held), letters, options)
+    if boxed:
+        return None
+    statements = [match for line in _plain(text).splitlines() for match in _STATEMENT.finditer(_last_statement(line))]
+    if statements:
+        return _stated(statements[-1]["rest"], letters, options)
+    return _option(_plain(text), letters, options)
+
+
+def _last_statement(line: str) -> str:
+    """Return the line from its last statement on, of `The answer is A. No, the answer is B.` the second."""
+    start, at = 0, 0
+    while (match := _STATEMENT.search(line, at)) is not None:
+        start, at = match.start(), match.start("rest")
+    return line[start:]
+
+
+def _stated(rest: str, letters: str, options: Sequence[str]) -> str | None:
+    """Return the letter at the start of what follows "the answer is"."""
+    match = re.match(r"\(\s*([A-Za-z])\s*\)|\[\s*([A-Za-z])\s*\]|([A-Z])(?![\w'’])", rest)
+    if match is None:
+        return _option(rest, letters, options)
+    letter = next(filter(None, match.groups())).upper()
+    after = rest[match.end() :]
+    if letter not in letters or _ALTERNATIVE.match(after):
+        return None
+    # `A` and `I` begin phrases too: "the answer is A good one"
+    is_phrase = match[3] is not None and letter in "AI" and re.match(r"\s+\w", after) and not _REASON.match(after)
+    return None if is_phrase and _option(rest, letters, options) is None else letter
+
+
+def _option(text: str, letters: str, options: Sequence[str]) -> str | None:
+    """Return the letter if `text` is nothing but an option: `B`, `(B)`, `B.`, `B) Paris` or `Paris`."""
+    match = re.fullmatch(r"[(\[]?\s*([A-Za-z])\s*[)\].:]?\s*(.*?)[.!]?", text.strip(), flags=re.DOTALL)
+    folded = [_fold(option) for option in options]
+    if match is not None and match[1].upper() in letters:
+        letter = match[1].upper()
+        named = _fold(match[2])
+        if not named or (folded and named == folded[letters.index(letter)]):
+            return letter
+    whole = _fold(text)
+    return letters[folded.index(whole)] if folded.count(whole) == 1 else None
+
+
+def _plain(text: str) -> str:
+    return _MARKUP.sub("", text)
+
+
+def _fold(text: str) -> str:
+    return " ".join(text.casefold().split()).strip(" .!")
+
+
+__all__ = ["MultipleChoice", "MultipleChoiceConfig", "choice"]
