@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from pydantic import Field
 
 from roll_like.config.base import ConfigModel
+from roll_like.config.judge import JUDGE_URL, JUDGE_URLS_VARIABLE
 from roll_like.errors import RewardError
 from roll_like.types import Message
 
@@ -27,7 +28,11 @@ _FENCE = re.compile(r"\A```(?:json)?\s*\n(.*)\n\s*```\Z", re.DOTALL)
 class JudgeConfig(ConfigModel):
     """One model that judges, and where it answers."""
 
-    url: str = Field(pattern=r"^https?://", description="Base address of the API, such as `http://localhost:8000/v1`.")
+    url: str = Field(
+        pattern=rf"^(https?://\S+|{JUDGE_URL})$",
+        description="Base address of the API, such as `http://localhost:8000/v1`; or `judge`: the model of the `judge` "
+        "section.",
+    )
     model: str = Field(description="Name of the model there.")
     api_key_env: str | None = Field(
         default=None, description="Environment variable with the API key; none where the endpoint asks for none."
@@ -62,6 +67,7 @@ class JudgeClient:
         self._timeout = timeout_seconds
         self._retries = retries
         self._limit = limit
+        self._asked = 0
         self._headers = {}
         if config.api_key_env is not None:
             key = os.environ.get(config.api_key_env)
@@ -106,7 +112,7 @@ class JudgeClient:
         """Return the text of the judge's answer."""
         import httpx
 
-        address = f"{self._config.url.rstrip('/')}/chat/completions"
+        address = f"{self._url().rstrip('/')}/chat/completions"
         try:
             async with self._limit:
                 # httpx has no limit for a whole request: an answer may drip in for ever
@@ -126,6 +132,19 @@ class JudgeClient:
         if response.status_code != 200:
             raise RewardError(f"the judge at {address} answered {response.status_code}: {response.text[:300]}")
         return _content(response.text)
+
+    def _url(self) -> str:
+        """Return the base address; of the run's own judge the next replica's."""
+        if self._config.url != JUDGE_URL:
+            return self._config.url
+        replicas = os.environ.get(JUDGE_URLS_VARIABLE, "").split(",")
+        if replicas == [""]:
+            raise RewardError(
+                f"url is {JUDGE_URL!r}, and no judge model runs here",
+                fix="add the section `judge: {path: …}` to the run, or give the address of an endpoint",
+            )
+        self._asked += 1
+        return replicas[self._asked % len(replicas)]
 
     def _body(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> dict[str, Any]:
         body: dict[str, Any] = {

@@ -22,6 +22,7 @@ from pydantic import Field, model_validator
 from rewards import judge_prompts
 from rewards.judge_client import JudgeClient, JudgeConfig, MalformedError
 from roll_like import Completion, Outcome, Reward, RewardConfig, Verdict, register_reward
+from roll_like.config.judge import JUDGE_URL
 from roll_like.errors import DataError, RewardError
 from roll_like.types import Task
 
@@ -125,7 +126,9 @@ class LLMJudge(Reward):
         """
         import httpx
 
-        async with httpx.AsyncClient(timeout=self.config.timeout_seconds, trust_env=False) as client:
+        # a proxy of the environment leads to providers, and away from a judge of this run
+        proxy = all(judge.url != JUDGE_URL for judge in self.config.judges)
+        async with httpx.AsyncClient(timeout=self.config.timeout_seconds, trust_env=proxy) as client:
             if self.config.mode == "pairwise":
                 return await self._compare(client, completions)
             return list(await asyncio.gather(*(self._score_one(client, completion) for completion in completions)))

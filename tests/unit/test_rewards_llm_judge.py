@@ -99,6 +99,18 @@ def test_the_key_comes_from_the_environment(server: JudgeServer, monkeypatch: py
         make(server, judge={"api_key_env": "MY_JUDGE_KEY"})
 
 
+def test_the_runs_own_judge_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    reward = LLMJudge(LLMJudgeConfig.model_validate({"judges": [{"url": "judge", "model": "judge"}]}))
+    group = [completion(f"x{index}") for index in range(4)]
+    monkeypatch.delenv("ROLL_LIKE_JUDGE_URLS", raising=False)
+    assert all(isinstance(outcome, RewardError) for outcome in outcomes(reward, group))
+    with judge_server() as one, judge_server() as two:
+        monkeypatch.setenv("ROLL_LIKE_JUDGE_URLS", f"{one.url},{two.url}")
+        monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # nobody is there
+        assert values(outcomes(reward, group)) == [1.0] * 4
+        assert [len(one.bodies), len(two.bodies)] == [2, 2]
+
+
 def test_several_judges_are_averaged_and_each_is_reported() -> None:
     with judge_server() as kind, judge_server() as strict:
         strict.answer = lambda body: '{"reasoning": "", "score": 1}'
