@@ -1,6 +1,8 @@
 """Evaluation of programs that a model wrote: they run isolated, and verdicts are formed outside."""
 
 from roll_like.sandbox.box import SandboxUnavailable
+from roll_like.sandbox.compare import Comparison
+from roll_like.sandbox.evaluator import CodeEvaluator
 from roll_like.sandbox.types import (
     AssertTest,
     CallTest,
@@ -15,7 +17,9 @@ from roll_like.sandbox.types import (
 __all__ = [
     "AssertTest",
     "CallTest",
+    "CodeEvaluator",
     "CodeResult",
+    "Comparison",
     "Limits",
     "SandboxUnavailable",
     "StdioTest",

@@ -106,7 +106,7 @@ def _pack(value: Any, depth: int) -> Any:  # noqa: PLR0911 - one case for each t
     raise CodecError(f"a value of type {kind.__module__}.{kind.__qualname__} is not plain")
 
 
-def _unpack(tree: Any, depth: int) -> Any:  # noqa: PLR0911, PLR0912, C901 - one case for each tag
+def _unpack(tree: Any, depth: int) -> Any:
     if tree is None or isinstance(tree, (bool, str)):
         return tree
     if isinstance(tree, int):

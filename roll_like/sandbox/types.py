@@ -78,9 +78,15 @@ class AssertTest:
     """Python statements that raise when the program is wrong; the program's names are in scope.
 
     They run outside the sandbox: every call of a name of the program is a call into it.
+
+    Attributes:
+        code: The statements.
+        names: Names of builtins and standard modules that mean the program's own here. Without it they keep
+            their meaning, so that a program that defines `len` does not change how a test counts.
     """
 
     code: str
+    names: tuple[str, ...] = ()
 
 
 TestCase: TypeAlias = StdioTest | CallTest | AssertTest

@@ -1,0 +1,137 @@
+"""Assert tests: a trusted process runs the test, and what it asks of the program is carried into the sandbox.
+
+    evaluator (here) ──frames──▶ assert_process.py      the test, the expected values
+          └──────────BoxSession──▶ sandbox              the program and `remote_objects.py`
+
+Both talk to this side alone, and this side carries plain values only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from roll_like.errors import ConfigError, SandboxError
+from roll_like.sandbox import codec
+from roll_like.sandbox.box import BoxSession, CallFailed, Ended, Program
+from roll_like.sandbox.types import AssertTest
+
+_FOLDER = Path(__file__).parent
+_REMOTE = (_FOLDER / "remote_objects.py").read_text(encoding="utf-8")
+#: Memory of the trusted process: the test's own values and what comes back.
+_MEMORY_BYTES = 2 << 30
+_FRAME_BYTES = 2 * codec.MAX_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """How a test ended.
+
+    Attributes:
+        passed: The test ran to its end.
+        assertion: It ended with an AssertionError, not with another exception.
+        detail: Where and why it did not pass.
+        failure: What kept a call from bringing a value; the session is of no use then.
+    """
+
+    passed: bool
+    assertion: bool = False
+    detail: str = ""
+    failure: Ended | None = None
+
+
+def with_remote_objects(program: Program) -> Program:
+    """Return the program with the part that answers a test's questions behind it."""
+    return Program(f"{program.source}\n\n{_REMOTE}", program.language)
+
+
+async def judge(session: BoxSession, program: Program, test: AssertTest, seconds: float) -> Judgement:
+    """Run one test against a session that executes `with_remote_objects(program)`.
+
+    Args:
+        session: Where the program runs.
+        program: The program; the names that it defines are the test's stubs.
+        test: The test.
+        seconds: Wall-clock limit of the whole test.
+
+    Raises:
+        ConfigError: The test itself cannot be judged.
+        SandboxError: The trusted process died.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-S", "-W", "ignore", str(_FOLDER / "assert_process.py")),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={},
+        cwd="/",
+        limit=_FRAME_BYTES,
+    )
+    try:
+        async with asyncio.timeout(seconds):
+            return await _converse(process, session, program, test, seconds)
+    except TimeoutError:
+        return Judgement(passed=False, detail=f"the test took more than {seconds:g} s", failure=Ended.TIMEOUT)
+    except CallFailed as failure:
+        return Judgement(passed=False, detail=failure.message, failure=failure.kind)
+    except (asyncio.IncompleteReadError, BrokenPipeError, ConnectionResetError):
+        status = await process.wait()
+        if status == -signal.SIGXCPU:
+            return Judgement(passed=False, detail="the test used up its CPU time", failure=Ended.TIMEOUT)
+        raise SandboxError(f"the trusted process of an assert test died with status {status}") from None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        _close(process)
+
+
+async def _converse(
+    process: asyncio.subprocess.Process, session: BoxSession, program: Program, test: AssertTest, seconds: float
+) -> Judgement:
+    """Carry questions and answers until the test ends."""
+    limits = {"RLIMIT_AS": _MEMORY_BYTES, "RLIMIT_CPU": int(seconds) + 1, "RLIMIT_FSIZE": 0, "RLIMIT_CORE": 0}
+    await _send(process, (program.source, test.code, list(test.names), limits))
+    while True:
+        message = await _receive(process)
+        if message[0] == "ask":
+            answer = await session.call("_remote_ask", message[1:], {})
+            try:
+                await _send(process, answer)
+            except codec.CodecError as error:
+                raise CallFailed(Ended.ERROR, f"the program's answer cannot be carried: {error}") from None
+        elif message[0] == "passed":
+            return Judgement(passed=True)
+        elif message[0] == "unjudged":
+            raise ConfigError(f"an assert test cannot be judged: {message[1]}", fix="change the test's code")
+        else:
+            _, kind, text = message
+            return Judgement(passed=False, assertion=kind == "AssertionError", detail=f"{kind}: {text}".rstrip(": "))
+
+
+async def _send(process: asyncio.subprocess.Process, message: object) -> None:
+    assert process.stdin is not None
+    data = codec.encode(message)
+    process.stdin.write(len(data).to_bytes(4, "big") + data)
+    await process.stdin.drain()
+
+
+async def _receive(process: asyncio.subprocess.Process) -> Any:
+    assert process.stdout is not None
+    size = int.from_bytes(await process.stdout.readexactly(4), "big")
+    return codec.decode(await process.stdout.readexactly(size))
+
+
+def _close(process: asyncio.subprocess.Process) -> None:
+    """Close the pipes now and not when the process object is collected."""
+    transport = getattr(process, "_transport", None)
+    if transport is not None:
+        transport.close()
+
+
+__all__ = ["Judgement", "judge", "with_remote_objects"]

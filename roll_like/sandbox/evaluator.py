@@ -1,0 +1,218 @@
+r"""Evaluation of a program against tests.
+
+    with CodeEvaluator(Limits(wall_seconds=5)) as evaluator:
+        result = evaluator.evaluate_sync("print(int(input()) * 2)", [StdioTest("4", "8")])
+    result.verdict                                   # Verdict.PASSED
+
+The program runs in a box that holds neither expected values nor the text of tests; what it gives is compared
+here. Where no box can isolate, the first evaluation raises `SandboxUnavailable`: there is no other mode.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from roll_like.errors import ConfigError
+from roll_like.sandbox import codec
+from roll_like.sandbox.box import Box, Program
+from roll_like.sandbox.compare import Comparison
+from roll_like.sandbox.judging import Judging, summary
+from roll_like.sandbox.loop_thread import LoopThread
+from roll_like.sandbox.types import AssertTest, CallTest, CodeResult, Limits, StdioTest, TestCase, TestResult, Verdict
+
+#: Longest program, in bytes of UTF-8.
+MAX_PROGRAM_BYTES = 1 << 20
+#: Up to here a program is parsed before a box is used: parsing hostile text takes quadratic time at worst.
+_PARSED_BYTES = 1 << 15
+_ODD_ESCAPE = re.compile(r"\\[^\n\\'\"abfnrtv0-7xNuU]")
+
+
+class CodeEvaluator:
+    """Evaluates programs, `workers` at a time; usable from any thread and any event loop.
+
+    Args:
+        limits: What one execution, and each call within one, may use.
+        backend: Name of a sandbox, "auto" for the best one here, or a box.
+        workers: Programs that run at one time; the others wait.
+        comparison: What counts as the same output or value.
+        total_seconds: Wall clock of all tests of one program, from its start.
+    """
+
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        backend: str | Box = "auto",
+        workers: int = 2,
+        *,
+        comparison: Comparison | None = None,
+        total_seconds: float = 60.0,
+    ) -> None:
+        if workers < 1:
+            raise ConfigError(f"CodeEvaluator.workers should be at least 1, found {workers}")
+        if not 0 < total_seconds < float("inf"):
+            raise ConfigError(f"CodeEvaluator.total_seconds should be a number above 0, found {total_seconds!r}")
+        self.limits = limits or Limits()
+        self.workers = workers
+        self.comparison = comparison or Comparison()
+        self.total_seconds = total_seconds
+        self._backend = backend
+        self._box: Box | None = None
+        self._slots = asyncio.Semaphore(workers)
+        self._starting = asyncio.Lock()
+        self._thread = LoopThread("code-evaluator")
+
+    async def evaluate(self, program: str, tests: Sequence[TestCase], language: str = "python") -> CodeResult:
+        """Run a program against tests.
+
+        Args:
+            program: Its source.
+            tests: At least one; several `CallTest`s in a row share one execution of the program.
+            language: "python", or another one that the backend runs (`StdioTest` only).
+
+        Returns:
+            The verdict, with one result for each test.
+
+        Raises:
+            ConfigError: There is no test, or a test cannot be judged.
+            SandboxUnavailable: No backend isolates here.
+        """
+        check_tests(tests, language)
+        return await asyncio.wrap_future(self._thread.submit(self._evaluate(program, tuple(tests), language)))
+
+    def evaluate_sync(self, program: str, tests: Sequence[TestCase], language: str = "python") -> CodeResult:
+        """Do what `evaluate` does and block until it is done; also where an event loop runs."""
+        check_tests(tests, language)
+        return self._thread.submit(self._evaluate(program, tuple(tests), language)).result()
+
+    def close(self) -> None:
+        """End every process; what is under way is cancelled."""
+        self._thread.close(self._close_box())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+    async def _evaluate(self, program: str, tests: Sequence[TestCase], language: str) -> CodeResult:
+        problem = unusable(program) or (syntax_error(program) if language == "python" else None)
+        if problem is not None:
+            return summary([TestResult(Verdict.COMPILE_ERROR, problem)] * len(tests), 0.0, 0, problem)
+        async with self._slots:
+            box = await self._open_box()
+            judging = Judging(box, Program(program, language), self.limits, self.comparison, self.total_seconds)
+            return await judging.run(tests)
+
+    async def _open_box(self) -> Box:
+        async with self._starting:
+            if self._box is None:
+                if isinstance(self._backend, str):
+                    from roll_like.sandbox.backends import open_box
+
+                    self._box = await open_box(self._backend, workers=self.workers)
+                else:
+                    self._box = self._backend
+        return self._box
+
+    async def _close_box(self) -> None:
+        if self._box is not None:
+            await self._box.close()
+
+
+def check_tests(tests: Sequence[TestCase], language: str) -> None:
+    """Refuse tests that could not be judged, before anything runs.
+
+    Raises:
+        ConfigError: The list is empty, or a test holds what cannot be carried or compared.
+    """
+    if not tests:
+        raise ConfigError(
+            "the list of tests is empty: a program without tests is neither right nor wrong",
+            fix="give at least one StdioTest, CallTest or AssertTest, or leave the sample out",
+        )
+    for number, test in enumerate(tests):
+        problem = _problem(test, language)
+        if problem is not None:
+            raise ConfigError(f"tests[{number}]: {problem}")
+
+
+def _problem(test: TestCase, language: str) -> str | None:
+    if isinstance(test, StdioTest):
+        parts: tuple[object, ...] = (test.input, test.output)
+        if not all(isinstance(part, str) for part in parts):
+            return f"input and output should be text, found {test!r:.200}"
+        return _text_problem(test.input)
+    if not isinstance(test, (CallTest, AssertTest)):
+        return f"expected a StdioTest, CallTest or AssertTest, found {type(test).__name__}"
+    if language != "python":
+        return f"{type(test).__name__} works with python; {language} has StdioTest only"
+    if isinstance(test, AssertTest):
+        return _text_problem(test.code) if test.code.strip() else "the code is empty"
+    return _call_problem(test)
+
+
+def _call_problem(test: CallTest) -> str | None:
+    if not all(part.isidentifier() for part in test.entry_point.split(".")):
+        return f"entry_point should be a name or Class.method, found {test.entry_point!r}"
+    if isinstance(test.args, (str, bytes)) or not isinstance(test.args, Sequence):
+        return f"args should be a list or tuple, found {test.args!r:.200}"
+    if not isinstance(test.kwargs, Mapping) or not all(isinstance(name, str) for name in test.kwargs):
+        return f"kwargs should be a mapping of names, found {test.kwargs!r:.200}"
+    try:
+        codec.encode([list(test.args), dict(test.kwargs)])
+        codec.encode(test.expected)
+    except codec.CodecError as error:
+        return f"an argument or the expected value cannot be carried: {error}"
+    return None
+
+
+def _text_problem(text: str) -> str | None:
+    if len(text) > codec.MAX_BYTES // 8:
+        return f"a text of {len(text)} characters is longer than {codec.MAX_BYTES // 8}"
+    return None if _is_utf8(text) else "a text has lone surrogates, which no file or pipe can hold"
+
+
+def unusable(program: str) -> str | None:
+    """Say why a program is no source text at all, or return `None`."""
+    if not program.strip():
+        return "the program is empty"
+    if "\0" in program:
+        return "the program contains null characters"
+    if not _is_utf8(program):
+        return "the program has lone surrogates, which are no text"
+    if len(program.encode()) > MAX_PROGRAM_BYTES:
+        return f"the program is longer than {MAX_PROGRAM_BYTES} bytes"
+    return None
+
+
+def syntax_error(program: str) -> str | None:
+    """Return the syntax error of a Python program where parsing it here is cheap and safe, else `None`.
+
+    A box compiles every program anyway; this only spares it the ordinary mistakes. Long programs are left to
+    it, and those with odd escapes, for which Python would print a warning about each.
+    """
+    if len(program) > _PARSED_BYTES or _ODD_ESCAPE.search(program):
+        return None
+    try:
+        ast.parse(program)
+    except SyntaxError as error:
+        return f"{type(error).__name__}: {error.msg} (line {error.lineno})"
+    except (RecursionError, MemoryError, ValueError):
+        return None
+    return None
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+__all__ = ["CodeEvaluator", "check_tests", "syntax_error"]

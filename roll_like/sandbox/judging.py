@@ -1,0 +1,234 @@
+"""The tests of one program, one after the other, against one box.
+
+Every path to `passed` goes through a value that was compared outside, and through a clean end that the box
+saw. Whatever else happens has a verdict of its own; what says nothing about the program is `sandbox_error`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from roll_like.errors import SandboxError
+from roll_like.sandbox import asserts
+from roll_like.sandbox.box import Box, BoxReport, BoxSession, CallFailed, Ended, Program, SandboxUnavailable
+from roll_like.sandbox.compare import Comparison, shown
+from roll_like.sandbox.types import AssertTest, CallTest, CodeResult, Limits, StdioTest, TestCase, TestResult, Verdict
+
+#: Most seconds that the box may be late with its own time-out.
+_GRACE_SECONDS = 5.0
+_SHORTEST_SECONDS = 0.05
+
+_OF_END = {
+    Ended.ERROR: Verdict.RUNTIME_ERROR,
+    Ended.TIMEOUT: Verdict.TIMEOUT,
+    Ended.MEMORY: Verdict.MEMORY_LIMIT,
+    Ended.OUTPUT: Verdict.OUTPUT_LIMIT,
+    Ended.COMPILE_ERROR: Verdict.COMPILE_ERROR,
+    Ended.BROKEN: Verdict.SANDBOX_ERROR,
+}
+
+#: From the gravest to the best; an evaluation has the gravest verdict of its tests.
+PRECEDENCE = (
+    Verdict.SANDBOX_ERROR,
+    Verdict.COMPILE_ERROR,
+    Verdict.TIMEOUT,
+    Verdict.MEMORY_LIMIT,
+    Verdict.OUTPUT_LIMIT,
+    Verdict.RUNTIME_ERROR,
+    Verdict.WRONG_ANSWER,
+    Verdict.PASSED,
+)
+
+
+@dataclass
+class Judging:
+    """One evaluation.
+
+    Args:
+        box: Where the program runs.
+        program: The program.
+        limits: Of each execution, and of each call within one.
+        comparison: What counts as the same.
+        total_seconds: Wall clock of all tests together; tests that it leaves no time for are time-outs.
+    """
+
+    box: Box
+    program: Program
+    limits: Limits
+    comparison: Comparison
+    total_seconds: float
+
+    def __post_init__(self) -> None:
+        self._cpu_seconds, self._peak, self._stderr = 0.0, 0, ""
+        self._deadline = time.monotonic() + self.total_seconds
+
+    async def run(self, tests: Sequence[TestCase]) -> CodeResult:
+        """Judge every test.
+
+        Raises:
+            ConfigError: A test cannot be judged, whatever the program.
+            SandboxUnavailable: There is no sandbox.
+        """
+        results: list[TestResult] = []
+        while len(results) < len(tests):
+            rest = tests[len(results) :]
+            if results and results[-1].verdict is Verdict.COMPILE_ERROR:
+                results += results[-1:] * len(rest)
+            elif self._remaining() < _SHORTEST_SECONDS:
+                missed = f"not run: {self.total_seconds:g} s for all tests were used up"
+                results += [TestResult(Verdict.TIMEOUT, missed)] * len(rest)
+            else:
+                results += await self._next(rest)
+        return summary(results, self._cpu_seconds, self._peak, self._stderr)
+
+    async def _next(self, tests: Sequence[TestCase]) -> list[TestResult]:
+        """Return the results of the first test, or of as many calls as one session served."""
+        test = tests[0]
+        try:
+            if isinstance(test, StdioTest):
+                return [await self._stdio(test)]
+            if isinstance(test, AssertTest):
+                return [await self._assert(test)]
+            calls: list[CallTest] = []
+            for candidate in tests:
+                if not isinstance(candidate, CallTest):
+                    break
+                calls.append(candidate)
+            return await self._calls(calls)
+        except SandboxUnavailable:
+            raise
+        except SandboxError as error:
+            return [TestResult(Verdict.SANDBOX_ERROR, str(error))]
+
+    async def _stdio(self, test: StdioTest) -> TestResult:
+        limits = self._limits(1)
+        try:
+            async with asyncio.timeout(limits.wall_seconds + _GRACE_SECONDS):
+                report = await self.box.run(self.program, test.input, limits)
+        except TimeoutError:
+            raise SandboxError(f"the box did not end an execution after {limits.wall_seconds:g} s") from None
+        self._count(report)
+        result = of_report(report)
+        if result.verdict is Verdict.PASSED:
+            difference = self.comparison.outputs(report.stdout.decode("utf-8", "replace"), test.output)
+            result = result if difference is None else TestResult(Verdict.WRONG_ANSWER, difference)
+        return self._noted(result, report)
+
+    async def _calls(self, tests: Sequence[CallTest]) -> list[TestResult]:
+        """Serve calls in one session until one fails; the next ones get a session that it did not touch."""
+        results: list[TestResult] = []
+        try:
+            session = await self._open(self.program, self._limits(len(tests)))
+        except CallFailed as failure:
+            return [_of_failure(failure)]
+        try:
+            for test in tests:
+                if results and self._remaining() < _SHORTEST_SECONDS:
+                    break
+                results.append(await self._call(session, test))
+                if results[-1].verdict is not Verdict.PASSED:
+                    break
+        finally:
+            report = await self._end(session)
+        if results[-1].verdict is Verdict.PASSED and report.ended is not Ended.EXITED:
+            # every value was right, but a session that does not end as it should vouches for nothing
+            return [self._noted(of_report(report), report)] * len(results)
+        self._noted(results[-1], report)
+        return results
+
+    async def _call(self, session: BoxSession, test: CallTest) -> TestResult:
+        seconds = min(self.limits.wall_seconds, self._remaining())
+        try:
+            async with asyncio.timeout(seconds):
+                value = await session.call(test.entry_point, test.args, test.kwargs)
+        except TimeoutError:
+            return TestResult(Verdict.TIMEOUT, f"{test.entry_point} took more than {seconds:.3g} s")
+        except CallFailed as failure:
+            return _of_failure(failure)
+        difference = self.comparison.values(value, test.expected)
+        if difference is None:
+            return TestResult(Verdict.PASSED)
+        return TestResult(Verdict.WRONG_ANSWER, f"{test.entry_point}{shown(tuple(test.args))}: {difference}")
+
+    async def _assert(self, test: AssertTest) -> TestResult:
+        limits = self._limits(1)
+        try:
+            session = await self._open(asserts.with_remote_objects(self.program), limits)
+        except CallFailed as failure:
+            return _of_failure(failure)
+        try:
+            judgement = await asserts.judge(session, self.program, test, limits.wall_seconds)
+        finally:
+            report = await self._end(session)
+        if judgement.passed:
+            return self._noted(of_report(report), report)
+        if judgement.failure is not None:
+            return self._noted(_of_failure(CallFailed(judgement.failure, judgement.detail)), report)
+        verdict = Verdict.WRONG_ANSWER if judgement.assertion else Verdict.RUNTIME_ERROR
+        return self._noted(TestResult(verdict, judgement.detail), report)
+
+    async def _open(self, program: Program, limits: Limits) -> BoxSession:
+        try:
+            async with asyncio.timeout(limits.wall_seconds + _GRACE_SECONDS):
+                return await self.box.open(program, limits)
+        except TimeoutError:
+            raise SandboxError(f"the box did not start a program within {limits.wall_seconds:g} s") from None
+
+    async def _end(self, session: BoxSession) -> BoxReport:
+        try:
+            async with asyncio.timeout(self.limits.wall_seconds + _GRACE_SECONDS):
+                report = await session.close()
+        except TimeoutError:
+            raise SandboxError(f"the box did not end a session after {self.limits.wall_seconds:g} s") from None
+        self._count(report)
+        return report
+
+    def _limits(self, calls: int) -> Limits:
+        """Return the limits of an execution that serves so many calls, each of which may take the whole time."""
+        wall = min(self.limits.wall_seconds * calls, self._remaining())
+        return replace(self.limits, wall_seconds=wall, cpu_seconds=self.limits.cpu_seconds * calls)
+
+    def _remaining(self) -> float:
+        return self._deadline - time.monotonic()
+
+    def _count(self, report: BoxReport) -> None:
+        self._cpu_seconds += report.cpu_seconds
+        self._peak = max(self._peak, report.peak_memory_bytes)
+
+    def _noted(self, result: TestResult, report: BoxReport) -> TestResult:
+        if result.verdict is not Verdict.PASSED and not self._stderr:
+            self._stderr = report.stderr
+        return result
+
+
+def of_report(report: BoxReport) -> TestResult:
+    """Return what the end of an execution says; `passed` only means that nothing speaks against it."""
+    if report.ended is Ended.EXITED:
+        if report.exit_code in {0, None}:
+            return TestResult(Verdict.PASSED)
+        return TestResult(Verdict.RUNTIME_ERROR, f"exit status {report.exit_code}")
+    return TestResult(_OF_END[report.ended], report.detail)
+
+
+def summary(results: Sequence[TestResult], cpu_seconds: float, peak_memory_bytes: int, stderr: str) -> CodeResult:
+    """Return the result of an evaluation: its gravest verdict, and the share of tests passed."""
+    verdicts = {result.verdict for result in results}
+    return CodeResult(
+        verdict=next(verdict for verdict in PRECEDENCE if verdict in verdicts),
+        tests=tuple(results),
+        fraction=sum(result.verdict is Verdict.PASSED for result in results) / len(results),
+        cpu_seconds=cpu_seconds,
+        peak_memory_bytes=peak_memory_bytes,
+        stderr=stderr,
+    )
+
+
+def _of_failure(failure: CallFailed) -> TestResult:
+    # a session that ended before its value came has failed, however cleanly it left
+    return TestResult(_OF_END.get(failure.kind, Verdict.RUNTIME_ERROR), failure.message)
+
+
+__all__ = ["PRECEDENCE", "Judging", "of_report", "summary"]
