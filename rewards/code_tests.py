@@ -109,18 +109,19 @@ def _columns(found: Mapping[str, Any], entry_point: str, field: str) -> tuple[Te
 def _entry(entry: Any, entry_point: str, where: str, entry_point_field: str) -> TestCase:
     if not isinstance(entry, Mapping):
         raise ValueError(f"{where} should be a mapping or assertions, found {_short(entry)}")
-    name = entry.get("entry_point") or entry.get("fn_name") or entry_point
-    functional = entry.get("testtype") == "functional"
-    if ("args" in entry or "kwargs" in entry or functional) and not name:
+    # tables such as Arrow's give every entry the keys of all others, as null
+    given = {key: value for key, value in entry.items() if value is not None}
+    name = given.get("entry_point") or given.get("fn_name") or entry_point
+    functional = given.get("testtype") == "functional"
+    if not functional and "input" in given and "output" in given:
+        return StdioTest(_text(given["input"]), _text(given["output"]))
+    if not functional and not given.keys() & {"args", "kwargs", "expected"}:
+        raise ValueError(f"{where} should hold input and output, or args and expected, found {_short(entry)}")
+    if not name:
         raise ValueError(f"{where} is a call, and no field {entry_point_field!r} names the function")
     if functional:
-        return _functional(entry, name, where)
-    if "expected" in entry:
-        args, kwargs = entry.get("args") or (), entry.get("kwargs") or {}
-        return CallTest(name, tuple(args), dict(kwargs), entry["expected"])
-    if "input" in entry and "output" in entry:
-        return StdioTest(_text(entry["input"]), _text(entry["output"]))
-    raise ValueError(f"{where} should hold input and output, or args and expected, found {_short(entry)}")
+        return _functional(given, name, where)
+    return CallTest(name, tuple(given.get("args", ())), dict(given.get("kwargs", {})), given.get("expected"))
 
 
 def _functional(entry: Mapping[str, Any], name: str, where: str) -> CallTest:
