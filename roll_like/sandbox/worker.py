@@ -1,0 +1,185 @@
+"""The process that runs a program: inside the box, after every privilege is gone.
+
+Nothing here is trusted from outside: once the program runs, it may change any of it. Only the standard library.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import io
+import linecache
+import os
+import resource
+import struct
+import sys
+import threading
+import traceback
+from types import ModuleType, TracebackType
+from typing import Any, NoReturn
+
+from roll_like.sandbox import kernel
+
+#: Exit statuses by which a worker says what the kernel does not.
+COMPILE_ERROR, MEMORY_ERROR, NOT_STARTED = 120, 121, 122
+
+#: Descriptors of a worker: the calls come in on one and the answers go out on the other.
+CALLS, ANSWERS = 3, 4
+
+FILE_NAME = "main.py"
+
+
+def apply_limits(limits: dict[str, float], *, address_space: int | None, stack: int, others: int) -> None:
+    """Set the resource limits of a worker.
+
+    Args:
+        limits: Fields of `Limits`.
+        address_space: Bytes, or None for no limit.
+        stack: Bytes of the main thread's stack.
+        others: Processes of the same user that are not the program's.
+    """
+    seconds = max(1, -int(-limits["cpu_seconds"] // 1))
+    kernel.limit(resource.RLIMIT_CPU, seconds, seconds + 1)
+    if address_space is not None:
+        kernel.limit(resource.RLIMIT_AS, address_space)
+    kernel.limit(resource.RLIMIT_NPROC, int(limits["processes"]) + others)
+    kernel.limit(resource.RLIMIT_FSIZE, int(limits["file_bytes"]))
+    kernel.limit(resource.RLIMIT_NOFILE, 64)
+    kernel.limit(resource.RLIMIT_CORE, 0)
+    kernel.limit(resource.RLIMIT_STACK, stack)
+    kernel.limit(resource.RLIMIT_MSGQUEUE, 0)
+
+
+def run_program(source: bytes) -> NoReturn:
+    """Run a program as `python main.py` would, and leave with its exit status."""
+    code = _compiled(source)
+    module = ModuleType("__main__")
+    module.__dict__["__file__"] = FILE_NAME
+    sys.modules["__main__"] = module
+    status = 0
+    try:
+        exec(code, module.__dict__)
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the interpreter does at its end
+    except BaseException as error:  # noqa: BLE001 - whatever the program raises is its exit status
+        status = _status_of(error)
+    _leave(status)
+
+
+def serve_program(source: bytes) -> NoReturn:
+    """Execute a program once as a module, then answer calls into it until an empty one asks for the end."""
+    from roll_like.sandbox import codec
+
+    code = _compiled(source)
+    module = ModuleType("solution")
+    module.__dict__["__file__"] = FILE_NAME
+    sys.modules["solution"] = module
+    try:
+        exec(code, module.__dict__)
+    except BaseException as error:  # noqa: BLE001 - whatever the program raises is reported
+        _answer(*_failure(error))
+        _leave(_status_of(error) or 1)
+    _answer(b"R")
+    while request := _request():
+        try:
+            entry_point, args, kwargs = codec.decode(request)  # type: ignore[misc]
+            value = _resolve(module, entry_point)(*args, **kwargs)
+            encoded = codec.encode(value)
+        except BaseException as error:  # noqa: BLE001 - whatever the program raises is reported
+            _answer(*_failure(error))
+        else:
+            _answer(b"V", encoded)
+    with contextlib.suppress(BaseException):
+        sys.stdout.flush()
+    _answer(b"K")
+    _leave(0)
+
+
+def execute(source: bytes, path: str, arguments: list[str]) -> NoReturn:
+    """Write `source` to `path` and become another program."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "wb") as file:
+        file.write(source)
+    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin:/node/bin", "HOME": "/tmp", "TMPDIR": "/tmp"}  # noqa: S108
+    os.execve(arguments[0], arguments, environment)
+
+
+def _compiled(source: bytes) -> Any:
+    lines = source.decode("utf-8", "replace").splitlines(keepends=True)
+    linecache.cache[FILE_NAME] = (len(source), None, lines, FILE_NAME)
+    try:
+        return compile(source, FILE_NAME, "exec", dont_inherit=True)
+    except BaseException as error:  # noqa: BLE001 - SyntaxError, ValueError, RecursionError, MemoryError, …
+        traceback.print_exception(type(error), error, None)
+        _leave(COMPILE_ERROR)
+
+
+def _resolve(module: ModuleType, entry_point: str) -> Any:
+    """Return the function that a dotted name means; classes on the way are instantiated without arguments."""
+    first, *rest = entry_point.split(".")
+    if first not in module.__dict__:
+        raise NameError(f"name '{first}' is not defined by the program")
+    value = module.__dict__[first]
+    for name in rest:
+        value = getattr(value() if isinstance(value, type) else value, name)
+    return value
+
+
+def _status_of(error: BaseException) -> int:
+    """Print what nobody caught, as the interpreter would, and return the exit status."""
+    if isinstance(error, SystemExit):
+        if error.code is None or isinstance(error.code, int):
+            return 0 if error.code is None else int(error.code) & 0xFF
+        with contextlib.suppress(BaseException):
+            print(error.code, file=sys.stderr)
+        return 1
+    with contextlib.suppress(BaseException):
+        traceback.print_exception(type(error), error, _own_frames(error.__traceback__))
+    return MEMORY_ERROR if isinstance(error, MemoryError) else 1
+
+
+def _own_frames(trace: TracebackType | None) -> TracebackType | None:
+    return trace.tb_next if trace is not None else None
+
+
+def _failure(error: BaseException) -> tuple[bytes, bytes]:
+    text = io.StringIO()
+    try:
+        text.write("".join(traceback.format_exception_only(type(error), error))[:2000].strip())
+        traceback.print_exception(type(error), error, _own_frames(error.__traceback__))
+    except BaseException:  # noqa: BLE001 - an exception's own text may raise too
+        text.write(object.__repr__(error))
+    return (b"M" if isinstance(error, MemoryError) else b"E"), text.getvalue().encode("utf-8", "replace")
+
+
+def _request() -> bytes:
+    (size,) = struct.unpack(">I", _read(4))
+    return _read(size)
+
+
+def _read(count: int) -> bytes:
+    parts = []
+    while count:
+        part = os.read(CALLS, min(count, 1 << 16))
+        if not part:
+            os._exit(NOT_STARTED)  # nobody is there to ask or to be answered
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+def _answer(kind: bytes, payload: bytes = b"") -> None:
+    view = memoryview(struct.pack(">I", len(payload) + 1) + kind + payload)
+    while view:
+        view = view[os.write(ANSWERS, view) :]
+
+
+def _leave(status: int) -> NoReturn:
+    """Do what the interpreter does at its end, without taking modules apart."""
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.__stdout__, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except BaseException:  # noqa: BLE001 - a stream of the program's own making
+            status = status or 1
+    os._exit(status)

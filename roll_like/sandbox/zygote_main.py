@@ -1,0 +1,294 @@
+"""The first process inside a box: it has Python started, and forks a worker for each execution.
+
+Runs under bubblewrap (or alone with Landlock), started by `roll_like.sandbox.zygote`. Only the standard
+library, and nothing that a program could have written is ever read here. For each execution:
+
+    zygote ─fork─▶ init ─fork─▶ worker
+    reports        first process of a process   the program; no capability, no
+    and kills      namespace of its own          descriptor but its streams
+
+The worker's end is seen by init, which tells the zygote and leaves; with it the kernel ends every process of
+that namespace. Where the kernel grants no nested namespaces the zygote serves one execution only and is the
+first process of the namespace itself.
+
+Control socket, one packet each: `config`, the seccomp filter, then for every execution a JSON object with the
+descriptors beside it, answered by a JSON object; the packet `kill` ends the execution early.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from typing import Any, NoReturn
+
+from roll_like.sandbox import codec, kernel, worker
+
+#: What the zygote has imported before it forks, for every worker.
+IMPORTS = (
+    "abc bisect collections copy cmath contextlib dataclasses datetime decimal enum fractions functools hashlib heapq io"
+    " itertools json math operator random re statistics string struct sys textwrap time traceback types typing"
+).split()
+
+_POLL_SECONDS = 0.02
+_PACKET = 1 << 16
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_TICKS = os.sysconf("SC_CLK_TCK")
+_LARGE_STACK = 64 << 20
+
+
+def main(control: int, folder: str) -> NoReturn:
+    """Serve executions until the other end of the control socket closes.
+
+    Args:
+        control: Descriptor of the control socket.
+        folder: Where the box's own files lie; the program does not get it on its path.
+    """
+    sys.path.remove(folder)
+    os.closerange(control + 1, 1 << 16)
+    channel = socket.socket(fileno=control)
+    config = json.loads(channel.recv(_PACKET))
+    zygote = Zygote(channel, config, channel.recv(_PACKET))
+    for name in IMPORTS:
+        importlib.import_module(name)
+    os.environ.clear()
+    gc.collect()
+    gc.freeze()
+    channel.send(json.dumps({"ready": True, "nested": zygote.nested, "why": zygote.why_not_nested}).encode())
+    zygote.serve()
+
+
+class Zygote:
+    """Forks workers and watches them.
+
+    Args:
+        channel: The control socket.
+        config: `uid` to become (None: stay), `nest` whether to try namespaces for each execution.
+        seccomp: Filter of the workers.
+    """
+
+    def __init__(self, channel: socket.socket, config: dict[str, Any], seccomp: bytes) -> None:
+        self._channel = channel
+        self._filter = seccomp
+        self._own = os.open("/proc/self/ns/pid", os.O_RDONLY)
+        self.why_not_nested = "not asked for"
+        kernel.forget_bounding_set()
+        if config["uid"] is not None:
+            kernel.become(config["uid"])
+        kernel.set_capabilities(1 << kernel.CAP_SYS_ADMIN)
+        kernel.hide_from_siblings()
+        self.nested = bool(config["nest"]) and self._can_nest()
+
+    def _can_nest(self) -> bool:
+        try:
+            kernel.unshare(kernel.CLONE_NEWPID)
+            kernel.set_namespace(self._own, kernel.CLONE_NEWPID)
+        except OSError as error:
+            self.why_not_nested = str(error)
+            return False
+        self.why_not_nested = ""
+        return True
+
+    def serve(self) -> NoReturn:
+        """Run one execution after the other."""
+        while True:
+            message, descriptors, _, _ = socket.recv_fds(self._channel, _PACKET, 8)
+            if not message:
+                os._exit(0)
+            if message == b"kill":  # came too late: that execution has ended
+                continue
+            report = self._execute(json.loads(message), descriptors)
+            self._channel.send(json.dumps(report).encode())
+
+    def _execute(self, job: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        baseline = _resident(os.getpid())[1] if job["kind"] != "exec" else 0
+        space = _address_space() if job["kind"] != "exec" else 0
+        if self.nested:
+            kernel.unshare(kernel.CLONE_NEWPID)
+        init = os.fork()
+        if init == 0:
+            ours.detach()
+            os.close(self._channel.detach())
+            os.close(self._own)
+            _init(job, descriptors, theirs, self._filter, self.nested, space)
+        if self.nested:
+            kernel.set_namespace(self._own, kernel.CLONE_NEWPID)
+        theirs.close()
+        for descriptor in descriptors:
+            os.close(descriptor)
+        with ours:
+            return self._watch(init, job["limits"], ours, baseline)
+
+    def _watch(self, init: int, limits: dict[str, float], messages: socket.socket, baseline: int) -> dict[str, Any]:
+        report: dict[str, Any] = {"status": None, "setup": None, "why": ""}
+        files: int | None = None
+        peak, pause = 0, _POLL_SECONDS / 4
+        poller = select.poll()
+        poller.register(self._channel, select.POLLIN)
+        poller.register(messages, select.POLLIN)
+        ended = False
+        while not ended:
+            ready = {descriptor for descriptor, _ in poller.poll(pause * 1000)}
+            pause = _POLL_SECONDS
+            if messages.fileno() in ready:
+                packet, received, _, _ = socket.recv_fds(messages, 4096, 1)
+                if received:
+                    files = received[0]
+                elif packet[:1] == b"S":
+                    (report["status"],) = struct.unpack("i", packet[1:])
+                elif packet:
+                    report["setup"] = packet.decode()
+                ended = not packet or report["status"] is not None
+            if self._channel.fileno() in ready:
+                if self._channel.recv(_PACKET) != b"kill":
+                    self._kill(init)
+                    os._exit(0)
+                report["why"] = report["why"] or "killed"
+                self._kill(init)
+            if not ended and not ready:
+                cpu, memory = self._usage(init, baseline, files)
+                peak = max(peak, memory)
+                if cpu > limits["cpu_seconds"] or memory > limits["memory_bytes"]:
+                    report["why"] = report["why"] or ("cpu" if cpu > limits["cpu_seconds"] else "memory")
+                    self._kill(init)
+        if files is not None:
+            peak = max(peak, _used(files))
+            os.close(files)
+        usage = self._reap(init)
+        report["cpu"] = usage.ru_utime + usage.ru_stime
+        report["peak"] = max(peak, usage.ru_maxrss * 1024 - baseline, 0)
+        return report
+
+    def _kill(self, init: int) -> None:
+        if self.nested:
+            os.kill(init, signal.SIGKILL)  # takes its whole namespace with it
+        else:
+            _kill_all_others()
+
+    def _reap(self, init: int) -> Any:
+        _, _, usage = os.wait4(init, 0)
+        if not self.nested:
+            _kill_all_others()
+        while True:
+            try:
+                if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                    time.sleep(0.001)
+            except ChildProcessError:
+                return usage
+
+    def _usage(self, init: int, baseline: int, files: int | None) -> tuple[float, int]:
+        """Return CPU seconds and bytes of everything that belongs to the execution."""
+        ticks, memory = 0, 0 if files is None else _used(files)
+        for name in os.listdir("/proc"):
+            if name.isdigit() and (pid := int(name)) != os.getpid():
+                used, resident = _resident(pid)
+                ticks += used
+                memory += 0 if pid == init else max(0, resident - baseline)
+        return ticks / _TICKS, memory
+
+
+def _resident(pid: int) -> tuple[int, int]:
+    """Return a process's clock ticks, those of its dead children included, and its resident bytes."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0, 0
+    return sum(int(field) for field in fields[11:15]), int(fields[21]) * _PAGE
+
+
+def _address_space() -> int:
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[0]) * _PAGE
+
+
+def _used(folder: int) -> int:
+    state = os.fstatvfs(folder)
+    return (state.f_blocks - state.f_bfree) * state.f_frsize
+
+
+def _kill_all_others() -> None:
+    """End every process of a namespace of which this is the first."""
+    try:
+        os.kill(-1, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # nobody else is left
+
+
+def _init(
+    job: dict[str, Any], descriptors: list[int], messages: socket.socket, seccomp: bytes, nested: bool, space: int
+) -> NoReturn:
+    """Be the first process of an execution's namespace: set it up, start the worker, say how it ended."""
+    limits = job["limits"]
+    try:
+        os.setsid()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if nested:
+            kernel.unshare(kernel.CLONE_NEWNS)
+            kernel.keep_mounts_private()
+            size = int(limits["tmp_bytes"])
+            kernel.mount_tmpfs("/tmp", size, executable=job["kind"] == "exec")  # noqa: S108
+            kernel.unmount("/proc")
+        os.chdir("/tmp")
+        folder = os.open("/tmp", os.O_RDONLY)  # noqa: S108
+        socket.send_fds(messages, [b"T"], [folder])
+        os.close(folder)
+        kernel.set_capabilities(0)
+        kernel.forbid_new_privileges()
+        child = os.fork()
+        if child == 0:
+            _worker(job, descriptors, messages, seccomp, space)
+        for descriptor in (0, 1, 2, *descriptors):
+            os.close(descriptor)
+        while True:
+            pid, status, _ = os.wait4(-1, 0)
+            if pid == child:
+                break
+        messages.send(b"S" + struct.pack("i", os.waitstatus_to_exitcode(status)))
+    except BaseException as error:  # noqa: BLE001 - reported; nothing above would see it
+        messages.send(f"{type(error).__name__}: {error}".encode()[:4000])
+    os._exit(0)
+
+
+def _worker(job: dict[str, Any], descriptors: list[int], messages: socket.socket, seccomp: bytes, space: int) -> NoReturn:
+    """Become what the job asks for, with nothing left but the job's own streams."""
+    try:
+        os.setsid()
+        highest = max(*descriptors, worker.ANSWERS + 1, messages.fileno())
+        parked = [os.dup2(descriptor, highest + 1 + index) for index, descriptor in enumerate(descriptors)]
+        source_from, *streams = parked
+        with os.fdopen(os.dup(source_from), "rb") as file:
+            file.seek(0)
+            source = file.read()
+        for target, descriptor in enumerate(streams):
+            os.dup2(descriptor, target)
+        messages.detach()
+        os.closerange(len(streams), 1 << 16)
+        external = job["kind"] == "exec"
+        memory = int(job["limits"]["memory_bytes"])
+        worker.apply_limits(
+            job["limits"],
+            address_space=job["address_space"] if external else memory + space,
+            stack=min(_LARGE_STACK, memory) if external else 8 << 20,
+            others=2 + job["extra_processes"],
+        )
+        kernel.load_filter(seccomp)
+    except BaseException as error:  # noqa: BLE001 - the report tells it apart by its status
+        os.write(2, f"the worker could not start: {type(error).__name__}: {error}\n".encode())
+        os._exit(worker.NOT_STARTED)
+    if external:
+        worker.execute(source, job["path"], job["arguments"])
+    if job["kind"] == "serve":
+        worker.serve_program(source)
+    worker.run_program(source)
+
+
+assert codec is not None  # loaded here once, for every worker
