@@ -9,7 +9,7 @@ from roll_like.cluster import Cluster, WorkerDied
 from roll_like.inference.base import EngineDied, FailedGeneration, GenerateRequest, Generation
 from roll_like.inference.worker import InferenceWorker
 from roll_like.rewards.worker import RewardWorker
-from roll_like.rollout.scheduler import ReplicaLost
+from roll_like.rollout.router import ReplicaLost
 from roll_like.types import Failure, Group, Scored, Trajectory
 
 

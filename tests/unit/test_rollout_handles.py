@@ -11,7 +11,7 @@ from tests_support import group, task
 from roll_like.cluster import WorkerDied
 from roll_like.inference.base import EngineDied
 from roll_like.rollout.handles import ActorReplica, RewardPool
-from roll_like.rollout.scheduler import ReplicaLost
+from roll_like.rollout.router import ReplicaLost
 from roll_like.types import Failure, Group
 
 

@@ -1,0 +1,247 @@
+"""Sends requests to inference replicas: which one, how many at a time, again after a failure.
+
+Whoever samples (groups of one turn, episodes of many) awaits `Router.generate`. Requests that are made
+at the same moment travel in one call per replica, and a replica is asked for results only while it
+works. Replicas are anything with the methods of `Replica`, so the logic is tested with fakes of a few
+lines; in a run they are handles on Ray actors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from roll_like.errors import GenerationError
+from roll_like.inference.base import FailedGeneration, GenerateRequest, Generation
+
+POLL_SECONDS = 30.0
+#: How many homes are remembered; the oldest are forgotten, which costs their next request a cached prompt.
+REMEMBERED_HOMES = 65536
+
+
+class ReplicaLost(GenerationError):
+    """A replica's process is gone; its requests go to another."""
+
+
+class SampleLost(GenerationError):
+    """A request failed in every attempt."""
+
+
+class RequestAborted(GenerationError):
+    """A request was taken back before a replica had it."""
+
+
+class Replica(Protocol):
+    """One inference engine. Its methods raise `ReplicaLost` when its process is gone."""
+
+    async def submit(self, requests: Sequence[GenerateRequest]) -> None:
+        """Start generating."""
+
+    async def poll(self, timeout: float) -> Sequence[Generation | FailedGeneration]:
+        """Return what finished since the last call; wait up to `timeout` seconds for the first."""
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """Stop requests; they come out of `poll` with their tokens so far."""
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """A request, where it is, and who waits for it."""
+
+    request: GenerateRequest
+    home: Hashable
+    done: asyncio.Future[Generation]
+    attempts: int = 0
+    replica: int | None = None
+
+
+class Router:
+    """Routes requests to replicas.
+
+    Args:
+        replicas: The inference engines.
+        max_in_flight: Requests that may be generating at a time; more wait.
+        retries: Further attempts of a request that failed. A lost replica counts as no attempt.
+    """
+
+    def __init__(self, replicas: Sequence[Replica], *, max_in_flight: int, retries: int) -> None:
+        self._replicas = dict(enumerate(replicas))
+        self._max_in_flight = max_in_flight
+        self._retries = retries
+        self._waiting: deque[_Pending] = deque()
+        self._running: dict[str, _Pending] = {}
+        self._homes: OrderedDict[Hashable, int] = OrderedDict()
+        self._dispatching: asyncio.Task[None] | None = None
+        self._pollers: dict[int, asyncio.Task[None]] = {}
+        self._aborts: set[asyncio.Task[None]] = set()
+        self._broken: Exception | None = None
+
+    async def generate(self, request: GenerateRequest, home: Hashable) -> Generation:
+        """Return what a replica samples; an aborted request comes back with its tokens so far.
+
+        Args:
+            request: What to sample; its id is unique among unfinished ones.
+            home: Requests of one home go to the same replica, which has their common prompt in its cache.
+
+        Raises:
+            SampleLost: Every attempt failed.
+            RequestAborted: `abort` took it back before it started.
+            GenerationError: No replica is left.
+        """
+        if self._broken is not None:
+            raise self._broken
+        pending = _Pending(request, home, asyncio.get_running_loop().create_future())
+        self._waiting.append(pending)
+        self._wake()
+        try:
+            return await pending.done
+        except asyncio.CancelledError:
+            self._abandon(pending)
+            raise
+
+    async def abort(self, request_ids: Collection[str]) -> None:
+        """Take requests back, and wait until replicas have let go of them."""
+        wanted = set(request_ids)
+        for pending in [pending for pending in self._waiting if pending.request.request_id in wanted]:
+            self._waiting.remove(pending)
+            _fail(pending, RequestAborted(f"the request {pending.request.request_id} was taken back"))
+        running = [pending for request_id, pending in self._running.items() if request_id in wanted]
+        by_replica: dict[int, list[str]] = {}
+        for pending in running:
+            if pending.replica is not None:
+                by_replica.setdefault(pending.replica, []).append(pending.request.request_id)
+        for home, ids in by_replica.items():
+            try:
+                await self._replicas[home].abort(ids)
+            except (ReplicaLost, KeyError):
+                continue  # its poller finds out, and hands the requests on
+        await asyncio.gather(*(pending.done for pending in running), return_exceptions=True)
+
+    # ---- sending -------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        """Dispatch after everything that is ready now had its turn, so that requests travel together."""
+        if self._dispatching is None or self._dispatching.done():
+            self._dispatching = asyncio.create_task(self._dispatch())
+
+    async def _dispatch(self) -> None:
+        try:
+            while self._waiting and len(self._running) < self._max_in_flight and self._broken is None:
+                for replica, batch in self._next_batches().items():
+                    await self._submit(replica, batch)
+        except Exception as error:  # noqa: BLE001 - everybody who waits gets it
+            self._break(error)
+
+    def _next_batches(self) -> dict[int, list[_Pending]]:
+        """Take what may start now off the queue, whole homes to the replica with the least to do."""
+        loads = dict.fromkeys(self._replicas, 0)
+        for pending in self._running.values():
+            if pending.replica in loads:
+                loads[pending.replica] += 1
+        batches: dict[int, list[_Pending]] = {}
+        while self._waiting and len(self._running) < self._max_in_flight:
+            pending = self._waiting.popleft()
+            if pending.done.done():
+                continue
+            replica = self._homes.get(pending.home)
+            if replica not in loads:
+                replica = min(loads, key=lambda index: loads[index])
+                self._remember(pending.home, replica)
+            pending.replica = replica
+            loads[replica] += 1
+            self._running[pending.request.request_id] = pending
+            batches.setdefault(replica, []).append(pending)
+        return batches
+
+    def _remember(self, home: Hashable, replica: int) -> None:
+        self._homes[home] = replica
+        self._homes.move_to_end(home)
+        while len(self._homes) > REMEMBERED_HOMES:
+            self._homes.popitem(last=False)
+
+    async def _submit(self, replica: int, batch: list[_Pending]) -> None:
+        try:
+            await self._replicas[replica].submit([pending.request for pending in batch])
+        except ReplicaLost as error:
+            self._lose(replica, error)
+            return
+        poller = self._pollers.get(replica)
+        if poller is None or poller.done():
+            self._pollers[replica] = asyncio.create_task(self._poll_while_busy(replica))
+
+    # ---- receiving -----------------------------------------------------------------------------
+
+    async def _poll_while_busy(self, replica: int) -> None:
+        try:
+            while any(pending.replica == replica for pending in self._running.values()):
+                for result in await self._replicas[replica].poll(POLL_SECONDS):
+                    self._take(result)
+                if self._waiting:
+                    self._wake()
+        except ReplicaLost as error:
+            self._lose(replica, error)
+        except Exception as error:  # noqa: BLE001 - everybody who waits gets it
+            self._break(error)
+
+    def _take(self, result: Generation | FailedGeneration) -> None:
+        pending = self._running.pop(result.request_id, None)
+        if pending is None or pending.done.done():
+            return
+        if isinstance(result, Generation):
+            pending.done.set_result(result)
+            return
+        pending.attempts += 1
+        if pending.attempts > self._retries:
+            _fail(pending, SampleLost(str(result.error)))
+            return
+        pending.replica = None
+        self._waiting.append(pending)
+        self._wake()
+
+    def _lose(self, replica: int, error: ReplicaLost) -> None:
+        """Hand a lost replica's requests on. It failed, not they: this counts as no attempt."""
+        self._replicas.pop(replica, None)
+        for pending in [pending for pending in self._running.values() if pending.replica == replica]:
+            del self._running[pending.request.request_id]
+            pending.replica = None
+            self._waiting.append(pending)
+        if self._replicas:
+            self._wake()
+            return
+        gone = GenerationError(
+            f"every inference replica is gone; the last one said: {error}",
+            fix="look for out-of-memory kills; lower inference.kv_cache_gib or inference.max_running",
+        )
+        gone.__cause__ = error
+        self._break(gone)
+
+    def _abandon(self, pending: _Pending) -> None:
+        """Nobody waits for a request any more: stop it."""
+        if pending in self._waiting:
+            self._waiting.remove(pending)
+        elif pending.replica in self._replicas:
+            task = asyncio.create_task(self._abort_one(pending.replica, pending.request.request_id))
+            self._aborts.add(task)
+            task.add_done_callback(self._aborts.discard)
+
+    async def _abort_one(self, replica: int, request_id: str) -> None:
+        try:
+            await self._replicas[replica].abort([request_id])
+        except (ReplicaLost, KeyError):
+            return  # whoever polls it finds out
+
+    def _break(self, error: Exception) -> None:
+        """Nothing can be generated any more: tell everybody who waits."""
+        self._broken = error
+        for pending in [*self._waiting, *self._running.values()]:
+            _fail(pending, error)
+        self._waiting.clear()
+        self._running.clear()
+
+
+def _fail(pending: _Pending, error: BaseException) -> None:
+    if not pending.done.done():
+        pending.done.set_exception(error)
