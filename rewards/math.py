@@ -1,7 +1,9 @@
 r"""Mathematical answers: whether the response's final answer equals the reference answer.
 
 `math-verify` parses both (LaTeX, `\boxed{…}`, plain numbers and expressions) and compares them as
-mathematics. It runs in processes of its own, because some expressions keep sympy busy for ever.
+mathematics. A response's final answer is in its last `\boxed{…}`; without one on its last line `#### 42`, as in
+GSM8K; without that after "the answer is", or the last number. What is written after it does not count.
+It runs in processes of its own, because some expressions keep sympy busy for ever.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from rewards.child_pool import ChildPool
-from roll_like import Completion, Outcome, Reward, RewardConfig, Verdict, register_reward
+from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, Verdict, register_reward
 from roll_like.errors import DataError, RewardError
 from roll_like.types import Task
 
@@ -76,6 +78,26 @@ class Math(Reward):
         requests = [(completion.answer or "", completion.text, self.config.boxed) for completion in completions]
         results = self._pool.run(requests)
         return [_outcome(result, request[0]) for result, request in zip(results, requests, strict=True)]
+
+    def cases(self) -> Sequence[RewardCase]:
+        """Return a sum, with answers in the usual forms."""
+        boxed = ("6 × 7 = 42, so \\boxed{42}.", "\\boxed{42} it is. I hope this helps 7 days a week!")
+        plain = ("The answer is 42.", "6 × 7 = 42\n#### 42")
+        return (
+            RewardCase(
+                prompt="What is 6 × 7?",
+                answer="42",
+                gold=boxed if self.config.boxed else (*boxed, *plain),
+                wrong=("\\boxed{43}", "The answer is 43.", "\\boxed{4.2}"),
+                hostile=("\\boxed{41} or \\boxed{43}", "1 2 3 41 43", "\\boxed{}", "\\boxed{x}", "$9^{9^{9}}$"),
+            ),
+            RewardCase(
+                prompt="What is one half?",
+                answer="\\frac{1}{2}",
+                gold=("It is \\boxed{0.5}.", "\\boxed{\\frac{2}{4}}"),
+                wrong=("\\boxed{2}",),
+            ),
+        )
 
     def close(self) -> None:
         """End the comparing processes."""

@@ -19,12 +19,15 @@ from typing import Any
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
 _PLAIN_NUMBER = re.compile(r"[-+]?\$?\d[\d,]*(?:\.\d+)?\s*%?")
+# GSM8K's mark of a final answer; `#### 1. Introduction` and `#### Step 2` are Markdown headings
+_MARKED = re.compile(r"^[ \t]*####[ \t]*(?!\d+[.)][ \t]+[A-Za-z])([-+$\\(\[{.\d].*)$", re.MULTILINE)
 _ONLY_PROSE = re.compile(r"(?:[A-Za-z]{2,}[\s.,'-]*)+")
 
 
 def parse_gold(answer: str) -> list[Any]:
     """Return the expressions that a reference answer stands for; none if it is no mathematics."""
-    text = answer.strip()
+    marked = _MARKED.findall(answer)
+    text = (marked[-1] if marked else answer).strip()
     if "$" in text or "\\boxed" in text or "\\[" in text or "\\(" in text or _PLAIN_NUMBER.fullmatch(text):
         return _expressions(text)
     # in math mode `yes` would be the product y·e·s
@@ -36,7 +39,7 @@ def judge(gold: str, response: str | None, boxed: bool) -> tuple[bool, bool, boo
     expected = parse_gold(gold)
     if response is None or not expected:
         return bool(expected), False, False
-    found = _boxed(response) if boxed else _expressions(response)
+    found = _boxed(response) if boxed else _final(response)
     if not found:
         return True, False, False
     return True, True, bool(verify(expected, found, timeout_seconds=None))
@@ -47,6 +50,14 @@ def _expressions(text: str, *targets: LatexExtractionConfig) -> list[Any]:
     found: list[Any] = parse(text, extraction_config=targets or default, parsing_timeout=None)
     # a list of nothing but strings is text that looked like mathematics and could not be parsed
     return found if any(not isinstance(item, str) for item in found) else []
+
+
+def _final(text: str) -> list[Any]:
+    r"""Return the answer in `\boxed{…}`, or after `####`, or what math-verify takes for the last one."""
+    marked = _MARKED.findall(text)
+    if marked and "\\boxed" not in text and (found := _expressions(marked[-1])):
+        return found
+    return _expressions(text)
 
 
 def _boxed(text: str) -> list[Any]:

@@ -4,6 +4,7 @@ A row names its instructions beside the prompt:
 
     {"prompt": "Describe bread without commas.", "instructions": [{"kind": "no_commas"}]}
 
+Rows of the IFEval data set, with `instruction_id_list` and `kwargs`, are taken as they are.
 `rewards.ifeval.kinds` holds every kind, `rewards.guards` what is judged 0 although its form is right.
 """
 
@@ -15,13 +16,15 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from rewards import guards
+from rewards.ifeval.ids import translate_ids
 from rewards.ifeval.kinds import Instruction, parse_instructions
 from rewards.ifeval.text import fold, is_bullet, words
-from roll_like import Completion, Reward, RewardConfig, Verdict, register_reward
+from roll_like import Completion, Reward, RewardCase, RewardConfig, Verdict, register_reward
 from roll_like.errors import DataError, RewardError
 from roll_like.types import StopReason, Task
 
 _FEWEST_FOR_PROSE = 8
+_SHORTEST_GOLD = 13
 
 
 class IFEvalConfig(RewardConfig):
@@ -63,7 +66,6 @@ class IFEval(Reward):
     """1 where a response follows its row's instructions and is an answer at all, else 0."""
 
     Config: ClassVar[type[RewardConfig]] = IFEvalConfig
-    required_fields: ClassVar[tuple[str, ...]] = ("instructions",)
     per_sample: ClassVar[bool] = True
 
     config: IFEvalConfig
@@ -85,6 +87,22 @@ class IFEval(Reward):
     def score(self, completions: Sequence[Completion]) -> Sequence[Verdict]:
         """Return a verdict for each completion, with figures for each kind and guard."""
         return [self._judge(completion) for completion in completions]
+
+    def cases(self) -> Sequence[RewardCase]:
+        """Return two instructions, with answers that follow them and ways around an answer."""
+        if self.config.topic_field is not None or self.config.min_words > _SHORTEST_GOLD:
+            return ()
+        prompt = "Describe an old lighthouse without commas. Use the word harbour."
+        gold = "The old lighthouse has guided ships into the harbour for a hundred years."
+        return (
+            RewardCase(
+                prompt=prompt,
+                metadata={"instructions": [{"kind": "no_commas"}, {"kind": "keyword", "word": "harbour"}]},
+                gold=(gold,),
+                wrong=(gold.replace("ships", "ships, boats"), "Ships and boats, big and small, see it from afar."),
+                hostile=("harbour", prompt, " ".join(["harbour"] * 40), "xkqj zvbn qwrt harbour plmk jhgf dszx"),
+            ),
+        )
 
     def _judge(self, completion: Completion) -> Verdict:
         instructions = _instructions(completion.metadata, error=RewardError)
@@ -139,10 +157,14 @@ def loose_variants(text: str) -> tuple[str, ...]:
 def _instructions(
     metadata: Mapping[str, Any], *, error: type[DataError] | type[RewardError], where: str = ""
 ) -> tuple[Instruction, ...]:
+    field = "instructions"
     try:
-        return parse_instructions(metadata.get("instructions"))
+        if metadata.get(field) is None and metadata.get("instruction_id_list") is not None:
+            field = "instruction_id_list"
+            return parse_instructions(translate_ids(metadata[field], metadata.get("kwargs")))
+        return parse_instructions(metadata.get(field))
     except ValueError as problem:
-        raise error(f"{where}the field 'instructions' cannot be judged: {problem}", fix="correct the row") from problem
+        raise error(f"{where}the field {field!r} cannot be judged: {problem}", fix="correct the row") from problem
 
 
 __all__ = ["IFEval", "IFEvalConfig", "loose_variants"]

@@ -12,8 +12,9 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from rewards.ifeval.language import LANGUAGES, language_of
 from rewards.ifeval.text import (
     COMMAS,
     QUOTES,
@@ -356,6 +357,23 @@ class TwoResponses(Instruction, kind="two_responses"):
     def _check(self, text: str) -> bool:
         parts = [_squeezed(part) for part in re.split(r"(?<!\*)\*{6}(?!\*)", text)]
         return len(parts) == 2 and all(words(part) for part in parts) and parts[0] != parts[1]
+
+
+class ResponseLanguage(Instruction, kind="response_language"):
+    """The response is in the language of that ISO 639-1 code."""
+
+    language: str
+    prose = False  # function words are known for English only
+
+    @field_validator("language")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in LANGUAGES:
+            raise ValueError(f"{value!r} is none of the languages that can be told: {', '.join(sorted(LANGUAGES))}")
+        return value
+
+    def _check(self, text: str) -> bool:
+        return language_of(text) == self.language
 
 
 def parse_instructions(value: Any) -> tuple[Instruction, ...]:

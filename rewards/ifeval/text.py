@@ -8,7 +8,10 @@ import unicodedata
 COMMAS = ",，،、﹐﹑"
 QUOTES = '"“”„‟«»＂'
 
-_WORD = re.compile(r"\d+(?:[.,:]\d+)*[^\W_]*|[^\W_]+(?:['’‑-][^\W_]+)*")
+# Chinese and Japanese are written without spaces: each character is a word
+_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_LETTER = rf"[^\W_{_CJK}]"
+_WORD = re.compile(rf"[{_CJK}]|\d+(?:[.,:]\d+)*{_LETTER}*|{_LETTER}+(?:['’‑-]{_LETTER}+)*")
 _BULLET = re.compile(r"^[ \t]*[*•+–-][ \t]+(?=\S)")
 _RULE = re.compile(r"^[ \t]*(?:[*_-][ \t]*){3,}$")
 _LIST_MARKER = re.compile(r"^[ \t]*(?:[*•+–-]|\(?(?:\d{1,3}|[a-zA-Z])[.)])[ \t]+")
@@ -30,7 +33,10 @@ def fold(text: str) -> str:
 
 
 def words(text: str) -> list[str]:
-    """Return the words; a number such as `1,000.5`, a contraction and a hyphenated word are one each."""
+    """Return the words; a number such as `1,000.5`, a contraction and a hyphenated word are one each.
+
+    Each Chinese or Japanese character is one too.
+    """
     return _WORD.findall(text)
 
 
