@@ -11,9 +11,11 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from roll_like.sandbox import codec
 from roll_like.sandbox.box import BoxReport, CallFailed, Ended, Program, SandboxUnavailable
@@ -21,6 +23,8 @@ from roll_like.sandbox.rootfs import BOX, PYTHON, box_mounts, compiler_mounts, i
 from roll_like.sandbox.seccomp import filter_program
 from roll_like.sandbox.types import Limits
 from roll_like.sandbox.zygote import Execution, Job, Zygote
+
+T = TypeVar("T")
 
 INSTALL = "apt-get install bubblewrap (Debian, Ubuntu), dnf install bubblewrap (Fedora)"
 
@@ -215,7 +219,7 @@ class ZygotePool:
     async def _start(self) -> Zygote:
         return await self._in_thread(self._start_blocking)
 
-    async def _in_thread(self, work):  # type: ignore[no-untyped-def]
+    async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._starter, work)
 
     def _start_blocking(self) -> Zygote:
@@ -256,6 +260,4 @@ def unused_id() -> int:
 
 
 def _changed(report: BoxReport, ended: Ended, detail: str) -> BoxReport:
-    from dataclasses import replace
-
     return replace(report, ended=ended, detail=detail)

@@ -20,12 +20,13 @@ PYTHON = f"/python/bin/python{sys.version_info.major}.{sys.version_info.minor}"
 _INSIDE = ("codec.py", "kernel.py", "worker.py", "zygote_main.py")
 _DEVICES = ("null", "random", "urandom")
 
-#: Loads every extension module of the standard library, so that what they are linked with shows in its memory map.
+#: Loads the standard library's extension modules, so that what they are linked with is in the memory map.
 _LIST_LIBRARIES = """
 import ctypes, os, sys, sysconfig
+skipped = ("_tkinter", "_curses", "readline", "_test", "_dbm", "_gdbm", "nis")
 folder = sysconfig.get_config_var("DESTSHARED") or ""
 for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
-    if name.endswith(".so") and not name.startswith(("_tkinter", "_curses", "readline", "_test", "_dbm", "_gdbm", "nis")):
+    if name.endswith(".so") and not name.startswith(skipped):
         try:
             ctypes.CDLL(os.path.join(folder, name))
         except OSError:
@@ -105,13 +106,27 @@ def box_mounts(tmp_bytes: int) -> tuple[str, ...]:
         arguments += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
     # glibc keeps shared memory and semaphores in /dev/shm; here they share /tmp's limit
     arguments += ["--symlink", "/tmp", "/dev/shm", "--remount-ro", "/dev"]
-    arguments += ["--size", str(tmp_bytes), "--tmpfs", "/tmp", "--proc", "/proc", "--remount-ro", "/", "--chdir", "/"]
+    arguments += [
+        "--perms",
+        "1777",
+        "--size",
+        str(tmp_bytes),
+        "--tmpfs",
+        "/tmp",
+        "--proc",
+        "/proc",
+        "--remount-ro",
+        "/",
+        "--chdir",
+        "/",
+    ]
     return tuple(arguments)
 
 
 def folders(*paths: str) -> list[str]:
-    """Return bubblewrap arguments that make folders anybody can enter: those it makes by itself are its user's alone."""
-    wanted = dict.fromkeys(str(parent) for path in paths for parent in [*list(Path(path).parents)[-2::-1], Path(path)])
+    """Return bubblewrap arguments that make folders which anybody can enter; by itself it makes them private."""
+    chains = ([*list(Path(path).parents)[-2::-1], Path(path)] for path in paths)
+    wanted = dict.fromkeys(str(folder) for chain in chains for folder in chain)
     return [word for path in wanted for word in ("--perms", "0755", "--dir", path)]
 
 

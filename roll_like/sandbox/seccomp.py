@@ -16,7 +16,12 @@ from roll_like.sandbox.box import SandboxUnavailable
 
 Profile = Literal["namespaces", "landlock"]
 
-_CALLS = """
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+_CALLS = _words("""
 read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek _llseek
 open openat openat2 creat close close_range access faccessat faccessat2 dup dup2 dup3 fcntl fcntl64 flock
 stat fstat lstat newfstatat fstatat64 stat64 fstat64 lstat64 statx statfs fstatfs statfs64 fstatfs64
@@ -37,14 +42,14 @@ uname sysinfo getrandom getpriority setpriority sched_yield sched_getaffinity sc
 sched_getparam sched_getscheduler sched_get_priority_max sched_get_priority_min sched_getattr
 futex futex_waitv set_robust_list get_robust_list set_tid_address rseq restart_syscall arch_prctl prctl
 exit exit_group wait4 waitid waitpid fork vfork execve execveat
-""".split()
+""")
 
 #: Meaningful only where a process namespace confines them.
-_IN_NAMESPACES = "kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo sendto recvfrom getsockopt shutdown".split()
-_PROCESSES = "fork vfork execve execveat setpriority sched_setaffinity".split()
+_IN_NAMESPACES = _words("kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo sendto recvfrom getsockopt shutdown")
+_PROCESSES = _words("fork vfork execve execveat setpriority sched_setaffinity")
 
 #: Refused with EPERM; everything that is on no list is refused with ENOSYS.
-_DENIED = """
+_DENIED = _words("""
 unshare setns mount umount umount2 pivot_root chroot move_mount open_tree fsopen fsmount fsconfig fspick mount_setattr
 socket connect bind listen accept accept4 sendmsg sendmmsg recvmsg recvmmsg setsockopt
 memfd_create memfd_secret shmget shmat shmctl shmdt semget semop semctl semtimedop msgget msgsnd msgrcv msgctl
@@ -57,7 +62,7 @@ clock_settime clock_adjtime adjtimex personality seccomp capset setgroups iopl i
 splice tee vmsplice fanotify_init fanotify_mark inotify_init inotify_init1 inotify_add_watch lookup_dcookie
 setxattr lsetxattr fsetxattr mlockall mlock2 migrate_pages move_pages mbind set_mempolicy sched_setscheduler
 sched_setparam sched_setattr ioprio_set landlock_create_ruleset
-""".split()
+""")
 
 #: Every CLONE_NEW… flag, CLONE_PTRACE, CLONE_UNTRACED and CLONE_PARENT.
 _CLONE_FORBIDDEN = 0x7E020000 | 0x2000 | 0x00800000 | 0x8000

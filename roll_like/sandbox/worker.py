@@ -81,7 +81,8 @@ def serve_program(source: bytes) -> NoReturn:
     _answer(b"R")
     while request := _request():
         try:
-            entry_point, args, kwargs = codec.decode(request)  # type: ignore[misc]
+            call: Any = codec.decode(request)
+            entry_point, args, kwargs = call
             value = _resolve(module, entry_point)(*args, **kwargs)
             encoded = codec.encode(value)
         except BaseException as error:  # noqa: BLE001 - whatever the program raises is reported
@@ -98,7 +99,7 @@ def execute(source: bytes, path: str, arguments: list[str]) -> NoReturn:
     """Write `source` to `path` and become another program."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "wb") as file:
         file.write(source)
-    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin:/node/bin", "HOME": "/tmp", "TMPDIR": "/tmp"}  # noqa: S108
+    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin:/node/bin", "HOME": "/tmp", "TMPDIR": "/tmp"}
     os.execve(arguments[0], arguments, environment)
 
 

@@ -7,15 +7,17 @@ clock here says.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
 import struct
 import subprocess
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+import psutil
 
 from roll_like.sandbox.box import BoxReport, Ended, Program, SandboxUnavailable
 from roll_like.sandbox.codec import MAX_BYTES
@@ -27,6 +29,7 @@ _STDERR_KEPT = 4096
 _START_SECONDS = 30.0
 #: How long a zygote may take to report after it was told to kill.
 _KILL_SECONDS = 5.0
+_STOP_SECONDS = 2.0
 _SIGXCPU, _SIGKILL = 24, 9
 
 
@@ -123,10 +126,17 @@ class Zygote:
         """End it with everything inside. Blocks until all is gone."""
         self.channel.close()  # it leaves at the end of its input, and is waited for by its parent
         try:
-            self.process.wait(timeout=_KILL_SECONDS)
+            self.process.wait(timeout=_STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+            # --die-with-parent is not enough: as root, what is inside has another user id than bubblewrap
+            for process in psutil.Process(self.process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            try:
+                self.process.wait(timeout=_STOP_SECONDS)  # bubblewrap leaves when it has reaped what was inside
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
 
 
 class Execution:
@@ -149,7 +159,6 @@ class Execution:
         self._kept: dict[int, bytearray] = {}
         self._open: dict[int, Callable[[int], None]] = {}
         self._answer_buffer = bytearray()
-        self._answers: deque[bytes] = deque()
         self._waiter: asyncio.Future[bytes | None] | None = None
         self._to_write = b""
         self._calls: int | None = None
@@ -201,7 +210,8 @@ class Execution:
             self._finish()
             return
         kept = self._kept[descriptor]
-        kept += data[: self._job.limits.output_bytes - self._written] if self._written < self._job.limits.output_bytes else b""
+        room = max(0, self._job.limits.output_bytes - self._written)
+        kept += data[:room]
         self._written += len(data)
         if self._written > self._job.limits.output_bytes:
             self.kill(Ended.OUTPUT)
@@ -212,6 +222,8 @@ class Execution:
             self._forget(descriptor)
             self._finish()
             return
+        if self._why is not None:
+            return  # what comes after the end was decided counts for nothing
         self._answer_buffer += data
         while len(self._answer_buffer) >= 4:
             (size,) = struct.unpack_from(">I", self._answer_buffer)
@@ -221,13 +233,12 @@ class Execution:
                 return
             if len(self._answer_buffer) < 4 + size:
                 return
-            self._answers.append(bytes(self._answer_buffer[4 : 4 + size]))
+            answer = bytes(self._answer_buffer[4 : 4 + size])
             del self._answer_buffer[: 4 + size]
             if self._waiter is None or self._waiter.done():
-                self._why = self._why or Ended.ERROR  # nobody asked
-                self.kill(Ended.ERROR)
-            else:
-                self._waiter.set_result(self._answers.popleft())
+                self.kill(Ended.ERROR)  # nobody asked
+                return
+            self._waiter.set_result(answer)
 
     def _read_report(self) -> None:
         try:

@@ -17,10 +17,12 @@ descriptors beside it, answered by a JSON object; the packet `kill` ends the exe
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -32,10 +34,12 @@ from typing import Any, NoReturn
 from roll_like.sandbox import codec, kernel, worker
 
 #: What the zygote has imported before it forks, for every worker.
-IMPORTS = (
-    "abc bisect collections copy cmath contextlib dataclasses datetime decimal enum fractions functools hashlib heapq io"
-    " itertools json math operator random re statistics string struct sys textwrap time traceback types typing"
-).split()
+IMPORTS = tuple(
+    """
+    abc bisect collections copy cmath contextlib dataclasses datetime decimal enum fractions functools hashlib heapq
+    io itertools json math operator random re statistics string struct sys textwrap time traceback types typing
+    """.split()  # noqa: SIM905
+)
 
 _POLL_SECONDS = 0.02
 _PACKET = 1 << 16
@@ -109,8 +113,8 @@ class Zygote:
 
     def _execute(self, job: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        baseline = _resident(os.getpid())[1] if job["kind"] != "exec" else 0
-        space = _address_space() if job["kind"] != "exec" else 0
+        baseline = _memory(os.getpid())[1] if job["kind"] != "exec" else 0
+        space = _statm(os.getpid())[0] if job["kind"] != "exec" else 0
         if self.nested:
             kernel.unshare(kernel.CLONE_NEWPID)
         init = os.fork()
@@ -130,7 +134,7 @@ class Zygote:
     def _watch(self, init: int, limits: dict[str, float], messages: socket.socket, baseline: int) -> dict[str, Any]:
         report: dict[str, Any] = {"status": None, "setup": None, "why": ""}
         files: int | None = None
-        peak, pause = 0, _POLL_SECONDS / 4
+        cpu, peak, pause, started_with = 0.0, 0, _POLL_SECONDS / 4, 0
         poller = select.poll()
         poller.register(self._channel, select.POLLIN)
         poller.register(messages, select.POLLIN)
@@ -142,6 +146,7 @@ class Zygote:
                 packet, received, _, _ = socket.recv_fds(messages, 4096, 1)
                 if received:
                     files = received[0]
+                    (started_with,) = struct.unpack("q", packet)
                 elif packet[:1] == b"S":
                     (report["status"],) = struct.unpack("i", packet[1:])
                 elif packet:
@@ -163,8 +168,9 @@ class Zygote:
             peak = max(peak, _used(files))
             os.close(files)
         usage = self._reap(init)
-        report["cpu"] = usage.ru_utime + usage.ru_stime
-        report["peak"] = max(peak, usage.ru_maxrss * 1024 - baseline, 0)
+        # what was killed is not in the usage: the kernel reaps it without adding it up
+        report["cpu"] = max(cpu, usage.ru_utime + usage.ru_stime)
+        report["peak"] = max(peak, usage.ru_maxrss * 1024 - (started_with if baseline else 0), 0)
         return report
 
     def _kill(self, init: int) -> None:
@@ -189,25 +195,26 @@ class Zygote:
         ticks, memory = 0, 0 if files is None else _used(files)
         for name in os.listdir("/proc"):
             if name.isdigit() and (pid := int(name)) != os.getpid():
-                used, resident = _resident(pid)
+                used, anonymous = _memory(pid)
                 ticks += used
-                memory += 0 if pid == init else max(0, resident - baseline)
+                memory += 0 if pid == init else max(0, anonymous - baseline)
         return ticks / _TICKS, memory
 
 
-def _resident(pid: int) -> tuple[int, int]:
-    """Return a process's clock ticks, those of its dead children included, and its resident bytes."""
+def _memory(pid: int) -> tuple[int, int]:
+    """Return a process's clock ticks, those of its dead children included, and the bytes that are its own."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
+        return sum(int(field) for field in fields[11:15]), _statm(pid)[1] - _statm(pid)[2]
     except (FileNotFoundError, ProcessLookupError):
         return 0, 0
-    return sum(int(field) for field in fields[11:15]), int(fields[21]) * _PAGE
 
 
-def _address_space() -> int:
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[0]) * _PAGE
+def _statm(pid: int) -> list[int]:
+    """Return a process's virtual, resident, and resident but shared or file-backed bytes."""
+    with open(f"/proc/{pid}/statm", "rb") as file:
+        return [int(field) * _PAGE for field in file.read().split()[:3]]
 
 
 def _used(folder: int) -> int:
@@ -217,10 +224,8 @@ def _used(folder: int) -> int:
 
 def _kill_all_others() -> None:
     """End every process of a namespace of which this is the first."""
-    try:
+    with contextlib.suppress(ProcessLookupError):  # nobody else is left
         os.kill(-1, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # nobody else is left
 
 
 def _init(
@@ -231,15 +236,16 @@ def _init(
     try:
         os.setsid()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         if nested:
             kernel.unshare(kernel.CLONE_NEWNS)
             kernel.keep_mounts_private()
             size = int(limits["tmp_bytes"])
-            kernel.mount_tmpfs("/tmp", size, executable=job["kind"] == "exec")  # noqa: S108
+            kernel.mount_tmpfs("/tmp", size, executable=job["kind"] == "exec")
             kernel.unmount("/proc")
         os.chdir("/tmp")
-        folder = os.open("/tmp", os.O_RDONLY)  # noqa: S108
-        socket.send_fds(messages, [b"T"], [folder])
+        folder = os.open("/tmp", os.O_RDONLY)
+        socket.send_fds(messages, [struct.pack("q", resident)], [folder])
         os.close(folder)
         kernel.set_capabilities(0)
         kernel.forbid_new_privileges()
@@ -258,7 +264,9 @@ def _init(
     os._exit(0)
 
 
-def _worker(job: dict[str, Any], descriptors: list[int], messages: socket.socket, seccomp: bytes, space: int) -> NoReturn:
+def _worker(
+    job: dict[str, Any], descriptors: list[int], messages: socket.socket, seccomp: bytes, space: int
+) -> NoReturn:
     """Become what the job asks for, with nothing left but the job's own streams."""
     try:
         os.setsid()

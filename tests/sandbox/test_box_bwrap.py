@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -254,13 +253,14 @@ for folder, folders, files in os.walk('/'):
         found.append(folder)
     except OSError: pass
 print(sorted(set(found)))
-print([hidden for hidden in ('site-packages', 'test') if os.listdir(os.path.join(os.path.dirname(os.__file__), hidden))])
+library = os.path.dirname(os.__file__)
+print([hidden for hidden in ('site-packages', 'test') if os.listdir(os.path.join(library, hidden))])
 """
     root, writable, hidden = (await printed(box, source)).split("\n")
     assert root == (
         "['box', 'dev', 'lib64', 'proc', 'python', 'tmp', 'usr'] ['null', 'random', 'shm', 'urandom'] [] False"
     )
-    assert writable == "['/dev/null', '/dev/random', '/dev/urandom', '/tmp', '/tmp/probe']"
+    assert writable == "['/dev/null', '/dev/random', '/dev/urandom', '/tmp']"
     assert hidden == "[]"
 
 
@@ -440,9 +440,13 @@ async def test_a_call_that_ends_the_worker(box, name: str, kind: Ended):
 
 async def test_answers_that_nobody_asked_for_end_the_session(box):
     session = await box.open(Program(SOLUTION), LIMITS)
-    with pytest.raises(CallFailed):
-        for _ in range(10):
+    failures = 0
+    for _ in range(10):
+        try:
             await session.call("many", (), {})
+        except CallFailed:
+            failures += 1
+    assert failures >= 9
     assert (await session.close()).ended is Ended.ERROR
 
 
@@ -454,7 +458,8 @@ async def test_a_program_that_fails_at_once_cannot_be_called(box):
 
 
 async def test_leaving_without_the_last_word_is_no_clean_end(box):
-    source = "import os, threading, time\ndef f():\n    threading.Thread(target=lambda: (time.sleep(.1), os._exit(0))).start()"
+    later = "threading.Thread(target=lambda: (time.sleep(.1), os._exit(0))).start()"
+    source = f"import os, threading, time\ndef f():\n    {later}"
     session = await box.open(Program(source), LIMITS)
     assert await session.call("f", (), {}) is None
     await asyncio.sleep(0.5)
@@ -501,7 +506,9 @@ async def test_a_killed_zygote_is_a_broken_sandbox_and_is_replaced():
         task = asyncio.create_task(fresh.run(Program("import time; time.sleep(60)"), "", LIMITS))
         while not fresh._pool._busy:
             await asyncio.sleep(0.01)
-        next(iter(fresh._pool._busy)).process.kill()
+        monitor = next(iter(fresh._pool._busy)).process.pid
+        (zygote,) = psutil.Process(monitor).children()
+        zygote.kill()
         assert (await task).ended is Ended.BROKEN
         assert await printed(fresh, "print(1)") == "1"
     finally:
@@ -515,6 +522,18 @@ async def test_closing_leaves_no_process():
     assert len(pids) >= 4
     await fresh.close()
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+async def test_a_zygote_that_does_not_answer_is_killed():
+    fresh = BwrapBox(workers=1)
+    await fresh.run(Program("pass"), "", LIMITS)
+    monitor = next(iter(fresh._pool._idle)).process.pid
+    (zygote,) = psutil.Process(monitor).children()
+    zygote.suspend()
+    report = await fresh.run(Program("pass"), "", Limits(wall_seconds=0.2))
+    assert report.ended is Ended.TIMEOUT
+    assert not zygote.is_running()
+    await fresh.close()
 
 
 @pytest.mark.integration
@@ -551,7 +570,3 @@ def workers_of(pid: int) -> list[int]:
     """Everything below the zygote itself, which is the last of the chain that starts it."""
     chain = psutil.Process(pid).children(recursive=True)
     return [process.pid for process in chain if process.ppid() != pid]
-
-
-def test_bubblewrap_is_found_as_a_user_would() -> None:
-    assert subprocess.run(["bwrap", "--version"], capture_output=True, check=True).stdout.startswith(b"bubblewrap")
