@@ -177,8 +177,10 @@ def _decimal_text(value: Decimal) -> str:
 
 def _int(text: str, bits: int = MAX_BITS) -> int:
     digits = text.removeprefix("-")
-    if not digits or not set(digits) <= set("0123456789abcdef") or 4 * (len(digits) - 1) > bits:
-        raise CodecError("an integer is malformed or too large")
+    if not digits or not set(digits) <= set("0123456789abcdef"):
+        raise CodecError("an integer is malformed")
+    if 4 * (len(digits) - 1) + int(digits[0], 16).bit_length() > bits:
+        raise CodecError(f"an integer is larger than {bits} bits")
     return int(text, 16)
 
 

@@ -105,7 +105,10 @@ class Comparison:
 
     def _same_scalar(self, got: Any, wanted: Any) -> bool:
         if isinstance(wanted, float) or isinstance(got, float):
-            return bool(got == wanted) or self._close(_as_float(got), _as_float(wanted))
+            try:
+                return bool(got == wanted) or self._close(float(got), float(wanted))
+            except OverflowError:  # an integer beyond the range of floats
+                return False
         if isinstance(wanted, complex):
             return self._close(got.real, wanted.real) and self._close(got.imag, wanted.imag)
         if isinstance(wanted, Decimal) and wanted.is_nan():
@@ -149,13 +152,6 @@ def _lines(text: str) -> list[str]:
 
 def _is_whole(token: str) -> bool:
     return token.lstrip("+-").isdigit()
-
-
-def _as_float(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:  # an integer beyond the range of floats
-        return math.inf if value > 0 else -math.inf
 
 
 def _first(differences: Iterable[str | None]) -> str | None:

@@ -1,0 +1,172 @@
+"""Comparison of output and values outside the sandbox."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from decimal import Decimal
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roll_like.errors import ConfigError
+from roll_like.sandbox.compare import Comparison
+
+EXACT, NEAR, STRICT = Comparison(), Comparison(float_tolerance=1e-6), Comparison(strict_types=True)
+
+
+@pytest.mark.parametrize(
+    ("got", "expected"),
+    [
+        ("1 2\n3\n", "1 2\n3"),
+        ("1 2  \n3\t\n\n\n", "1 2\n3"),
+        ("a\r\nb\r\n", "a\nb\n"),
+        ("", "\n\n"),
+        ("\n1", "\n1\n"),
+    ],
+)
+def test_blanks_at_ends_do_not_count(got: str, expected: str) -> None:
+    assert EXACT.outputs(got, expected) is None
+    assert EXACT.outputs(expected, got) is None
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "message"),
+    [
+        ("1\n3", "1\n2", "line 2: expected '2', got '3'"),
+        ("1", "1\n2", "line 2: expected '2', got the end"),
+        ("1\n2", "1", "line 2: expected the end, got '2'"),
+        (" 1", "1", "line 1: expected '1', got ' 1'"),
+        ("1\n\n2", "1\n2", "line 2: expected '2', got ''"),
+        ("", "1", "line 1: expected '1', got ''"),
+        ("0.30000000000000004", "0.3", "line 1: expected '0.3', got '0.30000000000000004'"),
+        ("١", "1", "line 1: expected '1', got '١'"),
+    ],
+)
+def test_different_output_names_the_line(got: str, expected: str, message: str) -> None:
+    assert EXACT.outputs(got, expected) == message
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "same"),
+    [
+        ("0.30000000000000004 x", "0.3 x", True),
+        ("3.0", "3", True),
+        ("1e3", "1000.0", True),
+        ("0.31", "0.3", False),
+        ("1000000000000000001", "1000000000000000000", False),  # whole numbers are exact
+        ("1e999", "1e888", True),  # both are infinite
+        ("1e999", "5.0", False),
+        ("nan", "0.5", False),
+        ("inf", "1e5", False),
+        ("0.3 0.3", "0.3", False),
+        ("1_0", "10.0", False),
+        ("1" * 5000, "1" * 4999 + "2", False),
+    ],
+)
+def test_numbers_in_output_with_tolerance(got: str, expected: str, same: bool) -> None:
+    assert (NEAR.outputs(got, expected) is None) is same
+
+
+@pytest.mark.parametrize(
+    ("got", "expected"),
+    [
+        (1, 1),
+        (2, 2.0),
+        ([1, (2, 3)], ([1, [2, 3]])),
+        (deque([1]), [1]),
+        ({1, 2}, frozenset({2, 1})),
+        ({(1, 2.0)}, {(1.0, 2)}),
+        ({"a": [1], "b": None}, {"b": None, "a": [1]}),
+        (math.nan, math.nan),
+        ([Decimal("NaN")], [Decimal("NaN")]),
+        ({math.nan}, {math.nan}),
+        (math.inf, math.inf),
+        (Fraction(1, 3), Fraction(1, 3)),
+        (1 << 5000, 1 << 5000),
+        (complex(1, math.nan), complex(1, math.nan)),
+    ],
+)
+def test_same_values(got: object, expected: object) -> None:
+    assert EXACT.values(got, expected) is None
+    assert EXACT.values(expected, got) is None
+
+
+@pytest.mark.parametrize(
+    ("got", "expected"),
+    [
+        (True, 1),
+        (0, False),
+        ([True], [1]),
+        ({True}, {1}),
+        ({True: "a"}, {1: "a"}),
+        ({(True,)}, {(1,)}),
+        (1, "1"),
+        (b"1", "1"),
+        (None, False),
+        ([], None),
+        ([1], {1}),
+        ([1, 2], [1]),
+        ({"a": 1}, {"a": 1, "b": 2}),
+        ({"a": 1, "c": 2}, {"a": 1}),
+        (math.inf, -math.inf),
+        (1.0, math.nan),
+        (0.1 + 0.2, 0.3),
+        (1 << 2000, math.inf),
+        (Decimal("1"), 1),
+        (Fraction(1), 1),
+        (complex(1), 1),
+        ("a", "a "),
+    ],
+)
+def test_different_values(got: object, expected: object) -> None:
+    assert EXACT.values(got, expected) is not None
+    assert EXACT.values(expected, got) is not None
+
+
+def test_tolerance_is_relative_and_absolute_below_one() -> None:
+    assert NEAR.values([0.1 + 0.2, 1e9 + 1], [0.3, 1e9]) is None
+    assert NEAR.values(1e-7, 0.0) is None
+    assert NEAR.values(1e-5, 0.0) is not None
+    assert NEAR.values(1e9 + 2e3, 1e9) is not None
+    assert NEAR.values(10**9 + 1, 10**9) is not None  # integers are exact
+    assert NEAR.values({"a": 1.0000001}, {"a": 1}) is None
+    assert NEAR.values(math.inf, 1e300) is not None
+    assert NEAR.values(complex(1, 1e-8), complex(1, 0)) is None
+
+
+def test_strict_types_tell_sequences_apart() -> None:
+    for got, expected in (((1,), [1]), (deque([1]), [1]), (frozenset({1}), {1}), (2, 2.0), ({2.0}, {2})):
+        assert STRICT.values(got, expected) is not None
+        assert STRICT.values(got, got) is None
+
+
+def test_messages_say_where_and_stay_short() -> None:
+    assert EXACT.values({"a": [1, 2]}, {"a": [1, 3]}) == "at the value['a'][1]: expected 3, got 2"
+    assert EXACT.values([1], [1, 2]) == "at the value: expected 2 elements, got 1: [1]"
+    assert EXACT.values({"a": 1}, {"b": 1}) == "at the value: the key 'b' is missing"
+    assert EXACT.values({"a": 1, "b": 1}, {"b": 1}) == "at the value: the key 'a' is not expected"
+    long = EXACT.values("x" * 1000, "y" * 1000)
+    assert long is not None
+    assert len(long) < 300
+    assert "very long integer" in str(EXACT.values(10**5000, 1))
+
+
+@pytest.mark.parametrize("tolerance", [-1.0, 1.0, math.nan])
+def test_a_tolerance_out_of_range_is_refused(tolerance: float) -> None:
+    with pytest.raises(ConfigError, match="float_tolerance"):
+        Comparison(float_tolerance=tolerance)
+
+
+@given(
+    st.recursive(
+        st.integers() | st.text() | st.floats() | st.booleans(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+    )
+)
+@settings(max_examples=200, deadline=None)
+def test_every_value_equals_itself_and_not_itself_in_a_list(value: object) -> None:
+    for comparison in (EXACT, NEAR, STRICT):
+        assert comparison.values(value, value) is None
+        assert comparison.values([value, 0], [value, 1]) is not None
