@@ -33,7 +33,7 @@ from roll_like.start import (
     start_inference,
     start_judge,
     start_reference,
-    start_reward_pool,
+    start_rewards,
     start_weight_sync,
     time_shared,
     trainer_spec,
@@ -126,7 +126,7 @@ def start_workers(config: RLVRConfig, run: RunContext) -> Workers:
     wait_for_inference = inference.begin(InferenceWorker.start)  # loads while the trainer does
     judge = start_judge(config, run.resources, run.stack)
     wait_for_judge = judge.begin(ServerWorker.start) if judge is not None else None
-    rewards = start_reward_pool(config, run.resources, run.stack, judge)
+    rewards = start_rewards(config, run.resources, run.stack, judge)
     kl = KLController(config.algorithm.kl)
     actor = start_trainer(
         "training",
@@ -247,7 +247,7 @@ def evaluate_model(config: RLVRConfig, model_path: str) -> dict[str, float]:
         resources.allocate()
         inference = start_inference(config, resolve_model(config.model), resources, stack)
         judge = start_judge(config, resources, stack)
-        pool = start_reward_pool(config, resources, stack, judge)
+        pool = start_rewards(config, resources, stack, judge)
         inference.everywhere(InferenceWorker.start)
         if judge is not None:
             judge.everywhere(ServerWorker.start)

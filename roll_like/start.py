@@ -8,8 +8,8 @@ from typing import Literal, cast
 
 from roll_like.cluster import Cluster, ResourceManager, thread_environment
 from roll_like.config.domains import domain_rewards
-from roll_like.config.judge import JUDGE_URLS_VARIABLE
-from roll_like.config.rlvr import RLVRConfig
+from roll_like.config.reward_names import DEFAULT_POOL, JUDGE_URLS_VARIABLE
+from roll_like.config.rlvr import RewardPoolConfig, RewardsConfig, RLVRConfig
 from roll_like.config.sections import ModelConfig, TrainingConfig
 from roll_like.inference.base import EngineSpec
 from roll_like.inference.server import ServerWorker
@@ -17,8 +17,10 @@ from roll_like.inference.vllm_environment import vllm_environment
 from roll_like.inference.worker import InferenceWorker, engine_environment
 from roll_like.models.load import ResolvedModel, resolve_model
 from roll_like.rewards.base import RewardConfig
+from roll_like.rewards.scorer import reward_name
 from roll_like.rewards.worker import RewardWorker, notebook_rewards
 from roll_like.rollout.handles import RewardPool
+from roll_like.rollout.reward_pools import RewardPools, RewardShare
 from roll_like.run import RunContext
 from roll_like.training.critic import CriticEngine
 from roll_like.training.critic_worker import CriticSpec
@@ -212,25 +214,53 @@ def start_judge(config: RLVRConfig, resources: ResourceManager, stack: ExitStack
     return cluster
 
 
-def start_reward_pool(
+def start_rewards(
     config: RLVRConfig, resources: ResourceManager, stack: ExitStack, judge: Cluster[ServerWorker] | None
-) -> RewardPool:
-    """Start the reward workers; they need no device, and one thread each."""
+) -> RewardPools:
+    """Start the pools of reward workers: those of `rewards.pools`, and one for all other rewards."""
     urls = [] if judge is None else judge.everywhere(ServerWorker.url)
-    plugins = notebook_rewards(cast(Sequence[RewardConfig], config.rewards.use))
+    use = cast(Sequence[RewardConfig], config.rewards.use)
+    pooled = {name for pool in config.rewards.pools.values() for name in pool.rewards}
+    others = tuple(reward_name(reward) for reward in use if reward_name(reward) not in pooled)
+    pools = dict(config.rewards.pools)
+    if others:
+        pools[DEFAULT_POOL] = RewardPoolConfig(rewards=others, workers=config.rewards.workers)
+    shares = []
+    for name, pool in pools.items():
+        chosen = tuple(reward for reward in use if reward_name(reward) in pool.rewards)
+        section = config.rewards.model_copy(update={"use": chosen})
+        shares.append(RewardShare(chosen, _start_pool(config, name, pool, section, urls, resources, stack)))
+    return RewardPools(shares, domain_rewards(config))
+
+
+def _start_pool(
+    config: RLVRConfig,
+    name: str,
+    pool: RewardPoolConfig,
+    section: RewardsConfig,
+    judge_urls: Sequence[str],
+    resources: ResourceManager,
+    stack: ExitStack,
+) -> RewardPool:
+    """Start one pool's workers; without devices of their own they have one thread each."""
+    plugins = notebook_rewards(cast(Sequence[RewardConfig], section.use))
+    if pool.span is None:
+        placements, threads = resources.beside(pool.workers), 1
+    else:
+        placements = resources.place(pool.span, pool.workers, f"rewards {name}")
+        threads = len(pool.span) // pool.workers
+    hidden = {} if pool.span is not None and config.resources.device == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
     cluster = Cluster(
-        "rewards",
+        name,
         RewardWorker,
-        resources.beside(config.rewards.workers),
-        arguments=lambda rank: (config.rewards, config.import_, plugins, domain_rewards(config)),
+        placements,
+        arguments=lambda rank: (section, config.import_, plugins, domain_rewards(config)),
         environment=lambda rank: {
-            **thread_environment(1),
-            "CUDA_VISIBLE_DEVICES": "",
-            **({JUDGE_URLS_VARIABLE: ",".join(urls)} if urls else {}),
+            **thread_environment(threads),
+            **hidden,
+            **({JUDGE_URLS_VARIABLE: ",".join(judge_urls)} if judge_urls else {}),
         },
         concurrency=64,
     )
     stack.callback(cluster.close, RewardWorker.close)
-    return RewardPool(
-        cluster, limit_seconds=REWARD_GRACE + config.rewards.timeout_seconds * (config.rewards.retries + 1)
-    )
+    return RewardPool(cluster, limit_seconds=REWARD_GRACE + section.timeout_seconds * (section.retries + 1))

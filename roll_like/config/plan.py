@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from roll_like.config.rlvr import RLVRConfig
 
 GIB = 2**30
+#: Roles whose model is the one that is trained; the sizes of others are not known here.
+MEASURED = ("training", "inference", "reference", "critic")
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -44,6 +46,7 @@ class RolePlan:
         workers_key: The key that sets `workers`.
         span: The role's devices, counted through all nodes.
         devices_per_node: Devices that the run takes on each node.
+        span_path: The key that sets `span`.
     """
 
     name: str
@@ -51,11 +54,7 @@ class RolePlan:
     workers_key: str
     span: Span
     devices_per_node: int
-
-    @property
-    def span_key(self) -> str:
-        """Its key in `resources.spans`."""
-        return self.name
+    span_path: tuple[str, ...]
 
     @property
     def devices_per_worker(self) -> int:
@@ -252,14 +251,37 @@ def placements(
     if judge is not None:
         counts.append(("judge", judge, "judge.replicas", spans.judge or spans.inference))
     return tuple(
-        RolePlan(name=name, workers=workers, workers_key=key, span=span, devices_per_node=resources.devices_per_node)
+        RolePlan(
+            name=name,
+            workers=workers,
+            workers_key=key,
+            span=span,
+            devices_per_node=resources.devices_per_node,
+            span_path=("resources", "spans", name),
+        )
         for name, workers, key, span in counts
+    )
+
+
+def pool_plans(config: RLVRConfig) -> tuple[RolePlan, ...]:
+    """Return where the workers of reward pools sit that have devices of their own."""
+    return tuple(
+        RolePlan(
+            name=f"rewards {name}",
+            workers=pool.workers,
+            workers_key=f"rewards.pools.{name}.workers",
+            span=pool.span,
+            devices_per_node=config.resources.devices_per_node,
+            span_path=("rewards", "pools", name, "span"),
+        )
+        for name, pool in config.rewards.pools.items()
+        if pool.span is not None
     )
 
 
 def roles(config: RLVRConfig) -> tuple[RolePlan, ...]:
     """Return where the workers of each role sit; reference model, critic and judge where there are any."""
-    return placements(
+    of_models = placements(
         config.resources,
         training=config.training.workers,
         inference=config.inference.replicas,
@@ -267,6 +289,7 @@ def roles(config: RLVRConfig) -> tuple[RolePlan, ...]:
         critic=config.critic.workers if config.critic is not None else None,
         judge=config.judge.replicas if config.judge is not None else None,
     )
+    return (*of_models, *pool_plans(config))
 
 
 def plan(config: RLVRConfig, model: ModelSizes | None = None) -> Plan:
@@ -287,12 +310,13 @@ def plan(config: RLVRConfig, model: ModelSizes | None = None) -> Plan:
         updates_per_step=config.algorithm.updates_per_step,
         max_sample_tokens=config.data.max_prompt_tokens + config.rollout.max_response_tokens,
         roles=planned,
-        reward_workers=config.rewards.workers,
+        reward_workers=config.rewards.workers + sum(pool.workers for pool in config.rewards.pools.values()),
         placement="colocated" if equal else "disaggregated",
         device=config.resources.device,
         devices=config.resources.nodes * config.resources.devices_per_node,
-        # the judge is another model, whose sizes are not known here
-        memory=() if model is None else tuple(_memory(config, role, model) for role in planned if role.name != "judge"),
+        memory=()
+        if model is None
+        else tuple(_memory(config, role, model) for role in planned if role.name in MEASURED),
     )
 
 

@@ -26,6 +26,7 @@ from roll_like.config.sections import (
     ReferenceConfig,
     ResourcesConfig,
     SamplingConfig,
+    Span,
     TrainingConfig,
     VLLMConfig,
 )
@@ -72,13 +73,28 @@ class RolloutConfig(SamplingConfig):
         return self
 
 
+class RewardPoolConfig(ConfigModel):
+    """Workers of their own for some rewards."""
+
+    rewards: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+        description="Names of the rewards in `rewards.use` that its workers hold; no other pool does."
+    )
+    workers: PositiveInt = Field(default=1, description="Worker processes.")
+    span: Span | None = Field(
+        default=None, description="Devices that the workers share, for rewards with a model; none by default."
+    )
+
+
 class RewardsConfig(ConfigModel):
     """How answers are judged."""
 
     use: Annotated[tuple[Annotated[PluginConfig, PluginSetting(REWARDS)], ...], Field(min_length=1)] = Field(
         description="Rewards, weighted; each is reported on its own."
     )
-    workers: PositiveInt = Field(default=1, description="Reward worker processes.")
+    workers: PositiveInt = Field(default=1, description="Worker processes of the rewards that are in no pool.")
+    pools: dict[str, RewardPoolConfig] = Field(
+        default_factory=dict, description="Workers of their own for some rewards; none by default."
+    )
     timeout_seconds: PositiveFloat = Field(default=60.0, description="Limit of one group's scoring.")
     retries: Annotated[int, Field(ge=0)] = Field(default=1, description="Further attempts after a failure.")
 

@@ -94,7 +94,7 @@ def _spans_fit(config: RLVRConfig) -> Iterator[Violation]:
             "and an advantage estimator that learns values",
         )
     for role in roles(config):
-        path = ("resources", "spans", role.span_key)
+        path = role.span_path
         if role.span.stop > total:
             yield Violation(
                 path,
@@ -139,7 +139,7 @@ def _spans_are_equal_or_disjoint(config: RLVRConfig) -> Iterator[Violation]:
         for other in planned[:index]:
             if overlap(role.span, other.span) == "partial":
                 yield Violation(
-                    ("resources", "spans", role.span_key),
+                    role.span_path,
                     f"{role.span} overlaps {other.name}'s {other.span} only in part. Equal spans take turns, disjoint "
                     "spans run side by side; in part, some devices would wait for others. Make them equal or disjoint",
                 )

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from roll_like.config.judge import JUDGE_URL
+from roll_like.config.reward_names import DEFAULT_POOL, JUDGE_URL
 from roll_like.config.violations import Violation
 
 if TYPE_CHECKING:
@@ -85,6 +85,23 @@ def _domains_fit(config: RLVRConfig) -> Iterator[Violation]:
                 )
 
 
+def _pools_fit(config: RLVRConfig) -> Iterator[Violation]:
+    names = [_name_of(reward) for reward in config.rewards.use]
+    owners: dict[str, str] = {}
+    if DEFAULT_POOL in config.rewards.pools:
+        yield Violation(
+            ("rewards", "pools", DEFAULT_POOL), "the pool of all other rewards is called so; choose another name"
+        )
+    for pool, settings in config.rewards.pools.items():
+        for index, reward in enumerate(settings.rewards):
+            path = ("rewards", "pools", pool, "rewards", index)
+            if reward not in names:
+                yield Violation(path, f"no reward is called {reward!r}; {_nearest(reward, names)}")
+            elif reward in owners:
+                yield Violation(path, f"the reward {reward!r} is in the pool {owners[reward]!r} already; name it once")
+            owners.setdefault(reward, pool)
+
+
 def _replacing_is_possible(config: RLVRConfig, name: str) -> Iterator[Violation]:
     if not config.domains[name].drop_groups_without_signal:
         return
@@ -124,4 +141,4 @@ def _judge_is_asked(config: RLVRConfig) -> Iterator[Violation]:
 
 
 #: What to check between data, domains and rewards.
-REWARD_RULES = (_sources_are_judged, _rewards_have_names_and_weights, _domains_fit, _judge_is_asked)
+REWARD_RULES = (_sources_are_judged, _rewards_have_names_and_weights, _domains_fit, _pools_fit, _judge_is_asked)

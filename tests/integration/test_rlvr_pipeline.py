@@ -153,7 +153,7 @@ def test_ppo_resumes_with_its_critic(tmp_path: Path, tiny_model: Path) -> None:
     assert (halves / "runs" / "tiny" / "checkpoints" / "step_000004" / "critic").is_dir()
 
 
-def test_remax_on_vllm(tmp_path: Path, tiny_model: Path) -> None:
+def test_remax_on_vllm_with_two_reward_pools(tmp_path: Path, tiny_model: Path) -> None:
     config = write_run(
         tmp_path,
         tiny_model,
@@ -162,6 +162,10 @@ def test_remax_on_vllm(tmp_path: Path, tiny_model: Path) -> None:
         inference=VLLM,
         rollout={"prompts_per_step": 8, "samples_per_prompt": 1, "max_response_tokens": 12},
         algorithm={"advantage": "remax", "loss": "reinforce"},
+        rewards={
+            "use": [{"type": "letter_e"}, {"type": "has_letter_e", "weight": 0.5}],
+            "pools": {"slow": {"rewards": ["has_letter_e"], "workers": 2, "span": "0-1"}},
+        },
         checkpoint={"at_end": False, "export": False},
     )
     code, output = finish_run(config)
@@ -171,3 +175,6 @@ def test_remax_on_vllm(tmp_path: Path, tiny_model: Path) -> None:
     assert [step["rollout/samples"] for step in steps] == [8, 8]
     assert all(step["rollout/tokens"] > step["train/tokens"] for step in steps)
     assert all(step["advantage/std"] > 0 for step in steps)
+    for step in steps:  # one pool each; their verdicts add up
+        parts = step["rollout/reward/letter_e"] + 0.5 * step["rollout/reward/has_letter_e"]
+        assert step["rollout/reward/mean"] == pytest.approx(parts)

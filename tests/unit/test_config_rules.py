@@ -135,6 +135,31 @@ def test_the_bases_of_these_tests_are_valid() -> None:
             "rewards.use.1",
             "the reward 'other' judges nothing",
         ),
+        # reward pools and the judge
+        (
+            changed(rewards={"use": [{"type": "math"}], "pools": {"slow": {"rewards": ["mth"]}}}),
+            "rewards.pools.slow.rewards.0",
+            "no reward is called 'mth'; did you mean 'math'?",
+        ),
+        (
+            changed(
+                rewards={"use": [{"type": "math"}], "pools": {"a": {"rewards": ["math"]}, "b": {"rewards": ["math"]}}}
+            ),
+            "rewards.pools.b.rewards.0",
+            "is in the pool 'a' already",
+        ),
+        (
+            changed(rewards={"use": [{"type": "math"}], "pools": {"rewards": {"rewards": ["math"]}}}),
+            "rewards.pools.rewards",
+            "choose another name",
+        ),
+        (
+            changed(rewards={"use": [{"type": "math"}], "pools": {"slow": {"rewards": ["math"], "span": "7"}}}),
+            "rewards.pools.slow.span",
+            "ends after the last device",
+        ),
+        (changed(judge={"path": "org/judge"}), "judge", "a judge would be loaded and asked by nothing"),
+        (changed(resources__spans__judge="0"), "resources.spans.judge", "no `judge` section"),
         # groups
         (
             changed(rollout__samples_per_prompt=1),

@@ -1,4 +1,7 @@
-"""How rewards find the run's own judge model."""
+"""Names that rewards, their workers and the run's own judge model know each other by."""
+
+#: The pool of all rewards that no other pool has.
+DEFAULT_POOL = "rewards"
 
 #: What a reward writes in place of an address.
 JUDGE_URL = "judge"

@@ -1,0 +1,91 @@
+"""Several pools of reward workers as one scorer: each group goes to every pool whose rewards judge it.
+
+Rewards that hold a model or take long have workers of their own, on devices of their own, so that they
+neither wait for quick ones nor hold them up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from roll_like.errors import ConfigError
+from roll_like.rewards.base import RewardConfig
+from roll_like.rewards.scorer import judges
+from roll_like.rollout.scheduler import GroupScorer
+from roll_like.types import Failure, Group, Scored, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class RewardShare:
+    """One pool and the rewards that its workers hold."""
+
+    rewards: Sequence[RewardConfig]
+    pool: GroupScorer
+
+
+class RewardPools:
+    """Has a group judged by several pools at a time and puts their verdicts together.
+
+    Args:
+        shares: The pools; every reward is in one of them.
+        domains: Names of the rewards of each domain that names its own.
+    """
+
+    def __init__(self, shares: Sequence[RewardShare], domains: Mapping[str, Sequence[str]]) -> None:
+        self._shares = shares
+        self._domains = domains
+
+    async def score(self, group: Group[Trajectory]) -> Group[Scored]:
+        """Return the group with the verdicts of all its rewards; a sample that one of them lost is a failure.
+
+        Raises:
+            ConfigError: No reward judges this group's task.
+        """
+        asked = [
+            share.pool
+            for share in self._shares
+            if any(judges(reward, group.task, self._domains) for reward in share.rewards)
+        ]
+        if not asked:
+            raise ConfigError(
+                f"no reward judges the data source {group.task.source!r}", fix="add it to one in rewards.use"
+            )
+        parts = await asyncio.gather(*(pool.score(group) for pool in asked))
+        return together(group, parts)
+
+
+def together(group: Group[Trajectory], parts: Sequence[Group[Scored]]) -> Group[Scored]:
+    """Return what several scorers said of one group: rewards add up, a sample that one lost is lost.
+
+    Args:
+        group: What all of them judged.
+        parts: What each returned; its failures are those of the group, then its own in the samples' order.
+    """
+    kept: list[dict[int, Scored]] = []
+    lost: dict[int, Failure] = {}
+    for part in parts:
+        verdicts = {sample.trajectory.sample_index: sample for sample in part.samples}
+        missing = [one.sample_index for one in group.samples if one.sample_index not in verdicts]
+        for index, failure in zip(missing, part.failures[len(group.failures) :], strict=True):
+            lost.setdefault(index, failure)
+        kept.append(verdicts)
+    samples = tuple(
+        _sum([verdicts[one.sample_index] for verdicts in kept]) for one in group.samples if one.sample_index not in lost
+    )
+    failures = (*group.failures, *(lost[one.sample_index] for one in group.samples if one.sample_index in lost))
+    return Group(task=group.task, samples=samples, failures=failures)
+
+
+def _sum(verdicts: Sequence[Scored]) -> Scored:
+    first, *others = verdicts
+    for other in others:
+        first = replace(
+            first,
+            reward=first.reward + other.reward,
+            rewards={**first.rewards, **other.rewards},
+            details={**first.details, **other.details},
+            weights={**first.weights, **other.weights},
+        )
+    return first
