@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from pydantic import Field
 
 from roll_like.config.base import ConfigModel
-from roll_like.config.judge import JUDGE_URL, JUDGE_URLS_VARIABLE
+from roll_like.config.reward_names import JUDGE_URL, JUDGE_URLS_VARIABLE
 from roll_like.errors import RewardError
 from roll_like.types import Message
 
