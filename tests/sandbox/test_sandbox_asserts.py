@@ -74,7 +74,8 @@ def judge(code: str, program: str = PROGRAM, box: Box | None = None, **changes: 
         "assert adder(3)(4) == 7",
         "node = Node(1, Node(2))\nassert node.value == 1 and node.after.value == 2",
         "node = Node(1, Node(2))\nassert len(node) == 2 and str(node) == '1->2'",
-        "node = Node(1)\nnode.value = 9\nassert node.value == 9\nnode[0] = 8\nassert node[0] == 8 and list(node) == [8]",
+        "node = Node(1)\nnode.value = 9\nassert node.value == 9",
+        "node = Node(1)\nnode[0] = 8\nassert node[0] == 8 and list(node) == [8]",
         "assert Node.shared == 5 and str(Node.build(1, 2, 3)) == '1->2->3'",
         "node, seen = reverse(Node.build(1, 2)), []\nwhile node:\n    seen.append(node.value)\n    node = node.after\n"
         "assert seen == [2, 1]",
