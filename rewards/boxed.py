@@ -2,6 +2,8 @@ r"""`\boxed{…}`: where many models put a final answer."""
 
 from __future__ import annotations
 
+import re
+
 _COMMANDS = ("\\boxed", "\\fbox")
 
 
@@ -11,27 +13,28 @@ def last_boxed(text: str) -> str | None:
     >>> last_boxed(r"so \boxed{\frac{1}{2}}.")
     '\\frac{1}{2}'
     """
+    closing = _closing_braces(text)
     end = len(text)
     while end > 0:
         start, command = max((text.rfind(command, 0, end), command) for command in _COMMANDS)
         if start < 0:
             return None
-        held = _braces(text, start + len(command))
-        if held is not None:
-            return held
+        at = start + len(command)
+        while at < len(text) and text[at].isspace():
+            at += 1
+        if at in closing:
+            return text[at + 1 : closing[at]]
         end = start
     return None
 
 
-def _braces(text: str, at: int) -> str | None:
-    """Return what the braces that open at `at` (blanks skipped) hold; None if none open there or none close."""
-    while at < len(text) and text[at].isspace():
-        at += 1
-    if text[at : at + 1] != "{":
-        return None
-    depth = 0
-    for position in range(at, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[position], 0)
-        if depth == 0:
-            return text[at + 1 : position]
-    return None
+def _closing_braces(text: str) -> dict[int, int]:
+    """Return where each brace that is closed closes; one pass, however many are open."""
+    found: dict[int, int] = {}
+    opened: list[int] = []
+    for match in re.finditer(r"[{}]", text):
+        if match[0] == "{":
+            opened.append(match.start())
+        elif opened:
+            found[opened.pop()] = match.start()
+    return found

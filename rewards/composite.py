@@ -18,7 +18,8 @@ from roll_like import Completion, Outcome, Reward, RewardConfig, Verdict, regist
 from roll_like.config.base import PluginConfig, PluginSetting
 from roll_like.errors import DataError, RewardError
 from roll_like.registry import REWARDS
-from roll_like.rewards.scorer import Judged, Scorer, reward_name
+from roll_like.rewards.call import Judged
+from roll_like.rewards.scorer import Scorer, reward_name
 from roll_like.types import Task
 
 # the schema stops here: a composite may hold composites

@@ -89,7 +89,7 @@ class Math(Reward):
                 answer="42",
                 gold=boxed if self.config.boxed else (*boxed, *plain),
                 wrong=("\\boxed{43}", "The answer is 43.", "\\boxed{4.2}"),
-                hostile=("\\boxed{41} or \\boxed{43}", "1 2 3 41 43", "\\boxed{}", "\\boxed{x}", "$9^{9^{9}}$"),
+                hostile=("\\boxed{41} or \\boxed{43}", "1 2 3 41 43", "\\boxed{}", "\\boxed{x}"),
             ),
             RewardCase(
                 prompt="What is one half?",

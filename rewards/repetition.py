@@ -60,7 +60,7 @@ class Repetition(Reward):
         units = _WORD.findall(folded) if self.config.by == "words" else [char for char in folded if not char.isspace()]
         repeated = repeated_share(units, self.config.n)
         over = max(repeated - self.config.free, 0.0) / (1 - self.config.free)
-        return Verdict(-self.config.penalty * over, {"repeated": repeated})
+        return Verdict(0.0 - self.config.penalty * over, {"repeated": repeated})
 
 
 def repeated_share(units: Sequence[str], n: int) -> float:

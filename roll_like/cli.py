@@ -1,4 +1,4 @@
-"""The command line: run, check, evaluate, export, list plugins, write the schema.
+"""The command line: run, check, evaluate, export, try rewards, list plugins, write the schema.
 
 Nothing heavy is imported here: `roll-like --help` answers at once, each command imports what it needs.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 OK, FAILED, WRONG_CONFIG, INTERRUPTED = 0, 1, 2, 130
 
 _EPILOG = """\
-exit codes: 0 done; 1 failed, or --check found problems; 2 the command line or the configuration is wrong;
+exit codes: 0 done; 1 failed, or a check found problems; 2 the command line or the configuration is wrong;
 130 interrupted
 
 examples:
@@ -59,7 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="roll-like",
         description="Reinforcement learning on language models: Ray, vLLM and DeepSpeed, on CPU and GPU.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=30),
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
@@ -77,6 +77,16 @@ def build_parser() -> argparse.ArgumentParser:
     export = _add(commands, "export", _export, "turn a checkpoint into a Hugging Face directory")
     export.add_argument("--checkpoint", required=True, type=Path, metavar="DIR", help="a run's checkpoint")
     export.add_argument("-o", "--output", required=True, type=Path, metavar="DIR", help="directory to write")
+
+    reward = _add(commands, "check-reward", _check_reward, "try a reward on right, wrong, empty and hostile answers")
+    reward.add_argument("name", metavar="NAME", help="registered name; with --config also its `name` there")
+    reward.add_argument("overrides", nargs="*", metavar="key=value", help="set one of its settings, such as boxed=true")
+    reward.add_argument("--cases", type=Path, metavar="FILE", help="answers of known worth, one JSON object a line")
+    reward.add_argument("--config", type=Path, metavar="FILE", help="YAML file of a run to take its settings from")
+    reward.add_argument(
+        "--import", action="append", default=[], dest="modules", metavar="MODULE", help="module that registers it"
+    )
+    reward.add_argument("--slow", type=float, metavar="SECONDS", help="what takes longer is suspicious (default: 1)")
 
     schema = _add(commands, "schema", _schema, "write the JSON Schema of a pipeline's configuration")
     schema.add_argument("--pipeline", default="rlvr", help="name of the pipeline (default: rlvr)")
@@ -170,6 +180,21 @@ def _export(arguments: argparse.Namespace) -> int:
     export_checkpoint(arguments.checkpoint, arguments.output)
     print(f"written: {arguments.output}")
     return OK
+
+
+def _check_reward(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from roll_like.config.load import import_plugins
+    from roll_like.rewards.check import SLOW_SECONDS, check_reward
+    from roll_like.rewards.settings import settings_of
+
+    import_plugins(arguments.modules)
+    name, settings = settings_of(arguments.name, arguments.config, arguments.overrides)
+    slow = SLOW_SECONDS if arguments.slow is None else arguments.slow
+    report = check_reward(name, arguments.cases, settings=settings, slow_seconds=slow)
+    report.show(Console())
+    return FAILED if report.suspicious else OK
 
 
 def _schema(arguments: argparse.Namespace) -> int:

@@ -170,7 +170,7 @@ def register_reward(name: str) -> Callable[[Any], Any]:
                 )
             REWARDS.register(name)(plugin)
         elif callable(plugin):
-            REWARDS.register(name)(_from_function(plugin))
+            REWARDS.register(name)(reward_class(plugin))
         else:
             raise PluginError(f"reward {name!r} should be a class or a function, found {plugin!r}")
         return plugin
@@ -183,8 +183,8 @@ def describe_error(error: BaseException) -> str:
     return "".join(traceback.format_exception(error, limit=-3)).strip()
 
 
-def _from_function(function: RewardFunction) -> type[Reward]:
-    """Return a reward that calls `function` on each completion and loses only those that raise."""
+def reward_class(function: RewardFunction) -> type[Reward]:
+    """Return a `Reward` class that calls `function` on each completion and loses only those that raise."""
 
     def judge(completion: Completion) -> Outcome:
         try:
@@ -225,4 +225,5 @@ __all__ = [
     "Verdict",
     "describe_error",
     "register_reward",
+    "reward_class",
 ]

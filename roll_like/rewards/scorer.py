@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import math
-import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
-from typing import Any, TypeVar
-
-import numpy as np
 
 from roll_like.errors import ConfigError, RewardError
 from roll_like.registry import REWARDS
-from roll_like.rewards.base import Completion, Outcome, Reward, RewardConfig, Verdict, describe_error
+from roll_like.rewards.base import Completion, Reward, RewardConfig, describe_error
+from roll_like.rewards.call import Judged, RewardCaller
 from roll_like.types import Failure, Group, Scored, Task, Trajectory
-
-T = TypeVar("T")
-Judged = Verdict | RewardError
 
 _log = logging.getLogger(__name__)
 
@@ -58,9 +49,8 @@ class Scorer:
         domains: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self._domains = domains or {}
-        self._timeout = timeout_seconds
         self._retries = retries
-        self._threads = _Threads()
+        self._caller = RewardCaller(timeout_seconds)
         self._rewards: list[_Entry] = []
         for config in configs:
             name = reward_name(config)
@@ -73,7 +63,7 @@ class Scorer:
     @property
     def hung(self) -> int:
         """Threads of synchronous rewards that still run past their time-out. They end with the process only."""
-        return self._threads.late + sum(entry.reward.hung for entry in self._rewards)
+        return self._caller.hung + sum(entry.reward.hung for entry in self._rewards)
 
     async def judge(self, names: Sequence[str], completions: Sequence[Completion]) -> dict[str, list[Judged]]:
         """Return the verdicts of the named rewards on a group, whatever its source; an error where one failed."""
@@ -125,7 +115,7 @@ class Scorer:
         judged: list[Judged] = []
         asked = list(range(len(completions)))
         for attempt in range(self._retries + 1):
-            outcome, final = await self._attempt(entry, [completions[index] for index in asked])
+            outcome, final = await self._caller.call(entry.reward, entry.lock, [completions[index] for index in asked])
             if not judged:
                 judged = list(outcome)
             for index, verdict in zip(asked, outcome, strict=True):
@@ -142,40 +132,6 @@ class Scorer:
             )
         return judged
 
-    async def _attempt(self, entry: _Entry, completions: list[Completion]) -> tuple[list[Judged], bool]:
-        """Return what one call gives, and whether another call is pointless."""
-        try:
-            return _read_outcomes(await self._call(entry, completions), len(completions)), False
-        except _HungError as error:
-            return [RewardError(str(error))] * len(completions), True
-        except Exception as error:  # noqa: BLE001 - a plugin may raise anything; its samples become Failures
-            failure = error if isinstance(error, RewardError) else RewardError(describe_error(error))
-            return [failure] * len(completions), False
-
-    async def _call(self, entry: _Entry, completions: list[Completion]) -> Any:
-        score = entry.reward.score
-        if asyncio.iscoroutinefunction(score):
-            return await self._bounded(score(completions))
-        async with entry.lock:  # a synchronous reward need not be thread-safe
-            raw = await self._threads.run(lambda: score(completions), timeout=self._timeout)
-        if isinstance(raw, Awaitable):
-            raw = await self._bounded(raw)
-        return raw
-
-    async def _bounded(self, work: Awaitable[Any]) -> Any:
-        task = asyncio.ensure_future(work)
-        try:
-            done, _ = await asyncio.wait({task}, timeout=self._timeout)
-        except asyncio.CancelledError:
-            task.cancel()
-            raise
-        if done:
-            return task.result()
-        # not awaited: a coroutine that swallows its cancellation would hold the group for ever
-        task.add_done_callback(_retrieve)
-        task.cancel()
-        raise RewardError(f"no verdict within {self._timeout:g} s", fix="raise rewards.timeout_seconds")
-
 
 @dataclass(frozen=True)
 class _Entry:
@@ -183,57 +139,6 @@ class _Entry:
     config: RewardConfig
     reward: Reward
     lock: asyncio.Lock
-
-
-class _HungError(RewardError):
-    """A synchronous reward ran out of time; its thread cannot be stopped."""
-
-
-class _Threads:
-    """Runs functions in daemon threads, which never keep the process from ending."""
-
-    def __init__(self) -> None:
-        self._late: list[threading.Thread] = []
-
-    @property
-    def late(self) -> int:
-        """Threads that still run past their time-out."""
-        self._late = [thread for thread in self._late if thread.is_alive()]
-        return len(self._late)
-
-    async def run(self, function: Callable[[], T], *, timeout: float) -> T:
-        """Return what `function` returns.
-
-        Raises:
-            _HungError: It did not return within `timeout` seconds.
-        """
-        loop = asyncio.get_running_loop()
-        finished = asyncio.Event()
-        results: list[T] = []
-        errors: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                results.append(function())
-            except BaseException as error:  # noqa: BLE001 - also exit(): handed to the waiting side
-                errors.append(error)
-            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
-                loop.call_soon_threadsafe(finished.set)
-
-        thread = threading.Thread(target=work, name="reward", daemon=True)
-        thread.start()
-        try:
-            await asyncio.wait_for(finished.wait(), timeout)
-        except TimeoutError:
-            self._late.append(thread)
-            raise _HungError(
-                f"no verdict within {timeout:g} s, and a thread cannot be stopped",
-                fix="raise rewards.timeout_seconds, or bound the reward's own waiting",
-            ) from None
-        if errors:
-            error = errors[0]
-            raise error if isinstance(error, Exception) else RewardError(describe_error(error))
-        return results[0]
 
 
 def to_completion(trajectory: Trajectory) -> Completion:
@@ -285,27 +190,3 @@ def _combine(trajectory: Trajectory, rewards: Sequence[_Entry], verdicts: Mappin
         total += entry.config.weight * verdict.value
     weights = {entry.name: entry.config.weight for entry in rewards}
     return Scored(trajectory=trajectory, reward=total, rewards=values, details=details, weights=weights)
-
-
-def _read_outcomes(raw: Any, expected: int) -> list[Judged]:
-    if not isinstance(raw, Sequence | np.ndarray) or isinstance(raw, str | bytes):
-        error = RewardError(f"`score` should return a list of {expected} verdicts, found {type(raw).__name__}")
-        return [error] * expected
-    if len(raw) != expected:
-        return [RewardError(f"`score` returned {len(raw)} verdicts for {expected} completions")] * expected
-    return [_read_outcome(outcome) for outcome in raw]
-
-
-def _read_outcome(outcome: Outcome) -> Judged:
-    if isinstance(outcome, RewardError):
-        return outcome
-    verdict = outcome if isinstance(outcome, Verdict) else Verdict(outcome)
-    for what, value in (("verdict", verdict.value), *((f"detail {key!r}", v) for key, v in verdict.details.items())):
-        if not isinstance(value, Real | np.bool_) or not math.isfinite(value):
-            return RewardError(f"the {what} should be a finite number, found {value!r} ({type(value).__name__})")
-    return Verdict(float(verdict.value), {str(key): float(value) for key, value in verdict.details.items()})
-
-
-def _retrieve(task: asyncio.Future[Any]) -> None:
-    if not task.cancelled():
-        task.exception()  # its time has passed; without this asyncio reports it as never retrieved

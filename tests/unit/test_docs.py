@@ -125,9 +125,9 @@ def test_make_help_lists_every_target() -> None:
 
 
 def test_the_readme_lists_every_command_of_the_program() -> None:
-    listed = set(re.findall(r"^\| `roll-like ([a-z]+)", (ROOT / "README.md").read_text(), flags=re.M))
+    listed = set(re.findall(r"^\| `roll-like ([a-z-]+)", (ROOT / "README.md").read_text(), flags=re.M))
     help_text = cli.build_parser().format_help()
-    assert listed == set(re.findall(r"^    ([a-z]+)  ", help_text, flags=re.M))
+    assert listed == set(re.findall(r"^    ([a-z-]+)  ", help_text, flags=re.M))
 
 
 def test_the_readme_maps_every_folder() -> None:

@@ -19,7 +19,17 @@ from roll_like import errors
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = {"roll_like", "pipelines", "envs", "rewards"}
-PUBLIC = {"Completion", "Outcome", "Reward", "RewardCase", "RewardConfig", "Verdict", "register_reward"}
+PUBLIC = {
+    "Completion",
+    "Outcome",
+    "Reward",
+    "RewardCase",
+    "RewardConfig",
+    "RewardReport",
+    "Verdict",
+    "check_reward",
+    "register_reward",
+}
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "datasets", "mlflow", "matplotlib")
 ERRORS = [found for _, found in inspect.getmembers(errors, inspect.isclass) if issubclass(found, errors.RollLikeError)]
 

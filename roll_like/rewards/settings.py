@@ -1,0 +1,53 @@
+"""Settings of one reward: from a run's file, from `key=value`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from roll_like.config.load import load_config
+from roll_like.errors import ConfigError
+
+
+def settings_of(name: str, config: Path | None, overrides: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """Return a reward's registered name and its settings.
+
+    Args:
+        name: Its registered name, or the `name` that it has in `config`.
+        config: A run's file, whose `rewards.use` holds its settings.
+        overrides: Settings as `key=value`; values are YAML, dots divide nested keys.
+
+    Raises:
+        ConfigError: The file is wrong or names no such reward, or an override is none.
+    """
+    values = {} if config is None else _from_file(name, config)
+    for override in overrides:
+        key, _, text = override.partition("=")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{override!r}: the value is no YAML: {error}", fix="quote it") from error
+        section = values
+        *parents, last = key.split(".")
+        for parent in parents:
+            section = section.setdefault(parent, {})
+            if not isinstance(section, dict):
+                raise ConfigError(f"{override!r}: {parent!r} holds no settings of its own", fix="set it as a whole")
+        section[last] = value
+    return str(values.get("type", name)), values
+
+
+def _from_file(name: str, path: Path) -> dict[str, Any]:
+    rewards = getattr(load_config(path), "rewards", None)
+    sections: list[dict[str, Any]] = [section.model_dump(mode="json") for section in getattr(rewards, "use", ())]
+    found = [section for section in sections if section.get("name") == name]
+    found = found or [section for section in sections if section["type"] == name]
+    if not found:
+        names = ", ".join(repr(section.get("name") or section["type"]) for section in sections)
+        raise ConfigError(
+            f"{path} uses no reward {name!r}; its rewards are {names or 'none'}", fix="correct the name or the file"
+        )
+    return found[0]
