@@ -3,7 +3,7 @@
 BIN := .venv/bin
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup demo test unit oracle oracle-setup lint types imports docs lock mlflow clean
+.PHONY: help setup demo test unit oracle oracle-setup tokenizers lint types imports docs lock mlflow clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -14,7 +14,7 @@ setup:  ## Make .venv from the pinned lock (does nothing when it is up to date)
 demo: setup  ## Train the quickstart: a real pretrained model, a few minutes on two CPU cores
 	@$(BIN)/python run_pipeline.py --config configs/rlvr_quickstart.yaml
 
-test: lint types imports oracle-setup  ## Lint, types, import contract and all tests that a CPU can run
+test: lint types imports oracle-setup tokenizers  ## Lint, types, import contract and all tests that a CPU can run
 	$(BIN)/pytest tests -m "not gpu"
 
 unit: setup  ## Unit and oracle tests only: two minutes, without Ray
@@ -25,6 +25,9 @@ oracle: oracle-setup  ## Compare the algorithms with other libraries; prints and
 
 oracle-setup: setup  ## Install the libraries that it compares with, apart from .venv
 	@bash scripts/oracle.sh
+
+tokenizers: setup  ## Fetch the tokenizers and chat templates that conversations are tested with
+	@bash scripts/tokenizers.sh
 
 lint: setup  ## Ruff: rules and formatting
 	$(BIN)/ruff check .

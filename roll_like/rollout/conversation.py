@@ -1,0 +1,389 @@
+"""Conversations of many turns, token-exact.
+
+A policy is trained on the tokens that it sampled, in the context in which it sampled them. So a conversation is
+one growing sequence of tokens: the rendered prompt, what was sampled, what the chat template writes between two
+turns (the glue: end-of-turn token, headers, the environment's messages, the next generation prompt), what was
+sampled next, and so on. Sampled tokens are never decoded and tokenised again.
+
+    conversation = Conversation(Renderer(tokenizer))
+    prompt_ids = conversation.start([{"role": "user", "content": "Which way?"}], tools)
+    ...                                              # the engine samples from prompt_ids
+    conversation.sampled(generation.token_ids, generation.logprobs, generation.segments)
+    prompt_ids = conversation.observe([{"role": "user", "content": "You hit a wall."}])
+    ...                                              # prompt_ids begins with all that came before
+    conversation.segments()                          # what to train on
+
+**The glue** is what the template writes after an assistant's turn. It is found by rendering the history with a
+sentinel in place of the turn's text, because the template may trim or change that text. Where the glue begins with a
+special token (all ChatML-like templates), its tokens are those that tokenising the whole rendered text would give: no
+token reaches across a special token. Where it begins with ordinary text, it is tokenised on its own; the sequence is
+still exactly what the engine saw, though the whole text's tokenisation may join characters across that border.
+
+**Cuts.** Some templates rewrite history: they drop the reasoning of earlier turns, or move a message. Then the rendered
+text no longer begins with what the engine saw. The sequence so far becomes a finished segment, and the next
+one starts from a fresh rendering of the whole history, none of it trained on again. Segments of one episode share its
+return. A template that only changes white space of a turn (it trims it, say) does not cut: the tokens stay as sampled.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from jinja2 import TemplateError
+
+from roll_like.errors import EnvError
+from roll_like.types import BoolArray, FloatArray, IntArray, Segment
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+#: A message as chat templates take it: `role`, `content`, and what a template knows beside (`tool_calls`, `name`).
+ChatMessage: TypeAlias = Mapping[str, Any]
+
+
+class Renderer:
+    """A tokenizer with its chat template. One may serve any number of conversations of one thread.
+
+    Args:
+        tokenizer: Has a chat template.
+        template_options: Further variables of the template, such as `enable_thinking`.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, template_options: Mapping[str, Any] | None = None
+    ) -> None:
+        self.tokenizer: Any = tokenizer
+        self.template_options = dict(template_options or {})
+        special = {token_id for token_id, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        self.special_ids = frozenset(special | {self.tokenizer.eos_token_id} - {None})
+
+    @cached_property
+    def end_of_turn(self) -> int | None:
+        """The special token after an assistant's text, or None where the template writes none."""
+        mark = _sentinel("")
+        try:
+            text = self.render([_USER, {"role": "assistant", "content": mark}, _USER], ())
+        except EnvError:
+            return None
+        if mark not in text:
+            return None
+        after = self.encode(text.partition(mark)[2])
+        at = self.first_special(after)
+        return None if at is None else int(after[at])
+
+    @cached_property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end a turn and are no part of its text."""
+        return frozenset({self.end_of_turn, self.tokenizer.eos_token_id} - {None})
+
+    def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> str:
+        """Return the template's text of messages, with the generation prompt.
+
+        Raises:
+            EnvError: The template refuses the messages.
+        """
+        try:
+            text = self.tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] or None,
+                add_generation_prompt=True,
+                tokenize=False,
+                **self.template_options,
+            )
+        except TemplateError as error:
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise EnvError(
+                f"the chat template refuses messages with the roles {roles}: {error}",
+                fix="change the messages that the environment gives, or model.chat_template",
+            ) from error
+        return str(text)
+
+    def encode(self, text: str) -> IntArray:
+        """Return the tokens of a rendered text, shape [T]; nothing is added to it."""
+        return np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
+
+    def decode(self, token_ids: npt.ArrayLike) -> str:
+        """Return the text of tokens, special ones included."""
+        ids = np.asarray(token_ids).tolist()
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def first_special(self, token_ids: IntArray) -> int | None:
+        """Return the place of the first special token."""
+        return next((at for at, token_id in enumerate(token_ids.tolist()) if token_id in self.special_ids), None)
+
+    def glue(
+        self, history: Sequence[ChatMessage], turn: ChatMessage, new: Sequence[ChatMessage], tools: Sequence[Any]
+    ) -> str | None:
+        """Return what the template writes after an assistant's turn: its end, the new messages, the next header.
+
+        None where the template does not write the turn's text exactly once.
+        """
+        mark = _sentinel(str((history, new, tools)))
+        try:
+            text = self.render([*history, {**turn, "content": mark}, *new], tools)
+        except EnvError:
+            return None
+        if text.count(mark) != 1:
+            return None
+        after = text.partition(mark)[2]
+        if turn.get("tool_calls"):  # they stand between the text and the end of the turn
+            at = -1 if self.end_of_turn is None else after.find(self.decode([self.end_of_turn]))
+            return after[at:] if at >= 0 else None
+        return after
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segmented:
+    """A part of a conversation in which every prompt extends the one before.
+
+    Attributes:
+        token_ids: What the engine saw and sampled, shape [T]; ends with a sampled token.
+        sampled: True where the policy sampled the token, shape [T].
+        logprobs: Behaviour log-probability of each sampled token in nats, 0 elsewhere, shape [T].
+        turns: Index of the turn that sampled the token, counted through the conversation; -1 elsewhere, shape [T].
+        spans: Which policy version sampled which span, where `Conversation.sampled` was told.
+        prompt_length: Tokens before the first sampled one.
+        cut: Why the next segment does not go on with this one; None for the last.
+    """
+
+    token_ids: IntArray
+    sampled: BoolArray
+    logprobs: FloatArray
+    turns: IntArray
+    spans: tuple[Segment, ...]
+    prompt_length: int
+    cut: str | None
+
+
+class Conversation:
+    """One episode's messages and tokens. Synchronous; knows neither engine nor environment.
+
+    Args:
+        renderer: Tokenizer and chat template of the policy.
+    """
+
+    def __init__(self, renderer: Renderer) -> None:
+        self.renderer = renderer
+        self._tools: tuple[Mapping[str, Any], ...] = ()
+        self._messages: list[ChatMessage] = []  # without the turn that is being sampled
+        self._prompt_text = ""  # the template's text of `_messages`, generation prompt included
+        self._told: ChatMessage | None = None
+        self._turn: list[int] | None = None  # tokens of the turn since the last prompt; None before the first
+        self._turns = 0
+        self._open = _Tokens()
+        self._finished: list[Segmented] = []
+
+    @property
+    def messages(self) -> tuple[ChatMessage, ...]:
+        """The history as the template is given it, the latest turn included."""
+        return (*self._messages, *(() if self._turn is None else (self._assistant(self._turn),)))
+
+    @property
+    def tokens(self) -> IntArray:
+        """Prompt of the next sample: everything of the current segment, shape [T]."""
+        return self._open.token_ids
+
+    @property
+    def turns(self) -> int:
+        """Turns that the policy has taken."""
+        return self._turns
+
+    @property
+    def cuts(self) -> int:
+        """How often the template rewrote history."""
+        return sum(segment.cut is not None for segment in self._finished)
+
+    def start(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> IntArray:
+        """Begin the conversation and return the first prompt, shape [T].
+
+        Args:
+            messages: Not empty; the template may add a system message of its own.
+            tools: Function schemas in OpenAI's form, for the template to render.
+
+        Raises:
+            EnvError: The chat template refuses the messages.
+            ValueError: The conversation has begun already.
+        """
+        if self._messages:
+            raise ValueError("the conversation has begun; use observe() to go on, or a new Conversation")
+        if not messages:
+            raise EnvError("an environment began a conversation without a message", fix="return a text from reset()")
+        self._tools = tuple(tools)
+        self._prompt_text = self.renderer.render(messages, self._tools)
+        self._messages = list(messages)
+        self._open.add(self.renderer.encode(self._prompt_text))
+        return self.tokens
+
+    def sampled(
+        self,
+        token_ids: npt.ArrayLike,
+        logprobs: npt.ArrayLike,
+        spans: Sequence[Segment] = (),
+        *,
+        message: ChatMessage | None = None,
+    ) -> None:
+        """Append what the policy sampled after the latest prompt, exactly.
+
+        A second call before `observe` goes on with the same turn: an aborted sample that was continued.
+
+        Args:
+            token_ids: Sampled tokens, shape [R]; with or without an end-of-turn token, possibly none.
+            logprobs: Behaviour log-probability of each, shape [R].
+            spans: Which policy version sampled which span of `token_ids`, as in `Generation.segments`.
+            message: The turn as later prompts shall show it, for example with `tool_calls`; default: the decoded
+                text as `content`, tool calls as the policy wrote them, which templates repeat word for word.
+                A message whose rendering differs from what was sampled by more than white space leads to a cut.
+
+        Raises:
+            ValueError: Before `start`, or the arrays differ in length.
+        """
+        if not self._messages:
+            raise ValueError("nothing can be sampled before start()")
+        ids, logs = np.asarray(token_ids, np.int32).reshape(-1), np.asarray(logprobs, np.float32).reshape(-1)
+        if ids.shape != logs.shape:
+            raise ValueError(f"{len(ids)} sampled tokens came with {len(logs)} log-probabilities")
+        if self._turn is None:
+            self._turn = []
+            self._turns += 1
+        self._turn.extend(ids.tolist())
+        self._told = message
+        self._open.add(ids, logs, self._turns - 1, spans)
+
+    def observe(self, messages: Sequence[ChatMessage]) -> IntArray:
+        """Append the template's glue and the environment's messages; return the next prompt, shape [T].
+
+        It extends the previous sequence, unless the template rewrote history: then it starts a new segment.
+
+        Raises:
+            EnvError: The chat template refuses the messages.
+            ValueError: Nothing was sampled since the last prompt.
+        """
+        if self._turn is None:
+            raise ValueError("observe() follows sampled(); nothing was sampled since the last prompt")
+        turn = self._assistant(self._turn)
+        text = self.renderer.render([*self._messages, turn, *messages], self._tools)
+        glue = self.renderer.glue(self._messages, turn, messages, self._tools)
+        if glue is None or not self._goes_on(text, glue):
+            self._cut(text)
+        else:
+            self._open.add(self._after_turn(self.renderer.encode(glue)))
+        self._messages += [turn, *messages]
+        self._prompt_text, self._turn, self._told = text, None, None
+        return self.tokens
+
+    def segments(self) -> tuple[Segmented, ...]:
+        """Return what to train on, in order: segments that hold at least one sampled token.
+
+        What was observed after the last sampled token is left out.
+        """
+        last = self._open.finish(cut=None)
+        return (*self._finished, *(() if last is None else (last,)))
+
+    def _assistant(self, turn: Sequence[int]) -> ChatMessage:
+        return self._told if self._told is not None else {"role": "assistant", "content": self._turn_text(turn)}
+
+    def _turn_text(self, turn: Sequence[int]) -> str:
+        ended = bool(turn) and turn[-1] in self.renderer.end_ids
+        return self.renderer.decode(turn[:-1] if ended else turn)
+
+    def _goes_on(self, text: str, glue: str) -> bool:
+        """Return whether `text` is the last prompt, the turn (white space aside) and the glue."""
+        if not (text.startswith(self._prompt_text) and text.endswith(glue)):
+            return False
+        end = len(text) - len(glue)
+        if end < len(self._prompt_text):
+            return False
+        shown, sampled = text[len(self._prompt_text) : end], self._turn_text(self._turn or ())
+        return shown == sampled or _squeezed(shown) == _squeezed(sampled)
+
+    def _after_turn(self, glue: IntArray) -> IntArray:
+        """Return the glue without an end-of-turn token that the policy has sampled already."""
+        at = self.renderer.first_special(glue)
+        if not self._turn or at is None or not self._turn[-1] == self.renderer.end_of_turn == glue[at]:
+            return glue
+        return glue[at + 1 :]
+
+    def _cut(self, text: str) -> None:
+        expected = self._prompt_text + self._turn_text(self._turn or ())
+        segment = self._open.finish(cut=_difference(expected, text))
+        if segment is not None:
+            self._finished.append(segment)
+        self._open = _Tokens()
+        self._open.add(self.renderer.encode(text))
+
+
+@dataclass(slots=True)
+class _Tokens:
+    """A segment that grows."""
+
+    ids: list[IntArray] = field(default_factory=list)
+    logprobs: list[FloatArray] = field(default_factory=list)
+    turns: list[IntArray] = field(default_factory=list)
+    spans: list[Segment] = field(default_factory=list)
+    length: int = 0
+
+    def add(
+        self, ids: IntArray, logprobs: FloatArray | None = None, turn: int = -1, spans: Sequence[Segment] = ()
+    ) -> None:
+        """Append tokens: observed ones, or, with log-probabilities, those of a turn."""
+        self.ids.append(ids)
+        self.logprobs.append(np.zeros(len(ids), np.float32) if logprobs is None else logprobs)
+        self.turns.append(np.full(len(ids), turn, np.int32))
+        self.spans += [
+            Segment(start=self.length + span.start, end=self.length + span.end, policy_version=span.policy_version)
+            for span in spans
+        ]
+        self.length += len(ids)
+
+    @property
+    def token_ids(self) -> IntArray:
+        """Everything so far, shape [T]."""
+        return np.concatenate(self.ids) if self.ids else np.zeros(0, np.int32)
+
+    def finish(self, cut: str | None) -> Segmented | None:
+        """Return the tokens up to the last sampled one, or None where there is none."""
+        if not self.ids:
+            return None
+        turns_T = np.concatenate(self.turns)
+        places = np.flatnonzero(turns_T >= 0)
+        if not len(places):
+            return None
+        end = int(places[-1]) + 1
+        return Segmented(
+            token_ids=self.token_ids[:end],
+            sampled=turns_T[:end] >= 0,
+            logprobs=np.concatenate(self.logprobs)[:end],
+            turns=turns_T[:end],
+            spans=tuple(self.spans),
+            prompt_length=int(places[0]),
+            cut=cut,
+        )
+
+
+_USER: ChatMessage = {"role": "user", "content": "."}
+
+
+def _sentinel(text: str) -> str:
+    """Return a word that is not in `text`, and that no template has a reason to change."""
+    number = 0
+    while (mark := f"xq{number}turnqx") in text:
+        number += 1
+    return mark
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+def _difference(expected: str, found: str) -> str:
+    """Say where a rendering leaves what the engine saw."""
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(expected, found, strict=False))
+    at = sum(1 for _ in same)
+    was, became = (text[at : at + 40] + ("…" if len(text) > at + 40 else "") for text in (expected, found))
+    return f"the chat template rewrote history at character {at}: {was!r} became {became!r}"
