@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,6 +28,11 @@ from roll_like.sandbox.zygote import Execution, Job, Zygote
 T = TypeVar("T")
 
 INSTALL = "apt-get install bubblewrap (Debian, Ubuntu), dnf install bubblewrap (Fedora)"
+HELP = (
+    f"install bubblewrap: {INSTALL}; in a container, allow user namespaces (Docker: --security-opt seccomp=unconfined"
+    " --security-opt systempaths=unconfined), or choose the weaker backend `landlock` by name;"
+    " `python -m roll_like.sandbox` shows every probe"
+)
 
 #: User and group id of programs, as they see it.
 _UID = 1000
@@ -47,7 +53,7 @@ class BwrapBox:
     name = "bwrap"
 
     def __init__(self, *, workers: int = 2, recycle: int = 64, nest: bool = True) -> None:
-        self._pool = ZygotePool(workers=workers, recycle=recycle, nest=nest)
+        self._pool = ZygotePool(partial(start_zygote, nest=nest), workers=workers, recycle=recycle)
 
     async def run(self, program: Program, stdin: str, limits: Limits) -> BoxReport:
         """Run a whole program on standard input."""
@@ -151,19 +157,17 @@ class ZygotePool:
     """Zygotes that are idle or at work. Belongs to the event loop in which it is first used.
 
     Args:
+        start: Starts one; blocks, and is called in a thread.
         workers: Most zygotes at a time.
         recycle: Executions of one zygote.
-        nest: Whether zygotes try namespaces of their own for each execution.
-        compilers: Whether the box holds the system's programs (for languages other than Python).
     """
 
-    def __init__(self, *, workers: int, recycle: int, nest: bool = True, compilers: bool = False) -> None:
+    def __init__(self, start: Callable[[], Zygote], *, workers: int, recycle: int) -> None:
+        self._start = start
         self._free = asyncio.Semaphore(workers)
         self._idle: list[Zygote] = []
         self._busy: set[Zygote] = set()
         self._recycle = recycle
-        self._nest = nest
-        self._compilers = compilers
         # bubblewrap ends with the thread that started it, so that thread has to live as long as the pool
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="sandbox")
         self._closed = False
@@ -190,7 +194,7 @@ class ZygotePool:
         try:
             if self._closed:
                 raise SandboxUnavailable("the sandbox is closed")
-            zygote = self._idle.pop() if self._idle else await self._start()
+            zygote = self._idle.pop() if self._idle else await self._in_thread(self._start)
         except BaseException:
             self._free.release()
             raise
@@ -216,17 +220,25 @@ class ZygotePool:
         self._idle.clear()
         self._starter.shutdown(wait=True)
 
-    async def _start(self) -> Zygote:
-        return await self._in_thread(self._start_blocking)
-
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._starter, work)
 
-    def _start_blocking(self) -> Zygote:
-        command, uid = box_command(compilers=self._compilers)
-        return Zygote.start(
-            command, seccomp=filter_program(), control=_CONTROL, config={"uid": uid, "nest": self._nest}
-        )
+
+def start_zygote(*, nest: bool = True, compilers: bool = False) -> Zygote:
+    """Start a zygote in a sandbox; blocks.
+
+    Args:
+        nest: Whether it tries namespaces of their own for each execution.
+        compilers: Whether the sandbox holds the system's programs (for languages other than Python).
+
+    Raises:
+        SandboxUnavailable: bubblewrap is missing or refuses.
+    """
+    command, uid = box_command(compilers=compilers)
+    try:
+        return Zygote.start(command, seccomp=filter_program(), control=_CONTROL, config={"uid": uid, "nest": nest})
+    except SandboxUnavailable as error:
+        raise SandboxUnavailable(error.message, fix=HELP) from error
 
 
 def box_command(*, compilers: bool = False, tmp_bytes: int = Limits().tmp_bytes) -> tuple[list[str], int | None]:
@@ -243,7 +255,8 @@ def box_command(*, compilers: bool = False, tmp_bytes: int = Limits().tmp_bytes)
     command = [program, *_NAMESPACES, "--as-pid-1", "--die-with-parent", "--new-session", "--clearenv"]
     command += ["--hostname", "sandbox", "--cap-drop", "ALL"]
     command += [word for capability in capabilities for word in ("--cap-add", capability)]
-    command += [*(compiler_mounts() if compilers else ()), *interpreter_mounts(), *box_mounts(tmp_bytes)]
+    command += compiler_mounts() if compilers else ()
+    command += [*interpreter_mounts(beside_system=compilers), *box_mounts(tmp_bytes)]
     start = f"import sys; sys.path.insert(0, {BOX!r}); from roll_like.sandbox.zygote_main import main"
     command += ["--", PYTHON, "-I", "-S", "-X", "utf8", "-c", f"{start}; main({_CONTROL}, {BOX!r})"]
     if not root:

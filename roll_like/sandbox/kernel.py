@@ -63,6 +63,12 @@ def mount_tmpfs(target: str, size: int, *, executable: bool) -> None:
     _call("mount", b"tmpfs", target.encode(), b"tmpfs", flags, f"size={size},nr_inodes=4096,mode=1777".encode())
 
 
+def mount_processes(target: str) -> None:
+    """Mount a /proc that shows this process namespace and nothing of the machine (Linux 5.8)."""
+    flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
+    _call("mount", b"proc", target.encode(), b"proc", flags, b"subset=pid,hidepid=invisible")
+
+
 def unmount(target: str) -> None:
     """Take a mount away."""
     _call("umount2", target.encode(), _MNT_DETACH)

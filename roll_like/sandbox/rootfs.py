@@ -17,6 +17,8 @@ BOX = "/box"
 #: The interpreter inside.
 PYTHON = f"/python/bin/python{sys.version_info.major}.{sys.version_info.minor}"
 
+#: Libraries of the interpreter's own, where the system's are mounted as a whole.
+_SHARED = "/python/shared"
 _INSIDE = ("codec.py", "kernel.py", "worker.py", "zygote_main.py")
 _DEVICES = ("null", "random", "urandom")
 
@@ -44,8 +46,11 @@ def interpreter_path() -> str:
 
 
 @cache
-def interpreter_mounts() -> tuple[str, ...]:
+def interpreter_mounts(*, beside_system: bool = False) -> tuple[str, ...]:
     """Return bubblewrap arguments that bring the interpreter, its standard library and their shared libraries.
+
+    Args:
+        beside_system: The system's libraries are there already (`compiler_mounts`).
 
     Raises:
         SandboxUnavailable: The interpreter does not start by itself.
@@ -67,6 +72,10 @@ def interpreter_mounts() -> tuple[str, ...]:
     paths = {os.path.realpath(path) for path in listing.stdout.splitlines() if os.path.isfile(path)}
     libraries = {path for path in paths if ".so" in os.path.basename(path) and not path.startswith(library + os.sep)}
     system = _library_folder(libraries)
+    if beside_system:
+        libraries = {path for path in libraries if os.path.dirname(path) != system}
+        loader, system = None, _SHARED
+        arguments += ["--setenv", "LD_LIBRARY_PATH", _SHARED]
     arguments += folders(system)
     for path in sorted(libraries):
         arguments += ["--ro-bind", path, os.path.join(system, os.path.basename(path))]
@@ -105,7 +114,10 @@ def box_mounts(tmp_bytes: int) -> tuple[str, ...]:
     for name in _DEVICES:
         arguments += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
     # glibc keeps shared memory and semaphores in /dev/shm; here they share /tmp's limit
-    arguments += ["--symlink", "/tmp", "/dev/shm", "--remount-ro", "/dev"]
+    arguments += ["--symlink", "/tmp", "/dev/shm"]
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        arguments += ["--symlink", f"/proc/self/fd/{number}", f"/dev/{name}"]
+    arguments += ["--remount-ro", "/dev"]
     arguments += [
         "--perms",
         "1777",

@@ -23,11 +23,9 @@ def _words(text: str) -> list[str]:
 
 _CALLS = _words("""
 read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek _llseek
-open openat openat2 creat close close_range access faccessat faccessat2 dup dup2 dup3 fcntl fcntl64 flock
+open openat openat2 creat close close_range access faccessat faccessat2 dup dup2 dup3 flock
 stat fstat lstat newfstatat fstatat64 stat64 fstat64 lstat64 statx statfs fstatfs statfs64 fstatfs64
-getdents getdents64 getcwd chdir fchdir rename renameat renameat2 mkdir mkdirat rmdir unlink unlinkat
-link linkat symlink symlinkat readlink readlinkat truncate ftruncate truncate64 ftruncate64 fallocate
-chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes utimensat futimesat umask
+getdents getdents64 getcwd chdir fchdir readlink readlinkat umask
 fsync fdatasync sync_file_range fadvise64 readahead copy_file_range sendfile sendfile64 pipe pipe2
 getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr
 poll ppoll select _newselect pselect6 epoll_create epoll_create1 epoll_ctl epoll_ctl_old epoll_wait epoll_wait_old
@@ -42,6 +40,13 @@ uname sysinfo getrandom getpriority setpriority sched_yield sched_getaffinity sc
 sched_getparam sched_getscheduler sched_get_priority_max sched_get_priority_min sched_getattr
 futex futex_waitv set_robust_list get_robust_list set_tid_address rseq restart_syscall arch_prctl prctl
 exit exit_group wait4 waitid waitpid fork vfork execve execveat
+""")
+
+#: Not all of these are among Landlock's rights, and nothing is writable there.
+_FILE_CHANGES = _words("""
+rename renameat renameat2 mkdir mkdirat rmdir unlink unlinkat link linkat symlink symlinkat
+truncate ftruncate truncate64 ftruncate64 fallocate
+chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes utimensat futimesat
 """)
 
 #: Meaningful only where a process namespace confines them.
@@ -69,6 +74,9 @@ _CLONE_FORBIDDEN = 0x7E020000 | 0x2000 | 0x00800000 | 0x8000
 _MAP_SHARED, _MAP_ANONYMOUS = 0x01, 0x20
 #: TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX.
 _IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+#: F_DUPFD to F_SETLKW, locks of open files, F_DUPFD_CLOEXEC, F_GETPIPE_SZ; not F_SETOWN (it sends signals),
+#: F_SETPIPE_SZ or leases.
+_FCNTLS = (*range(8), 36, 37, 38, 1030, 1032)
 _AF_UNIX = 1
 
 
@@ -97,10 +105,11 @@ def filter_program(profile: Profile = "namespaces") -> bytes:
             rules.add_rule(action, name, *conditions)
 
     namespaces = profile == "namespaces"
-    allowed = [*_CALLS, *_IN_NAMESPACES] if namespaces else [name for name in _CALLS if name not in _PROCESSES]
+    inside = [*_IN_NAMESPACES, *_FILE_CHANGES]
+    allowed = [*_CALLS, *inside] if namespaces else [name for name in _CALLS if name not in _PROCESSES]
     for name in allowed:
         add(everywhere, name)
-    refused = _DENIED if namespaces else [*_DENIED, *_IN_NAMESPACES, *_PROCESSES, "clone", "socketpair"]
+    refused = _DENIED if namespaces else [*_DENIED, *inside, *_PROCESSES, "clone", "socketpair"]
     for name in refused:
         add(pyseccomp.ERRNO(errno.EPERM), name)
     if namespaces:
@@ -110,10 +119,12 @@ def filter_program(profile: Profile = "namespaces") -> bytes:
     for name in ("mmap", "mmap2"):
         add(everywhere, name, pyseccomp.Arg(3, masked, _MAP_SHARED, 0))
         add(everywhere, name, pyseccomp.Arg(3, masked, _MAP_SHARED | _MAP_ANONYMOUS, _MAP_SHARED))
+    for name in ("fcntl", "fcntl64"):
+        for command in _FCNTLS:
+            add(everywhere, name, pyseccomp.Arg(1, masked, 0xFFFFFFFF, command))
     for request in _IOCTLS:
         add(everywhere, "ioctl", pyseccomp.Arg(1, masked, 0xFFFFFFFF, request))
-    for name in ("prlimit64", "sched_setaffinity")[: 1 if namespaces else 2]:
-        add(everywhere, name, pyseccomp.Arg(0, pyseccomp.EQ, 0))  # its own limits only
+    add(everywhere, "prlimit64", pyseccomp.Arg(0, pyseccomp.EQ, 0))  # its own limits only
     with tempfile.TemporaryFile() as file:
         rules.export_bpf(file)
         file.seek(0)

@@ -29,6 +29,32 @@ CALLS, ANSWERS = 3, 4
 FILE_NAME = "main.py"
 
 
+def take_streams(descriptors: list[int]) -> bytes:
+    """Make the job's descriptors this process's only ones and return the source that the first of them holds."""
+    lowest = max(*descriptors, ANSWERS) + 1
+    parked = [os.dup2(descriptor, lowest + index) for index, descriptor in enumerate(descriptors)]
+    with open(parked[0], "rb") as file:
+        file.seek(0)
+        source = file.read()
+    for target, descriptor in enumerate(parked[1:]):
+        os.dup2(descriptor, target)
+    os.closerange(len(parked) - 1, 1 << 16)
+    return source
+
+
+def could_not_start(error: BaseException) -> NoReturn:
+    """Leave with the status that says so."""
+    os.write(2, f"the worker could not start: {type(error).__name__}: {error}\n".encode())
+    os._exit(NOT_STARTED)
+
+
+def work(kind: str, source: bytes) -> NoReturn:
+    """Run a Python program, or serve calls into it."""
+    if kind == "serve":
+        serve_program(source)
+    run_program(source)
+
+
 def apply_limits(limits: dict[str, float], *, address_space: int | None, stack: int, others: int) -> None:
     """Set the resource limits of a worker.
 
@@ -95,12 +121,15 @@ def serve_program(source: bytes) -> NoReturn:
     _leave(0)
 
 
-def execute(source: bytes, path: str, arguments: list[str]) -> NoReturn:
-    """Write `source` to `path` and become another program."""
+def write_file(contents: bytes, path: str) -> None:
+    """Make an executable file."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "wb") as file:
-        file.write(source)
-    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin:/node/bin", "HOME": "/tmp", "TMPDIR": "/tmp"}
-    os.execve(arguments[0], arguments, environment)
+        file.write(contents)
+
+
+def execute(arguments: list[str]) -> NoReturn:
+    """Become another program."""
+    os.execve(arguments[0], arguments, {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp"})
 
 
 def _compiled(source: bytes) -> Any:

@@ -1,6 +1,6 @@
 """The first process inside a box: it has Python started, and forks a worker for each execution.
 
-Runs under bubblewrap (or alone with Landlock), started by `roll_like.sandbox.zygote`. Only the standard
+Runs under bubblewrap, started by `roll_like.sandbox.zygote`. Only the standard
 library, and nothing that a program could have written is ever read here. For each execution:
 
     zygote ─fork─▶ init ─fork─▶ worker
@@ -224,6 +224,8 @@ def _used(folder: int) -> int:
 
 def _kill_all_others() -> None:
     """End every process of a namespace of which this is the first."""
+    if os.getpid() != 1:
+        raise RuntimeError("only the first process of a namespace may end all others")
     with contextlib.suppress(ProcessLookupError):  # nobody else is left
         os.kill(-1, signal.SIGKILL)
 
@@ -242,7 +244,7 @@ def _init(
             kernel.keep_mounts_private()
             size = int(limits["tmp_bytes"])
             kernel.mount_tmpfs("/tmp", size, executable=job["kind"] == "exec")
-            kernel.unmount("/proc")
+            kernel.mount_processes("/proc")  # over the zygote's, whose own is out of sight from here on
         os.chdir("/tmp")
         folder = os.open("/tmp", os.O_RDONLY)
         socket.send_fds(messages, [struct.pack("q", resident)], [folder])
@@ -251,7 +253,7 @@ def _init(
         kernel.forbid_new_privileges()
         child = os.fork()
         if child == 0:
-            _worker(job, descriptors, messages, seccomp, space)
+            _worker(job, descriptors, seccomp, space)
         for descriptor in (0, 1, 2, *descriptors):
             os.close(descriptor)
         while True:
@@ -264,23 +266,14 @@ def _init(
     os._exit(0)
 
 
-def _worker(
-    job: dict[str, Any], descriptors: list[int], messages: socket.socket, seccomp: bytes, space: int
-) -> NoReturn:
+def _worker(job: dict[str, Any], descriptors: list[int], seccomp: bytes, space: int) -> NoReturn:
     """Become what the job asks for, with nothing left but the job's own streams."""
+    external = job["kind"] == "exec"
     try:
         os.setsid()
-        highest = max(*descriptors, worker.ANSWERS + 1, messages.fileno())
-        parked = [os.dup2(descriptor, highest + 1 + index) for index, descriptor in enumerate(descriptors)]
-        source_from, *streams = parked
-        with os.fdopen(os.dup(source_from), "rb") as file:
-            file.seek(0)
-            source = file.read()
-        for target, descriptor in enumerate(streams):
-            os.dup2(descriptor, target)
-        messages.detach()
-        os.closerange(len(streams), 1 << 16)
-        external = job["kind"] == "exec"
+        source = worker.take_streams(descriptors)
+        if external:
+            worker.write_file(source, job["path"])
         memory = int(job["limits"]["memory_bytes"])
         worker.apply_limits(
             job["limits"],
@@ -290,13 +283,10 @@ def _worker(
         )
         kernel.load_filter(seccomp)
     except BaseException as error:  # noqa: BLE001 - the report tells it apart by its status
-        os.write(2, f"the worker could not start: {type(error).__name__}: {error}\n".encode())
-        os._exit(worker.NOT_STARTED)
+        worker.could_not_start(error)
     if external:
-        worker.execute(source, job["path"], job["arguments"])
-    if job["kind"] == "serve":
-        worker.serve_program(source)
-    worker.run_program(source)
+        worker.execute(job["arguments"])
+    worker.work(job["kind"], source)
 
 
 assert codec is not None  # loaded here once, for every worker

@@ -242,7 +242,7 @@ os._exit(0)
 async def test_the_file_system_is_read_only_and_small(box):
     source = """
 import os
-print(sorted(os.listdir('/')), sorted(os.listdir('/dev')), os.listdir('/proc'), os.path.exists('/etc'))
+print(*(sorted(os.listdir(folder)) for folder in ('/', '/dev', '/proc')), os.path.exists('/etc'))
 found = []
 for folder, folders, files in os.walk('/'):
     for name in [*folders, *files]:
@@ -258,7 +258,8 @@ print([hidden for hidden in ('site-packages', 'test') if os.listdir(os.path.join
 """
     root, writable, hidden = (await printed(box, source)).split("\n")
     assert root == (
-        "['box', 'dev', 'lib64', 'proc', 'python', 'tmp', 'usr'] ['null', 'random', 'shm', 'urandom'] [] False"
+        "['box', 'dev', 'lib64', 'proc', 'python', 'tmp', 'usr'] "
+        "['null', 'random', 'shm', 'stderr', 'stdin', 'stdout', 'urandom'] ['2', 'self', 'thread-self'] False"
     )
     assert writable == "['/dev/null', '/dev/random', '/dev/urandom', '/tmp']"
     assert hidden == "[]"
@@ -360,6 +361,10 @@ async def test_zygotes_are_recycled_and_with_them_hash_seed_and_layout(box):
 
 async def test_random_numbers_differ_between_executions_of_a_zygote(box):
     assert len({await printed(box, "import random; print(random.random())") for _ in range(4)}) == 4
+
+
+async def test_standard_input_can_be_opened_by_name(box):
+    assert await printed(box, "print(open('/dev/stdin').read(), end='')", stdin="a\nb\n") == "a\nb"
 
 
 async def test_event_loops_and_subprocesses_work_within_the_limits(box):
@@ -524,7 +529,9 @@ async def test_closing_leaves_no_process():
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
 
 
-async def test_a_zygote_that_does_not_answer_is_killed():
+async def test_a_zygote_that_does_not_answer_is_killed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("roll_like.sandbox.zygote._KILL_SECONDS", 0.3)
+    monkeypatch.setattr("roll_like.sandbox.zygote._STOP_SECONDS", 0.3)
     fresh = BwrapBox(workers=1)
     await fresh.run(Program("pass"), "", LIMITS)
     monitor = next(iter(fresh._pool._idle)).process.pid
