@@ -59,7 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="roll-like",
         description="Reinforcement learning on language models: Ray, vLLM and DeepSpeed, on CPU and GPU.",
         epilog=_EPILOG,
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=30),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 

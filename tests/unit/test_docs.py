@@ -99,7 +99,7 @@ def test_commands_exist(page: Path) -> None:
 def assert_parses(arguments: list[str]) -> None:
     words = " ".join(arguments).replace("[key=value …]", "a=b").replace("[RUN]", "").split()
     if len(words) == 1:  # a command that is only named
-        assert f"    {words[0]} " in cli.build_parser().format_help()
+        assert re.search(rf"^    {words[0]}(?:  |$)", cli.build_parser().format_help(), flags=re.M)
         return
     parsed, further = cli.build_parser().parse_known_args(words)
     assert all("=" in word for word in further), further
@@ -110,7 +110,9 @@ def assert_parses(arguments: list[str]) -> None:
 
 @each_page
 def test_configuration_keys_exist(page: Path) -> None:
-    known = {".".join(part for part in path if isinstance(part, str)) for path in all_keys(RLVRConfig)}
+    paths = [*all_keys(RLVRConfig)]
+    paths += [path for name in REWARDS.names() for path in all_keys(REWARDS.get(name).Config, None, ("rewards", "use"))]
+    known = {".".join(part for part in path if isinstance(part, str)) for path in paths}
     pattern = rf"`((?:{'|'.join(SECTIONS)})\.[a-z_]+(?:\.[a-z_]+)*)(?::[^`]*|=[^`]*)?`"
     for key in re.findall(pattern, prose(page)):
         if not key.endswith((".jsonl", ".py", ".md")):
@@ -127,7 +129,7 @@ def test_make_help_lists_every_target() -> None:
 def test_the_readme_lists_every_command_of_the_program() -> None:
     listed = set(re.findall(r"^\| `roll-like ([a-z-]+)", (ROOT / "README.md").read_text(), flags=re.M))
     help_text = cli.build_parser().format_help()
-    assert listed == set(re.findall(r"^    ([a-z-]+)  ", help_text, flags=re.M))
+    assert listed == set(re.findall(r"^    ([a-z-]+)(?:  |$)", help_text, flags=re.M))
 
 
 def test_the_readme_maps_every_folder() -> None:

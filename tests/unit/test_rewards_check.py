@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -62,6 +62,7 @@ def test_gold_below_1() -> None:
     report = check_reward(lambda completion: 0.9 * honest(completion), CASES)
     assert kinds(report) == {"gold"}
     assert report.suspicious == ["a right answer gets 0.9, below 1"]
+    assert check_reward(lambda completion: 0.0, CASES).suspicious == ["a right answer gets 0, below 1"]
 
 
 def test_empty_above_0() -> None:
@@ -269,7 +270,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, text: str, message: str) -> N
 
 
 @pytest.fixture
-def my_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def my_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "checked_rewards.py").write_text(
         "from roll_like import register_reward\n"
         "@register_reward('pays_all')\n"
@@ -277,7 +278,7 @@ def my_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
-    yield "checked_rewards"
+    return "checked_rewards"
 
 
 def test_the_command(cases_file: Path, my_module: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -286,7 +287,7 @@ def test_the_command(cases_file: Path, my_module: str, capsys: pytest.CaptureFix
     assert cli.main(["check-reward", "math", "boxed=true", "--cases", str(cases_file), "timeout_seconds=3"]) == 1
     assert "a right answer gets 0, below 1" in " ".join(capsys.readouterr().out.split())
     assert cli.main(["check-reward", "pays_all", "--import", my_module, "--slow", "5"]) == 1
-    assert "an empty answer gets 1, above" in capsys.readouterr().out
+    assert "an empty answer gets 1" in capsys.readouterr().out
     assert cli.main(["check-reward", "matth"]) == 1
     assert "did you mean 'math'" in capsys.readouterr().err
     assert cli.main(["check-reward", "math", "boxd=true"]) == 2
