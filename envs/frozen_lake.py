@@ -1,0 +1,185 @@
+"""Frozen lake: walk over ice to the goal without falling into a hole; a new map for each seed.
+
+Gymnasium's own `FrozenLakeEnv`, its rendering as text and a description of what lies around.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_map
+
+from envs.planning import best_action, state_values
+from roll_like.envs import AnsiText, DiscreteActions, Instructions, Success, TextWrapper, TurnLimit, few_shot
+from roll_like.envs.actions import Style
+from roll_like.errors import EnvError
+
+View: TypeAlias = Literal["grid", "words", "both"]
+VIEWS: tuple[View, ...] = ("grid", "words", "both")
+
+#: Gymnasium's actions in order, with the step that each takes: rows, columns.
+MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
+_TILES = {"S": "ice", "F": "ice", "H": "hole", "G": "goal"}
+_RED = 41  # the colour of the tile that the player stands on
+
+
+class SeededLake(FrozenLakeEnv):
+    """`FrozenLakeEnv` whose map, and where asked for whose start, comes from the seed.
+
+    Options are those of `make_frozen_lake`.
+    """
+
+    def __init__(
+        self,
+        *,
+        size: int,
+        hole_share: float,
+        slippery: bool,
+        random_start: bool,
+        lake: Sequence[str] | None,
+        hole_reward: float,
+        step_reward: float,
+    ) -> None:
+        if not 2 <= size <= 20 or not 0 <= hole_share <= 0.5:
+            raise EnvError(f"size should be 2 to 20 and hole_share 0 to 0.5, found {size} and {hole_share}")
+        self._size, self._hole_share, self._slippery = size, hole_share, slippery
+        self._random_start = random_start
+        self._lake = None if lake is None else list(lake)
+        self._hole_reward, self._step_reward = hole_reward, step_reward
+        self._values: dict[int, float] | None = None
+        super().__init__(render_mode="ansi", desc=self._lake or ["SF", "FG"], is_slippery=slippery)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+        """Draw a map, and put the player on its start."""
+        gymnasium.Env.reset(self, seed=seed)
+        if self._lake is None:
+            map_seed = int(self.np_random.integers(2**31))
+            rows = generate_random_map(size=self._size, p=1 - self._hole_share, seed=map_seed)
+            super().__init__(render_mode="ansi", desc=rows, is_slippery=self._slippery)
+            self._values = None
+        state, info = super().reset(options=options)
+        if self._random_start:
+            starts = [tile for tile, value in self._known_values().items() if value > 0]
+            self.s = state = int(self.np_random.choice(starts))
+        return int(state), info
+
+    def step(self, a: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        """Take one step."""
+        state, reward, terminated, truncated, info = super().step(a)  # type: ignore[no-untyped-call]
+        if not reward:
+            reward = self._hole_reward if terminated else self._step_reward
+        return state, float(reward), bool(terminated), truncated, info
+
+    def best_action(self) -> int:
+        """Return the action with the best chance to reach the goal soon."""
+        return best_action(self.P, self._known_values(), int(self.s))
+
+    def surroundings(self) -> str:
+        """Return in words what lies next to the player, and where the goal is."""
+        row, column = divmod(int(self.s), self.ncol)
+        around = ", ".join(f"{name}: {self._tile(row + down, column + right)}" for name, (down, right) in MOVES.items())
+        goal_row, goal_column = divmod("".join(self._rows()).index("G"), self.ncol)
+        steps = [_steps(goal_row - row, "down", "up"), _steps(goal_column - column, "right", "left")]
+        return f"{around}. Goal: {', '.join(filter(None, steps)) or 'here'}."
+
+    def _tile(self, row: int, column: int) -> str:
+        inside = 0 <= row < self.nrow and 0 <= column < self.ncol
+        return _TILES[self._rows()[row][column]] if inside else "wall"
+
+    def _rows(self) -> list[str]:
+        return [b"".join(row).decode() for row in np.asarray(self.desc)]
+
+    def _known_values(self) -> dict[int, float]:
+        if self._values is None:
+            self._values = state_values(self.P)
+        return self._values
+
+
+class Surroundings(TextWrapper):
+    """The lake in words, beside its picture or instead of it; `info["state"]` holds both."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], view: View) -> None:
+        super().__init__(env)
+        self._view = view
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Start an episode."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self._shown(observation, info), info
+
+    def step(self, action: Any) -> tuple[str, Any, bool, bool, dict[str, Any]]:
+        """Take one step."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return self._shown(observation, info), reward, terminated, truncated, info
+
+    def _shown(self, picture: str, info: dict[str, Any]) -> str:
+        info["state"] = picture
+        words: str = self.env.get_wrapper_attr("surroundings")()
+        return {"grid": picture, "words": words, "both": f"{picture}\n{words}"}[self._view]
+
+
+def _steps(count: int, positive: str, negative: str) -> str:
+    return f"{abs(count)} {positive if count > 0 else negative}" if count else ""
+
+
+def make_frozen_lake(
+    size: int = 4,
+    *,
+    hole_share: float = 0.2,
+    slippery: bool = False,
+    random_start: bool = False,
+    lake: Sequence[str] | None = None,
+    hole_reward: float = 0.0,
+    step_reward: float = 0.0,
+    view: View = "both",
+    style: Style = "tag",
+    invalid_penalty: float = 0.1,
+    max_turns: int | None = None,
+    examples: int = 0,
+) -> gymnasium.Env[Any, Any]:
+    """Return `roll_like/FrozenLake-v0`.
+
+    Args:
+        size: Rows and columns.
+        hole_share: Probability of a hole on each tile; maps without a way to the goal are drawn again.
+        slippery: Moves go astray to either side with probability 1/3 each.
+        random_start: Start on any tile from which the goal can be reached, instead of the upper left corner.
+        lake: Rows of a fixed map (`SFFF`), instead of random ones.
+        hole_reward: Reward of falling into a hole; the goal's is 1.
+        step_reward: Reward of a step on ice.
+        view: What is shown: the picture (`grid`), what lies around (`words`), or both.
+        style: How an answer holds its action; see `roll_like.envs.DiscreteActions`.
+        invalid_penalty: What an answer without an action costs.
+        max_turns: Default: 3 · size, for a shortest way of at least 2 · (size − 1) steps.
+        examples: How many solved positions the system prompt shows.
+    """
+    if view not in VIEWS:
+        raise EnvError(f"unknown view {view!r}", fix=f"view is one of {', '.join(VIEWS)}")
+
+    def play() -> DiscreteActions:
+        base = SeededLake(
+            size=size,
+            hole_share=hole_share,
+            slippery=slippery,
+            random_start=random_start,
+            lake=lake,
+            hole_reward=hole_reward,
+            step_reward=step_reward,
+        )
+        text = AnsiText(base, highlight={_RED: "P"}, replace={"S": "F"}, spaced=True)
+        return DiscreteActions(Surroundings(text, view), list(MOVES), style=style, invalid_penalty=invalid_penalty)
+
+    env = play()
+    limited = TurnLimit(
+        Success(env, at_least=1.0), 3 * (len(lake) if lake else size) if max_turns is None else max_turns
+    )
+    prompt = _prompt(env.how_to_answer, view) + few_shot(play(), examples)
+    return Instructions(limited, prompt, role="system")
+
+
+def _prompt(how_to_answer: str, view: View) -> str:
+    legend = "" if view == "words" else " P is you, F is ice, H is a hole, G is the goal."
+    return f"Walk over the ice to the goal. Never step into a hole.{legend}\nAnswer {how_to_answer}."

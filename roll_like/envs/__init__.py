@@ -1,0 +1,59 @@
+"""Environments that a language model can play: any `gymnasium.Env` with text observations and text actions.
+
+    env = make("roll_like/FrozenLake-v0", size=4)
+    observation, info = env.reset(seed=7)
+    observation, reward, terminated, truncated, info = env.step("<action>down</action>")
+
+What a policy is shown, and what a run reads besides:
+
+    env.system_prompt      str, optional: the first message of a conversation
+    env.tools              list of OpenAI function schemas, optional
+    info["messages"]       list of messages to show instead of one user message with the observation, optional
+    info["fresh"]          True: this turn's prompt starts a new conversation, optional
+    info["success"]        bool, at the end of an episode
+    info["state"]          key of the state, for credit by step; default: the observation
+"""
+
+from roll_like.envs.actions import read_action, write_action
+from roll_like.envs.check import EnvReport, Finding, check_env, show
+from roll_like.envs.registration import make, registered
+from roll_like.envs.scripts import examples, few_shot, scripted_action, system_prompt_of, tools_of
+from roll_like.envs.spaces import Commands, FreeText
+from roll_like.envs.wrappers import (
+    AnsiText,
+    DiscreteActions,
+    History,
+    Instructions,
+    ScaledReward,
+    Success,
+    TextWrapper,
+    TokenLimit,
+    TurnLimit,
+)
+
+__all__ = [
+    "AnsiText",
+    "Commands",
+    "DiscreteActions",
+    "EnvReport",
+    "Finding",
+    "FreeText",
+    "History",
+    "Instructions",
+    "ScaledReward",
+    "Success",
+    "TextWrapper",
+    "TokenLimit",
+    "TurnLimit",
+    "check_env",
+    "examples",
+    "few_shot",
+    "make",
+    "read_action",
+    "registered",
+    "scripted_action",
+    "show",
+    "system_prompt_of",
+    "tools_of",
+    "write_action",
+]

@@ -1,0 +1,204 @@
+"""`check_env` answers whether a policy can be trained in an environment.
+
+It extends Gymnasium's checker by what training on a language model needs: text spaces, seeds that decide
+the start, answers that are no action, finite rewards, an end, a state that can be saved. A random and a
+scripted policy play it.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from roll_like.envs import probes
+from roll_like.envs.probes import GARBAGE, Episode, Finding, Findings, Policy
+from roll_like.envs.registration import make_any
+from roll_like.envs.scripts import scripted_action
+from roll_like.envs.wrappers import AnyEnv, Info
+
+_MIN_SEEDS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvReport:
+    """What `check_env` found.
+
+    Attributes:
+        env_id: The id, or the environment in words.
+        findings: What is wrong or doubtful.
+        figures: Of each policy its success rate, mean return and mean turns; times in milliseconds.
+        first_observation: What a policy sees first, of the first seed.
+    """
+
+    env_id: str
+    findings: tuple[Finding, ...]
+    figures: Mapping[str, float]
+    first_observation: str
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        """What keeps the environment from being trained on."""
+        return tuple(finding for finding in self.findings if finding.level == "error")
+
+    @property
+    def warnings(self) -> tuple[Finding, ...]:
+        """What is allowed and often not meant."""
+        return tuple(finding for finding in self.findings if finding.level == "warning")
+
+    @property
+    def ok(self) -> bool:
+        """True where there is no error."""
+        return not self.errors
+
+
+def check_env(
+    env: str | AnyEnv | Callable[[], AnyEnv],
+    *,
+    policy: Policy | None = None,
+    seeds: Sequence[int] = tuple(range(_MIN_SEEDS)),
+    max_turns: int = 200,
+    **kwargs: Any,
+) -> EnvReport:
+    """Try an environment out and report what is wrong with it.
+
+    >>> check_env("roll_like/FrozenLake-v0", size=3).ok
+    True
+
+    Args:
+        env: A registered id, an environment, or a function that makes one. With an id or a function,
+            a second instance is compared with the first.
+        policy: A player that should succeed: takes the observation and the info of a turn, returns the answer.
+            Default: the environment's own `scripted_action()`, where it has one.
+        seeds: Each policy plays one episode of each.
+        max_turns: After so many turns an episode is given up.
+        kwargs: Options of the environment, where `env` is an id.
+
+    Raises:
+        EnvError: The id is unknown, or the environment cannot be made.
+    """
+    maker = None if isinstance(env, gymnasium.Env) else _maker(env, kwargs)
+    played = env if isinstance(env, gymnasium.Env) else _maker(env, kwargs)()
+    findings = Findings()
+    name = env if isinstance(env, str) else str(played)
+    if not probes.probe_spaces(played, findings):
+        played.close()
+        return EnvReport(env_id=name, findings=tuple(findings.found), figures={}, first_observation="")
+    figures: dict[str, float] = {}
+    first = ""
+    with findings.no_exception("episode", "the environment"):
+        first, figures["ms per reset"] = _first(played, seeds[0])
+        probes.probe_attributes(played, findings)
+        probes.probe_gymnasium(played, findings)
+        probes.probe_seeds(played, seeds, findings)
+        probes.probe_garbage(played, findings)
+        _play_all(played, maker, policy, seeds, max_turns, findings, figures)
+        probes.probe_pickle(played, findings)
+    probes.probe_close(played, findings)
+    return EnvReport(env_id=name, findings=tuple(findings.found), figures=figures, first_observation=first)
+
+
+def show(report: EnvReport, console: Console) -> int:
+    """Print a report; return the exit code: 0, or 1 where there are errors."""
+    if report.first_observation:
+        console.print("first observation", style="bold")
+        console.print(report.first_observation, markup=False, highlight=False)
+        figures = Table("figure", "value", title=report.env_id, title_justify="left")
+        for name, value in report.figures.items():
+            figures.add_row(name, f"{value:.4g}")
+        console.print(figures)
+    for finding in report.findings:
+        style = "red" if finding.level == "error" else "yellow"
+        console.print(f"{finding.level}: {finding.check}: {finding.what}", style=style, markup=False, highlight=False)
+        if finding.fix is not None:
+            console.print(f"  fix: {finding.fix}", markup=False, highlight=False)
+    console.print(
+        f"{report.env_id}: {len(report.errors)} errors, {len(report.warnings)} warnings", markup=False, highlight=False
+    )
+    return 0 if report.ok else 1
+
+
+def _maker(env: str | Callable[[], AnyEnv], kwargs: dict[str, Any]) -> Callable[[], AnyEnv]:
+    return functools.partial(make_any, env, **kwargs) if isinstance(env, str) else env
+
+
+def _first(env: AnyEnv, seed: int) -> tuple[str, float]:
+    began = time.perf_counter()
+    observation, _ = env.reset(seed=seed)
+    return str(observation), 1000 * (time.perf_counter() - began)
+
+
+def _play_all(
+    env: AnyEnv,
+    maker: Callable[[], AnyEnv] | None,
+    policy: Policy | None,
+    seeds: Sequence[int],
+    max_turns: int,
+    findings: Findings,
+    figures: dict[str, float],
+) -> None:
+    policies = {"random": _random_policy(env, seeds[0])}
+    scripted = policy or _script(env)
+    if scripted is not None:
+        policies["scripted"] = scripted
+    for name, player in policies.items():
+        episodes = []
+        for seed in seeds:
+            episodes.append(probes.play(env, seed, player, max_turns, name, findings))
+            if episodes[-1].ended:
+                probes.probe_after_end(env, findings)
+            probes.probe_replay(env, seed, episodes[-1], "the same instance", findings)
+        _compare_instances(maker, seeds[0], episodes[0], findings)
+        figures.update(_figures(name, episodes))
+        if name == "scripted" and not all(episode.success for episode in episodes):
+            solved = sum(bool(episode.success) for episode in episodes)
+            findings.warning("scripted", f"the scripted policy solved {solved} of {len(episodes)} episodes")
+
+
+def _compare_instances(maker: Callable[[], AnyEnv] | None, seed: int, episode: Episode, findings: Findings) -> None:
+    if maker is None:
+        return
+    second = maker()
+    try:
+        probes.probe_replay(second, seed, episode, "another instance", findings)
+    finally:
+        second.close()
+
+
+def _random_policy(env: AnyEnv, seed: int) -> Policy:
+    """Return a player of random actions; every fourth answer is none."""
+    env.action_space.seed(seed)
+    rng = np.random.default_rng(seed)
+
+    def answer(_observation: str, _info: Info) -> str:
+        if rng.random() < 0.25:
+            return GARBAGE[int(rng.integers(len(GARBAGE)))]
+        return str(env.action_space.sample())
+
+    return answer
+
+
+def _script(env: AnyEnv) -> Policy | None:
+    env.reset(seed=0)
+    return (lambda _observation, _info: scripted_action(env)) if scripted_action(env) is not None else None
+
+
+def _figures(name: str, episodes: Sequence[Episode]) -> dict[str, float]:
+    seconds = [second for episode in episodes for second in episode.seconds]
+    return {
+        f"{name}: success rate": statistics.fmean(bool(episode.success) for episode in episodes),
+        f"{name}: mean return": statistics.fmean(episode.total_reward for episode in episodes),
+        f"{name}: mean turns": statistics.fmean(len(episode.actions) for episode in episodes),
+        f"{name}: ms per step": 1000 * statistics.fmean(seconds) if seconds else 0.0,
+    }
+
+
+__all__ = ["EnvReport", "Finding", "check_env", "show"]

@@ -1,0 +1,302 @@
+"""What `check_env` tries on an environment, one function for each question."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, SupportsFloat, TypeAlias
+
+from gymnasium.utils.env_checker import check_env as gymnasium_check
+from jsonschema import Draft202012Validator, SchemaError
+
+from roll_like.envs.registration import non_text_spaces
+from roll_like.envs.scripts import system_prompt_of, tools_of
+from roll_like.envs.wrappers import AnyEnv, Info
+
+#: What a policy might say where an action is expected.
+GARBAGE = ("", " ", "I do not know.", "<action></action>", "<action>fly</action>", '{"action": 3}', "🙂 äß\n" * 50)
+ROLES = ("system", "user", "assistant", "tool")
+_SEED_FIX = "call super().reset(seed=seed) first, and draw from self.np_random only"
+
+#: Chooses an answer from the observation and the info of a turn; None: it knows no way on.
+Policy: TypeAlias = Callable[[str, Info], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong (`error`) or doubtful (`warning`), and what to change."""
+
+    level: Literal["error", "warning"]
+    check: str
+    what: str
+    fix: str | None = None
+
+
+@dataclass(slots=True)
+class Findings:
+    """What was found so far; a thing that is found again is kept once."""
+
+    found: list[Finding] = field(default_factory=list)
+
+    def error(self, check: str, what: str, fix: str | None = None) -> None:
+        """Add something that keeps the environment from being trained on."""
+        self._add(Finding("error", check, what, fix))
+
+    def warning(self, check: str, what: str, fix: str | None = None) -> None:
+        """Add something that is allowed and often not meant."""
+        self._add(Finding("warning", check, what, fix))
+
+    def _add(self, finding: Finding) -> None:
+        if finding not in self.found:
+            self.found.append(finding)
+
+    @contextmanager
+    def no_exception(self, check: str, doing: str, fix: str | None = None) -> Iterator[None]:
+        """Turn what the environment raises within into an error found by `check`."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - an environment may raise anything; it becomes a finding
+            self.error(check, f"{doing} raised {type(error).__name__}: {error}", fix)
+
+
+@dataclass(slots=True)
+class Episode:
+    """One episode: what was seen at each turn, from the first observation on.
+
+    Attributes:
+        turns: Observation, reward, terminated, truncated, shown messages and state of each turn.
+        actions: What was answered.
+        success: What `info["success"]` said at the end; None where it said nothing.
+        ended: Whether the environment ended it.
+        seconds: Time of each step.
+    """
+
+    turns: list[tuple[Any, ...]] = field(default_factory=list)
+    actions: list[str] = field(default_factory=list)
+    success: bool | None = None
+    ended: bool = False
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def total_reward(self) -> float:
+        """Sum of its rewards."""
+        return math.fsum(float(turn[1]) for turn in self.turns)
+
+
+def probe_spaces(env: AnyEnv, findings: Findings) -> bool:
+    """Check that observations and actions are text; nothing else can be tried where they are not."""
+    for what, fix in non_text_spaces(env):
+        findings.error("spaces", f"{what} is not text", fix)
+    return not findings.found
+
+
+def probe_attributes(env: AnyEnv, findings: Findings) -> None:
+    """Check that system prompt and tools are what chat templates take."""
+    prompt: Any = system_prompt_of(env)
+    if prompt is not None and not isinstance(prompt, str):
+        findings.error("prompt", f"system_prompt should be text, found {type(prompt).__name__}")
+    for number, tool in enumerate(tools_of(env)):
+        _check_tool(tool, number, findings)
+
+
+def _check_tool(tool: Any, number: int, findings: Findings) -> None:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        fix = "give {'type': 'function', 'function': {'name': …, 'description': …, 'parameters': …}}"
+        findings.error("tools", f"tools[{number}] is no function schema: {str(tool)[:100]}", fix)
+        return
+    try:
+        Draft202012Validator.check_schema(function.get("parameters", {}))
+    except SchemaError as error:
+        findings.error("tools", f"the parameters of tool {function['name']!r} are no JSON schema: {error.message}")
+
+
+def probe_gymnasium(env: AnyEnv, findings: Findings) -> None:
+    """Report what Gymnasium's own checker says."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            # an environment with wrappers is checked as it is played; its pictures are nobody's concern here
+            gymnasium_check(env, skip_render_check=True, skip_close_check=True)
+        except AssertionError as error:
+            _report_assertion(str(error), findings)
+        except Exception as error:  # noqa: BLE001 - an environment may raise anything; it becomes a finding
+            findings.error("gymnasium", f"its checker stopped with {type(error).__name__}: {error}")
+    for warning in said:
+        text = re.sub(r"\x1b\[[\d;]*m|WARN: ", "", str(warning.message)).strip()
+        if "is different from the unwrapped version" not in text:
+            findings.warning("gymnasium", text)
+
+
+def _report_assertion(text: str, findings: Findings) -> None:
+    about_seeds = "super().reset(seed=seed)" in text or "non-deterministic" in text or "np_random" in text
+    if about_seeds:
+        findings.error("seed", f"reset ignores the seed: {text}", _SEED_FIX)
+    else:
+        findings.error("gymnasium", text)
+
+
+def probe_seeds(env: AnyEnv, seeds: Sequence[int], findings: Findings) -> None:
+    """Check that a seed decides where an episode starts."""
+    starts = {}
+    for seed in seeds:
+        starts[seed], again = _start(env, seed), _start(env, seed)
+        if starts[seed] != again:
+            shown = f"{_short(starts[seed][0])} and {_short(again[0])}"
+            findings.error("seed", f"reset ignores the seed: seed {seed} started twice, with {shown}", _SEED_FIX)
+            return
+    if len(seeds) > 1 and len({repr(start) for start in starts.values()}) == 1:
+        findings.warning(
+            "seed",
+            f"all of {len(seeds)} seeds start from the same state: every group of a run plays the same task",
+            "draw the start from self.np_random, unless one start is what is meant",
+        )
+
+
+def _start(env: AnyEnv, seed: int) -> tuple[Any, ...]:
+    observation, info = env.reset(seed=seed)
+    return observation, info.get("messages"), info.get("state")
+
+
+def probe_garbage(env: AnyEnv, findings: Findings) -> None:
+    """Check that the environment takes whatever a policy says."""
+    for text in GARBAGE:
+        if text not in env.action_space:
+            fix = "use roll_like.envs.FreeText as action space"
+            findings.warning("actions", f"the action space does not hold the answer {_short(text)}", fix)
+        with findings.no_exception("actions", f"step({_short(text)})", "treat what is no action as a move that fails"):
+            env.reset(seed=0)
+            env.step(text)
+
+
+def play(env: AnyEnv, seed: int, policy: Policy, max_turns: int, name: str, findings: Findings) -> Episode:
+    """Play one episode and check each turn of it."""
+    episode = Episode()
+    observation, info = env.reset(seed=seed)
+    _check_turn(env, "reset", observation, 0.0, info, findings)
+    episode.turns.append((observation, 0.0, False, False, info.get("messages"), info.get("state")))
+    while not episode.ended and len(episode.actions) < max_turns:
+        action = policy(observation, info)
+        if action is None:
+            return episode
+        began = time.perf_counter()
+        observation, reward, terminated, truncated, info = env.step(action)
+        episode.seconds.append(time.perf_counter() - began)
+        _check_turn(env, "step", observation, reward, info, findings)
+        _check_flags(terminated, truncated, findings)
+        episode.actions.append(action)
+        episode.turns.append((observation, reward, terminated, truncated, info.get("messages"), info.get("state")))
+        episode.success = info.get("success", episode.success)
+        episode.ended = bool(terminated or truncated)
+    if not episode.ended:
+        findings.warning(
+            "end", f"the {name} policy played {max_turns} turns without end", "wrap it in roll_like.envs.TurnLimit"
+        )
+    elif episode.success is None:
+        findings.warning("success", 'info["success"] is missing at the end', "set it, or wrap it in Success")
+    return episode
+
+
+def _check_turn(env: AnyEnv, method: str, observation: Any, reward: SupportsFloat, info: Any, found: Findings) -> None:
+    if not isinstance(observation, str):
+        found.error("observation", f"{method}() should return text, found {type(observation).__name__}")
+    elif observation not in env.observation_space:
+        found.error("observation", f"{method}() returned {_short(observation)}, which observation_space does not hold")
+    if not isinstance(info, dict):
+        found.error("info", f"{method}() should return a dict as info, found {type(info).__name__}")
+        return
+    try:
+        finite = math.isfinite(float(reward))
+    except (TypeError, ValueError):
+        finite = False
+    if not finite:
+        found.error("reward", f"{method}() returned the reward {reward!r}", "return a finite number")
+    if not isinstance(info.get("success", False), bool):
+        found.error("info", f'info["success"] should be True or False, found {info["success"]!r}')
+    _check_messages(method, info.get("messages"), found)
+
+
+def _check_messages(method: str, messages: Any, found: Findings) -> None:
+    if messages is None:
+        return
+    fix = f"give a list of {{'role': one of {', '.join(ROLES)}, 'content': text}}"
+    valid = isinstance(messages, list) and all(
+        isinstance(each, dict) and each.get("role") in ROLES and isinstance(each.get("content"), str)
+        for each in messages
+    )
+    if not valid or not messages:
+        found.error("messages", f'{method}() returned info["messages"] {_short(messages)}', fix)
+
+
+def _check_flags(terminated: Any, truncated: Any, found: Findings) -> None:
+    for name, flag in (("terminated", terminated), ("truncated", truncated)):
+        if type(flag).__name__ not in {"bool", "bool_"}:
+            found.error("flags", f"step() should return {name} as bool, found {type(flag).__name__}")
+
+
+def probe_replay(env: AnyEnv, seed: int, episode: Episode, which: str, findings: Findings) -> None:
+    """Check that the same seed and the same answers give the same episode."""
+    if env.spec is not None and env.spec.nondeterministic:
+        return
+    again = Episode()
+    remaining = iter(episode.actions)
+    again = play(env, seed, lambda _observation, _info: next(remaining, None), len(episode.actions), which, Findings())
+    for turn, (first, second) in enumerate(zip(episode.turns, again.turns, strict=False)):
+        if repr(first) != repr(second):
+            findings.error(
+                "seed",
+                f"seed {seed} and the same answers gave another turn {turn} in {which}: "
+                f"{_short(first)} and {_short(second)}",
+                _SEED_FIX + "; say nondeterministic=True in gymnasium.register where it cannot be repeated",
+            )
+            return
+
+
+def probe_after_end(env: AnyEnv, findings: Findings) -> None:
+    """Check, right after an episode's end, that the environment does not go on."""
+    try:
+        _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+    except Exception:  # noqa: BLE001 - to refuse is right, in whatever words
+        return
+    if not terminated and not truncated:
+        findings.warning(
+            "end",
+            f"after its end the environment goes on: step() gave an observation and the reward {reward}",
+            "raise gymnasium.error.ResetNeeded, or go on returning terminated=True",
+        )
+
+
+def probe_pickle(env: AnyEnv, findings: Findings) -> None:
+    """Check that an episode can be saved and gone on with."""
+    env.reset(seed=0)
+    action = env.action_space.sample()
+    try:
+        copy = pickle.loads(pickle.dumps(env))
+    except Exception as error:  # noqa: BLE001 - what is not picklable raises whatever it likes
+        findings.warning(
+            "pickle",
+            f"its state is not picklable: {type(error).__name__}: {error}",
+            "keep no lambda, generator, lock, open file or module in it, or define __getstate__",
+        )
+        return
+    here, there = env.step(action)[:4], copy.step(action)[:4]
+    if repr(here) != repr(there):
+        findings.warning("pickle", f"a pickled copy plays on differently: {_short(here)} and {_short(there)}")
+
+
+def probe_close(env: AnyEnv, findings: Findings) -> None:
+    """Check that the environment can be closed, twice."""
+    with findings.no_exception("close", "close(), called twice,", "let close() do nothing the second time"):
+        env.close()
+        env.close()
+
+
+def _short(thing: Any, limit: int = 80) -> str:
+    text = repr(thing)
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
