@@ -22,6 +22,8 @@ from roll_like.envs.wrappers import AnyEnv, Info
 #: What a policy might say where an action is expected.
 GARBAGE = ("", " ", "I do not know.", "<action></action>", "<action>fly</action>", '{"action": 3}', "🙂 äß\n" * 50)
 ROLES = ("system", "user", "assistant", "tool")
+#: Seeds whose starts are compared.
+_STARTS = 8
 _SEED_FIX = "call super().reset(seed=seed) first, and draw from self.np_random only"
 
 #: Chooses an answer from the observation and the info of a turn; None: it knows no way on.
@@ -145,16 +147,16 @@ def _report_assertion(text: str, findings: Findings) -> None:
 def probe_seeds(env: AnyEnv, seeds: Sequence[int], findings: Findings) -> None:
     """Check that a seed decides where an episode starts."""
     starts = {}
-    for seed in seeds:
+    for seed in dict.fromkeys((*seeds, *range(_STARTS))):
         starts[seed], again = _start(env, seed), _start(env, seed)
         if starts[seed] != again:
             shown = f"{_short(starts[seed][0])} and {_short(again[0])}"
             findings.error("seed", f"reset ignores the seed: seed {seed} started twice, with {shown}", _SEED_FIX)
             return
-    if len(seeds) > 1 and len({repr(start) for start in starts.values()}) == 1:
+    if len({repr(start) for start in starts.values()}) == 1:
         findings.warning(
             "seed",
-            f"all of {len(seeds)} seeds start from the same state: every group of a run plays the same task",
+            f"all of {len(starts)} seeds start from the same state: every group of a run plays the same task",
             "draw the start from self.np_random, unless one start is what is meant",
         )
 

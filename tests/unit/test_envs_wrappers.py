@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import pytest
@@ -34,10 +34,10 @@ from roll_like.errors import EnvError
 class Corridor(gymnasium.Env[str, int]):
     """Walk right three times; the reward of the last step is 2."""
 
-    metadata = {"render_modes": ["ansi"]}
+    metadata: ClassVar = {"render_modes": ["ansi"]}
     observation_space = FreeText()
     action_space = Discrete(2)
-    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    tools: ClassVar = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
 
     def __init__(self, render_mode: str | None = None) -> None:
         self.render_mode = render_mode
