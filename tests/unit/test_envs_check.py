@@ -10,7 +10,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 from rich.console import Console
 
-from roll_like.envs import EnvReport, FreeText, check_env, show
+from roll_like.envs import FreeText, check_env, show
 from roll_like.errors import EnvError
 
 
@@ -167,8 +167,8 @@ class FailsAtReset(Guess):
         raise OSError("no such file")
 
 
-def findings(report: EnvReport) -> list[tuple[str, str]]:
-    return [(finding.level, finding.check) for finding in report.findings]
+class Mute(Guess):
+    scripted_action = None  # type: ignore[assignment]
 
 
 def test_a_right_environment_has_no_findings_and_figures() -> None:
@@ -226,9 +226,6 @@ def test_an_environment_itself_may_be_checked() -> None:
 
 
 def test_a_policy_of_ones_own_is_played() -> None:
-    class Mute(Guess):
-        scripted_action = None  # type: ignore[assignment]
-
     assert not any(name.startswith("scripted") for name in check_env(Mute).figures)
     right = check_env(Mute, policy=lambda observation, _info: observation[4:-1])
     assert right.figures["scripted: success rate"] == 1.0
