@@ -260,7 +260,11 @@ def _start_pool(
             **hidden,
             **({JUDGE_URLS_VARIABLE: ",".join(judge_urls)} if judge_urls else {}),
         },
-        concurrency=64,
+        concurrency=section.groups_per_worker + 4,  # room to ask how it is, and to close it
     )
     stack.callback(cluster.close, RewardWorker.close)
-    return RewardPool(cluster, limit_seconds=REWARD_GRACE + section.timeout_seconds * (section.retries + 1))
+    return RewardPool(
+        cluster,
+        limit_seconds=REWARD_GRACE + section.timeout_seconds * (section.retries + 1),
+        groups_per_worker=section.groups_per_worker,
+    )

@@ -95,6 +95,9 @@ class RewardsConfig(ConfigModel):
     pools: dict[str, RewardPoolConfig] = Field(
         default_factory=dict, description="Workers of their own for some rewards; none by default."
     )
+    groups_per_worker: PositiveInt = Field(
+        default=8, description="Groups that one worker judges side by side; further ones wait for room."
+    )
     timeout_seconds: PositiveFloat = Field(default=60.0, description="Limit of one group's scoring.")
     retries: Annotated[int, Field(ge=0)] = Field(default=1, description="Further attempts after a failure.")
 

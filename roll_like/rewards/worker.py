@@ -54,7 +54,7 @@ class RewardWorker:
         """
         return await self._scorer.score_group(group)
 
-    def healthy(self) -> bool:
+    async def healthy(self) -> bool:
         """Return False when a reward hangs in a thread, so that this process should be replaced."""
         return self._scorer.hung == 0
 

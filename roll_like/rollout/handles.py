@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from roll_like.cluster import Cluster, WorkerDied
 from roll_like.inference.base import EngineDied, FailedGeneration, GenerateRequest, Generation
@@ -11,6 +12,9 @@ from roll_like.inference.worker import InferenceWorker
 from roll_like.rewards.worker import RewardWorker
 from roll_like.rollout.router import ReplicaLost
 from roll_like.types import Failure, Group, Scored, Trajectory
+
+#: How long a worker may take to say whether a reward hangs in it. Seconds.
+HEALTH_SECONDS = 10.0
 
 
 class ActorReplica:
@@ -42,58 +46,118 @@ class ActorReplica:
             raise ReplicaLost(str(error)) from error
 
 
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """A group that came back without verdicts: its worker died, or did not answer.
+
+    Attributes:
+        error: What happened.
+        suspect: Whether this group may be why.
+    """
+
+    error: str
+    suspect: bool
+
+
 class RewardPool:
     """Gives each group to the reward worker with the fewest groups; replaces workers that died or hang.
+
+    Waits for: a worker with room (at most `groups_per_worker` groups are at a worker; further ones wait here,
+    where they cost nothing and can go to any worker), and for verdicts.
 
     Args:
         cluster: The reward workers.
         limit_seconds: Longest that one group may take once a worker has it. A reward that holds
             Python's interpreter lock stops its worker's own time-outs too; this one replaces the worker.
+        groups_per_worker: Groups that one worker judges side by side.
     """
 
-    def __init__(self, cluster: Cluster[RewardWorker], *, limit_seconds: float) -> None:
+    def __init__(self, cluster: Cluster[RewardWorker], *, limit_seconds: float, groups_per_worker: int = 8) -> None:
         self._cluster = cluster
         self._limit = limit_seconds
+        self._room = groups_per_worker
         self._load = [0] * len(cluster)
         self._generation = [0] * len(cluster)
+        self._reserved: int | None = None  # the worker that a suspect has to itself
+        self._one_suspect = asyncio.Lock()
+        self._retired: set[tuple[int, int]] = set()  # (rank, generation) of workers replaced although they answered
+        self._changed = asyncio.Event()
         self.restarts = 0
+
+    def wait_until_ready(self) -> None:
+        """Wait until every worker has built its rewards.
+
+        Raises:
+            RollLikeError: A reward cannot be built or started.
+        """
+        self._cluster.everywhere(RewardWorker.healthy)
 
     async def score(self, group: Group[Trajectory]) -> Group[Scored]:
         """Return the group with rewards; what could not be judged is in its failures.
 
-        A worker that dies or hangs over a group is replaced and the group tried once more; then its
-        samples are failures.
+        A group whose worker dies or hangs may be the reason, or only have been there. It is tried once more with
+        a worker to itself, so that it can take no other group along; then its samples are failures.
         """
-        error = ""
-        for _ in range(2):
-            rank = min(range(len(self._load)), key=lambda index: self._load[index])
-            generation = self._generation[rank]
-            self._load[rank] += 1
-            try:
-                # waiting for other groups counts: a worker takes them side by side
-                limit = self._limit * self._load[rank]
-                scored = await asyncio.wait_for(self._cluster.ask(rank, RewardWorker.score, group), limit)
-            except WorkerDied as died:
-                error = str(died)
-                self._replace(rank, generation)
-                continue
-            except TimeoutError:
-                error = f"reward worker {rank} did not answer within {limit:g} s"
-                self._replace(rank, generation)
-                continue
-            finally:
-                self._load[rank] -= 1
-            if scored.failures and not self._cluster.on(rank, RewardWorker.healthy):
-                self._replace(rank, generation)
-            return scored
-        return Group(
-            task=group.task,
-            samples=(),
-            failures=group.failures
-            + tuple(
-                Failure(stage="reward", name="worker", error=error, origin=group.task.origin) for _ in group.samples
-            ),
-        )
+        outcome = await self._anywhere(group)
+        while isinstance(outcome, _Lost) and not outcome.suspect:
+            outcome = await self._anywhere(group)
+        if isinstance(outcome, _Lost):
+            async with self._one_suspect:
+                outcome = await self._alone(group)
+        if isinstance(outcome, Group):
+            return outcome
+        failure = Failure(stage="reward", name="worker", error=outcome.error, origin=group.task.origin)
+        return Group(task=group.task, samples=(), failures=group.failures + (failure,) * len(group.samples))
+
+    async def _anywhere(self, group: Group[Trajectory]) -> Group[Scored] | _Lost:
+        """Let the worker with the fewest groups judge, once one has room."""
+        while True:
+            ranks = [rank for rank, load in enumerate(self._load) if load < self._room and rank != self._reserved]
+            if ranks:
+                return await self._judge(min(ranks, key=lambda rank: self._load[rank]), group)
+            await self._change()
+
+    async def _alone(self, group: Group[Trajectory]) -> Group[Scored] | _Lost:
+        """Let a worker judge that has no other group, nor gets one meanwhile."""
+        rank = self._reserved = min(range(len(self._load)), key=lambda index: self._load[index])
+        try:
+            while self._load[rank]:
+                await self._change()
+            return await self._judge(rank, group)
+        finally:
+            self._reserved = None
+            self._changed.set()
+
+    async def _judge(self, rank: int, group: Group[Trajectory]) -> Group[Scored] | _Lost:
+        generation = self._generation[rank]
+        self._load[rank] += 1
+        # waiting for other groups counts: a worker takes them side by side
+        limit = self._limit * self._load[rank]
+        call = asyncio.ensure_future(self._cluster.ask(rank, RewardWorker.score, group))
+        call.add_done_callback(lambda ended: self._release(rank, ended))
+        # not cancelled with this coroutine: the worker goes on, and has no room until it is done
+        done, _ = await asyncio.wait({call}, timeout=limit)
+        if not done:
+            self._replace(rank, generation)
+            return _Lost(f"reward worker {rank} did not answer within {limit:g} s", suspect=True)
+        try:
+            scored = call.result()
+        except WorkerDied as error:
+            self._replace(rank, generation)
+            return _Lost(str(error), suspect=(rank, generation) not in self._retired)
+        if len(scored.failures) > len(group.failures):
+            await self._retire_if_hung(rank, generation)
+        return scored
+
+    async def _retire_if_hung(self, rank: int, generation: int) -> None:
+        """Replace a worker in which a reward hangs; its other groups are tried again as if nothing had been."""
+        try:
+            healthy = await asyncio.wait_for(self._cluster.ask(rank, RewardWorker.healthy), HEALTH_SECONDS)
+        except (WorkerDied, TimeoutError):
+            healthy = False
+        if not healthy and self._generation[rank] == generation:
+            self._retired.add((rank, generation))
+            self._replace(rank, generation)
 
     def _replace(self, rank: int, generation: int) -> None:
         """Restart a worker, unless another group that lost it has done so already."""
@@ -101,3 +165,14 @@ class RewardPool:
             self._generation[rank] += 1
             self.restarts += 1
             self._cluster.restart(rank)
+
+    def _release(self, rank: int, ended: asyncio.Future[Group[Scored]]) -> None:
+        if not ended.cancelled():
+            ended.exception()  # read by whoever waits, if anybody still does
+        self._load[rank] -= 1
+        self._changed.set()
+
+    async def _change(self) -> None:
+        """Wait until a worker has one group less."""
+        self._changed.clear()
+        await self._changed.wait()

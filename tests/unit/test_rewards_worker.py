@@ -13,7 +13,7 @@ from roll_like.config.rlvr import RewardsConfig
 from roll_like.errors import PluginError
 from roll_like.registry import REWARDS
 from roll_like.rewards.worker import RewardWorker, notebook_rewards
-from roll_like.types import Group, Segment, StopReason, Task, Trajectory
+from roll_like.types import Group, Part, Segment, StopReason, Task, Trajectory
 
 USER_MODULE = """
 from roll_like import Completion, Reward, RewardConfig, Verdict, register_reward
@@ -73,6 +73,8 @@ def make_group(*texts: str) -> Group[Trajectory]:
             token_ids=np.array([1, 2], np.int32),
             sampled=np.array([False, True]),
             logprobs=np.zeros(2, np.float32),
+            turns=np.array([-1, 0], np.int32),
+            parts=(Part(start=0, end=2, prompt_length=1),),
             segments=(Segment(start=1, end=2, policy_version=0),),
             text=text,
             stop_reason=StopReason.STOP,
@@ -91,7 +93,7 @@ def test_rewards_of_a_users_module(user_module: str) -> None:
     assert [sample.reward for sample in scored.samples] == [1.0 + 3.0, 0.0 + 5.0]
     assert scored.samples[0].rewards == {"user_function": 1.0, "length": 6.0}
     assert scored.samples[1].details == {"length/length": 5.0}
-    assert worker.healthy()
+    assert asyncio.run(worker.healthy())
     worker.close()
 
 
@@ -110,9 +112,9 @@ def test_a_worker_with_a_hanging_reward_asks_to_be_replaced(user_module: str) ->
     scored = asyncio.run(worker.score(make_group("yes")))
     assert time.monotonic() - start < 0.9
     assert (len(scored.samples), len(scored.failures)) == (0, 1)
-    assert not worker.healthy()
+    assert not asyncio.run(worker.healthy())
     time.sleep(1.1)
-    assert worker.healthy()
+    assert asyncio.run(worker.healthy())
 
 
 def test_a_module_that_cannot_be_imported() -> None:

@@ -3,47 +3,97 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from tests_support import group, task
 
 from roll_like.cluster import WorkerDied
+from roll_like.errors import ConfigError
 from roll_like.inference.base import EngineDied
+from roll_like.rewards.worker import RewardWorker
+from roll_like.rollout import handles
 from roll_like.rollout.handles import ActorReplica, RewardPool
 from roll_like.rollout.router import ReplicaLost
 from roll_like.types import Failure, Group
 
 
 class FakeCluster:
-    """Answers `ask` with what a test gives it: a value, an error, or a wait."""
+    """Workers whose answers a test decides: `answer(rank, group)` returns a group, an error or a coroutine's wait.
 
-    def __init__(self, *answers: Any, workers: int = 1) -> None:
-        self.answers = list(answers)
+    A restart ends what the worker was asked, as Ray does.
+    """
+
+    def __init__(self, answer: Any, workers: int = 1, healthy: Any = True) -> None:
+        self.answer = answer
         self.workers = workers
+        self.healthy = healthy
+        self.asked: list[tuple[int, str]] = []
         self.restarted: list[int] = []
+        self.busy: list[set[asyncio.Task[Any]]] = [set() for _ in range(workers)]
+        self.most = [0] * workers
 
     def __len__(self) -> int:
         return self.workers
 
     async def ask(self, rank: int, method: Any, *args: Any) -> Any:
-        answer = self.answers.pop(0)
+        if method is RewardWorker.healthy:
+            if isinstance(self.healthy, BaseException):
+                raise self.healthy
+            if isinstance(self.healthy, float):
+                await asyncio.sleep(self.healthy)
+            return self.healthy
+        self.asked.append((rank, args[0].task.task_id))
+        work = asyncio.ensure_future(self._work(rank, args[0]))
+        self.busy[rank].add(work)
+        self.most[rank] = max(self.most[rank], len(self.busy[rank]))
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if work.cancelled():
+                raise WorkerDied("killed") from None
+            raise
+        finally:
+            self.busy[rank].discard(work)
+
+    async def _work(self, rank: int, group: Group) -> Any:
+        answer = self.answer(rank, group)
+        if asyncio.iscoroutine(answer):
+            answer = await answer
         if isinstance(answer, BaseException):
+            if isinstance(answer, WorkerDied):
+                self.end(rank, besides=asyncio.current_task())
             raise answer
-        if isinstance(answer, float):
-            await asyncio.sleep(answer)
         return answer
 
-    def on(self, rank: int, method: Any) -> bool:
-        return False  # "not healthy"
+    def end(self, rank: int, besides: Any = None) -> None:
+        for work in self.busy[rank]:
+            if work is not besides:
+                work.cancel()
 
     def restart(self, rank: int) -> None:
         self.restarted.append(rank)
+        self.end(rank)
+
+
+def pool_of(cluster: FakeCluster, *, limit: float = 5.0, room: int = 8) -> RewardPool:
+    return RewardPool(cluster, limit_seconds=limit, groups_per_worker=room)  # type: ignore[arg-type]
+
+
+class FakeReplicas:
+    """Every call raises the next error."""
+
+    def __init__(self, *errors: BaseException) -> None:
+        self.errors = list(errors)
+
+    async def ask(self, rank: int, method: Any, *args: Any) -> Any:
+        raise self.errors.pop(0)
 
 
 @pytest.mark.parametrize("death", [WorkerDied("process gone"), EngineDied("engine gone")])
 async def test_a_dead_actor_and_a_dead_engine_are_a_lost_replica(death: Exception) -> None:
-    replica = ActorReplica(FakeCluster(death, death, death), 0)  # type: ignore[arg-type]
+    replica = ActorReplica(FakeReplicas(death, death, death), 0)  # type: ignore[arg-type]
     with pytest.raises(ReplicaLost, match="gone"):
         await replica.submit([])
     with pytest.raises(ReplicaLost, match="gone"):
@@ -52,35 +102,190 @@ async def test_a_dead_actor_and_a_dead_engine_are_a_lost_replica(death: Exceptio
         await replica.abort([])
 
 
-def judged(*, failures: int = 0) -> Group:
+def asked_group(name: str = "fake/0", samples: int = 1) -> Group:
+    owner = replace(task(), task_id=name)
+    return Group(task=owner, samples=group(owner, [1.0] * samples).samples, failures=())
+
+
+def judged(asked: Group, *, failures: int = 0) -> Group:
+    """What comes back; the same samples stand for judged ones."""
     lost = Failure(stage="reward", name="r", error="hung", origin="x")
-    return Group(task=task(), samples=group(task(), [1.0]).samples, failures=(lost,) * failures)
+    return Group(task=asked.task, samples=asked.samples, failures=(lost,) * failures)
+
+
+def after(*answers: Any) -> Any:
+    """An answer a call, in order; `judged` for what comes after."""
+    left = list(answers)
+
+    def answer(rank: int, asked: Group) -> Any:
+        return left.pop(0) if left else judged(asked)
+
+    return answer
+
+
+def names(cluster: FakeCluster) -> list[str]:
+    return [name for _, name in cluster.asked]
 
 
 async def test_a_worker_that_dies_is_replaced_and_the_group_tried_again() -> None:
-    cluster = FakeCluster(WorkerDied("gone"), judged())
-    pool = RewardPool(cluster, limit_seconds=5)  # type: ignore[arg-type]
-    assert (await pool.score(judged())).samples  # type: ignore[arg-type]
-    assert cluster.restarted == [0]
+    cluster = FakeCluster(after(WorkerDied("gone")))
+    pool = pool_of(cluster)
+    assert (await pool.score(asked_group())).samples
+    assert (cluster.restarted, pool.restarts) == ([0], 1)
 
 
 async def test_two_deaths_make_the_group_a_failure_and_no_reward() -> None:
-    cluster = FakeCluster(WorkerDied("first"), WorkerDied("second"))
-    pool = RewardPool(cluster, limit_seconds=5)  # type: ignore[arg-type]
-    scored = await pool.score(judged())  # type: ignore[arg-type]
+    cluster = FakeCluster(after(WorkerDied("first"), WorkerDied("second")))
+    scored = await pool_of(cluster).score(asked_group(samples=3))
     assert scored.samples == ()
-    assert [(failure.stage, failure.error) for failure in scored.failures] == [("reward", "second")]
+    assert [(failure.stage, failure.error) for failure in scored.failures] == [("reward", "second")] * 3
+    assert cluster.restarted == [0, 0]
 
 
 async def test_a_worker_that_does_not_answer_in_time_is_replaced() -> None:
-    cluster = FakeCluster(30.0, judged())
-    pool = RewardPool(cluster, limit_seconds=0.05)  # type: ignore[arg-type]
-    assert (await pool.score(judged())).samples  # type: ignore[arg-type]
+    cluster = FakeCluster(after(asyncio.sleep(30)))
+    assert (await pool_of(cluster, limit=0.05).score(asked_group())).samples
     assert cluster.restarted == [0]
 
 
-async def test_a_worker_with_a_hanging_reward_is_replaced_after_its_verdict() -> None:
-    cluster = FakeCluster(judged(failures=1))
-    pool = RewardPool(cluster, limit_seconds=5)  # type: ignore[arg-type]
-    assert len((await pool.score(judged())).failures) == 1  # type: ignore[arg-type]
+async def test_an_error_of_the_configuration_is_not_tried_again() -> None:
+    cluster = FakeCluster(after(ConfigError("no reward judges it")))
+    with pytest.raises(ConfigError, match="no reward judges it"):
+        await pool_of(cluster).score(asked_group())
+    assert (len(cluster.asked), cluster.restarted) == (1, [])
+
+
+async def test_what_a_reward_could_not_judge_is_not_asked_again_here() -> None:
+    cluster = FakeCluster(lambda rank, asked: judged(asked, failures=1))
+    assert len((await pool_of(cluster).score(asked_group())).failures) == 1
+    assert (len(cluster.asked), cluster.restarted) == (1, [])
+
+
+@pytest.mark.parametrize("healthy", [False, WorkerDied("gone"), 1.0])
+async def test_a_worker_with_a_hanging_reward_is_replaced_after_its_verdict(
+    healthy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handles, "HEALTH_SECONDS", 0.05)
+    cluster = FakeCluster(lambda rank, asked: judged(asked, failures=1), healthy=healthy)
+    assert len((await pool_of(cluster).score(asked_group())).failures) == 1
     assert cluster.restarted == [0]
+
+
+async def test_failures_of_generation_say_nothing_about_a_worker() -> None:
+    cluster = FakeCluster(lambda rank, asked: asked, healthy=False)
+    asked = judged(asked_group(), failures=2)
+    assert (await pool_of(cluster).score(asked)) == asked
+    assert cluster.restarted == []
+
+
+async def test_groups_go_to_the_worker_with_the_fewest_and_wait_for_room() -> None:
+    gate = asyncio.Event()
+
+    async def wait(asked: Group) -> Group:
+        await gate.wait()
+        return judged(asked)
+
+    cluster = FakeCluster(lambda rank, asked: wait(asked), workers=2)
+    pool = pool_of(cluster, room=3)
+    scoring = [asyncio.create_task(pool.score(asked_group(str(index)))) for index in range(20)]
+    await asyncio.sleep(0.02)
+    assert sorted(rank for rank, _ in cluster.asked) == [0, 0, 0, 1, 1, 1]  # fourteen wait on the driver
+    gate.set()
+    scored = await asyncio.gather(*scoring)
+    assert [one.task.task_id for one in scored] == [str(index) for index in range(20)]
+    assert cluster.most == [3, 3]
+
+
+async def test_a_dead_workers_groups_are_all_tried_again_and_only_the_guilty_one_is_lost() -> None:
+    async def judge(asked: Group) -> Any:
+        guilty = asked.task.task_id == "guilty"
+        await asyncio.sleep(0.01 if guilty else 0.03)
+        return WorkerDied("memory") if guilty else judged(asked)
+
+    cluster = FakeCluster(lambda rank, asked: judge(asked))
+    pool = pool_of(cluster)
+    asked = [asked_group(name) for name in ("a", "guilty", "b", "c")]
+    scored = await asyncio.gather(*(pool.score(one) for one in asked))
+    assert [len(one.samples) for one in scored] == [1, 0, 1, 1]
+    assert pool.restarts == 2  # once in company, once alone
+    again = names(cluster)[4:]
+    assert sorted(again) == ["a", "b", "c", "guilty"]
+
+
+async def test_a_suspect_has_its_worker_to_itself() -> None:
+    running: list[set[str]] = [set(), set()]
+    beside: list[set[str]] = []
+
+    async def judge(rank: int, asked: Group) -> Any:
+        name = asked.task.task_id
+        running[rank].add(name)
+        try:
+            for _ in range(3):
+                await asyncio.sleep(0.01)
+                if name == "guilty":
+                    beside.append(set(running[rank]))
+        finally:
+            running[rank].discard(name)
+        return WorkerDied("memory") if name == "guilty" else judged(asked)
+
+    cluster = FakeCluster(judge, workers=2)
+    pool = pool_of(cluster, room=2)
+    asked = [asked_group(name) for name in ("guilty", *map(str, range(12)))]
+    scored = await asyncio.gather(*(pool.score(one) for one in asked))
+    assert [len(one.samples) for one in scored] == [0, *[1] * 12]
+    assert any(len(names) > 1 for names in beside[:3])
+    assert beside[3:] == [{"guilty"}] * 3
+
+
+async def test_a_replacement_because_of_a_hang_costs_the_other_groups_no_attempt() -> None:
+    async def judge(asked: Group) -> Any:
+        name = asked.task.task_id
+        await asyncio.sleep(0.01 if name == "hangs" else 0.03)
+        return judged(asked, failures=1) if name == "hangs" else judged(asked)
+
+    cluster = FakeCluster(lambda rank, asked: judge(asked), healthy=False)
+    pool = pool_of(cluster)
+    first = asyncio.create_task(pool.score(asked_group("other")))
+    for _ in range(3):  # each replaces the worker under the other group
+        await pool.score(asked_group("hangs"))
+    assert (await first).samples
+    assert cluster.restarted == [0, 0, 0]
+    assert names(cluster).count("other") == 4
+
+
+async def test_a_group_that_nobody_waits_for_any_more_keeps_its_place_until_it_is_done() -> None:
+    gate = asyncio.Event()
+
+    async def wait(asked: Group) -> Group:
+        await gate.wait()
+        return judged(asked)
+
+    cluster = FakeCluster(lambda rank, asked: wait(asked))
+    pool = pool_of(cluster, room=1)
+    left = asyncio.create_task(pool.score(asked_group("left")))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    left.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await left
+    further = asyncio.create_task(pool.score(asked_group("further")))
+    await asyncio.sleep(0.01)
+    assert names(cluster) == ["left"]
+    gate.set()
+    assert (await further).samples
+    assert cluster.most == [1]
+
+
+async def test_the_limit_grows_with_what_a_worker_has_already() -> None:
+    lock = asyncio.Lock()
+
+    async def one_at_a_time(asked: Group) -> Group:
+        async with lock:
+            await asyncio.sleep(0.04)
+        return judged(asked)
+
+    cluster = FakeCluster(lambda rank, asked: one_at_a_time(asked))
+    pool = pool_of(cluster, limit=0.06)
+    scored = await asyncio.gather(*(pool.score(asked_group(str(index))) for index in range(5)))
+    assert all(one.samples for one in scored)
+    assert cluster.restarted == []
