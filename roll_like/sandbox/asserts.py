@@ -9,8 +9,9 @@ Both talk to this side alone, and this side carries plain values only.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
+import socket
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,6 @@ _FOLDER = Path(__file__).parent
 _REMOTE = (_FOLDER / "remote_objects.py").read_text(encoding="utf-8")
 #: Memory of the trusted process: the test's own values and what comes back.
 _MEMORY_BYTES = 2 << 30
-_FRAME_BYTES = 2 * codec.MAX_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,24 @@ class Judgement:
     assertion: bool = False
     detail: str = ""
     failure: Ended | None = None
+
+
+class Pipes:
+    """Frames to and from the trusted process."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    async def send(self, message: object) -> None:
+        """Write one message."""
+        data = codec.encode(message)
+        self._writer.write(len(data).to_bytes(4, "big") + data)
+        await self._writer.drain()
+
+    async def receive(self) -> Any:
+        """Return the next message."""
+        size = int.from_bytes(await self._reader.readexactly(4), "big")
+        return codec.decode(await self._reader.readexactly(size))
 
 
 def with_remote_objects(program: Program) -> Program:
@@ -63,46 +81,45 @@ async def judge(session: BoxSession, program: Program, test: AssertTest, seconds
         ConfigError: The test itself cannot be judged.
         SandboxError: The trusted process died.
     """
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-I", "-S", "-W", "ignore", str(_FOLDER / "assert_process.py")),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env={},
-        cwd="/",
-        limit=_FRAME_BYTES,
-    )
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-W", "ignore", str(_FOLDER / "assert_process.py")],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=subprocess.DEVNULL,
+            env={},
+            cwd="/",
+        )
+    reader, writer = await asyncio.open_connection(sock=ours)
     try:
         async with asyncio.timeout(seconds):
-            return await _converse(process, session, program, test, seconds)
+            return await _converse(Pipes(reader, writer), session, program, test, seconds)
     except TimeoutError:
         return Judgement(passed=False, detail=f"the test took more than {seconds:g} s", failure=Ended.TIMEOUT)
     except CallFailed as failure:
         return Judgement(passed=False, detail=failure.message, failure=failure.kind)
     except (asyncio.IncompleteReadError, BrokenPipeError, ConnectionResetError):
-        status = await process.wait()
+        status = await asyncio.to_thread(process.wait)
         if status == -signal.SIGXCPU:
             return Judgement(passed=False, detail="the test used up its CPU time", failure=Ended.TIMEOUT)
         raise SandboxError(f"the trusted process of an assert test died with status {status}") from None
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-        _close(process)
+        writer.close()
+        process.kill()
+        process.wait()  # at once: nothing outlives SIGKILL but what waits for a disk
 
 
-async def _converse(
-    process: asyncio.subprocess.Process, session: BoxSession, program: Program, test: AssertTest, seconds: float
-) -> Judgement:
+async def _converse(pipes: Pipes, session: BoxSession, program: Program, test: AssertTest, seconds: float) -> Judgement:
     """Carry questions and answers until the test ends."""
     limits = {"RLIMIT_AS": _MEMORY_BYTES, "RLIMIT_CPU": int(seconds) + 1, "RLIMIT_FSIZE": 0, "RLIMIT_CORE": 0}
-    await _send(process, (program.source, test.code, list(test.names), limits))
+    await pipes.send((program.source, test.code, list(test.names), limits))
     while True:
-        message = await _receive(process)
+        message = await pipes.receive()
         if message[0] == "ask":
             answer = await session.call("_remote_ask", message[1:], {})
             try:
-                await _send(process, answer)
+                await pipes.send(answer)
             except codec.CodecError as error:
                 raise CallFailed(Ended.ERROR, f"the program's answer cannot be carried: {error}") from None
         elif message[0] == "passed":
@@ -112,26 +129,6 @@ async def _converse(
         else:
             _, kind, text = message
             return Judgement(passed=False, assertion=kind == "AssertionError", detail=f"{kind}: {text}".rstrip(": "))
-
-
-async def _send(process: asyncio.subprocess.Process, message: object) -> None:
-    assert process.stdin is not None
-    data = codec.encode(message)
-    process.stdin.write(len(data).to_bytes(4, "big") + data)
-    await process.stdin.drain()
-
-
-async def _receive(process: asyncio.subprocess.Process) -> Any:
-    assert process.stdout is not None
-    size = int.from_bytes(await process.stdout.readexactly(4), "big")
-    return codec.decode(await process.stdout.readexactly(size))
-
-
-def _close(process: asyncio.subprocess.Process) -> None:
-    """Close the pipes now and not when the process object is collected."""
-    transport = getattr(process, "_transport", None)
-    if transport is not None:
-        transport.close()
 
 
 __all__ = ["Judgement", "judge", "with_remote_objects"]
