@@ -28,7 +28,7 @@ from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.registry import ADVANTAGES, LOSSES
 from roll_like.training.advantages import Advantages
 from roll_like.training.layout import policy_batches
-from roll_like.types import FloatArray, Group, PolicySample, Scored, Segment, StopReason, Task, Trajectory
+from roll_like.types import FloatArray, Group, Part, PolicySample, Scored, Segment, StopReason, Task, Trajectory
 from roll_like.values import Metrics
 
 PROMPT = 64
@@ -80,6 +80,8 @@ def _member(task: Task, place: int, tokens: int, draw: np.random.Generator) -> S
         token_ids=np.concatenate([task.prompt_ids, draw.integers(0, 1000, tokens).astype(np.int32)]),
         sampled=sampled,
         logprobs=np.where(sampled, draw.uniform(-3, 0, total), 0).astype(np.float32),
+        turns=np.where(sampled, 0, -1).astype(np.int32),
+        parts=(Part(start=0, end=total, prompt_length=PROMPT),),
         segments=(Segment(start=PROMPT, end=total, policy_version=0),),
         text="",
         stop_reason=StopReason.STOP,

@@ -45,7 +45,6 @@ class ZeroScorer:
 @contextmanager
 def ours(config: RLVRConfig, tasks: list[Task], options: argparse.Namespace) -> Iterator[Any]:
     """Yield a function that fills all groups once and returns the seconds it took."""
-    from roll_like.start import start_inference
     from roll_like.cluster import RaySession, ResourceManager
     from roll_like.inference.base import Sampling
     from roll_like.inference.worker import InferenceWorker
@@ -53,6 +52,7 @@ def ours(config: RLVRConfig, tasks: list[Task], options: argparse.Namespace) -> 
     from roll_like.models.load import resolve_model
     from roll_like.rollout.handles import ActorReplica
     from roll_like.rollout.scheduler import GenerateScheduler, GroupPlan
+    from roll_like.start import start_inference
 
     with ExitStack() as stack:
         runner = stack.enter_context(DriverLoop())

@@ -143,6 +143,7 @@ def start_workers(config: RLVRConfig, run: RunContext) -> Workers:
     wait_for_inference()
     if wait_for_judge is not None:
         wait_for_judge()
+    rewards.wait_until_ready()
     estimator: AdvantageEstimator = ADVANTAGES.get(config.algorithm.advantage.type)(config.algorithm.advantage)
     if estimator.needs_critic and critic is not None:
         estimator.use(critic)
@@ -213,6 +214,7 @@ def build_evaluator(config: RLVRConfig, scheduler: GenerateScheduler, runner: Dr
         tasks,
         config.evaluation,
         max_response_tokens=config.rollout.max_response_tokens,
+        max_failure_fraction=config.rollout.max_failure_fraction,
         seed=config.seed,
         runner=runner,
     )
@@ -251,6 +253,7 @@ def evaluate_model(config: RLVRConfig, model_path: str) -> dict[str, float]:
         inference.everywhere(InferenceWorker.start)
         if judge is not None:
             judge.everywhere(ServerWorker.start)
+        pool.wait_until_ready()
         scheduler = GenerateScheduler(
             [ActorReplica(inference, rank) for rank in range(len(inference))],
             pool,

@@ -73,8 +73,26 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Tokens `[start, end)` of a trajectory that the engine saw as one sequence.
+
+    Attributes:
+        start: First token.
+        end: The token after the last one.
+        prompt_length: Tokens before the first sampled one.
+    """
+
+    start: int
+    end: int
+    prompt_length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """One token-exact attempt at a task.
+    """One token-exact attempt at a task: one turn, or an episode of many.
+
+    An episode is one sequence that grows with every turn, unless its chat template rewrote history: then it is cut, and
+    its parts stand one after another in the arrays. They were sampled in contexts of their own, and share one return.
 
     Attributes:
         task: What was attempted.
@@ -82,6 +100,8 @@ class Trajectory:
         token_ids: Prompt and response tokens, shape [T].
         sampled: True where the policy sampled the token, shape [T].
         logprobs: Behaviour log-probability of each sampled token in nats, 0 elsewhere, shape [T].
+        turns: Index of the turn that sampled the token, −1 where not sampled, shape [T].
+        parts: The sequences that the engine saw, in order; one, unless history was rewritten.
         segments: Which policy version sampled which span.
         text: The response, decoded once, for rewards and people; never tokenised again.
         stop_reason: Why it ended.
@@ -92,6 +112,8 @@ class Trajectory:
     token_ids: IntArray
     sampled: BoolArray
     logprobs: FloatArray
+    turns: IntArray
+    parts: tuple[Part, ...]
     segments: tuple[Segment, ...]
     text: str
     stop_reason: StopReason
@@ -117,6 +139,8 @@ class Scored:
         rewards: Each reward's own value, by its name in the configuration.
         details: Figures that a reward reports beside its value (`ifeval/strict`), for metrics.
         weights: The weight of each reward in the sum, by the same names.
+        turn_rewards: What each turn earned, in order; their sum is the reward. Empty where only the whole was judged.
+        turn_states: A key of the state that each turn acted in, for estimators that compare turns; empty without.
     """
 
     trajectory: Trajectory
@@ -124,6 +148,8 @@ class Scored:
     rewards: Mapping[str, float]
     details: Mapping[str, float]
     weights: Mapping[str, float]
+    turn_rewards: tuple[float, ...] = ()
+    turn_states: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import settings
 
 from roll_like.algorithms.losses import LossInputs
-from roll_like.types import Group, PolicySample, Scored, Segment, StopReason, Task, Trajectory
+from roll_like.types import Group, Part, PolicySample, Scored, Segment, StopReason, Task, Trajectory
 
 #: The same cases in every run, however slow the machine; nothing is written beside the tests.
 same_cases = settings(deadline=None, derandomize=True, database=None)
@@ -40,6 +40,8 @@ def make_scored(
         token_ids=np.arange(len(sampled), dtype=np.int32),
         sampled=sampled,
         logprobs=np.where(sampled, -0.5, 0).astype(np.float32),
+        turns=np.where(sampled, 0, -1).astype(np.int32),
+        parts=(Part(start=0, end=len(sampled), prompt_length=len(task.prompt_ids)),),
         segments=(Segment(start=len(task.prompt_ids), end=len(sampled), policy_version=3),),
         text="",
         stop_reason=stop,

@@ -25,7 +25,7 @@ from roll_like.registry import ADVANTAGES
 from roll_like.training.advantages import Advantages
 from roll_like.training.engine import TrainingEngine, with_reference
 from roll_like.training.worker import DeepSpeedWorker, TrainerSpec
-from roll_like.types import FloatArray, Group, PolicySample, Scored, Segment, StopReason, Trajectory
+from roll_like.types import FloatArray, Group, Part, PolicySample, Scored, Segment, StopReason, Trajectory
 from roll_like.values import Metrics, reduce
 
 VOCABULARY = 12
@@ -157,12 +157,16 @@ def _member(task: Any, place: int, draw: np.random.Generator, table: Any, *, sil
     if place == 1:
         sampled[3] = False  # a tool's token
     logprobs = np.where(sampled, table_logprobs(table, token_ids), 0).astype(np.float32)
+    two_turns = place in (1, 2)
+    turns = np.where(sampled, np.where(two_turns & (np.arange(len(token_ids)) > 3), 1, 0), -1)
     trajectory = Trajectory(
         task=task,
         sample_index=place,
         token_ids=token_ids,
         sampled=sampled,
         logprobs=logprobs,
+        turns=turns.astype(np.int32),
+        parts=(Part(start=0, end=len(token_ids), prompt_length=2),),
         segments=(Segment(start=2, end=len(token_ids), policy_version=1),),
         text="",
         stop_reason=StopReason.LENGTH if cut else StopReason.STOP,
@@ -172,7 +176,15 @@ def _member(task: Any, place: int, draw: np.random.Generator, table: Any, *, sil
         rewards = {"right": 1.0, "style": 0.5}
     weights = {"right": 1.0, "style": 0.5}
     total = sum(weights[name] * rewards[name] for name in rewards)
-    return Scored(trajectory=trajectory, reward=total, rewards=rewards, details={}, weights=weights)
+    return Scored(
+        trajectory=trajectory,
+        reward=total,
+        rewards=rewards,
+        details={},
+        weights=weights,
+        turn_rewards=(0.25 * total, 0.75 * total) if two_turns else (),
+        turn_states=("start", "later") if two_turns else ("start",),
+    )
 
 
 def train_two_steps(

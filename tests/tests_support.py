@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from roll_like.types import Group, PolicySample, Scored, Segment, StopReason, Task, Trajectory
+from roll_like.types import Group, Part, PolicySample, Scored, Segment, StopReason, Task, Trajectory
 
 
 def policy_sample(*, group: str = "g", prompt: int = 2, response: int = 3, advantage: float = 1.0) -> PolicySample:
@@ -54,6 +54,8 @@ def scored(
         token_ids=np.arange(prompt + response, dtype=np.int32),
         sampled=sampled,
         logprobs=np.where(sampled, -1, 0).astype(np.float32),
+        turns=np.where(sampled, 0, -1).astype(np.int32),
+        parts=(Part(start=0, end=prompt + response, prompt_length=prompt),),
         segments=(Segment(start=prompt, end=prompt + response, policy_version=version),),
         text="text",
         stop_reason=stop_reason,

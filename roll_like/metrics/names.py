@@ -127,6 +127,7 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("eval/domain/<name>/avg", "", "<name>", "Mean reward of one domain in the evaluation."),
     ("eval/domain/<name>/pass", "share", "<name>", "Share of its tasks that at least one of k samples solves."),
     ("eval/response_length", "tokens", "eval length", "Mean response length in the evaluation."),
+    ("eval/failures", "samples", "eval failures", "Answers of the evaluation that infrastructure lost."),
     ("eval/truncated", "share", "eval truncated", "Share of the evaluation's responses that the token limit cut."),
     ("eval/<name>", "", "<name>", "A further figure of an evaluation."),
     ("time/step", "s", "step", "Wall time of the whole step."),

@@ -9,6 +9,7 @@ from roll_like.config.sections import EvaluationConfig
 from roll_like.data.tasks import TaskSet
 from roll_like.inference.base import Sampling
 from roll_like.loop import DriverLoop
+from roll_like.rollout.failures import refuse_too_many_failures
 from roll_like.rollout.metrics import evaluation_metrics
 from roll_like.rollout.scheduler import Collected, GenerateScheduler, GroupPlan
 from roll_like.values import Metric
@@ -22,6 +23,7 @@ class Evaluator:
         tasks: What to evaluate on.
         config: The `evaluation` section.
         max_response_tokens: Limit where the section has none.
+        max_failure_fraction: Share of the answers that failures may cost.
         seed: Seed of every evaluation: two policies are compared on the same random numbers.
         runner: The driver's event loop.
     """
@@ -33,6 +35,7 @@ class Evaluator:
         config: EvaluationConfig,
         *,
         max_response_tokens: int,
+        max_failure_fraction: float,
         seed: int,
         runner: DriverLoop,
     ) -> None:
@@ -40,6 +43,7 @@ class Evaluator:
         self._tasks = tuple(islice(tasks, config.max_tasks))
         self._config = config
         self._seed = seed
+        self._max_failure_fraction = max_failure_fraction
         self._runner = runner
         self._sampling = Sampling(
             temperature=config.temperature,
@@ -50,7 +54,11 @@ class Evaluator:
         )
 
     def evaluate(self) -> tuple[Mapping[str, Metric], Collected]:
-        """Return the metrics (`eval/avg`, `eval/pass`, …) and the judged answers."""
+        """Return the metrics (`eval/avg`, `eval/pass`, …) and the judged answers.
+
+        Raises:
+            GenerationError: More answers were lost to failures than `rollout.max_failure_fraction`.
+        """
         plan = GroupPlan(
             groups=len(self._tasks),
             samples_per_group=self._config.samples_per_prompt,
@@ -61,7 +69,8 @@ class Evaluator:
             accept=lambda group: len(group.samples) > 0,
         )
         collected = self._runner.run(self._scheduler.fill(iter(self._tasks), plan))
-        return evaluation_metrics(collected.groups), collected
+        refuse_too_many_failures(collected, self._max_failure_fraction, "this evaluation")
+        return evaluation_metrics(collected), collected
 
     def due(self, finished: int, total: int) -> bool:
         """Return whether to evaluate after `finished` of `total` steps."""

@@ -45,8 +45,9 @@ def rollout_metrics(collected: Collected, policy_version: int) -> dict[str, Metr
     return metrics
 
 
-def evaluation_metrics(groups: Sequence[Group[Scored]]) -> dict[str, Metric]:
-    """Return `eval/avg` (avg@k), `eval/pass` (pass@k) and each reward's own mean."""
+def evaluation_metrics(collected: Collected) -> dict[str, Metric]:
+    """Return `eval/avg` (avg@k), `eval/pass` (pass@k), each reward's own mean, and what was lost."""
+    groups = collected.groups
     samples = [sample for group in groups for sample in group.samples]
     metrics: dict[str, Metric] = merge(
         {
@@ -59,6 +60,7 @@ def evaluation_metrics(groups: Sequence[Group[Scored]]) -> dict[str, Metric]:
         for sample in samples
     )
     metrics["eval/pass"] = Mean(_pass_share(groups), len(groups))
+    metrics["eval/failures"] = Sum(float(len(collected.failures)))
     domains = _by_domain(groups)
     for domain, members in domains.items() if len(domains) > 1 else ():
         rewards = [sample.reward for group in members for sample in group.samples]

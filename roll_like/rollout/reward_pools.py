@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from roll_like.errors import ConfigError
 from roll_like.rewards.base import RewardConfig
@@ -17,12 +18,19 @@ from roll_like.rollout.scheduler import GroupScorer
 from roll_like.types import Failure, Group, Scored, Trajectory
 
 
+class ReadyScorer(GroupScorer, Protocol):
+    """A scorer whose workers take a while to start."""
+
+    def wait_until_ready(self) -> None:
+        """Return when all workers can judge."""
+
+
 @dataclass(frozen=True, slots=True)
 class RewardShare:
     """One pool and the rewards that its workers hold."""
 
     rewards: Sequence[RewardConfig]
-    pool: GroupScorer
+    pool: ReadyScorer
 
 
 class RewardPools:
@@ -36,6 +44,15 @@ class RewardPools:
     def __init__(self, shares: Sequence[RewardShare], domains: Mapping[str, Sequence[str]]) -> None:
         self._shares = shares
         self._domains = domains
+
+    def wait_until_ready(self) -> None:
+        """Wait until every worker has built its rewards, so that one that cannot ends the run before it begins.
+
+        Raises:
+            RollLikeError: A reward cannot be built or started.
+        """
+        for share in self._shares:
+            share.pool.wait_until_ready()
 
     async def score(self, group: Group[Trajectory]) -> Group[Scored]:
         """Return the group with the verdicts of all its rewards; a sample that one of them lost is a failure.

@@ -13,9 +13,9 @@ import numpy as np
 from roll_like.config.rlvr import RolloutConfig
 from roll_like.data.order import TaskOrder
 from roll_like.data.tasks import TaskSet
-from roll_like.errors import GenerationError
 from roll_like.inference.base import Sampling
 from roll_like.loop import DriverLoop
+from roll_like.rollout.failures import refuse_too_many_failures
 from roll_like.rollout.scheduler import Collected, GenerateScheduler, GroupPlan
 from roll_like.types import Group, Scored, Task
 
@@ -97,7 +97,7 @@ class SynchronousRollouts:
         if judged:
             share = len(collected.groups) / judged
             self._acceptance = ACCEPTANCE_MEMORY * self._acceptance + (1 - ACCEPTANCE_MEMORY) * share
-        refuse_too_many_failures(collected, config)
+        refuse_too_many_failures(collected, config.max_failure_fraction, f"step {step + 1}")
         return collected
 
     def state(self) -> dict[str, Any]:
@@ -139,23 +139,4 @@ def sampling_of(config: RolloutConfig) -> Sampling:
         top_k=config.top_k,
         max_tokens=config.max_response_tokens,
         stop=config.stop,
-    )
-
-
-def refuse_too_many_failures(collected: Collected, config: RolloutConfig) -> None:
-    """Raise when infrastructure lost more samples than the configuration accepts.
-
-    Raises:
-        GenerationError: Says how many, and shows the first failure whole.
-    """
-    judged = sum(len(group.samples) for group in (*collected.groups, *collected.rejected))
-    lost = len(collected.failures)
-    if not lost or lost <= config.max_failure_fraction * (judged + lost):
-        return
-    first = collected.failures[0]
-    raise GenerationError(
-        f"{lost} of {judged + lost} samples of this step were lost to failures, above "
-        f"rollout.max_failure_fraction: {config.max_failure_fraction:g}. The first, at {first.stage} "
-        f"{first.name!r} for {first.origin}:\n{first.error}",
-        fix=f"mend the {first.stage} that failed; a lost sample is never counted as reward 0",
     )

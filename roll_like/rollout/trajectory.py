@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from roll_like.inference.base import Generation
-from roll_like.types import Segment, Task, Trajectory
+from roll_like.types import Part, Segment, Task, Trajectory
 
 
 def trajectory_of(task: Task, sample_index: int, generation: Generation) -> Trajectory:
@@ -22,6 +22,8 @@ def trajectory_of(task: Task, sample_index: int, generation: Generation) -> Traj
         token_ids=np.concatenate([task.prompt_ids, generation.token_ids]).astype(np.int32),
         sampled=sampled,
         logprobs=logprobs,
+        turns=np.where(sampled, 0, -1).astype(np.int32),
+        parts=(Part(start=0, end=length, prompt_length=prompt_length),),
         segments=tuple(
             Segment(
                 start=prompt_length + segment.start,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from roll_like.algorithms.advantages import AdvantageEstimator, policy_samples
+from roll_like.algorithms.advantages import AdvantageEstimator, by_parts, flatten, joined, policy_samples
 from roll_like.algorithms.kl import KLController, token_penalties
 from roll_like.algorithms.shaping import RewardShaping, shape_advantages, trained_on
 from roll_like.config.algorithm import AlgorithmConfig, DifficultyConfig
@@ -73,7 +73,8 @@ class Advantages:
         shaped, figures = self._shaping.apply(groups)
         penalties, kl_figures = self._penalties(groups)
         assigned = self._estimator.assign(shaped, penalties)
-        samples = [sample for sample, trained in zip(assigned, chosen, strict=True) if trained]
+        trained = by_parts(flatten(groups), chosen)
+        samples = [sample for sample, kept in zip(assigned, trained, strict=True) if kept]
         samples, advantage_figures = shape_advantages(samples, self._algorithm.advantage_shaping)
         learned = self._estimator.learn()
         self._steps += 1
@@ -100,6 +101,7 @@ class Advantages:
         estimates = token_penalties(
             samples, self._reference.logprobs(samples), estimator=self._algorithm.kl.estimator, coefficient=1.0
         )
+        estimates = joined(flatten(groups), estimates)
         tokens = sum(int(sample.sampled.sum()) for sample in samples)
         mean = float(sum(estimate.sum(dtype=np.float64) for estimate in estimates)) / max(tokens, 1)
         self._kl.update(mean, len(samples))

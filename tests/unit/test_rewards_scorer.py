@@ -12,7 +12,7 @@ from roll_like import Completion, Outcome, Reward, RewardConfig, Verdict, regist
 from roll_like.errors import ConfigError, PluginError, RewardError
 from roll_like.registry import REWARDS
 from roll_like.rewards.scorer import Scorer, judges
-from roll_like.types import Failure, Group, Scored, Segment, StopReason, Task, Trajectory
+from roll_like.types import Failure, Group, Part, Scored, Segment, StopReason, Task, Trajectory
 
 Add = Callable[..., str]
 
@@ -35,6 +35,8 @@ def make_group(*texts: str, source: str = "chat", failures: tuple[Failure, ...] 
             token_ids=np.array([1, 2, 3, 4], np.int32),
             sampled=np.array([False, False, True, True]),
             logprobs=np.zeros(4, np.float32),
+            turns=np.array([-1, -1, 0, 0], np.int32),
+            parts=(Part(start=0, end=4, prompt_length=2),),
             segments=(Segment(start=2, end=4, policy_version=0),),
             text=text,
             stop_reason=StopReason.STOP,

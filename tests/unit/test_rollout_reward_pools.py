@@ -60,6 +60,10 @@ class FakePool:
     def __init__(self, name: str) -> None:
         self.name = name
         self.asked = 0
+        self.ready = False
+
+    def wait_until_ready(self) -> None:
+        self.ready = True
 
     async def score(self, group: Group[Trajectory]) -> Group[Scored]:
         self.asked += 1
@@ -70,6 +74,9 @@ def test_only_pools_whose_rewards_judge_the_task_are_asked() -> None:
     maths, style = FakePool("maths"), FakePool("style")
     shares = [RewardShare([RewardConfig(type="maths")], maths), RewardShare([RewardConfig(type="style")], style)]
     pools = RewardPools(shares, {"sums": ["maths"]})
+    pools.wait_until_ready()
+    assert maths.ready
+    assert style.ready
     group = unscored()
     sums = replace(group, task=replace(group.task, domain="sums"))
     assert asyncio.run(pools.score(sums)).samples[0].rewards == {"maths": 1.0}

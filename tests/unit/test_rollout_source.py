@@ -145,7 +145,7 @@ def test_a_step_without_samples_has_no_means() -> None:
 
 def test_evaluation_metrics_and_rows() -> None:
     groups = [group(task(0), [1.0, 0.0]), group(task(1), [0.0, 0.5])]
-    values = reduce(evaluation_metrics(groups))
+    values = reduce(evaluation_metrics(collected(groups)))
     assert values["eval/avg"] == pytest.approx(0.375)
     assert values["eval/pass"] == pytest.approx(0.5)
     rows = rollout_rows(groups)
@@ -186,6 +186,6 @@ def test_domains_have_filters_and_figures_of_their_own() -> None:
     assert values["rollout/domain/maths/reward"] == values["rollout/domain/code/reward"] == 0.5
     assert values["rollout/domain/maths/without_signal"] == 0
     assert values["rollout/domain/code/without_signal"] == 1
-    values = reduce(evaluation_metrics(groups))
+    values = reduce(evaluation_metrics(collected(groups)))
     assert (values["eval/domain/maths/pass"], values["eval/domain/code/pass"]) == (1, 0)
     assert not any("domain" in name for name in reduce(rollout_metrics(collected([group(task(), [1.0])]), 1)))

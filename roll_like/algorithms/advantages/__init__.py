@@ -4,9 +4,12 @@ from roll_like.algorithms.advantages.base import (
     AdvantageEstimator,
     GroupEstimator,
     ValueFunction,
+    by_parts,
     describe,
     flatten,
+    joined,
     policy_samples,
+    split,
 )
 from roll_like.algorithms.advantages.formulas import (
     Rewards,
@@ -32,6 +35,7 @@ from roll_like.algorithms.advantages.groups import (
     ReinforcePlusPlusBaseline,
 )
 from roll_like.algorithms.advantages.returns import GAE, Reinforce, ReinforcePlusPlus, ReMax
+from roll_like.algorithms.advantages.turns import GiGPO, TurnReturns
 
 __all__ = [
     "GAE",
@@ -43,14 +47,17 @@ __all__ = [
     "AdvantageEstimator",
     "DrGRPO",
     "GRPOPassK",
+    "GiGPO",
     "GroupEstimator",
     "ReMax",
     "Reinforce",
     "ReinforcePlusPlus",
     "ReinforcePlusPlusBaseline",
     "Rewards",
+    "TurnReturns",
     "ValueFunction",
     "best_of_k_advantages",
+    "by_parts",
     "describe",
     "discounted_returns",
     "dr_grpo_advantages",
@@ -59,8 +66,10 @@ __all__ = [
     "gpg_scale",
     "grpo_advantages",
     "has_signal",
+    "joined",
     "opo_advantages",
     "policy_samples",
     "rloo_advantages",
+    "split",
     "whiten",
 ]

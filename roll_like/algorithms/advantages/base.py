@@ -22,14 +22,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
 from roll_like.algorithms.advantages.formulas import Rewards
 from roll_like.config.base import PluginConfig
 from roll_like.errors import EngineError, RewardError
-from roll_like.types import FloatArray, Group, PolicySample, Scored
+from roll_like.types import FloatArray, Group, IntArray, PolicySample, Scored
 from roll_like.values import Metrics
 
 
@@ -54,10 +54,10 @@ class ValueFunction(Protocol):
 def policy_samples(
     groups: Sequence[Group[Scored]], advantages: Sequence[FloatArray] | None = None
 ) -> list[PolicySample]:
-    """Return the groups' samples in order, each with its advantages.
+    """Return the groups' samples in order, each with its advantages; an episode that was cut, one for each part.
 
     Two groups of the same task in one step keep apart: `group_id` is the task's id and the
-    group's occurrence (`gsm8k/17#0`, `gsm8k/17#1`).
+    group's occurrence (`gsm8k/17#0`, `gsm8k/17#1`). `by_parts` and `joined` lead from samples to parts and back.
 
     Args:
         groups: A step's groups.
@@ -79,16 +79,40 @@ def policy_samples(
     return [
         PolicySample(
             group_id=identity,
-            token_ids=sample.trajectory.token_ids,
-            prompt_length=len(sample.trajectory.task.prompt_ids),
-            sampled=sample.trajectory.sampled,
-            behaviour_logprobs=sample.trajectory.logprobs,
-            advantages=np.where(sample.trajectory.sampled, advantages_T, 0).astype(np.float32),
+            token_ids=sample.trajectory.token_ids[part.start : part.end],
+            prompt_length=part.prompt_length,
+            sampled=sample.trajectory.sampled[part.start : part.end],
+            behaviour_logprobs=sample.trajectory.logprobs[part.start : part.end],
+            advantages=np.where(sample.trajectory.sampled, advantages_T, 0)[part.start : part.end].astype(np.float32),
             reward=sample.reward,
             policy_version=sample.trajectory.policy_version,
         )
         for identity, sample, advantages_T in zip(identities, samples, advantages, strict=True)
+        for part in sample.trajectory.parts
     ]
+
+
+T = TypeVar("T")
+
+
+def by_parts(samples: Sequence[Scored], values: Sequence[T]) -> list[T]:
+    """Return each sample's value once for each of its parts, in the order of `policy_samples`."""
+    return [value for sample, value in zip(samples, values, strict=True) for _ in range(len(sample.trajectory.parts))]
+
+
+def split(samples: Sequence[Scored], arrays: Sequence[FloatArray]) -> list[FloatArray]:
+    """Return one array [T] a sample as arrays of its parts: the inverse of `joined`."""
+    return [
+        array_T[part.start : part.end]
+        for sample, array_T in zip(samples, arrays, strict=True)
+        for part in sample.trajectory.parts
+    ]
+
+
+def joined(samples: Sequence[Scored], arrays: Sequence[FloatArray]) -> list[FloatArray]:
+    """Return arrays of parts, in the order of `policy_samples`, as one array [T] a sample."""
+    parts = iter(arrays)
+    return [np.concatenate([next(parts) for _ in sample.trajectory.parts]) for sample in samples]
 
 
 def flatten(groups: Sequence[Group[Scored]]) -> list[Scored]:
@@ -220,14 +244,36 @@ def penalised_rewards(
 
 
 def action_rewards(samples: Sequence[Scored], token_penalties: Sequence[FloatArray]) -> list[Rewards]:
-    """Return the reward of each sampled token: its penalty, and for the last one the sample's reward too."""
+    """Return the reward of each sampled token: less its penalty, and what its turn earned at the turn's last token.
+
+    The last token gets what is left of the sample's reward: all of it where turns were not judged.
+    """
     rewards = []
     for sample, penalties_T in zip(samples, token_penalties, strict=True):
-        per_action = -penalties_T[sample.trajectory.sampled].astype(np.float64)
+        sampled = sample.trajectory.sampled
+        per_action = -penalties_T[sampled].astype(np.float64)
         if per_action.size:
-            per_action[-1] += sample.reward
+            rest = sample.reward
+            for turn, last in turn_ends(sample.trajectory.turns[sampled]).items():
+                if turn < len(sample.turn_rewards):
+                    per_action[last] += sample.turn_rewards[turn]
+                    rest -= sample.turn_rewards[turn]
+            per_action[-1] += rest
         rewards.append(per_action)
     return rewards
+
+
+def turn_ends(turns_A: IntArray) -> dict[int, int]:
+    """Return the index of each turn's last token.
+
+    Args:
+        turns_A: Turn of each sampled token.
+
+    >>> turn_ends(np.array([0, 0, 2]))
+    {0: 1, 2: 2}
+    """
+    ends = np.flatnonzero(np.diff(turns_A, append=-1))
+    return {int(turns_A[end]): int(end) for end in ends}
 
 
 def spread_over_tokens(samples: Sequence[Scored], values: Sequence[Rewards]) -> list[FloatArray]:

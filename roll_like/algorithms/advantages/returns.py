@@ -14,7 +14,9 @@ from roll_like.algorithms.advantages.base import (
     action_rewards,
     describe,
     flatten,
+    joined,
     policy_samples,
+    split,
     spread_over_tokens,
 )
 from roll_like.algorithms.advantages.formulas import discounted_returns, gae, whiten
@@ -148,11 +150,11 @@ class GAE(AdvantageEstimator):
         values = self._critic.values(unassigned)
         actions = [
             values_T[sample.trajectory.sampled].astype(np.float64)
-            for sample, values_T in zip(samples, values, strict=True)
+            for sample, values_T in zip(samples, joined(samples, values), strict=True)
         ]
         estimates = gae(action_rewards(samples, token_penalties), actions, gamma=self.config.gamma, lam=self.config.lam)
         returns = [estimate + action for estimate, action in zip(estimates, actions, strict=True)]
-        self._lesson = unassigned, values, spread_over_tokens(samples, returns)
+        self._lesson = unassigned, values, split(samples, spread_over_tokens(samples, returns))
         return spread_over_tokens(samples, estimates)
 
     def learn(self) -> Metrics:

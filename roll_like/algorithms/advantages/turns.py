@@ -1,0 +1,134 @@
+"""Estimators that give credit to turns of an episode instead of all of its tokens alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from roll_like.algorithms.advantages.base import (
+    AdvantageEstimator,
+    GroupEstimator,
+    flatten,
+    penalised_rewards,
+    spread_over_tokens,
+)
+from roll_like.algorithms.advantages.formulas import (
+    Rewards,
+    discounted_returns,
+    dr_grpo_advantages,
+    grpo_advantages,
+    whiten,
+)
+from roll_like.config.base import PluginConfig
+from roll_like.config.sections import Fraction
+from roll_like.registry import ADVANTAGES
+from roll_like.types import FloatArray, Group, Scored
+
+
+def turn_returns(sample: Scored, gamma: float, reward: float | None = None) -> Rewards:
+    """Return Σ_{k≥t} γ^(k−t)·r_k for each turn t of an episode.
+
+    Args:
+        sample: An episode; without rewards of turns, its last turn gets its whole reward.
+        gamma: Discount of one turn.
+        reward: The episode's reward where it differs from the sum over turns: the last turn gets the rest.
+    """
+    turns = int(sample.trajectory.turns.max(initial=-1)) + 1
+    rewards = np.zeros(turns)
+    rewards[: len(sample.turn_rewards)] = sample.turn_rewards[:turns]
+    if turns:
+        rewards[-1] += (sample.reward if reward is None else reward) - rewards.sum()
+    return discounted_returns([rewards], gamma)[0]
+
+
+@ADVANTAGES.register("turn_returns")
+class TurnReturns(AdvantageEstimator):
+    """`turn_returns`: every token of a turn gets the turn's discounted return, whitened over the step's turns.
+
+    The discount is one of turns, not of tokens: a long answer is not worth less than a short one.
+    """
+
+    class Config(PluginConfig):
+        """Discounted returns of turns, whitened over the step."""
+
+        type: Literal["turn_returns"] = "turn_returns"
+        gamma: Fraction = Field(default=0.95, description="Discount of one turn; 1 is none.")
+
+    def advantages(
+        self, groups: Sequence[Group[Scored]], token_penalties: Sequence[FloatArray]
+    ) -> Sequence[FloatArray]:
+        """Return one array [T] for each sample."""
+        samples = flatten(groups)
+        rewards = [value for _, values in penalised_rewards(groups, token_penalties) for value in values]
+        returns = [
+            turn_returns(sample, self.config.gamma, float(reward))
+            for sample, reward in zip(samples, rewards, strict=True)
+        ]
+        return over_turns(samples, whiten(returns))
+
+
+@ADVANTAGES.register("gigpo")
+class GiGPO(GroupEstimator):
+    """`gigpo`: the episode's advantage in its group, plus each turn's advantage among turns in the same state.
+
+    Feng et al. 2025, arXiv:2505.10978. Episodes of a group come through the same states again and
+    again; a turn is compared with what was done in the same ("anchor") state by the group's other
+    turns: A = A_episode + ω·A_turn, the latter over discounted returns. A state that was met once has
+    A_turn = 0.
+    """
+
+    compares_with = "the group's mean"
+
+    class Config(PluginConfig):
+        """GiGPO: advantages of episodes and, among turns in the same state, of turns."""
+
+        type: Literal["gigpo"] = "gigpo"
+        gamma: Fraction = Field(default=0.95, description="Discount of one turn; 1 is none.")
+        turn_weight: float = Field(default=1.0, ge=0, description="ω, the weight of a turn's advantage.")
+        divide_by_std: bool = Field(default=True, description="Divide both advantages by their standard deviation.")
+
+    def of_group(self, rewards: Rewards) -> Rewards:
+        """Return the advantages of the group's episodes, shape [G]."""
+        return grpo_advantages(rewards) if self.config.divide_by_std else dr_grpo_advantages(rewards)
+
+    def advantages(
+        self, groups: Sequence[Group[Scored]], token_penalties: Sequence[FloatArray]
+    ) -> Sequence[FloatArray]:
+        """Return one array [T] for each sample, constant over the tokens of a turn."""
+        values: list[Rewards] = []
+        for group, rewards in penalised_rewards(groups, token_penalties):
+            episodes = self.of_group(rewards)
+            returns = [
+                turn_returns(sample, self.config.gamma, float(reward))
+                for sample, reward in zip(group.samples, rewards, strict=True)
+            ]
+            of_turns = self._among_anchors(group.samples, returns)
+            values += [
+                episode + self.config.turn_weight * turns for episode, turns in zip(episodes, of_turns, strict=True)
+            ]
+        return over_turns(flatten(groups), values)
+
+    def _among_anchors(self, samples: Sequence[Scored], returns: Sequence[Rewards]) -> list[Rewards]:
+        """Return each turn's advantage among the group's turns in the same state."""
+        anchors: dict[str, list[tuple[int, int]]] = {}
+        for index, sample in enumerate(samples):
+            for turn, state in enumerate(sample.turn_states[: len(returns[index])]):
+                anchors.setdefault(state, []).append((index, turn))
+        advantages = [np.zeros_like(values) for values in returns]
+        for places in anchors.values():
+            compared = self.of_group(np.array([returns[index][turn] for index, turn in places]))
+            for (index, turn), value in zip(places, compared, strict=True):
+                advantages[index][turn] = value
+        return advantages
+
+
+def over_turns(samples: Sequence[Scored], values: Sequence[Rewards]) -> list[FloatArray]:
+    """Return one value a turn as one array [T] a sample: a turn's value at each of its sampled tokens, 0 elsewhere."""
+    actions = [
+        turn_values[sample.trajectory.turns[sample.trajectory.sampled]]
+        for sample, turn_values in zip(samples, values, strict=True)
+    ]
+    return spread_over_tokens(samples, actions)

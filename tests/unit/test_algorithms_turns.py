@@ -1,0 +1,109 @@
+"""Credit for turns by hand-computed numbers, and episodes that were cut into parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from algorithm_samples import make_scored, make_task
+
+from roll_like.algorithms.advantages import AdvantageEstimator, by_parts, joined, policy_samples, split
+from roll_like.registry import ADVANTAGES
+from roll_like.types import Group, Part, Scored
+
+
+def estimator(name: str, **settings: Any) -> AdvantageEstimator:
+    plugin = ADVANTAGES.get(name)
+    made: AdvantageEstimator = plugin(plugin.Config(**settings))
+    return made
+
+
+def episode(index: int, turns: Sequence[int], rewards: Sequence[float] = (), **more: Any) -> Scored:
+    """An episode after a prompt of two; `turns` says which turn sampled each token, −1 for the environment's."""
+    sample = make_scored(make_task(), index, sum(rewards), [turn >= 0 for turn in turns])
+    trajectory = replace(sample.trajectory, turns=np.array([-1, -1, *turns], np.int32))
+    given = {"reward": sum(rewards), "turn_rewards": tuple(rewards), **more}
+    return replace(sample, trajectory=trajectory, **given)
+
+
+def group_of(*episodes: Scored) -> Group[Scored]:
+    return Group(task=episodes[0].trajectory.task, samples=episodes, failures=())
+
+
+def responses(samples: Sequence[Any]) -> list[list[float]]:
+    return [sample.advantages[2:].tolist() for sample in samples]
+
+
+def test_turns_earn_at_their_last_token() -> None:
+    # two turns of two tokens with the environment's between them; 1 after the first, 2 after the second
+    group = group_of(episode(0, [0, 0, -1, 1, 1], [1.0, 2.0]))
+    (sample,) = estimator("reinforce").assign([group])
+    assert sample.advantages[2:].tolist() == [3, 3, 0, 2, 2]
+    (sample,) = estimator("reinforce", gamma=0.5).assign([group])
+    assert sample.advantages[2:].tolist() == [0.5 + 0.25, 1.0 + 0.5, 0, 1.0, 2.0]
+
+
+def test_what_no_turn_earned_comes_at_the_end() -> None:
+    group = group_of(episode(0, [0, -1, 1], [1.0, 0.0], reward=1.5))
+    assert responses(estimator("reinforce").assign([group])) == [[1.5, 0, 0.5]]
+
+
+def test_turn_returns_discount_turns_not_tokens() -> None:
+    group = group_of(episode(0, [0, 0, 0, -1, 1], [0.0, 1.0]), episode(1, [0], [0.0]))
+    # returns of the three turns: 0.5, 1 and 0
+    scale = math.sqrt(0.25 + 1e-8)
+    first, second = estimator("turn_returns", gamma=0.5).assign([group])
+    assert first.advantages[2:].tolist() == pytest.approx([0, 0, 0, 0, 0.5 / scale], abs=1e-6)
+    assert second.advantages[2:].tolist() == pytest.approx([-0.5 / scale])
+
+
+def test_gigpo_compares_turns_in_the_same_state() -> None:
+    # both start in "a"; only the first comes through "b"
+    group = group_of(
+        episode(0, [0, -1, 1], [0.0, 1.0], turn_states=("a", "b")),
+        episode(1, [0, -1, 1], [0.0, 0.0], turn_states=("a", "c")),
+    )
+    plain = estimator("gigpo", gamma=0.5, turn_weight=2.0, divide_by_std=False).assign([group])
+    # episodes: ±0.5; in "a" the returns are 0.5 and 0: ±0.25, twice; "b" and "c" were met once
+    assert responses(plain) == [[1.0, 0, 0.5], [-1.0, 0, -0.5]]
+    without = estimator("gigpo", turn_weight=0.0, divide_by_std=False).assign([group])
+    assert responses(without) == [[0.5, 0, 0.5], [-0.5, 0, -0.5]]
+    divided = estimator("gigpo", gamma=0.5).assign([group])
+    half = math.sqrt(0.5)
+    assert divided[0].advantages[2:].tolist() == pytest.approx([2 * half, 0, half], rel=1e-4)
+
+
+def test_gigpo_without_states_is_grpo() -> None:
+    group = group_of(episode(0, [0, 1], [0.0, 1.0]), episode(1, [0, 1], [0.0, 0.0]))
+    assert responses(estimator("gigpo").assign([group])) == responses(estimator("grpo").assign([group]))
+
+
+def cut_episode() -> Scored:
+    """Two parts: prompt of two and one sampled token; prompt of three and two sampled tokens."""
+    sample = make_scored(make_task(), 0, 1.0, [1, 0, 0, 0, 1, 1])
+    parts = (Part(start=0, end=3, prompt_length=2), Part(start=3, end=8, prompt_length=3))
+    trajectory = replace(sample.trajectory, parts=parts, turns=np.array([-1, -1, 0, -1, -1, -1, 1, 1], np.int32))
+    return replace(sample, trajectory=trajectory, turn_rewards=(0.25, 0.75))
+
+
+def test_the_parts_of_a_cut_episode_share_its_return() -> None:
+    group = group_of(cut_episode(), episode(1, [0], [0.0]))
+    samples = estimator("reinforce").assign([group])
+    assert [sample.token_ids.tolist() for sample in samples[:2]] == [[0, 1, 2], [3, 4, 5, 6, 7]]
+    assert [sample.prompt_length for sample in samples] == [2, 3, 2]
+    assert [sample.advantages.tolist() for sample in samples[:2]] == [[0, 0, 1], [0, 0, 0, 0.75, 0.75]]
+    # a group compares two episodes, not three sequences
+    assert [sample.advantages.max() for sample in estimator("dr_grpo").assign([group])] == [0.5, 0.5, 0]
+
+
+def test_samples_and_parts_lead_into_each_other() -> None:
+    samples = [cut_episode(), episode(1, [0])]
+    arrays = [part.advantages for part in policy_samples([group_of(*samples)])]
+    whole = joined(samples, arrays)
+    assert [len(array) for array in whole] == [8, 3]
+    assert [array.tolist() for array in split(samples, whole)] == [array.tolist() for array in arrays]
+    assert by_parts(samples, ["cut", "whole"]) == ["cut", "cut", "whole"]
