@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from roll_like.cluster import Cluster, WorkerDied
 from roll_like.inference.base import EngineDied, FailedGeneration, GenerateRequest, Generation
@@ -15,6 +16,8 @@ from roll_like.types import Failure, Group, Scored, Trajectory
 
 #: How long a worker may take to say whether a reward hangs in it. Seconds.
 HEALTH_SECONDS = 10.0
+#: Workers that a group may lose while it has them to itself.
+_LOSSES_ALONE = 2
 
 
 class ActorReplica:
@@ -52,11 +55,12 @@ class _Lost:
 
     Attributes:
         error: What happened.
-        suspect: Whether this group may be why.
+        why: `retired`: the worker was replaced because of another group. `company`: this group or one beside it is the
+            reason. `alone`: there was no other.
     """
 
     error: str
-    suspect: bool
+    why: Literal["retired", "company", "alone"]
 
 
 class RewardPool:
@@ -77,6 +81,7 @@ class RewardPool:
         self._limit = limit_seconds
         self._room = groups_per_worker
         self._load = [0] * len(cluster)
+        self._arrivals = [0] * len(cluster)
         self._generation = [0] * len(cluster)
         self._reserved: int | None = None  # the worker that a suspect has to itself
         self._one_suspect = asyncio.Lock()
@@ -95,15 +100,17 @@ class RewardPool:
     async def score(self, group: Group[Trajectory]) -> Group[Scored]:
         """Return the group with rewards; what could not be judged is in its failures.
 
-        A group whose worker dies or hangs may be the reason, or only have been there. It is tried once more with
-        a worker to itself, so that it can take no other group along; then its samples are failures.
+        A group whose worker dies or hangs may be the reason, or only have been there. It is tried again with a
+        worker to itself, where it can take no other group along. When two workers went that had no other group, its
+        samples are failures.
         """
         outcome = await self._anywhere(group)
-        while isinstance(outcome, _Lost) and not outcome.suspect:
+        while isinstance(outcome, _Lost) and outcome.why == "retired":
             outcome = await self._anywhere(group)
-        if isinstance(outcome, _Lost):
-            async with self._one_suspect:
-                outcome = await self._alone(group)
+        for _ in range(_LOSSES_ALONE - (isinstance(outcome, _Lost) and outcome.why == "alone")):
+            if isinstance(outcome, _Lost):
+                async with self._one_suspect:
+                    outcome = await self._alone(group)
         if isinstance(outcome, Group):
             return outcome
         failure = Failure(stage="reward", name="worker", error=outcome.error, origin=group.task.origin)
@@ -131,6 +138,8 @@ class RewardPool:
     async def _judge(self, rank: int, group: Group[Trajectory]) -> Group[Scored] | _Lost:
         generation = self._generation[rank]
         self._load[rank] += 1
+        self._arrivals[rank] += 1
+        arrivals, first = self._arrivals[rank], self._load[rank] == 1
         # waiting for other groups counts: a worker takes them side by side
         limit = self._limit * self._load[rank]
         call = asyncio.ensure_future(self._cluster.ask(rank, RewardWorker.score, group))
@@ -139,12 +148,16 @@ class RewardPool:
         done, _ = await asyncio.wait({call}, timeout=limit)
         if not done:
             self._replace(rank, generation)
-            return _Lost(f"reward worker {rank} did not answer within {limit:g} s", suspect=True)
+            alone = first and self._arrivals[rank] == arrivals
+            return _Lost(f"reward worker {rank} did not answer within {limit:g} s", "alone" if alone else "company")
         try:
             scored = call.result()
         except WorkerDied as error:
             self._replace(rank, generation)
-            return _Lost(str(error), suspect=(rank, generation) not in self._retired)
+            if (rank, generation) in self._retired:
+                return _Lost(str(error), "retired")
+            alone = first and self._arrivals[rank] == arrivals
+            return _Lost(str(error), "alone" if alone else "company")
         if len(scored.failures) > len(group.failures):
             await self._retire_if_hung(rank, generation)
         return scored

@@ -207,9 +207,24 @@ async def test_a_dead_workers_groups_are_all_tried_again_and_only_the_guilty_one
     asked = [asked_group(name) for name in ("a", "guilty", "b", "c")]
     scored = await asyncio.gather(*(pool.score(one) for one in asked))
     assert [len(one.samples) for one in scored] == [1, 0, 1, 1]
-    assert pool.restarts == 2  # once in company, once alone
+    assert pool.restarts == 3  # once in company, twice alone
     again = names(cluster)[4:]
-    assert sorted(again) == ["a", "b", "c", "guilty"]
+    assert sorted(again) == ["a", "b", "c", "guilty", "guilty"]
+
+
+async def test_a_death_in_company_proves_nothing_about_a_group() -> None:
+    left = {"guilty": 9, "unlucky": 1}
+
+    async def judge(asked: Group) -> Any:
+        name = asked.task.task_id
+        await asyncio.sleep(0.01 if name == "guilty" else 0.03)
+        left[name] -= 1
+        return WorkerDied("memory") if left[name] >= 0 else judged(asked)
+
+    pool = pool_of(FakeCluster(lambda rank, asked: judge(asked)))
+    scored = await asyncio.gather(*(pool.score(asked_group(name)) for name in left))
+    assert [len(one.samples) for one in scored] == [0, 1]
+    assert (left["guilty"], pool.restarts) == (6, 4)
 
 
 async def test_a_suspect_has_its_worker_to_itself() -> None:
@@ -234,7 +249,7 @@ async def test_a_suspect_has_its_worker_to_itself() -> None:
     scored = await asyncio.gather(*(pool.score(one) for one in asked))
     assert [len(one.samples) for one in scored] == [0, *[1] * 12]
     assert any(len(names) > 1 for names in beside[:3])
-    assert beside[3:] == [{"guilty"}] * 3
+    assert beside[3:] == [{"guilty"}] * 6
 
 
 async def test_a_replacement_because_of_a_hang_costs_the_other_groups_no_attempt() -> None:
