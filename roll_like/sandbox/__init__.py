@@ -3,6 +3,7 @@
 from roll_like.sandbox.box import SandboxUnavailable
 from roll_like.sandbox.compare import Comparison
 from roll_like.sandbox.evaluator import CodeEvaluator
+from roll_like.sandbox.selftest import self_test
 from roll_like.sandbox.types import (
     AssertTest,
     CallTest,
@@ -26,4 +27,5 @@ __all__ = [
     "TestCase",
     "TestResult",
     "Verdict",
+    "self_test",
 ]

@@ -131,24 +131,34 @@ def landlock_version() -> int:
         return 0
 
 
-def restrict_files(readable: list[str], version: int) -> None:
-    """Forbid this process every access to files but reading and executing under `readable` (Landlock).
+def file_rules(readable: list[str], listable: list[str], version: int) -> int:
+    """Return a descriptor of Landlock rules that forbid every access to files but what is named.
 
-    From version 4 TCP is forbidden too, and from version 6 signals and abstract sockets to others.
+    From version 4 they forbid TCP too, and from version 6 signals and abstract sockets to others.
+
+    Args:
+        readable: Files and folders to read and execute.
+        listable: Folders to list, with everything below.
+        version: What `landlock_version` said.
     """
     files = (1 << {1: 13, 2: 14}.get(version, 15)) - 1
     files |= 1 << 15 if version >= 5 else 0
     network, scopes = (3 if version >= 4 else 0), (3 if version >= 6 else 0)
     attributes = struct.pack("QQQ", files, network, scopes)[: 8 if version < 4 else 16 if version < 6 else 24]
     rules = _call("syscall", _SYS_LANDLOCK[0], attributes, len(attributes), 0)
-    read_file, read_folder, execute = 1 << 2, 1 << 3, 1
-    for path in readable:
+    execute, read_file, read_folder = 1, 1 << 2, 1 << 3
+    for path in [*readable, *listable]:
         parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        allowed = read_file | execute | (read_folder if os.path.isdir(path) else 0)
+        allowed = read_folder if os.path.isdir(path) else 0
+        allowed |= execute | read_file if path in readable else 0
         _call("syscall", _SYS_LANDLOCK[1], rules, 1, struct.pack("=Qi", allowed, parent), 0)
         os.close(parent)
+    return rules
+
+
+def enforce_file_rules(rules: int) -> None:
+    """Put this process under Landlock rules for good."""
     _call("syscall", _SYS_LANDLOCK[2], rules, 0)
-    os.close(rules)
 
 
 def limit(kind: int, soft: int, hard: int | None = None) -> None:

@@ -1,7 +1,8 @@
 """Languages beside Python: each execution starts a program of its own in namespaces of its own.
 
-The sandbox is the same as for Python, with the system's programs (`/usr`, read-only) beside the interpreter. A C++ program is
-compiled inside as well; the executable that comes out is bytes to us, kept for the program's next tests.
+The sandbox is the same as for Python, with the system's programs (`/usr`, read-only) beside the interpreter.
+A C++ program is compiled inside as well; the executable that comes out is bytes to us, kept for the program's
+next tests.
 """
 
 from __future__ import annotations

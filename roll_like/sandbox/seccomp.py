@@ -25,7 +25,7 @@ _CALLS = _words("""
 read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek _llseek
 open openat openat2 creat close close_range access faccessat faccessat2 dup dup2 dup3 flock
 stat fstat lstat newfstatat fstatat64 stat64 fstat64 lstat64 statx statfs fstatfs statfs64 fstatfs64
-getdents getdents64 getcwd chdir fchdir readlink readlinkat umask
+getdents getdents64 getcwd readlink readlinkat umask
 fsync fdatasync sync_file_range fadvise64 readahead copy_file_range sendfile sendfile64 pipe pipe2
 getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr
 poll ppoll select _newselect pselect6 epoll_create epoll_create1 epoll_ctl epoll_ctl_old epoll_wait epoll_wait_old
@@ -42,9 +42,9 @@ futex futex_waitv set_robust_list get_robust_list set_tid_address rseq restart_s
 exit exit_group wait4 waitid waitpid fork vfork execve execveat
 """)
 
-#: Not all of these are among Landlock's rights, and nothing is writable there.
+#: Not all of these are among Landlock's rights, and nothing is writable there; its library is the current folder.
 _FILE_CHANGES = _words("""
-rename renameat renameat2 mkdir mkdirat rmdir unlink unlinkat link linkat symlink symlinkat
+chdir fchdir rename renameat renameat2 mkdir mkdirat rmdir unlink unlinkat link linkat symlink symlinkat
 truncate ftruncate truncate64 ftruncate64 fallocate
 chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes utimensat futimesat
 """)

@@ -33,7 +33,7 @@ def take_streams(descriptors: list[int]) -> bytes:
     """Make the job's descriptors this process's only ones and return the source that the first of them holds."""
     lowest = max(*descriptors, ANSWERS) + 1
     parked = [os.dup2(descriptor, lowest + index) for index, descriptor in enumerate(descriptors)]
-    with open(parked[0], "rb") as file:
+    with os.fdopen(parked[0], "rb", closefd=False) as file:
         file.seek(0)
         source = file.read()
     for target, descriptor in enumerate(parked[1:]):

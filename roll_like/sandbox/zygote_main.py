@@ -41,10 +41,10 @@ IMPORTS = tuple(
     """.split()  # noqa: SIM905
 )
 
-_POLL_SECONDS = 0.02
-_PACKET = 1 << 16
+POLL_SECONDS = 0.02
+PACKET = 1 << 16
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_TICKS = os.sysconf("SC_CLK_TCK")
+TICKS = os.sysconf("SC_CLK_TCK")
 _LARGE_STACK = 64 << 20
 
 
@@ -58,8 +58,8 @@ def main(control: int, folder: str) -> NoReturn:
     sys.path.remove(folder)
     os.closerange(control + 1, 1 << 16)
     channel = socket.socket(fileno=control)
-    config = json.loads(channel.recv(_PACKET))
-    zygote = Zygote(channel, config, channel.recv(_PACKET))
+    config = json.loads(channel.recv(PACKET))
+    zygote = Zygote(channel, config, channel.recv(PACKET))
     for name in IMPORTS:
         importlib.import_module(name)
     os.environ.clear()
@@ -103,7 +103,7 @@ class Zygote:
     def serve(self) -> NoReturn:
         """Run one execution after the other."""
         while True:
-            message, descriptors, _, _ = socket.recv_fds(self._channel, _PACKET, 8)
+            message, descriptors, _, _ = socket.recv_fds(self._channel, PACKET, 8)
             if not message:
                 os._exit(0)
             if message == b"kill":  # came too late: that execution has ended
@@ -113,8 +113,8 @@ class Zygote:
 
     def _execute(self, job: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        baseline = _memory(os.getpid())[1] if job["kind"] != "exec" else 0
-        space = _statm(os.getpid())[0] if job["kind"] != "exec" else 0
+        baseline = memory_of(os.getpid())[1] if job["kind"] != "exec" else 0
+        space = statm(os.getpid())[0] if job["kind"] != "exec" else 0
         if self.nested:
             kernel.unshare(kernel.CLONE_NEWPID)
         init = os.fork()
@@ -134,14 +134,14 @@ class Zygote:
     def _watch(self, init: int, limits: dict[str, float], messages: socket.socket, baseline: int) -> dict[str, Any]:
         report: dict[str, Any] = {"status": None, "setup": None, "why": ""}
         files: int | None = None
-        cpu, peak, pause, started_with = 0.0, 0, _POLL_SECONDS / 4, 0
+        cpu, peak, pause, started_with = 0.0, 0, POLL_SECONDS / 4, 0
         poller = select.poll()
         poller.register(self._channel, select.POLLIN)
         poller.register(messages, select.POLLIN)
         ended = False
         while not ended:
             ready = {descriptor for descriptor, _ in poller.poll(pause * 1000)}
-            pause = _POLL_SECONDS
+            pause = POLL_SECONDS
             if messages.fileno() in ready:
                 packet, received, _, _ = socket.recv_fds(messages, 4096, 1)
                 if received:
@@ -153,7 +153,7 @@ class Zygote:
                     report["setup"] = packet.decode()
                 ended = not packet or report["status"] is not None
             if self._channel.fileno() in ready:
-                if self._channel.recv(_PACKET) != b"kill":
+                if self._channel.recv(PACKET) != b"kill":
                     self._kill(init)
                     os._exit(0)
                 report["why"] = report["why"] or "killed"
@@ -195,23 +195,23 @@ class Zygote:
         ticks, memory = 0, 0 if files is None else _used(files)
         for name in os.listdir("/proc"):
             if name.isdigit() and (pid := int(name)) != os.getpid():
-                used, anonymous = _memory(pid)
+                used, anonymous = memory_of(pid)
                 ticks += used
                 memory += 0 if pid == init else max(0, anonymous - baseline)
-        return ticks / _TICKS, memory
+        return ticks / TICKS, memory
 
 
-def _memory(pid: int) -> tuple[int, int]:
+def memory_of(pid: int) -> tuple[int, int]:
     """Return a process's clock ticks, those of its dead children included, and the bytes that are its own."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
-        return sum(int(field) for field in fields[11:15]), _statm(pid)[1] - _statm(pid)[2]
+        return sum(int(field) for field in fields[11:15]), statm(pid)[1] - statm(pid)[2]
     except (FileNotFoundError, ProcessLookupError):
         return 0, 0
 
 
-def _statm(pid: int) -> list[int]:
+def statm(pid: int) -> list[int]:
     """Return a process's virtual, resident, and resident but shared or file-backed bytes."""
     with open(f"/proc/{pid}/statm", "rb") as file:
         return [int(field) * _PAGE for field in file.read().split()[:3]]

@@ -247,7 +247,8 @@ found = []
 for folder, folders, files in os.walk('/'):
     for name in [*folders, *files]:
         path = os.path.join(folder, name)
-        if os.access(path, os.W_OK, follow_symlinks=False) and not os.path.islink(path): found.append(path)
+        if os.path.islink(path) or path.startswith('/proc/2/'): continue
+        if os.access(path, os.W_OK): found.append(path)
     try:
         open(os.path.join(folder, 'probe'), 'w').close()
         found.append(folder)

@@ -1,0 +1,87 @@
+"""The Landlock backend, for machines without user namespaces. Weaker; used only where it is asked for by name.
+
+A program gets one thread, can write no file, read nothing but the interpreter's folders, open no socket, signal
+nobody and start nothing. Unlike in a namespace it shares the machine's process numbers, its clock and host name,
+can ask whether a path exists, and its user id is that of whoever started it (an unused one where that is root).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from roll_like.sandbox.box import BoxReport, Program, SandboxUnavailable
+from roll_like.sandbox.bwrap import PythonSession, ZygotePool, unused_id
+from roll_like.sandbox.rootfs import interpreter_path
+from roll_like.sandbox.seccomp import filter_program
+from roll_like.sandbox.types import Limits
+from roll_like.sandbox.zygote import Job, Zygote
+
+_CONTROL = "@control@"
+HELP = "Linux 6.2 or newer with Landlock enabled (lsm=landlock,… on the kernel's command line), or install bubblewrap"
+
+
+class LandlockBox:
+    """A `Box` for Python without files to write, threads or processes.
+
+    Args:
+        workers: Executions at a time.
+    """
+
+    name = "landlock"
+
+    def __init__(self, *, workers: int = 2) -> None:
+        self._pool = ZygotePool(start_confined, workers=workers, recycle=1)
+
+    async def run(self, program: Program, stdin: str, limits: Limits) -> BoxReport:
+        """Run a whole program on standard input."""
+        return await self._pool.run(self._job("run", program, limits), stdin.encode("utf-8", "surrogatepass"))
+
+    async def open(self, program: Program, limits: Limits) -> PythonSession:
+        """Execute a program once in a fresh worker that then answers calls."""
+        return await PythonSession.start(self._pool, self._job("serve", program, limits))
+
+    async def close(self) -> None:
+        """End every process of this box."""
+        await self._pool.close()
+
+    def _job(self, kind: str, program: Program, limits: Limits) -> Job:
+        if program.language != "python":
+            raise SandboxUnavailable(f"the box {self.name!r} runs python, not {program.language!r}")
+        return Job.python(kind, program, limits)
+
+
+def start_confined() -> Zygote:
+    """Start a process that serves one execution; blocks.
+
+    Raises:
+        SandboxUnavailable: The kernel has no Landlock, or one that is too old.
+    """
+    root = os.geteuid() == 0
+    folder = str(Path(__file__).parents[2])
+    start = f"import sys; sys.path.insert(0, {folder!r}); sys.dont_write_bytecode = True\n"
+    start += _WITHOUT_PACKAGE.format(here=str(Path(__file__).parent))
+    command = [interpreter_path(), "-I", "-S", "-X", "utf8", "-c", f"{start}main({_CONTROL}, {folder!r})"]
+    library = os.path.dirname(os.path.realpath(os.__file__))
+    config = {"uid": unused_id() if root else None, "library": library, "readable": readable_paths(library)}
+    try:
+        return Zygote.start(command, seccomp=filter_program("landlock"), control=_CONTROL, config=config)
+    except SandboxUnavailable as error:
+        raise SandboxUnavailable(error.message, fix=HELP) from error
+
+
+def readable_paths(library: str) -> list[str]:
+    """Return what a program may read: the standard library, shared libraries and two devices."""
+    own = [os.path.join(library, name) for name in os.listdir(library) if name not in {"site-packages", "test"}]
+    wanted = [*own, interpreter_path(), "/lib", "/lib64", "/usr/lib", "/etc/ld.so.cache", "/dev/null", "/dev/urandom"]
+    return [path for path in wanted if os.path.exists(path)]
+
+
+#: The package's own `__init__` needs what `-S` hides; inside it is a plain folder of modules.
+_WITHOUT_PACKAGE = """
+import types
+for name, path in (("roll_like", "{here}/.."), ("roll_like.sandbox", "{here}")):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [path]
+from roll_like.sandbox.landlock_main import main
+"""
