@@ -14,7 +14,7 @@ What a policy is shown, and what a run reads besides:
     info["state"]          key of the state, for credit by step; default: the observation
 """
 
-from roll_like.envs.actions import read_action, write_action
+from roll_like.envs.actions import read_action, read_tag, write_action
 from roll_like.envs.check import EnvReport, Finding, check_env, show
 from roll_like.envs.registration import make, registered
 from roll_like.envs.scripts import examples, few_shot, scripted_action, system_prompt_of, tools_of
@@ -50,6 +50,7 @@ __all__ = [
     "few_shot",
     "make",
     "read_action",
+    "read_tag",
     "registered",
     "scripted_action",
     "show",

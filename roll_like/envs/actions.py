@@ -10,7 +10,6 @@ from typing import Literal, TypeAlias
 Style: TypeAlias = Literal["tag", "json", "word"]
 STYLES: tuple[Style, ...] = ("tag", "json", "word")
 
-_OPEN, _CLOSE = "<action>", "</action>"
 _DECODER = json.JSONDecoder()
 #: Braces that are tried as the start of an object, from the end of the text.
 _MAX_BRACES = 64
@@ -23,7 +22,7 @@ def write_action(name: str, style: Style) -> str:
     ('<action>left</action>', '{"action": "left"}')
     """
     if style == "tag":
-        return f"{_OPEN}{name}{_CLOSE}"
+        return f"<action>{name}</action>"
     return json.dumps({"action": name}) if style == "json" else name
 
 
@@ -36,15 +35,21 @@ def read_action(text: str, style: Style) -> str | None:
     'left'
     """
     if style == "tag":
-        return _last_tag(text)
+        return read_tag(text, "action")
     return _last_object(text) if style == "json" else text.strip().strip(string.punctuation) or None
 
 
-def _last_tag(text: str) -> str | None:
+def read_tag(text: str, tag: str) -> str | None:
+    """Return what stands in the last complete `<tag>…</tag>`, or None where there is none.
+
+    >>> read_tag("<answer>4</answer>", "answer")
+    '4'
+    """
     lowered = text.lower()
-    end = lowered.rfind(_CLOSE)
-    start = lowered.rfind(_OPEN, 0, max(end, 0))
-    return None if end < 0 or start < 0 else text[start + len(_OPEN) : end].strip()
+    opening, closing = f"<{tag}>", f"</{tag}>"
+    end = lowered.rfind(closing)
+    start = lowered.rfind(opening, 0, max(end, 0))
+    return None if end < 0 or start < 0 else text[start + len(opening) : end].strip()
 
 
 def _last_object(text: str) -> str | None:

@@ -1,0 +1,103 @@
+"""Questions with one answer each, from a JSON-lines file: episodes of one turn, as in GEM (arXiv:2510.01051)."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, Literal, TypeAlias
+
+from envs.rows import read_rows
+from envs.single_turn import AnswerStyle, SingleTurn
+from roll_like.errors import DataError, EnvError
+
+#: `exact`: the same words; `number`: the same number; `contains`: the reference stands in the answer.
+Match: TypeAlias = Literal["exact", "number", "contains"]
+MATCHES: tuple[Match, ...] = ("exact", "number", "contains")
+
+_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+
+
+class QA(SingleTurn):
+    """`roll_like/QA-v0`.
+
+    Seed n asks row n modulo the number of rows, so that seeds that count up walk through the file.
+
+    Args:
+        path: JSON-lines file, relative to where the run is started.
+        prompt: Field of the question.
+        answer: Field of the reference answer: one, or a list of which each is right.
+        match: What counts as the same.
+        style: Where the answer stands: `<answer>…</answer>`, `\\boxed{…}`, or the whole text.
+        invalid_penalty: What a text without an answer costs.
+        system_prompt: First message of the conversation; default: how to answer.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        prompt: str = "prompt",
+        answer: str = "answer",
+        match: Match = "exact",
+        style: AnswerStyle = "tag",
+        invalid_penalty: float = 0.0,
+        system_prompt: str | None = None,
+    ) -> None:
+        super().__init__(style=style, invalid_penalty=invalid_penalty, system_prompt=system_prompt)
+        if match not in MATCHES:
+            raise EnvError(f"unknown match {match!r}", fix=f"match is one of {', '.join(MATCHES)}")
+        self._rows = read_rows(path, (prompt, answer))
+        self._prompt, self._answer, self._match = prompt, answer, match
+        for row in self._rows:
+            _check(_references(row[answer]), match, row["origin"])
+
+    def ask(self, seed: int | None) -> tuple[str, dict[str, Any]]:
+        """Return the question of row `seed` modulo their number; of any row without a seed."""
+        at = int(self.np_random.integers(len(self._rows))) if seed is None else seed % len(self._rows)
+        row = self._rows[at]
+        self._right = _references(row[self._answer])
+        return str(row[self._prompt]), {"state": row["origin"]}
+
+    def score(self, answer: str) -> float:
+        """Return 1 for a right answer, else 0."""
+        return float(any(same(answer, reference, self._match) for reference in self._right))
+
+    def solution(self) -> str:
+        """Return the first reference answer."""
+        return self._right[0]
+
+
+def same(answer: str, reference: str, match: Match) -> bool:
+    """Return whether an answer says what the reference says.
+
+    >>> same("The cat.", "the cat", "exact"), same("about 1,000", "1000.0", "number")
+    (True, True)
+    """
+    if match == "number":
+        found, wanted = last_number(answer), last_number(reference)
+        return found is not None and wanted is not None and math.isclose(found, wanted, rel_tol=1e-6, abs_tol=1e-9)
+    given, right = _plain(answer), _plain(reference)
+    if match == "exact":
+        return given == right
+    return re.search(rf"(?<!\w){re.escape(right)}(?!\w)", given) is not None
+
+
+def last_number(text: str) -> float | None:
+    """Return the last number in a text, thousands separated by commas or not; None where there is none."""
+    found = _NUMBER.findall(text)
+    return float(found[-1].replace(",", "")) if found else None
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split()).strip(" .!?\"'")
+
+
+def _references(answer: Any) -> list[str]:
+    return [str(each) for each in answer] if isinstance(answer, list) else [str(answer)]
+
+
+def _check(references: list[str], match: Match, origin: str) -> None:
+    if not references or not all(_plain(reference) for reference in references):
+        raise DataError(f"{origin}: the reference answer is empty", fix="give each row an answer")
+    if match == "number" and any(last_number(reference) is None for reference in references):
+        raise DataError(f"{origin}: match is 'number', and the reference {references} is none", fix="match: exact")

@@ -1,0 +1,137 @@
+"""Games of TextArena for one player: GuessTheNumber, Mastermind, Minesweeper, Sudoku, TowerOfHanoi and others.
+
+TextArena's games draw from Python's and NumPy's global generators. Here each episode has states of its
+own for both, put in place while the game moves, so that episodes do not disturb each other.
+"""
+
+from __future__ import annotations
+
+import difflib
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.error import ResetNeeded
+
+from envs.extras import need
+from roll_like.envs import FreeText
+from roll_like.errors import EnvError
+
+ENV_ID = "roll_like/TextArena-v0"
+PACKAGE = "textarena==0.7.4"
+
+#: One game of this process moves at a time: the global generators are shared.
+_MOVING = threading.Lock()
+
+
+class TextArena(gymnasium.Env[str, str]):
+    """`roll_like/TextArena-v0`.
+
+    The first observation holds the rules. Games read moves such as `[5]` from anywhere in an answer.
+    The last reward is the game's; solved is a game with a reward of 1.
+
+    Args:
+        game: TextArena's id of a game for one player, such as `Mastermind-v0`.
+        config: Settings of the game, such as `{"max_number": 50}`.
+
+    Raises:
+        EnvError: TextArena is not installed, or knows no such game, or the game needs something else.
+    """
+
+    metadata = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it so
+
+    def __init__(self, game: str = "GuessTheNumber-v0", *, config: dict[str, Any] | None = None) -> None:
+        arena = need("textarena", PACKAGE, ENV_ID)
+        known = need("textarena.envs.registration", PACKAGE, ENV_ID).ENV_REGISTRY
+        if game not in known:
+            near = difflib.get_close_matches(game, known, n=3, cutoff=0.5)
+            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {len(known)}"
+            raise EnvError(f"TextArena has no game {game!r}; {hint}", fix="correct `game` of the kwargs")
+        self.observation_space = FreeText()
+        self.action_space = FreeText()
+        self._name = game
+        self._own_actions = arena.ObservationType.PLAYER_ACTION
+        # the raw game: its wrappers would repeat the whole episode in each observation
+        raw = f"{game}-raw" if f"{game}-raw" in known else game
+        with self._failing("be made"):
+            self._game = arena.make(raw, **dict(config or {}))
+        self._randomness: tuple[Any, Any] | None = None
+        self._open = False
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Start a game.
+
+        Raises:
+            EnvError: The game is for several players, or failed.
+        """
+        super().reset(seed=seed, options=options)
+        self._number = number = int(self.np_random.integers(2**31))
+        with self._failing("start for one player"), self._own_randomness():
+            np.random.seed(number)
+            self._game.reset(num_players=1, seed=number)
+        self._open = True
+        return self._told(self._news(), {})
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Make a move.
+
+        Raises:
+            ResetNeeded: The game is over.
+            EnvError: The game failed.
+        """
+        if not self._open:
+            raise ResetNeeded("the game is over; call reset() first")
+        with self._failing("move"), self._own_randomness():
+            done, _ = self._game.step(action=action)
+        if not done:
+            text, info = self._told(self._news(), {})
+            return text, 0.0, False, False, info
+        self._open = False
+        rewards, told = self._game.close()
+        reward = float(rewards[0])
+        text = "\n".join(filter(None, [self._news(), str(told[0].get("reason") or "")]))
+        info = {"success": reward >= 1.0, "invalid_action": bool(told[0].get("invalid_move"))}
+        text, info = self._told(text, info)
+        return text, reward, True, False, info
+
+    def _told(self, text: str, info: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """Add the state's key: what the game hides differs between seeds."""
+        return text, {**info, "state": f"{self._number}\n{text}"}
+
+    def _news(self) -> str:
+        """Return what the game has said since the last call, without the player's own moves."""
+        _, messages = self._game.get_observation()
+        return "\n".join(text.strip() for _, text, kind in messages if kind != self._own_actions)
+
+    @contextmanager
+    def _own_randomness(self) -> Iterator[None]:
+        with _MOVING:
+            outside = random.getstate(), np.random.get_state()
+            if self._randomness is not None:
+                _set(self._randomness)
+            try:
+                yield
+            finally:
+                self._randomness = random.getstate(), np.random.get_state()
+                _set(outside)
+
+    @contextmanager
+    def _failing(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            raise EnvError(
+                f"TextArena's game {self._name!r} could not {doing}: {type(error).__name__}: {error}",
+                fix="choose a game for one player that needs no download"
+                if doing != "move"
+                else "the game itself is broken at this point; the episode is lost",
+            ) from error
+
+
+def _set(states: tuple[Any, Any]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])
