@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from rewards.code_block import last_program
 from rewards.code_tests import read_tests, resolve_entry_points
 from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, Verdict, register_reward
-from roll_like.errors import DataError, RewardError, SandboxError
-from roll_like.sandbox import CodeResult, Limits, StdioTest
+from roll_like.errors import ConfigError, DataError, RewardError, SandboxError
+from roll_like.sandbox import CodeEvaluator, CodeResult, Limits, StdioTest, self_test
 from roll_like.sandbox import Verdict as CodeVerdict
+from roll_like.sandbox.evaluator import check_tests
 from roll_like.types import Task
-
-if TYPE_CHECKING:
-    from roll_like.sandbox import CodeEvaluator
 
 _MIB = 1 << 20
 
@@ -54,7 +52,12 @@ class CodeConfig(RewardConfig):
     cpu_seconds: float = Field(default=8.0, gt=0, description="Processor time of one execution. Seconds.")
     memory_mib: int = Field(default=512, ge=32, description="Memory of one execution. MiB.")
     executions: int = Field(default=2, ge=1, description="Executions of one reward worker at a time.")
-    backend: str = Field(default="auto", description="Sandbox backend; auto takes the strongest that works here.")
+    backend: str = Field(
+        default="auto",
+        pattern=r"^(auto|bwrap|landlock|remote:https?://\S+)$",
+        description="Sandbox: auto (or bwrap), landlock (weaker, where namespaces are not allowed), or "
+        "`remote:http://HOST:PORT`, a SandboxFusion server.",
+    )
 
 
 @register_reward("code")
@@ -80,8 +83,6 @@ class Code(Reward):
             SandboxError: No sandbox isolates on this machine.
         """
         if self._evaluator is None:
-            from roll_like.sandbox import CodeEvaluator, self_test
-
             self_test(self.config.backend)
             limits = Limits(
                 wall_seconds=self.config.wall_seconds,
@@ -165,7 +166,7 @@ class Code(Reward):
         assert self._evaluator is not None
         try:
             result = await self._evaluator.evaluate(source, tests, language)
-        except SandboxError as error:
+        except (SandboxError, ConfigError) as error:
             return RewardError(str(error))
         return self._outcome(result)
 
@@ -187,6 +188,7 @@ class Code(Reward):
         tests = read_tests(
             metadata, tests_field=self.config.tests_field, entry_point_field=self.config.entry_point_field
         )
+        check_tests(tests, "python")
         self._setup(metadata)
         return tests
 

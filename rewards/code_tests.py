@@ -52,13 +52,20 @@ def resolve_entry_points(tests: Sequence[TestCase], program: str) -> tuple[TestC
 
     LeetCode's problems are answered either way.
     """
-    methods = _solution_methods(program)
     return tuple(
         replace(test, entry_point=f"Solution.{test.entry_point}")
-        if isinstance(test, CallTest) and test.entry_point in methods
+        if isinstance(test, CallTest) and _is_method(test.entry_point, program)
         else test
         for test in tests
     )
+
+
+def _is_method(name: str, program: str) -> bool:
+    """Return whether `class Solution` has the function and the module does not. Hostile text is not parsed."""
+    function = rf"^(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b|^{re.escape(name)}[ \t]*="
+    method = rf"^[ \t]+(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b"
+    in_class = all(re.search(line, program, re.MULTILINE) for line in (r"^class[ \t]+Solution\b", method))
+    return in_class and not re.search(function, program, re.MULTILINE)
 
 
 def _tests(found: Any, entry_point: str, field: str, entry_point_field: str) -> tuple[TestCase, ...]:
@@ -131,18 +138,6 @@ def _functional(entry: Mapping[str, Any], name: str, where: str) -> CallTest:
         return CallTest(name, tuple(args), expected=json.loads(entry["output"]))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{where}: arguments and result should be JSON, one argument a line: {error!r}") from error
-
-
-def _solution_methods(program: str) -> set[str]:
-    """Methods of `class Solution` that are no functions of the module too."""
-    try:
-        body = ast.parse(program).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return set()
-    functions = {node.name for node in body if isinstance(node, ast.FunctionDef)}
-    solutions = [node for node in body if isinstance(node, ast.ClassDef) and node.name == "Solution"]
-    methods = {node.name for solution in solutions for node in solution.body if isinstance(node, ast.FunctionDef)}
-    return methods - functions
 
 
 def _text(value: Any) -> str:
