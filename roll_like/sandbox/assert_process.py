@@ -66,7 +66,7 @@ class Client:
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.exceptions: dict[str, type[Exception]] = {}
-        self.calls = 0
+        self.asked = 0
         self.compared = False  # objects of the program were compared by identity
 
     def ask(
@@ -79,7 +79,7 @@ class Client:
     ) -> Any:
         """Return the value of one action, or raise what the program raised."""
         given: dict[Any, Any] = {**dict(enumerate(args)), **(kwargs or {})}
-        self.calls += action != "get"
+        self.asked += 1
         packed = {at: self._wrap(value) for at, value in (kwargs or {}).items()}
         self.channel.send(("ask", action, target, name, [self._wrap(value) for value in args], packed))
         answer = self.channel.receive()
@@ -124,7 +124,7 @@ class Client:
         if isinstance(value, Iterator):
             items = list(itertools.islice(value, MOST_ITEMS + 1))
             if len(items) > MOST_ITEMS:
-                raise Unjudged(f"the test gives the program an iterator of more than {MOST_ITEMS} elements")
+                raise ValueError(f"an iterator of more than {MOST_ITEMS} elements cannot be given to the program")
             return ("i", [self._wrap(item) for item in items])
         if callable(value):
             raise Unjudged(f"the test gives the program a function of its own, {value!r}: it cannot enter the sandbox")
@@ -274,6 +274,7 @@ def stubs(source: str, used: set[str], names: Sequence[str], client: Client) -> 
     """
     found: dict[str, Any] = {}
     assigned: set[str] = set()
+    imported: set[str] = set()
     for statement in _statements(ast.parse(source).body):
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
             found[statement.name] = Name(client, statement.name)
@@ -281,15 +282,19 @@ def stubs(source: str, used: set[str], names: Sequence[str], client: Client) -> 
             found[statement.name] = _class_stub(statement, client)
         elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            assigned |= {target.id for target in targets if isinstance(target, ast.Name)}
+            parts = [part for target in targets for part in ast.walk(target)]
+            assigned |= {part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
         elif isinstance(statement, (ast.Import, ast.ImportFrom)):
-            assigned |= {alias.asname or alias.name for alias in statement.names}
+            imported |= {alias.asname or alias.name for alias in statement.names}
     reserved = (set(dir(builtins)) | MODULES) - set(names)
-    for name in (assigned & used) - found.keys() - reserved:
+    for name in ((assigned | imported) & used) - found.keys() - reserved:
+        asked = client.asked
         try:
             found[name] = client.ask("get", ("n", name))
         except KeyError:  # never assigned when the program ran
-            continue
+            client.asked = asked
+        if name not in assigned:
+            client.asked = asked  # an import is not yet the program's own work
     return {name: stub for name, stub in found.items() if name not in reserved and not name.startswith("__")}
 
 
@@ -328,8 +333,8 @@ def judge(channel: Channel) -> tuple[Any, ...]:
     except BaseException as error:  # noqa: BLE001 - also SystemExit: only the end of the test is a pass
         hint = " (objects of the program are compared by identity)" if client.compared else ""
         return ("failed", type(error).__name__, _place(error) + _text(error) + hint)
-    if client.calls == 0:
-        return ("unjudged", "the test ended without calling anything of the program")
+    if client.asked == 0:
+        return ("unjudged", "the test ended without asking anything of the program: is its check ever called?")
     return ("passed",)
 
 

@@ -81,16 +81,7 @@ async def judge(session: BoxSession, program: Program, test: AssertTest, seconds
         ConfigError: The test itself cannot be judged.
         SandboxError: The trusted process died.
     """
-    ours, theirs = socket.socketpair()
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-W", "ignore", str(_FOLDER / "assert_process.py")],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=subprocess.DEVNULL,
-            env={},
-            cwd="/",
-        )
+    process, ours = _start()
     reader, writer = await asyncio.open_connection(sock=ours)
     try:
         async with asyncio.timeout(seconds):
@@ -108,6 +99,25 @@ async def judge(session: BoxSession, program: Program, test: AssertTest, seconds
         writer.close()
         process.kill()
         process.wait()  # at once: nothing outlives SIGKILL but what waits for a disk
+
+
+def _start() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start the trusted process; return it with this end of the socket that is its input and output."""
+    ours, theirs = socket.socketpair()
+    try:
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-W", "ignore", str(_FOLDER / "assert_process.py")],
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=subprocess.DEVNULL,
+                env={},
+                cwd="/",
+            )
+    except BaseException:
+        ours.close()
+        raise
+    return process, ours
 
 
 async def _converse(pipes: Pipes, session: BoxSession, program: Program, test: AssertTest, seconds: float) -> Judgement:

@@ -8,11 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from attacks import answer_theft
-from attacks.case import Attack
+from attacks.case import LIMITS, QUICK, Attack
 from attacks.suite import Arena, Host, descendants, host, settled, suite
 from local_box import LocalBox
 
@@ -71,11 +72,19 @@ def test_the_suite_is_large_and_every_attack_means_to_fail() -> None:
 
 
 def test_no_process_of_an_attack_is_left(arena: Arena) -> None:
-    """Each set of limits has one idle zygote: bubblewrap and what it started, nothing below."""
-    attack = suite("", 0)["honest"][0]
-    assert arena.run(attack, "call").verdict is Verdict.PASSED
-    left = [process for process in descendants() if process.ppid() != 1]
-    assert asyncio.run(settled(len(left))) <= 4 * 3, [process.cmdline() for process in left]
+    """After the suite there are as many processes below this one as idle evaluators need, and no more."""
+    idle = sorted({LIMITS, QUICK}, key=repr)
+    control = suite("", 0)["honest"][0]
+    for limits in idle:
+        assert arena.run(replace(control, limits=limits), "stdio").verdict is Verdict.PASSED
+    fresh, before = Arena(), len(descendants())
+    try:
+        for limits in idle:
+            assert fresh.run(replace(control, limits=limits), "stdio").verdict is Verdict.PASSED
+        needed = len(descendants()) - before
+    finally:
+        fresh.close()
+    assert 0 < asyncio.run(settled(needed)) <= needed, [process.cmdline() for process in descendants()]
 
 
 def test_no_file_of_an_attack_is_left(target: Host) -> None:
