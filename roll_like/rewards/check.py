@@ -82,7 +82,7 @@ class RewardReport:
     def __str__(self) -> str:
         from rich.console import Console
 
-        console = Console(width=120, color_system=None, force_terminal=False)
+        console = Console(width=120, color_system=None, force_terminal=False, force_jupyter=False)
         with console.capture() as capture:
             self.show(console)
         return capture.get()

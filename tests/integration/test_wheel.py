@@ -19,7 +19,20 @@ PACKAGES = {"roll_like", "pipelines", "envs", "rewards"}
 LEFT_OUT = ("runs", "build", "dist", "mlruns", "__pycache__", "*.egg-info", ".*")
 BUILT_IN = {
     "pipeline": {"rlvr"},
-    "reward": {"ifeval", "math"},
+    "reward": {
+        "code",
+        "composite",
+        "exact_match",
+        "f1",
+        "format",
+        "ifeval",
+        "length",
+        "llm_judge",
+        "math",
+        "multiple_choice",
+        "repetition",
+        "reward_model",
+    },
     "advantage estimator": {"grpo", "dr_grpo", "rloo", "reinforce_plus_plus"},
     "policy loss": {"ppo"},
     "metrics tracker": {"mlflow", "tensorboard", "wandb"},
