@@ -20,8 +20,8 @@ from roll_like.metrics.manager import MetricsManager
 from roll_like.metrics.summary import Summary, write_summary
 from roll_like.metrics.timing import StepTimer
 from roll_like.rollout.evaluate import Evaluator
+from roll_like.rollout.filling import Collected
 from roll_like.rollout.metrics import rollout_rows
-from roll_like.rollout.scheduler import Collected
 from roll_like.signals import StopRequested, StopSignal
 from roll_like.values import Metrics
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from roll_like.rollout.scheduler import Collected
+from roll_like.rollout.filling import Collected
 from roll_like.types import Group, Scored, StopReason
 from roll_like.values import Max, Mean, Metric, Sum, merge
 

@@ -1,4 +1,4 @@
-"""Fills groups: which task next, when to score, what to drop, what to abort.
+"""Fills groups with answers to prompts: every sample is one request, every group is judged when it is complete.
 
 One asyncio loop on the driver. Scorers are anything with these methods, so the logic is tested with
 fakes of a few lines; in a run they are handles on Ray actors.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
 from roll_like.inference.base import GenerateRequest, Sampling
+from roll_like.rollout.filling import Collected, Filling, FillPlan, Tally
 from roll_like.rollout.router import Replica, RequestAborted, Router, SampleLost
 from roll_like.rollout.trajectory import trajectory_of
 from roll_like.types import Failure, Group, Scored, Task, Trajectory
@@ -29,58 +29,25 @@ class GroupScorer(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupPlan:
+class GroupPlan(FillPlan):
     """What to sample for a set of tasks.
 
     Attributes:
-        groups: How many accepted groups are wanted.
-        samples_per_group: Samples of each.
+        samples_per_group: Samples of each group.
         sampling: How tokens are drawn.
-        initial_groups: How many to start at once; above `groups`, because some will be rejected.
-        max_groups: How many may be started in all; above `groups`, rejected ones are replaced.
         seed: Seed of every sample's own seed; None leaves sampling unseeded.
-        accept: Whether a scored group is kept.
         baseline: How one more sample of each group is drawn, which ends up in `Group.baselines`; none by default.
     """
 
-    groups: int
     samples_per_group: int
     sampling: Sampling
-    initial_groups: int
-    max_groups: int
     seed: int | None
-    accept: Callable[[Group[Scored]], bool]
     baseline: Sampling | None = None
 
     @property
     def requests_per_group(self) -> int:
         """Samples of a group, its baseline included."""
         return self.samples_per_group + (self.baseline is not None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collected:
-    """What a call of `GenerateScheduler.fill` brought back.
-
-    Attributes:
-        groups: Accepted groups, in task order.
-        rejected: Groups that the filter turned down.
-        unfinished: Tasks whose groups were aborted because enough others were accepted.
-        failures: Samples that infrastructure lost.
-        started: How many groups were started.
-        generate_seconds: From the first request to the last sample.
-        wait_reward_seconds: From the last sample to the last verdict.
-        tokens: Sampled tokens, rejected groups included.
-    """
-
-    groups: tuple[Group[Scored], ...]
-    rejected: tuple[Group[Scored], ...]
-    unfinished: tuple[Task, ...]
-    failures: tuple[Failure, ...]
-    started: int
-    generate_seconds: float
-    wait_reward_seconds: float
-    tokens: int
 
 
 class GenerateScheduler:
@@ -117,125 +84,68 @@ class GenerateScheduler:
         Raises:
             GenerationError: No replica is left.
         """
-        return await _Filling(self._router, self._scorer, self._progress, tasks, plan, next(self._serial)).run()
+        tally = Tally(plan.requests_per_group, self._progress)
+        player = _PromptPlayer(self._router, self._scorer, plan, tally, next(self._serial))
+        return await Filling(tasks, plan, player, tally).run()
 
 
-class _Filling:
-    """The state of one `fill`: open groups, each an asyncio task that samples and then judges."""
+class _PromptPlayer:
+    """Samples the answers to one prompt and has them judged together."""
 
-    def __init__(
-        self,
-        router: Router,
-        scorer: GroupScorer,
-        progress: Callable[[int, int], None],
-        tasks: Iterator[Task],
-        plan: GroupPlan,
-        serial: int,
-    ) -> None:
+    def __init__(self, router: Router, scorer: GroupScorer, plan: GroupPlan, tally: Tally, serial: int) -> None:
         self._router = router
         self._scorer = scorer
-        self._progress = progress
-        self._tasks = tasks
         self._plan = plan
+        self._tally = tally
         self._serial = serial
-        self._open: dict[int, Task] = {}
-        self._work: set[asyncio.Task[None]] = set()
-        self._requested: dict[int, set[str]] = {}
-        self._accepted: dict[int, Group[Scored]] = {}
-        self._rejected: dict[int, Group[Scored]] = {}
-        self._unfinished: dict[int, Task] = {}
-        self._failures: list[Failure] = []
-        self._started = 0
-        self._exhausted = False
-        self._finished_samples = 0
-        self._tokens = 0
-        self._began = self._last_sample = time.perf_counter()
+        self._requested: dict[int, list[str]] = {}
+        self._stopped: set[int] = set()
 
-    async def run(self) -> Collected:
-        """Loop: start groups, wait for one of them to end."""
-        try:
-            self._start_groups(self._plan.initial_groups)
-            while self._open and len(self._accepted) < self._plan.groups:
-                finished, _ = await asyncio.wait(self._work, return_when=asyncio.FIRST_COMPLETED)
-                for task in finished:
-                    self._work.discard(task)
-                    task.result()  # an error of a plugin or an engine ends the fill here
-                self._start_groups(self._plan.groups)
-            await self._abort_surplus()
-        finally:
-            for task in self._work:
-                task.cancel()
-            await asyncio.gather(*self._work, return_exceptions=True)
-        return self._collected()
-
-    def _start_groups(self, wanted: int) -> None:
-        """Start groups until accepted and open ones together are as many as wanted."""
-        while (
-            len(self._accepted) + len(self._open) < wanted
-            and self._started < self._plan.max_groups
-            and not self._exhausted
-        ):
-            task = next(self._tasks, None)
-            if task is None:
-                self._exhausted = True
-                return
-            group = self._started
-            self._started += 1
-            self._open[group] = task
-            self._requested[group] = set()
-            self._work.add(asyncio.create_task(self._play(group, task)))
-
-    async def _play(self, group: int, task: Task) -> None:
-        """Sample one group, have it judged, and put it where it belongs."""
+    async def play(self, group: int, task: Task) -> Group[Scored]:
+        """Sample one group and have it judged."""
+        requests = [self._request(task, group, sample) for sample in range(self._plan.requests_per_group)]
+        self._requested[group] = [request.request_id for request in requests]
         results = await asyncio.gather(
-            *(self._sample(group, task, sample) for sample in range(self._plan.requests_per_group))
+            *(self._sample(group, task, sample, request) for sample, request in enumerate(requests))
         )
-        if group not in self._open:
-            return  # aborted meanwhile
         trajectories = tuple(result for result in results if isinstance(result, Trajectory))
         failures = tuple(result for result in results if isinstance(result, Failure))
-        scored: Group[Scored] = Group(task=task, samples=(), failures=failures)
-        if trajectories:
-            scored = await self._scorer.score(Group(task=task, samples=trajectories, failures=failures))
-        scored = self._set_baseline_apart(scored)
-        self._failures.extend(scored.failures)
-        if self._open.pop(group, None) is None:
-            return
-        accepted = len(self._accepted) < self._plan.groups and self._plan.accept(scored)
-        (self._accepted if accepted else self._rejected)[group] = scored
+        if not trajectories or group in self._stopped:
+            return Group(task=task, samples=(), failures=failures)
+        judged = await self._scorer.score(Group(task=task, samples=trajectories, failures=failures))
+        return self._set_baseline_apart(judged)
 
-    async def _sample(self, group: int, task: Task, sample: int) -> Trajectory | Failure | None:
-        """Return one sample, or why there is none; None where the group is aborted."""
-        request = self._request(task, group, sample)
-        self._requested[group].add(request.request_id)
+    async def stop(self, groups: Collection[int]) -> None:
+        """Stop what is still generating, and wait until replicas have let go of it."""
+        self._stopped |= set(groups)
+        await self._router.abort([request_id for group in groups for request_id in self._requested.get(group, ())])
+
+    async def _sample(
+        self, group: int, task: Task, sample: int, request: GenerateRequest
+    ) -> Trajectory | Failure | None:
+        """Return one sample, or why there is none; None where the group was taken back."""
         try:
             generation = await self._router.generate(request, home=(self._serial, group))
         except RequestAborted:
             return None
         except SampleLost as error:
             return Failure(stage="generate", name=f"sample {sample}", error=error.message, origin=task.origin)
-        if group in self._open:
-            self._last_sample = time.perf_counter()
-            self._finished_samples += 1
-            self._tokens += len(generation.token_ids)
-            self._progress(self._finished_samples, self._started * self._plan.requests_per_group)
+        if group not in self._stopped:
+            self._tally.sampled(len(generation.token_ids))
         return trajectory_of(task, sample, generation)
 
     def _request(self, task: Task, group: int, sample: int) -> GenerateRequest:
         seed = self._plan.seed
         if seed is not None:
             seed = int(np.random.SeedSequence([seed, group, sample]).generate_state(1)[0])
+        # the sample after the last trained one is the group's baseline
+        baseline = self._plan.baseline if sample == self._plan.samples_per_group else None
         return GenerateRequest(
             request_id=f"{self._serial}-{group}-{sample}",
             prompt_ids=task.prompt_ids,
-            sampling=self._sampling_of(sample),
+            sampling=baseline or self._plan.sampling,
             seed=seed,
         )
-
-    def _sampling_of(self, sample: int) -> Sampling:
-        """The sample after the last trained one is the group's baseline."""
-        baseline = self._plan.baseline
-        return baseline if baseline is not None and sample == self._plan.samples_per_group else self._plan.sampling
 
     def _set_baseline_apart(self, scored: Group[Scored]) -> Group[Scored]:
         """Move the baseline out of the samples, which it was judged with."""
@@ -244,22 +154,4 @@ class _Filling:
             scored,
             samples=tuple(one for one in scored.samples if one.trajectory.sample_index < last),
             baselines=tuple(one for one in scored.samples if one.trajectory.sample_index >= last),
-        )
-
-    async def _abort_surplus(self) -> None:
-        """Stop what is still generating, and wait until replicas have let go of it."""
-        self._unfinished = dict(self._open)
-        self._open.clear()
-        await self._router.abort([request_id for group in self._unfinished for request_id in self._requested[group]])
-
-    def _collected(self) -> Collected:
-        return Collected(
-            groups=tuple(self._accepted[index] for index in sorted(self._accepted)),
-            rejected=tuple(self._rejected[index] for index in sorted(self._rejected)),
-            unfinished=tuple(self._unfinished[index] for index in sorted(self._unfinished)),
-            failures=tuple(self._failures),
-            started=self._started,
-            generate_seconds=self._last_sample - self._began,
-            wait_reward_seconds=time.perf_counter() - self._last_sample,
-            tokens=self._tokens,
         )

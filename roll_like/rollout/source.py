@@ -16,7 +16,8 @@ from roll_like.data.tasks import TaskSet
 from roll_like.inference.base import Sampling
 from roll_like.loop import DriverLoop
 from roll_like.rollout.failures import refuse_too_many_failures
-from roll_like.rollout.scheduler import Collected, GenerateScheduler, GroupPlan
+from roll_like.rollout.filling import Collected
+from roll_like.rollout.scheduler import GenerateScheduler, GroupPlan
 from roll_like.types import Group, Scored, Task
 
 #: How fast the estimate of the share of accepted groups follows the last step.

@@ -10,8 +10,9 @@ import pytest
 
 from roll_like.errors import GenerationError
 from roll_like.inference.base import FailedGeneration, GenerateRequest, Generation, Sampling
+from roll_like.rollout.filling import Collected
 from roll_like.rollout.router import ReplicaLost
-from roll_like.rollout.scheduler import Collected, GenerateScheduler, GroupPlan
+from roll_like.rollout.scheduler import GenerateScheduler, GroupPlan
 from roll_like.types import Failure, Group, Scored, Segment, StopReason, Task, Trajectory
 
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_tokens=4, stop=())

@@ -14,8 +14,9 @@ from roll_like.data.order import TaskOrder
 from roll_like.data.tasks import SourceReport, TaskSet, TaskSource
 from roll_like.errors import GenerationError
 from roll_like.loop import DriverLoop
+from roll_like.rollout.filling import Collected
 from roll_like.rollout.metrics import evaluation_metrics, rollout_metrics, rollout_rows
-from roll_like.rollout.scheduler import Collected, GroupPlan
+from roll_like.rollout.scheduler import GroupPlan
 from roll_like.rollout.source import SynchronousRollouts
 from roll_like.types import Failure, Group, Scored, StopReason, Task
 from roll_like.values import reduce

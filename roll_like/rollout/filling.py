@@ -1,0 +1,171 @@
+"""Fills a step with groups: which start, which are kept, which are replaced, which are no longer needed.
+
+How a group is played is somebody else's business: one answer to a prompt (`scheduler.py`), or an
+episode of many turns (`env_manager.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from roll_like.types import Failure, Group, Scored, Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FillPlan:
+    """How many groups are wanted, and which of them.
+
+    Attributes:
+        groups: How many accepted groups are wanted.
+        initial_groups: How many to start at once; above `groups`, because some will be rejected.
+        max_groups: How many may be started in all; above `groups`, rejected ones are replaced.
+        accept: Whether a scored group is kept.
+    """
+
+    groups: int
+    initial_groups: int
+    max_groups: int
+    accept: Callable[[Group[Scored]], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """What filling a step brought back.
+
+    Attributes:
+        groups: Accepted groups, in task order.
+        rejected: Groups that the filter turned down.
+        unfinished: Tasks whose groups were aborted because enough others were accepted.
+        failures: Samples that infrastructure lost.
+        started: How many groups were started.
+        generate_seconds: From the first request to the last sample.
+        wait_reward_seconds: From the last sample to the last verdict.
+        tokens: Sampled tokens, rejected groups included.
+    """
+
+    groups: tuple[Group[Scored], ...]
+    rejected: tuple[Group[Scored], ...]
+    unfinished: tuple[Task, ...]
+    failures: tuple[Failure, ...]
+    started: int
+    generate_seconds: float
+    wait_reward_seconds: float
+    tokens: int
+
+
+class GroupPlayer(Protocol):
+    """Samples and judges groups, many at a time."""
+
+    async def play(self, group: int, task: Task) -> Group[Scored]:
+        """Return a judged group; what was lost is in its failures. `group` counts the groups of one filling."""
+
+    async def stop(self, groups: Collection[int]) -> None:
+        """Take groups back that are being played, and wait until nothing of them generates."""
+
+
+class Tally:
+    """What has been sampled so far, for figures and for a progress bar.
+
+    Args:
+        samples_per_group: Samples of each group.
+        progress: Called with (finished samples, expected samples).
+    """
+
+    def __init__(self, samples_per_group: int, progress: Callable[[int, int], None]) -> None:
+        self._samples_per_group = samples_per_group
+        self._progress = progress
+        self.began = self.last = time.perf_counter()
+        self.started = 0
+        self.samples = 0
+        self.tokens = 0
+
+    def sampled(self, tokens: int) -> None:
+        """Count a finished sample."""
+        self.last = time.perf_counter()
+        self.samples += 1
+        self.tokens += tokens
+        self._progress(self.samples, self.started * self._samples_per_group)
+
+
+class Filling:
+    """Starts groups until enough are accepted; each is an asyncio task.
+
+    Args:
+        tasks: What to attempt; consumed as groups start.
+        plan: What is wanted.
+        player: Plays a group.
+        tally: What the player counts in.
+    """
+
+    def __init__(self, tasks: Iterator[Task], plan: FillPlan, player: GroupPlayer, tally: Tally) -> None:
+        self._tasks = tasks
+        self._plan = plan
+        self._player = player
+        self._tally = tally
+        self._open: dict[int, Task] = {}
+        self._work: set[asyncio.Task[None]] = set()
+        self._accepted: dict[int, Group[Scored]] = {}
+        self._rejected: dict[int, Group[Scored]] = {}
+        self._unfinished: dict[int, Task] = {}
+        self._failures: list[Failure] = []
+        self._exhausted = False
+
+    async def run(self) -> Collected:
+        """Start groups, and wait for one of them to end, until there are enough or no more may start."""
+        try:
+            self._start_groups(self._plan.initial_groups)
+            while self._open and len(self._accepted) < self._plan.groups:
+                finished, _ = await asyncio.wait(self._work, return_when=asyncio.FIRST_COMPLETED)
+                for task in finished:
+                    self._work.discard(task)
+                    task.result()  # an error of a plugin or an engine ends the filling here
+                self._start_groups(self._plan.groups)
+            self._unfinished = dict(self._open)
+            self._open.clear()
+            await self._player.stop(self._unfinished)
+        finally:
+            for task in self._work:
+                task.cancel()
+            await asyncio.gather(*self._work, return_exceptions=True)
+        return self._collected()
+
+    def _start_groups(self, wanted: int) -> None:
+        """Start groups until accepted and open ones together are as many as wanted."""
+        while (
+            len(self._accepted) + len(self._open) < wanted
+            and self._tally.started < self._plan.max_groups
+            and not self._exhausted
+        ):
+            task = next(self._tasks, None)
+            if task is None:
+                self._exhausted = True
+                return
+            group = self._tally.started
+            self._tally.started += 1
+            self._open[group] = task
+            self._work.add(asyncio.create_task(self._play(group, task)))
+
+    async def _play(self, group: int, task: Task) -> None:
+        scored = await self._player.play(group, task)
+        if group in self._open:
+            self._failures.extend(scored.failures)
+        if self._open.pop(group, None) is None:
+            return  # taken back meanwhile
+        accepted = len(self._accepted) < self._plan.groups and self._plan.accept(scored)
+        (self._accepted if accepted else self._rejected)[group] = scored
+
+    def _collected(self) -> Collected:
+        return Collected(
+            groups=tuple(self._accepted[index] for index in sorted(self._accepted)),
+            rejected=tuple(self._rejected[index] for index in sorted(self._rejected)),
+            unfinished=tuple(self._unfinished[index] for index in sorted(self._unfinished)),
+            failures=tuple(self._failures),
+            started=self._tally.started,
+            generate_seconds=self._tally.last - self._tally.began,
+            wait_reward_seconds=time.perf_counter() - self._tally.last,
+            tokens=self._tally.tokens,
+        )
