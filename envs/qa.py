@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
 
 class QA(SingleTurn):
-    """`roll_like/QA-v0`.
+    r"""`roll_like/QA-v0`.
 
     Seed n asks row n modulo the number of rows, so that seeds that count up walk through the file.
 
@@ -27,7 +27,7 @@ class QA(SingleTurn):
         prompt: Field of the question.
         answer: Field of the reference answer: one, or a list of which each is right.
         match: What counts as the same.
-        style: Where the answer stands: `<answer>…</answer>`, `\\boxed{…}`, or the whole text.
+        style: Where the answer stands: `<answer>…</answer>`, `\boxed{…}`, or the whole text.
         invalid_penalty: What a text without an answer costs.
         system_prompt: First message of the conversation; default: how to answer.
     """

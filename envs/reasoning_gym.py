@@ -14,12 +14,12 @@ PACKAGE = "reasoning-gym==0.1.25"
 
 
 class ReasoningGym(SingleTurn):
-    """`roll_like/ReasoningGym-v0`.
+    r"""`roll_like/ReasoningGym-v0`.
 
     Args:
         task: Family, such as `chain_sum`, `gcd` or `countdown`.
         config: Settings of the family, such as `{"min_terms": 2}`.
-        style: Where the answer stands: `<answer>…</answer>`, `\\boxed{…}`, or the whole text.
+        style: Where the answer stands: `<answer>…</answer>`, `\boxed{…}`, or the whole text.
         invalid_penalty: What a text without an answer costs.
         system_prompt: First message of the conversation; default: how to answer.
 

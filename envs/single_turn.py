@@ -85,10 +85,10 @@ class SingleTurn(gymnasium.Env[str, str]):
 
 
 def read_answer(text: str, style: AnswerStyle) -> str | None:
-    """Return the last answer in `text`, or None where there is none.
+    r"""Return the last answer in `text`, or None where there is none.
 
-    >>> read_answer("so it is \\\\boxed{\\\\frac{1}{2}}", "boxed")
-    '\\\\frac{1}{2}'
+    >>> read_answer(r"so it is \boxed{\frac{1}{2}}", "boxed")
+    '\\frac{1}{2}'
     """
     if style == "tag":
         return read_tag(text, "answer") or None

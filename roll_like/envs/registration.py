@@ -18,7 +18,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator, registry
 from gymnasium.spaces import Discrete, Text
 
 from roll_like.envs.wrappers import AnyEnv
-from roll_like.errors import EnvError, PluginError
+from roll_like.errors import EnvError, PluginError, RollLikeError
 
 GROUP = "gymnasium.envs"
 #: How many ids a message suggests.
@@ -61,7 +61,7 @@ def make_any(env_id: str, **kwargs: Any) -> AnyEnv:
     try:
         # Gymnasium's passive checker repeats on every first step what `check_env` does once
         return gymnasium.make(spec, disable_env_checker=True, **kwargs)
-    except EnvError:
+    except RollLikeError:
         raise
     except gymnasium.error.Error as error:
         raise EnvError(f"environment {env_id!r} cannot be made: {error}") from error

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from roll_like.envs.spaces import Commands
 from roll_like.envs.wrappers import AnyEnv
 
 #: Seeds of episodes that examples are taken from; far from the seeds that runs count up from 0.
 _FIRST_SEED = 1_000_000_007
-_MAX_EPISODES = 50
+_MAX_EPISODES = 24
 _MAX_TURNS = 100
 
 
@@ -38,7 +39,7 @@ def examples(env: AnyEnv, count: int) -> list[tuple[str, str]]:
     """Return `count` observations with the right answer to each, for few-shot prompts.
 
     Episodes of fixed seeds are played by the script. No state comes twice, and the answers are as
-    different as they can be: 4 examples of an environment with 4 actions show each of them.
+    different as these episodes allow: of each answer one, then of each a second.
 
     Fewer are returned where the script knows fewer.
     """
@@ -56,7 +57,8 @@ def examples(env: AnyEnv, count: int) -> list[tuple[str, str]]:
             observation, _, terminated, truncated, _ = env.step(answer)
             if terminated or truncated:
                 break
-        if len(seen) >= 8 * count or not seen:
+        every_answer = not isinstance(env.action_space, Commands) or len(by_answer) == len(env.action_space.commands)
+        if not seen or (len(seen) >= count and every_answer):
             break
     return _in_turns(by_answer, count)
 
