@@ -23,6 +23,17 @@ command -v gcc > /dev/null || fail "gcc is needed (Debian, Ubuntu: apt-get insta
 "$PYTHON" -c 'import venv, ensurepip' 2> /dev/null ||
   fail "the venv module is missing (Debian, Ubuntu: apt-get install python3-venv)."
 
+# programs of models run in a sandbox of namespaces; without it the code reward refuses to work
+if ! command -v bwrap > /dev/null; then
+  if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
+    say "installing bubblewrap, the sandbox of the code reward"
+    { apt-get install --quiet --yes bubblewrap || { apt-get update && apt-get install --quiet --yes bubblewrap; }; } \
+      > /dev/null || say "bubblewrap could not be installed: programs of models cannot be judged until it is"
+  else
+    say "bubblewrap is missing, so programs of models cannot be judged: sudo apt-get install bubblewrap"
+  fi
+fi
+
 started=$(date +%s)
 say "making $VENV with $("$PYTHON" --version)"
 [ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"

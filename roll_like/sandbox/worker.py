@@ -64,7 +64,7 @@ def apply_limits(limits: dict[str, float], *, address_space: int | None, stack: 
         stack: Bytes of the main thread's stack.
         others: Processes of the same user that are not the program's.
     """
-    seconds = max(1, -int(-limits["cpu_seconds"] // 1))
+    seconds = int(limits["cpu_seconds"]) + 1  # the watcher counts all processes together, and is more exact
     kernel.limit(resource.RLIMIT_CPU, seconds, seconds + 1)
     if address_space is not None:
         kernel.limit(resource.RLIMIT_AS, address_space)

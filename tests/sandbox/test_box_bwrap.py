@@ -93,7 +93,7 @@ async def test_cpu_time_counts_over_all_processes(box, source: str):
     report = await box.run(Program(source), "", Limits(wall_seconds=20, cpu_seconds=1))
     assert report.ended is Ended.TIMEOUT
     assert "CPU" in report.detail
-    assert 0.9 < report.cpu_seconds < 3
+    assert 0.8 < report.cpu_seconds < 3
 
 
 async def test_output_floods_are_cut_off(box):
