@@ -1,0 +1,125 @@
+"""Search in a local corpus by BM25."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from roll_like.errors import DataError
+from roll_like.tools.base import Tool, ToolError
+
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A piece of the corpus."""
+
+    title: str
+    text: str
+
+
+class SearchIndex:
+    """An inverted index with BM25 scores (Robertson & Zaragoza 2009, "The Probabilistic Relevance Framework").
+
+    A passage scores, for each word of the query, idf · tf·(k1 + 1) / (tf + k1·(1 − b + b·length/mean length)), with
+    idf = log(1 + (N − n + ½)/(n + ½)) over N passages of which n hold the word.
+
+    Args:
+        passages: The corpus.
+        k1: How soon further occurrences of a word stop counting.
+        b: How much long passages are held back, 0 to 1.
+    """
+
+    def __init__(self, passages: Sequence[Passage], *, k1: float = 1.5, b: float = 0.75) -> None:
+        self.passages = tuple(passages)
+        words = [_words(f"{passage.title} {passage.text}") for passage in self.passages]
+        lengths = [len(each) for each in words]
+        mean = sum(lengths) / max(len(lengths), 1) or 1.0
+        self._scores: dict[str, list[tuple[int, float]]] = defaultdict(list)
+        for number, each in enumerate(words):
+            for word, count in Counter(each).items():
+                saturated = count * (k1 + 1) / (count + k1 * (1 - b + b * lengths[number] / mean))
+                self._scores[word].append((number, saturated))
+        for found in self._scores.values():
+            rarity = math.log(1 + (len(words) - len(found) + 0.5) / (len(found) + 0.5))
+            found[:] = [(number, rarity * score) for number, score in found]
+
+    def search(self, query: str, count: int) -> list[tuple[Passage, float]]:
+        """Return the best passages with their scores, best first; only such as hold a word of the query."""
+        totals: dict[int, float] = defaultdict(float)
+        for word in _words(query):
+            for number, score in self._scores.get(word, ()):
+                totals[number] += score
+        best = sorted(totals.items(), key=lambda item: (-item[1], item[0]))[:count]
+        return [(self.passages[number], score) for number, score in best]
+
+
+def read_corpus(path: Path) -> list[Passage]:
+    """Read passages: JSON lines with `text` and perhaps `title`, or a text file with a blank line between passages.
+
+    Raises:
+        DataError: The file cannot be read, holds nothing, or a line is wrong.
+    """
+    try:
+        text = path.expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"the corpus {path} cannot be read: {error}", fix="correct `corpus` of the tool") from error
+    if path.suffix == ".jsonl":
+        lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+        found = [_passage(line, f"{path}:{number}") for number, line in lines]
+    else:
+        blocks = [block.strip() for block in re.split(r"\n\s*\n", text)]
+        found = [Passage("", block) for block in blocks if block]
+    if not found:
+        raise DataError(f"the corpus {path} holds no passages", fix="correct `corpus` of the tool")
+    return found
+
+
+def search_tool(index: SearchIndex, *, results: int = 3, max_characters: int = 600) -> Tool:
+    """Return the tool `search(query)`.
+
+    Args:
+        index: Of the corpus.
+        results: How many passages an answer shows.
+        max_characters: Of each of them.
+    """
+
+    async def call(query: str) -> str:
+        found = index.search(query, results)
+        if not found:
+            raise ToolError(f"nothing in the corpus has a word of {query!r}")
+        return "\n".join(f"[{place}] {_shown(passage, max_characters)}" for place, (passage, _) in enumerate(found, 1))
+
+    parameters = {
+        "type": "object",
+        "properties": {"query": {"type": "string", "description": "A few words."}},
+        "required": ["query"],
+        "additionalProperties": False,
+    }
+    return Tool("search", "Search the corpus and return the best passages.", parameters, call)
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.casefold())
+
+
+def _shown(passage: Passage, max_characters: int) -> str:
+    text = passage.text if len(passage.text) <= max_characters else f"{passage.text[:max_characters]}…"
+    return f"{passage.title}: {text}" if passage.title else text
+
+
+def _passage(line: str, origin: str) -> Passage:
+    try:
+        row: Any = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{origin}: no valid JSON: {error}", fix="correct the line") from error
+    if not isinstance(row, dict) or not isinstance(row.get("text"), str) or not isinstance(row.get("title", ""), str):
+        raise DataError(f'{origin}: expected {{"text": …}} with an optional "title"', fix="correct the line")
+    return Passage(row.get("title", ""), row["text"])

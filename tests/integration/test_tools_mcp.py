@@ -1,0 +1,153 @@
+"""The MCP client against a real server, over stdio and over HTTP."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from pydantic import ValidationError
+
+from roll_like.errors import ConfigError, EnvError
+from roll_like.tools import McpConfig, McpServer, SharedTools, Toolbox, ToolCall, ToolError
+
+SERVER = Path(__file__).resolve().parents[1] / "mcp_demo_server.py"
+TOOLS = ["add", "divide", "variable", "sleep", "leave"]
+
+
+def stdio(*args: str, **changes: object) -> McpConfig:
+    words = args or ("stdio",)
+    return McpConfig.model_validate(
+        {"name": "demo", "command": sys.executable, "args": [str(SERVER), *words], **changes}
+    )
+
+
+@contextmanager
+def http_server() -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, str(SERVER), "http", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        until = time.monotonic() + 60
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            assert process.poll() is None, "the server ended"
+            assert time.monotonic() < until, "the server does not listen"
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}/mcp"
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+
+
+async def check(config: McpConfig) -> None:
+    async with McpServer(config) as server:
+        assert [tool.name for tool in server.tools] == TOOLS
+        tools = {tool.name: tool for tool in server.tools}
+        assert tools["add"].description.startswith("Add two numbers.")
+        assert tools["add"].schema["function"]["parameters"]["required"] == ["a", "b"]
+        assert await tools["add"].call(a=2, b=40) == "42"
+        with pytest.raises(ToolError, match="b should not be 0"):
+            await tools["divide"].call(a=1, b=0)
+        box = Toolbox(server.tools)
+        assert (await box.run(ToolCall("add", {"a": 2, "b": "x"}))).failed
+        assert (await box.run(ToolCall("divide", {"a": 1, "b": 4}))).text == "0.25"
+
+
+async def test_tools_of_a_server_over_stdio() -> None:
+    await check(stdio())
+
+
+async def test_tools_of_a_server_over_http() -> None:
+    with http_server() as url:
+        await check(McpConfig(name="demo", url=url))
+
+
+async def test_what_is_configured_reaches_the_server() -> None:
+    config = stdio(env={"DEMO": "yes"}, tools=["variable"], prefix="demo_")
+    async with McpServer(config) as server:
+        assert [tool.name for tool in server.tools] == ["demo_variable"]
+        assert await server.tools[0].call(name="DEMO") == "yes"
+
+
+async def test_a_server_that_does_not_start_is_named_with_its_standard_error() -> None:
+    with pytest.raises(EnvError, match=r"'demo' did not start.*\n.*cannot open /etc/demo.conf: no such file"):
+        async with McpServer(stdio("broken")):
+            pass
+    with pytest.raises(EnvError, match=r"'demo' did not start.*no-such-program"):
+        async with McpServer(McpConfig(name="demo", command="no-such-program")):
+            pass
+
+
+async def test_a_server_that_does_not_answer_is_given_up_and_ended() -> None:
+    began = time.monotonic()
+    with pytest.raises(EnvError, match="'demo' did not answer within 1 s"):
+        async with McpServer(stdio("silent", start_seconds=1)):
+            pass
+    assert time.monotonic() - began < 15
+    assert not [child for child in psutil.Process().children(recursive=True) if "silent" in child.cmdline()]
+
+
+async def test_a_server_that_is_not_there_is_named_with_its_address() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/mcp"
+    with pytest.raises(EnvError, match=f"'demo' cannot be reached at {url}"):
+        async with McpServer(McpConfig(name="demo", url=url)):
+            pass
+
+
+async def test_a_server_that_is_lost_is_no_fault_of_the_policy() -> None:
+    async with McpServer(stdio()) as server:
+        with pytest.raises(EnvError, match=r"'demo' failed in 'leave'.*\n.*leaving on request"):
+            await server.call("leave", {})
+        with pytest.raises(EnvError, match="'demo' failed in 'add'"):
+            await server.call("add", {"a": 1, "b": 2})
+
+
+async def test_a_call_that_takes_too_long_is_no_fault_of_the_policy() -> None:
+    async with McpServer(stdio(call_seconds=1)) as server:
+        with pytest.raises(EnvError, match="'demo' failed in 'sleep'"):
+            await server.call("sleep", {"seconds": 30})
+
+
+async def test_a_tool_that_the_server_lacks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="has no tool 'subtract'; it has: add, divide"):
+        async with McpServer(stdio(tools=["subtract"])):
+            pass
+
+
+@pytest.mark.parametrize("given", [{}, {"command": "x", "url": "http://x"}])
+def test_a_server_has_a_command_or_an_address(given: dict[str, str]) -> None:
+    with pytest.raises(ValidationError, match="either a `command` or a `url`"):
+        McpConfig.model_validate({"name": "demo", **given})
+
+
+def test_a_lost_server_is_started_again_for_the_next_episode() -> None:
+    shared = SharedTools()
+    first = shared.take([stdio()])
+    second = shared.take([stdio()])
+    try:
+        assert first is second
+        with pytest.raises(EnvError):
+            first.run([ToolCall("leave", {})])
+        third = shared.take([stdio()])
+        assert third is not first
+        assert [each.text for each in third.run([ToolCall("add", {"a": 1, "b": 2})])] == ["3"]
+        shared.give_back(third)
+    finally:
+        shared.give_back(first)
+        shared.give_back(second)
+    with pytest.raises(EnvError, match="closed"):
+        third.run([ToolCall("add", {"a": 1, "b": 2})])

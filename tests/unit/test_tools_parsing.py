@@ -1,0 +1,175 @@
+"""Tool calls as policies write them, well and badly."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roll_like.errors import ConfigError
+from roll_like.tools import MalformedCall, ToolCall, parse_tool_calls
+
+HERMES = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+PARAMETERS = "<parameter=a>\n1\n</parameter>\n<parameter=b>\n2\n</parameter>\n"
+XML = f"<tool_call>\n<function=add>\n{PARAMETERS}</function>\n</tool_call>"
+OPENAI = {"id": "x", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+CLOSES = '<tool_call>{"name": "say", "arguments": {"x": "</tool_call>"}}</tool_call>'
+ADD = ToolCall("add", {"a": 1, "b": 2})
+SCHEMA = {
+    "type": "function",
+    "function": {
+        "name": "write",
+        "parameters": {"type": "object", "properties": {"text": {"type": "string"}, "lines": {"type": "array"}}},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "style", "rest", "calls"),
+    [
+        (HERMES, "hermes", "", [ADD]),
+        (HERMES, "auto", "", [ADD]),
+        (f"I add.\n{HERMES}\nSo.", "auto", "I add.\n\nSo.", [ADD]),
+        (HERMES + HERMES, "auto", "", [ADD, ToolCall("add", {"a": 1, "b": 2}, "call_1")]),
+        # what a stop string or the end of the turn leaves
+        (HERMES.removesuffix("</tool_call>"), "auto", "", [ADD]),
+        (HERMES.removesuffix("\n</tool_call>") + HERMES, "auto", "", [ADD, ToolCall("add", ADD.arguments, "call_1")]),
+        (CLOSES, "auto", "", [ToolCall("say", {"x": "</tool_call>"})]),
+        ('<tool_call>{"name": "now"}</tool_call>', "auto", "", [ToolCall("now", {})]),
+        ('<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}</tool_call>', "auto", "", [ToolCall("f", {"x": 1})]),
+        (XML, "auto", "", [ADD]),
+        (XML, "qwen_xml", "", [ADD]),
+        (f"Well.\n{XML}", "auto", "Well.", [ADD]),
+        (XML.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>"), "auto", "", [ADD]),
+        (XML.removesuffix("</function>\n</tool_call>"), "auto", "", [ADD]),
+        (XML + "\n" + HERMES, "auto", "", [ADD, ToolCall("add", ADD.arguments, "call_1")]),
+        ('{"name": "add", "arguments": {"a": 1, "b": 2}}', "json", "", [ADD]),
+        ('{"name": "add", "parameters": {"a": 1, "b": 2}}', "auto", "", [ADD]),
+        ('I call {"name": "add", "arguments": {"a": 1, "b": 2}} now.', "auto", "I call  now.", [ADD]),
+        ('Look:\n```json\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n```', "auto", "Look:", [ADD]),
+        ('[{"name": "add", "arguments": {"a": 1, "b": 2}}]', "json", "", [ADD]),
+        (json.dumps({"tool_calls": [OPENAI]}), "json", "", [ADD]),
+        # no calls
+        ("The answer is 3.", "auto", "The answer is 3.", []),
+        ('{"answer": 3}', "auto", '{"answer": 3}', []),
+        ('{"name": "Ada", "age": 36}', "json", '{"name": "Ada", "age": 36}', []),
+        ('The name: {"name": "Ada"', "json", 'The name: {"name": "Ada"', []),
+        (HERMES, "json", "<tool_call>\n\n</tool_call>", [ADD]),
+        (f"<think>{HERMES}</think>Done.", "auto", f"<think>{HERMES}</think>Done.", []),
+        (f"<think>hm</think>{HERMES}", "auto", "<think>hm</think>", [ADD]),
+        (f"hm</think>{HERMES}", "auto", "hm</think>", [ADD]),
+        (f"{HERMES}<think>and {HERMES}", "auto", f"<think>and {HERMES}", [ADD]),
+        ("", "auto", "", []),
+    ],
+)  # fmt: skip
+def test_calls_are_read(text: str, style: Any, rest: str, calls: list[ToolCall]) -> None:
+    assert parse_tool_calls(text, style) == (rest, calls)
+
+
+@pytest.mark.parametrize(
+    ("text", "style", "problem"),
+    [
+        ('<tool_call>{"name": "add", "arguments": {"a": 1}</tool_call>', "auto", "no valid JSON"),
+        ("<tool_call>add(1, 2)</tool_call>", "auto", "no valid JSON"),
+        ('<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>', "auto", "NaN is no JSON"),
+        ('<tool_call>{"name": "add", "arguments": {}}}</tool_call>', "auto", "text between the JSON object and"),
+        ('<tool_call>{"arguments": {}}</tool_call>', "auto", "the tool's name"),
+        (
+            '<tool_call>{"name": "add", "arguments": [1]}</tool_call>',
+            "auto",
+            'an object under "arguments", found a list',
+        ),
+        ('<tool_call>{"name": "add", "arguments": "x"}</tool_call>', "auto", "its arguments are no valid JSON"),
+        ("<tool_call>[1]</tool_call>", "auto", "expected a JSON object, found a list"),
+        ("<tool_call>" + "[" * 100_000, "auto", "nested too deeply"),
+        (HERMES, "qwen_xml", "expected <function=name>"),
+        (XML, "hermes", "no valid JSON"),
+        ("<function=add><parameter=a>1", "auto", "the parameter 'a' has no </parameter>"),
+        ("<function=add>a=1</function>", "auto", "expected <parameter=name> or </function>"),
+        ("<function=><parameter=a>1</parameter></function>", "auto", "no name"),
+        ('{"name": "add", "arguments": {"a": 1', "json", "no valid JSON"),
+        ('{"tool_calls": [3]}', "json", "expected a JSON object, found a number"),
+    ],
+)
+def test_what_cannot_be_read_says_why(text: str, style: Any, problem: str) -> None:
+    rest, calls = parse_tool_calls(text, style)
+    assert rest == ""
+    assert len(calls) == 1
+    assert isinstance(calls[0], MalformedCall)
+    assert problem in calls[0].problem
+    assert calls[0].call_id == "call_0"
+
+
+def test_a_malformed_call_does_not_take_the_next_with_it() -> None:
+    rest, calls = parse_tool_calls(f"a <tool_call>{{broken</tool_call> b {HERMES} c")
+    assert rest == "a  b  c"
+    assert [type(call) for call in calls] == [MalformedCall, ToolCall]
+    rest, calls = parse_tool_calls(f"<tool_call>{{broken {HERMES}")
+    assert [type(call) for call in calls] == [MalformedCall, ToolCall]
+
+
+def test_the_schema_says_what_values_of_the_xml_style_mean() -> None:
+    text = "<function=write><parameter=text>\n12\n\n</parameter><parameter=lines>[1, 2]</parameter></function>"
+    assert parse_tool_calls(text, tools=[SCHEMA])[1] == [ToolCall("write", {"text": "12\n", "lines": [1, 2]})]
+    assert parse_tool_calls(text)[1] == [ToolCall("write", {"text": 12, "lines": [1, 2]})]
+    unread = text.replace("[1, 2]", "[1, 2")
+    assert parse_tool_calls(unread, tools=[SCHEMA])[1] == [ToolCall("write", {"text": "12\n", "lines": "[1, 2"})]
+
+
+def test_an_unknown_style_is_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown call style 'xml'; expected one of auto, hermes"):
+        parse_tool_calls("", "xml")  # type: ignore[arg-type]
+
+
+_plain = st.text(st.characters(exclude_characters="<>{}[]", exclude_categories=["Cs"]))
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+_calls = st.tuples(st.text("abc_", min_size=1), st.dictionaries(st.text(), _values, max_size=3))
+
+
+@given(before=_plain, written=st.lists(_calls, min_size=1, max_size=3))
+def test_whatever_is_written_in_hermes_style_is_read_back(before: str, written: Any) -> None:
+    objects = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in written]
+    tags = [f"<tool_call>\n{each}\n</tool_call>" for each in objects]
+    # reasoning tags within an argument would hide the call
+    if any("think>" in tag for tag in tags):
+        return
+    rest, calls = parse_tool_calls(before + "".join(tags))
+    assert rest == before.strip()
+    assert calls == [ToolCall(name, arguments, f"call_{at}") for at, (name, arguments) in enumerate(written)]
+
+
+_TAGS = ["<tool_call>", "</tool_call>", "<function=f>", "</function>", "<parameter=p>", "</parameter>"]
+_PIECES = ['{"name": "f", ', '"arguments": {', "}", "}}", "[", "]", '"', "\\", "1", "x", " ", "\n", "```json\n", "```"]
+_scraps = st.lists(
+    st.sampled_from([*_TAGS, "<think>", "</think>", *_PIECES]) | st.text(max_size=3),
+    max_size=20,
+).map("".join)
+
+
+@settings(max_examples=300)
+@given(text=_scraps, style=st.sampled_from(["auto", "hermes", "qwen_xml", "json"]))
+def test_nothing_that_is_written_breaks_the_parser(text: str, style: Any) -> None:
+    rest, calls = parse_tool_calls(text, style)
+    assert [call.call_id for call in calls] == [f"call_{at}" for at in range(len(calls))]
+    assert len(rest) <= len(text)
+    assert calls or rest == text.strip()
+
+
+_NESTED = '{"name": "f", "arguments": {"a": '
+
+
+@pytest.mark.parametrize("unit", [*_TAGS, '{"name": ', _NESTED, "<function=f><parameter=p>"])
+def test_hostile_text_takes_no_time(unit: str) -> None:
+    text = unit * (64_000 // len(unit))
+    began = time.process_time()
+    for style in ("auto", "hermes", "qwen_xml", "json"):
+        parse_tool_calls(text, style)  # type: ignore[arg-type]
+    assert time.process_time() - began < 2
