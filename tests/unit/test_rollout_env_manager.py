@@ -1,0 +1,233 @@
+"""Episodes and groups of them against fakes: rewards by turn, limits, failures, redundancy, hung environments."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from chat_templates import renderer
+
+from roll_like.errors import EnvError
+from roll_like.inference.base import GenerateRequest, Generation, Sampling
+from roll_like.rollout.env_manager import EnvironmentLost, EnvManager, EpisodePlan, episode_task
+from roll_like.rollout.episode import EnvironmentSpec, EpisodeLimits, Started, Stepped
+from roll_like.rollout.filling import Collected
+from roll_like.rollout.router import SampleLost
+from roll_like.types import Segment, StopReason, Task
+
+SPEC = EnvironmentSpec(name="walk", env_id="test/Walk-v0", kwargs={})
+RENDERER = renderer("chatml")
+
+
+class Speaker:
+    """Says one word a turn; remembers what it was asked."""
+
+    def __init__(self, word: str = "right", losses: int = 0) -> None:
+        self.requests: list[GenerateRequest] = []
+        self.homes: list[Any] = []
+        self._ids = np.asarray([*RENDERER.encode(word), *RENDERER.end_ids], np.int32)
+        self._word = word
+        self._losses = losses
+
+    async def generate(self, request: GenerateRequest, home: Any) -> Generation:
+        self.requests.append(request)
+        self.homes.append(home)
+        await asyncio.sleep(0)
+        if self._losses:
+            self._losses -= 1
+            raise SampleLost("engine hiccup")
+        ids = self._ids[: request.sampling.max_tokens]
+        return Generation(
+            request_id=request.request_id,
+            token_ids=ids,
+            logprobs=np.full(len(ids), -0.5, np.float32),
+            segments=(Segment(start=0, end=len(ids), policy_version=4),),
+            text=self._word,
+            stop_reason=StopReason.STOP,
+        )
+
+
+class Walk:
+    """Ends after `length` turns, with reward 1 for the last and 0.1 for the others."""
+
+    def __init__(self, length: int = 3, *, fails: Callable[[], Exception | None] = lambda: None, **more: Any) -> None:
+        self.length = length
+        self.fails = fails
+        self.turns = 0
+        self.closed = 0
+        self.more = more
+
+    async def reset(self, seed: int) -> Started:
+        self.seed = seed
+        messages = [{"role": "system", "content": "Walk."}, {"role": "user", "content": f"start {seed}"}]
+        return Started(messages=messages, tools=[], state=f"{seed}:0")
+
+    async def step(self, text: str) -> Stepped:
+        await asyncio.sleep(self.more.get("delay", 0))
+        if (error := self.fails()) is not None:
+            raise error
+        self.turns += 1
+        done = self.turns == self.length
+        return Stepped(
+            messages=[{"role": "user", "content": f"you are at {self.turns}"}],
+            reward=1.0 if done else 0.1,
+            terminated=done and not self.more.get("cut"),
+            truncated=done and bool(self.more.get("cut")),
+            success=True if done else None,
+            state=f"{self.seed}:{self.turns}",
+            fresh=bool(self.more.get("fresh")),
+        )
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+class Pool:
+    """Makes environments by a function of how many there were before."""
+
+    def __init__(self, make: Callable[[int], Walk] = lambda number: Walk()) -> None:
+        self.made: list[Walk] = []
+        self._make = make
+
+    def open(self, spec: EnvironmentSpec) -> Walk:
+        self.made.append(self._make(len(self.made)))
+        return self.made[-1]
+
+
+def tasks() -> Iterator[Task]:
+    return (episode_task(SPEC, seed) for seed in itertools.count())
+
+
+def fill(pool: Pool, speaker: Speaker | None = None, *, retries: int = 1, **changes: Any) -> Collected:
+    settings: dict[str, Any] = {
+        "groups": 1,
+        "initial_groups": 1,
+        "max_groups": 1,
+        "accept": lambda group: True,
+        "episodes_per_group": 2,
+        "redundant": 0,
+        "sampling": Sampling(max_tokens=16),
+        "limits": EpisodeLimits(turns=10, tokens=1000),
+        "seed": 5,
+    }
+    manager = EnvManager(speaker or Speaker(), pool, [SPEC], RENDERER, retries=retries)
+    plan = EpisodePlan(**(settings | changes))
+    return asyncio.run(asyncio.wait_for(manager.fill(tasks(), plan), timeout=10))
+
+
+def test_an_episode_is_one_token_exact_sequence_with_rewards_by_turn() -> None:
+    speaker, pool = Speaker(), Pool()
+    (group,) = fill(pool, speaker).groups
+    sample = group.samples[0]
+    trajectory = sample.trajectory
+    assert sample.turn_rewards == (0.1, 0.1, 1.0)
+    assert sample.reward == pytest.approx(1.2)
+    assert sample.turn_states == ("0:0", "0:1", "0:2")
+    assert sample.details == {"turns": 3.0, "cuts": 0.0, "success": 1.0}
+    assert trajectory.stop_reason is StopReason.STOP
+    (part,) = trajectory.parts
+    assert (part.start, part.end) == (0, len(trajectory.token_ids))
+    # each prompt is the beginning of the next, and of the trajectory
+    prompts = [request.prompt_ids for request in speaker.requests if request.request_id.startswith("0-0-0-")]
+    for prompt in prompts:
+        assert prompt.tolist() == trajectory.token_ids[: len(prompt)].tolist()
+    assert trajectory.turns.max() == 2
+    assert (trajectory.turns >= 0).tolist() == trajectory.sampled.tolist()
+    assert trajectory.logprobs[trajectory.sampled].tolist() == [-0.5] * int(trajectory.sampled.sum())
+    assert {segment.policy_version for segment in trajectory.segments} == {4}
+    for segment in trajectory.segments:
+        assert trajectory.sampled[segment.start : segment.end].all()
+    assert group.task.messages[1]["content"] == "start 0"
+    assert group.task.prompt_ids.tolist() == prompts[0].tolist()
+    assert all(one.closed == 1 for one in pool.made)
+
+
+def test_members_of_a_group_share_seed_and_home_and_differ_in_sampling() -> None:
+    speaker, pool = Speaker(), Pool()
+    fill(pool, speaker, groups=2, initial_groups=2, max_groups=2)
+    assert [one.seed for one in pool.made] == [0, 0, 1, 1]
+    assert set(speaker.homes) == {"0-0", "0-1"}
+    seeds = [request.seed for request in speaker.requests]
+    assert len(set(seeds)) == len(seeds)
+    again = Speaker()
+    fill(Pool(), again, groups=2, initial_groups=2, max_groups=2)
+    assert sorted(seeds) == sorted(request.seed for request in again.requests)
+
+
+def test_an_environment_that_begins_anew_gives_parts_that_share_the_return() -> None:
+    (group,) = fill(Pool(lambda number: Walk(fresh=True))).groups
+    trajectory = group.samples[0].trajectory
+    assert len(trajectory.parts) == 3
+    ends = [part.end for part in trajectory.parts]
+    assert [part.start for part in trajectory.parts] == [0, *ends[:-1]]
+    assert ends[-1] == len(trajectory.token_ids)
+    for turn, part in enumerate(trajectory.parts):
+        assert set(trajectory.turns[part.start : part.end]) == {-1, turn}
+
+
+def test_turns_and_tokens_are_limited() -> None:
+    (group,) = fill(Pool(lambda number: Walk(100)), limits=EpisodeLimits(turns=4, tokens=1000)).groups
+    sample = group.samples[0]
+    assert len(sample.turn_rewards) == 4
+    assert sample.trajectory.stop_reason is StopReason.LENGTH
+    speaker = Speaker()
+    (group,) = fill(Pool(lambda number: Walk(100)), speaker, limits=EpisodeLimits(turns=100, tokens=150)).groups
+    assert max(len(request.prompt_ids) + request.sampling.max_tokens for request in speaker.requests) <= 150
+    assert len(group.samples[0].trajectory.token_ids) <= 150
+    cut = fill(Pool(lambda number: Walk(cut=True))).groups[0].samples[0]
+    assert cut.trajectory.stop_reason is StopReason.LENGTH
+
+
+def once(error: Exception) -> Callable[[], Exception | None]:
+    errors = iter([error])
+    return lambda: next(errors, None)
+
+
+def test_a_crashed_environment_is_tried_again_and_then_a_failure() -> None:
+    first = Pool(lambda number: Walk(fails=once(EnvError("broke")) if number == 0 else lambda: None))
+    collected = fill(first)
+    assert len(collected.groups[0].samples) == 2
+    assert collected.failures == ()
+    assert len(first.made) == 3
+    always = fill(Pool(lambda number: Walk(fails=lambda: EnvError("broke"))))
+    assert [failure.stage for failure in always.failures] == ["environment"] * 2
+    assert "broke" in always.failures[0].error
+    assert always.failures[0].origin == "test/Walk-v0 with seed 0"
+    assert always.groups[0].samples == ()
+
+
+def test_a_lost_turn_is_tried_again_and_then_a_failure() -> None:
+    assert fill(Pool(), Speaker(losses=1), episodes_per_group=1).failures == ()
+    (failure,) = fill(Pool(), Speaker(losses=2), episodes_per_group=1).failures
+    assert (failure.stage, "hiccup" in failure.error) == ("generate", True)
+
+
+def test_who_loses_its_worker_to_others_is_not_to_blame() -> None:
+    innocent = Pool(lambda number: Walk(fails=once(EnvironmentLost("gone")) if number < 3 else lambda: None))
+    assert fill(innocent, retries=0, episodes_per_group=1).failures == ()
+    assert len(innocent.made) == 4
+    unlucky = Pool(lambda number: Walk(fails=lambda: EnvironmentLost("gone")))
+    assert len(fill(unlucky, retries=0, episodes_per_group=1).failures) == 1
+
+
+def test_redundant_episodes_make_up_for_slow_and_broken_ones() -> None:
+    def make(number: int) -> Walk:
+        if number == 0:
+            return Walk(delay=60)
+        return Walk(fails=lambda: EnvError("broke")) if number == 1 else Walk()
+
+    pool = Pool(make)
+    collected = fill(pool, retries=0, redundant=2)
+    assert len(collected.groups[0].samples) == 2
+    assert len(collected.failures) == 1
+    assert all(one.closed == 1 for one in pool.made)  # the slow one was stopped
+
+
+def test_a_slow_group_does_not_hold_up_the_others() -> None:
+    collected = fill(Pool(lambda number: Walk(delay=60 if number < 2 else 0)), groups=2, initial_groups=3, max_groups=3)
+    assert [group.task.metadata["seed"] for group in collected.groups] == [1, 2]
+    assert [task.metadata["seed"] for task in collected.unfinished] == [0]
