@@ -1,0 +1,174 @@
+"""Environments on workers: what crashes is reported, what hangs is replaced, the others in there are not to blame."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, ClassVar
+
+import gymnasium
+import pytest
+
+from roll_like.cluster import WorkerDied
+from roll_like.envs import FreeText
+from roll_like.errors import EnvError
+from roll_like.rollout.env_manager import EnvironmentLost
+from roll_like.rollout.env_worker import Crashed, EnvPool, EnvWorker
+from roll_like.rollout.episode import EnvironmentSpec, Started, Stepped
+
+
+class Echo(gymnasium.Env[str, str]):
+    """Says what it is told; `crash`, `hang` and `end` do what they say."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+    system_prompt = "Talk."
+    tools: ClassVar[list[dict[str, Any]]] = [{"type": "function", "function": {"name": "look"}}]
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.observation_space = FreeText()
+        self.action_space = FreeText()
+        self.seconds = seconds
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        return f"seed {seed}", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if action == "crash":
+            raise RuntimeError("echo broke")
+        if action == "hang":
+            time.sleep(self.seconds)
+        ended = action == "end"
+        return action, 0.5, ended, False, {"success": True, "state": "s"} if ended else {}
+
+
+gymnasium.register("test/Echo-v0", entry_point=Echo, disable_env_checker=True, order_enforce=False)
+SPEC = EnvironmentSpec(name="echo", env_id="test/Echo-v0", kwargs={"seconds": 0.5})
+
+
+def test_a_worker_hosts_episodes() -> None:
+    async def work() -> None:
+        worker = EnvWorker()
+        started = await worker.reset("a", SPEC, 7)
+        assert isinstance(started, Started)
+        assert [(one["role"], one["content"]) for one in started.messages] == [("system", "Talk."), ("user", "seed 7")]
+        assert started.tools[0]["function"]["name"] == "look"
+        assert started.state == "seed 7"
+        stepped = await worker.step("a", "hello")
+        assert isinstance(stepped, Stepped)
+        assert stepped.messages == [{"role": "user", "content": "hello"}]
+        assert (stepped.reward, stepped.terminated, stepped.success, stepped.state) == (0.5, False, None, "hello")
+        ended = await worker.step("a", "end")
+        assert isinstance(ended, Stepped)
+        assert (ended.terminated, ended.success, ended.state) == (True, True, "s")
+        assert await worker.hosted() == 1
+        await worker.close("a")
+        await worker.close("a")
+        assert await worker.hosted() == 0
+
+    asyncio.run(work())
+
+
+def test_what_crashes_is_reported_with_its_traceback() -> None:
+    async def work() -> None:
+        worker = EnvWorker()
+        await worker.reset("a", SPEC, 0)
+        crashed = await worker.step("a", "crash")
+        assert isinstance(crashed, Crashed)
+        assert "RuntimeError: echo broke" in crashed.error
+        missing = await worker.reset("b", EnvironmentSpec(name="x", env_id="test/Ecko-v0", kwargs={}), 0)
+        assert isinstance(missing, Crashed)
+        assert "Ecko" in missing.error
+
+    asyncio.run(work())
+
+
+class FakeCluster:
+    """Workers in this process; `restart` replaces one."""
+
+    def __init__(self, count: int) -> None:
+        self.workers = [EnvWorker() for _ in range(count)]
+        self.dead: set[int] = set()
+        self.restarted: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.workers)
+
+    async def ask(self, rank: int, method: Any, *arguments: Any) -> Any:
+        if rank in self.dead:
+            raise WorkerDied(f"worker {rank} is gone")
+        return await method(self.workers[rank], *arguments)
+
+    def restart(self, rank: int) -> None:
+        self.restarted.append(rank)
+        self.dead.discard(rank)
+        self.workers[rank] = EnvWorker()
+
+
+def pool_of(cluster: Any, deadline: float = 5.0) -> EnvPool:
+    return EnvPool(cluster, deadline_seconds=deadline)
+
+
+def test_episodes_go_to_the_worker_with_the_fewest() -> None:
+    async def work() -> None:
+        cluster = FakeCluster(2)
+        pool = pool_of(cluster)
+        opened = [pool.open(SPEC) for _ in range(4)]
+        for one in opened:
+            await one.reset(1)
+        assert [await worker.hosted() for worker in cluster.workers] == [2, 2]
+        for one in opened:
+            await one.close()
+        assert [await worker.hosted() for worker in cluster.workers] == [0, 0]
+
+    asyncio.run(work())
+
+
+def test_a_crash_is_an_error_of_the_environment() -> None:
+    async def work() -> None:
+        one = pool_of(FakeCluster(1)).open(SPEC)
+        await one.reset(1)
+        with pytest.raises(EnvError, match=r"(?s)step of test/Echo-v0 failed: .*echo broke") as caught:
+            await one.step("crash")
+        assert not isinstance(caught.value, EnvironmentLost)
+
+    asyncio.run(work())
+
+
+def test_a_hung_environment_goes_with_its_worker_and_the_others_are_not_to_blame() -> None:
+    async def work() -> None:
+        cluster = FakeCluster(1)
+        pool = pool_of(cluster, deadline=0.1)
+        guilty, other, bystander = (pool.open(SPEC) for _ in range(3))
+        for one in (guilty, other, bystander):
+            await one.reset(1)
+        with pytest.raises(EnvError, match=r"did not return within 0\.1 s"):
+            await guilty.step("hang")
+        assert cluster.restarted == [0]
+        with pytest.raises(EnvironmentLost):
+            await other.step("hello")
+        for one in (guilty, other, bystander):
+            await one.close()  # nothing of the new worker is touched
+        fresh = pool.open(SPEC)
+        await fresh.reset(1)
+        assert (await fresh.step("hello")).reward == 0.5
+        assert pool.restarts == 1
+
+    asyncio.run(work())
+
+
+def test_a_dead_worker_is_replaced_once() -> None:
+    async def work() -> None:
+        cluster = FakeCluster(1)
+        pool = pool_of(cluster)
+        first, second = pool.open(SPEC), pool.open(SPEC)
+        await first.reset(1)
+        await second.reset(1)
+        cluster.dead.add(0)
+        with pytest.raises(EnvError, match="died in step"):
+            await first.step("hello")
+        with pytest.raises(EnvironmentLost):
+            await second.step("hello")
+        assert cluster.restarted == [0]
+
+    asyncio.run(work())
