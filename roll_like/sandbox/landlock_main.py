@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import mmap
 import os
 import select
 import signal
@@ -70,10 +71,11 @@ def _execute(
     limits = job["limits"]
     space, (_, baseline) = statm(os.getpid())[0], memory_of(os.getpid())
     resident = statm(os.getpid())[1]
+    started = mmap.mmap(-1, 1)
     pid = os.fork()
     if pid == 0:
         os.close(channel.detach())
-        _worker(job, descriptors, confinement, space)
+        _worker(job, descriptors, confinement, space, started)
     for descriptor in descriptors:
         os.close(descriptor)
     report: dict[str, Any] = {"status": None, "setup": None, "why": "", "peak": 0, "cpu": 0.0}
@@ -100,13 +102,15 @@ def _execute(
                 os.kill(pid, signal.SIGKILL)
     os.close(end)
     _, status, usage = os.wait4(pid, 0)
-    report["status"] = os.waitstatus_to_exitcode(status)
+    report["status"], report["started"] = os.waitstatus_to_exitcode(status), bool(started[0])
     report["cpu"] = max(report["cpu"], usage.ru_utime + usage.ru_stime)
     report["peak"] = max(report["peak"], usage.ru_maxrss * 1024 - resident, 0)
     return report
 
 
-def _worker(job: dict[str, Any], descriptors: list[int], confinement: tuple[int, bytes], space: int) -> NoReturn:
+def _worker(
+    job: dict[str, Any], descriptors: list[int], confinement: tuple[int, bytes], space: int, started: mmap.mmap
+) -> NoReturn:
     rules, seccomp = confinement
     try:
         os.setsid()
@@ -120,4 +124,4 @@ def _worker(job: dict[str, Any], descriptors: list[int], confinement: tuple[int,
         kernel.load_filter(seccomp)
     except BaseException as error:  # noqa: BLE001 - the report tells it apart by its status
         worker.could_not_start(error)
-    worker.work(job["kind"], source)
+    worker.work(job["kind"], source, started)

@@ -9,18 +9,19 @@ import atexit
 import contextlib
 import io
 import linecache
+import mmap
 import os
 import resource
 import struct
 import sys
 import threading
 import traceback
-from types import ModuleType, TracebackType
+from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from roll_like.sandbox import kernel
 
-#: Exit statuses by which a worker says what the kernel does not.
+#: Exit statuses by which a worker says what the kernel does not; the first and last only before the program runs.
 COMPILE_ERROR, MEMORY_ERROR, NOT_STARTED = 120, 121, 122
 
 #: Descriptors of a worker: the calls come in on one and the answers go out on the other.
@@ -48,11 +49,21 @@ def could_not_start(error: BaseException) -> NoReturn:
     os._exit(NOT_STARTED)
 
 
-def work(kind: str, source: bytes) -> NoReturn:
-    """Run a Python program, or serve calls into it."""
+def work(kind: str, source: bytes, started: mmap.mmap) -> NoReturn:
+    """Run a Python program, or serve calls into it.
+
+    Args:
+        kind: "run" or "serve".
+        source: The program.
+        started: Memory shared with the zygote; its first byte is set and the memory given up right before the
+            program runs, so that from then on no exit status can be taken for the worker's own.
+    """
+    code = _compiled(source)
+    started[0] = 1
+    started.close()
     if kind == "serve":
-        serve_program(source)
-    run_program(source)
+        serve_program(code)
+    run_program(code)
 
 
 def apply_limits(limits: dict[str, float], *, address_space: int | None, stack: int, others: int) -> None:
@@ -76,9 +87,8 @@ def apply_limits(limits: dict[str, float], *, address_space: int | None, stack: 
     kernel.limit(resource.RLIMIT_MSGQUEUE, 0)
 
 
-def run_program(source: bytes) -> NoReturn:
+def run_program(code: CodeType) -> NoReturn:
     """Run a program as `python main.py` would, and leave with its exit status."""
-    code = _compiled(source)
     module = ModuleType("__main__")
     module.__dict__["__file__"] = FILE_NAME
     sys.modules["__main__"] = module
@@ -91,11 +101,10 @@ def run_program(source: bytes) -> NoReturn:
     _leave(status)
 
 
-def serve_program(source: bytes) -> NoReturn:
+def serve_program(code: CodeType) -> NoReturn:
     """Execute a program once as a module, then answer calls into it until an empty one asks for the end."""
     from roll_like.sandbox import codec
 
-    code = _compiled(source)
     module = ModuleType("solution")
     module.__dict__["__file__"] = FILE_NAME
     sys.modules["solution"] = module
@@ -127,12 +136,13 @@ def write_file(contents: bytes, path: str) -> None:
         file.write(contents)
 
 
-def execute(arguments: list[str]) -> NoReturn:
+def execute(arguments: list[str], started: mmap.mmap) -> NoReturn:
     """Become another program."""
+    started[0] = 1  # the memory is given up with everything else
     os.execve(arguments[0], arguments, {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp"})
 
 
-def _compiled(source: bytes) -> Any:
+def _compiled(source: bytes) -> CodeType:
     lines = source.decode("utf-8", "replace").splitlines(keepends=True)
     linecache.cache[FILE_NAME] = (len(source), None, lines, FILE_NAME)
     try:

@@ -324,9 +324,10 @@ class Execution:
         report = self._report or {}
         status: int | None = report.get("status")
         ended, detail = self._ending(report, status)
+        own = ended is Ended.COMPILE_ERROR or status == MEMORY_ERROR
         return BoxReport(
             ended=ended,
-            exit_code=1 if status in {COMPILE_ERROR, MEMORY_ERROR} else status,
+            exit_code=1 if own else status,
             stdout=bytes(self._kept[self._stdout]),
             stderr=bytes(self._kept[self._stderr][-_STDERR_KEPT:]).decode("utf-8", "replace"),
             cpu_seconds=report.get("cpu", 0.0),
@@ -340,7 +341,7 @@ class Execution:
             return (self._why, "killed with its sandbox") if self._why else (Ended.BROKEN, self._broken)
         if report["setup"]:
             return Ended.BROKEN, f"the execution could not be set up: {report['setup']}"
-        if status == NOT_STARTED:
+        if status == NOT_STARTED and not report["started"]:
             return Ended.BROKEN, "the worker could not start"
         if report["why"] == "memory" or report["peak"] > limits.memory_bytes or status == MEMORY_ERROR:
             return Ended.MEMORY, f"needs more than {limits.memory_bytes} bytes of memory"
@@ -355,7 +356,7 @@ class Execution:
             return self._why, "answered without being asked"
         if status is None:
             return Ended.ERROR, "its processes were killed from inside"
-        if status == COMPILE_ERROR:
+        if status == COMPILE_ERROR and not report["started"]:
             return Ended.COMPILE_ERROR, "does not compile"
         return (Ended.EXITED, "") if status == 0 else (Ended.ERROR, f"exit status {status}")
 

@@ -21,6 +21,7 @@ import contextlib
 import gc
 import importlib
 import json
+import mmap
 import os
 import resource
 import select
@@ -113,6 +114,7 @@ class Zygote:
 
     def _execute(self, job: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        started = mmap.mmap(-1, 1)
         baseline = memory_of(os.getpid())[1] if job["kind"] != "exec" else 0
         space = statm(os.getpid())[0] if job["kind"] != "exec" else 0
         if self.nested:
@@ -122,14 +124,15 @@ class Zygote:
             ours.detach()
             os.close(self._channel.detach())
             os.close(self._own)
-            _init(job, descriptors, theirs, self._filter, self.nested, space)
+            _init(job, descriptors, theirs, self._filter, self.nested, space, started)
         if self.nested:
             kernel.set_namespace(self._own, kernel.CLONE_NEWPID)
         theirs.close()
         for descriptor in descriptors:
             os.close(descriptor)
-        with ours:
-            return self._watch(init, job["limits"], ours, baseline)
+        with ours, started:
+            report = self._watch(init, job["limits"], ours, baseline)
+            return {**report, "started": bool(started[0])}
 
     def _watch(self, init: int, limits: dict[str, float], messages: socket.socket, baseline: int) -> dict[str, Any]:
         report: dict[str, Any] = {"status": None, "setup": None, "why": ""}
@@ -231,7 +234,13 @@ def _kill_all_others() -> None:
 
 
 def _init(
-    job: dict[str, Any], descriptors: list[int], messages: socket.socket, seccomp: bytes, nested: bool, space: int
+    job: dict[str, Any],
+    descriptors: list[int],
+    messages: socket.socket,
+    seccomp: bytes,
+    nested: bool,
+    space: int,
+    started: mmap.mmap,
 ) -> NoReturn:
     """Be the first process of an execution's namespace: set it up, start the worker, say how it ended."""
     limits = job["limits"]
@@ -253,7 +262,7 @@ def _init(
         kernel.forbid_new_privileges()
         child = os.fork()
         if child == 0:
-            _worker(job, descriptors, seccomp, space)
+            _worker(job, descriptors, seccomp, space, started)
         for descriptor in (0, 1, 2, *descriptors):
             os.close(descriptor)
         while True:
@@ -266,7 +275,7 @@ def _init(
     os._exit(0)
 
 
-def _worker(job: dict[str, Any], descriptors: list[int], seccomp: bytes, space: int) -> NoReturn:
+def _worker(job: dict[str, Any], descriptors: list[int], seccomp: bytes, space: int, started: mmap.mmap) -> NoReturn:
     """Become what the job asks for, with nothing left but the job's own streams."""
     external = job["kind"] == "exec"
     try:
@@ -285,8 +294,8 @@ def _worker(job: dict[str, Any], descriptors: list[int], seccomp: bytes, space: 
     except BaseException as error:  # noqa: BLE001 - the report tells it apart by its status
         worker.could_not_start(error)
     if external:
-        worker.execute(job["arguments"])
-    worker.work(job["kind"], source)
+        worker.execute(job["arguments"], started)
+    worker.work(job["kind"], source, started)
 
 
 assert codec is not None  # loaded here once, for every worker
