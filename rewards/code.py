@@ -49,6 +49,11 @@ class CodeConfig(RewardConfig):
         default=False, description="Take a response without a code block as the program, instead of judging it 0."
     )
     wall_seconds: float = Field(default=10.0, gt=0, description="Limit of one execution, waiting included. Seconds.")
+    total_seconds: float = Field(
+        default=20.0,
+        gt=0,
+        description="Limit of all tests of one program; with binary its first failure ends it too. Seconds.",
+    )
     cpu_seconds: float = Field(default=8.0, gt=0, description="Processor time of one execution. Seconds.")
     memory_mib: int = Field(default=512, ge=32, description="Memory of one execution. MiB.")
     executions: int = Field(default=2, ge=1, description="Executions of one reward worker at a time.")
@@ -89,7 +94,13 @@ class Code(Reward):
                 cpu_seconds=self.config.cpu_seconds,
                 memory_bytes=self.config.memory_mib * _MIB,
             )
-            self._evaluator = CodeEvaluator(limits, backend=self.config.backend, workers=self.config.executions)
+            self._evaluator = CodeEvaluator(
+                limits,
+                backend=self.config.backend,
+                workers=self.config.executions,
+                total_seconds=self.config.total_seconds,
+                stop_at_failure=self.config.reward == "binary",
+            )
 
     def check_row(self, task: Task) -> None:
         """Check that the row has tests that can be read.

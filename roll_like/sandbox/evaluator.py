@@ -41,6 +41,8 @@ class CodeEvaluator:
         workers: Programs that run at one time; the others wait.
         comparison: What counts as the same output or value.
         total_seconds: Wall clock of all tests of one program, from its start.
+        stop_at_failure: Run no test after one that failed; the others count as failed like it. For callers that only
+            ask whether all pass.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class CodeEvaluator:
         *,
         comparison: Comparison | None = None,
         total_seconds: float = 60.0,
+        stop_at_failure: bool = False,
     ) -> None:
         if workers < 1:
             raise ConfigError(f"CodeEvaluator.workers should be at least 1, found {workers}")
@@ -60,6 +63,7 @@ class CodeEvaluator:
         self.workers = workers
         self.comparison = comparison or Comparison()
         self.total_seconds = total_seconds
+        self.stop_at_failure = stop_at_failure
         self._backend = backend
         self._box: Box | None = None
         self._slots = asyncio.Semaphore(workers)
@@ -105,7 +109,14 @@ class CodeEvaluator:
             return summary([TestResult(Verdict.COMPILE_ERROR, problem)] * len(tests), 0.0, 0, problem)
         async with self._slots:
             box = await self._open_box()
-            judging = Judging(box, Program(program, language), self.limits, self.comparison, self.total_seconds)
+            judging = Judging(
+                box,
+                Program(program, language),
+                self.limits,
+                self.comparison,
+                self.total_seconds,
+                self.stop_at_failure,
+            )
             return await judging.run(tests)
 
     async def _open_box(self) -> Box:

@@ -53,6 +53,7 @@ class Judging:
         limits: Of each execution, and of each call within one.
         comparison: What counts as the same.
         total_seconds: Wall clock of all tests together; tests that it leaves no time for are time-outs.
+        stop_at_failure: Give the tests after one that failed its verdict, instead of running them.
     """
 
     box: Box
@@ -60,6 +61,7 @@ class Judging:
     limits: Limits
     comparison: Comparison
     total_seconds: float
+    stop_at_failure: bool = False
 
     def __post_init__(self) -> None:
         self._cpu_seconds, self._peak, self._stderr = 0.0, 0, ""
@@ -77,6 +79,8 @@ class Judging:
             rest = tests[len(results) :]
             if results and results[-1].verdict is Verdict.COMPILE_ERROR:
                 results += results[-1:] * len(rest)
+            elif self.stop_at_failure and results and results[-1].verdict is not Verdict.PASSED:
+                results += [TestResult(results[-1].verdict, "not run: a test before it failed")] * len(rest)
             elif self._remaining() < _SHORTEST_SECONDS:
                 missed = f"not run: {self.total_seconds:g} s for all tests were used up"
                 results += [TestResult(Verdict.TIMEOUT, missed)] * len(rest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -97,6 +98,21 @@ def test_a_time_limit_is_a_judgement_and_a_sandbox_that_is_not_there_is_none() -
         slow.close()
     with pytest.raises(SandboxError):
         Code(CodeConfig(backend="remote:http://127.0.0.1:9")).start()
+
+
+def test_programs_that_never_end_are_judged_within_the_time_of_a_group() -> None:
+    tests = [{"input": f"{number}\n", "output": "0\n"} for number in range(20)]
+    endless = [completion(fenced("while True: pass\n"), tests=tests) for _ in range(4)]
+    for settings, limit in ({"reward": "binary"}, 6.0), ({"reward": "fraction", "total_seconds": 2.0}, 10.0):
+        reward = Code(CodeConfig.model_validate({"wall_seconds": 1.0, **settings}))
+        reward.start()
+        try:
+            began = time.monotonic()
+            found = outcomes(reward, endless)
+            assert time.monotonic() - began < limit  # twenty tests of four programs would take forty seconds
+            assert all(isinstance(one, Verdict) and one.details["verdict/timeout"] for one in found)
+        finally:
+            reward.close()
 
 
 def test_a_row_that_cannot_be_carried_into_the_sandbox_is_a_failure(reward: Code) -> None:
