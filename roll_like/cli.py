@@ -88,6 +88,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     reward.add_argument("--slow", type=float, metavar="SECONDS", help="what takes longer is suspicious (default: 1)")
 
+    environment = _add(commands, "check-env", _check_env, "try an environment out and say what is wrong with it")
+    environment.add_argument("id", metavar="ID", help="registered id, such as roll_like/FrozenLake-v0")
+    environment.add_argument("overrides", nargs="*", metavar="key=value", help="one of its options, such as size=3")
+    environment.add_argument(
+        "--import", action="append", default=[], dest="modules", metavar="MODULE", help="module that registers it"
+    )
+
     schema = _add(commands, "schema", _schema, "write the JSON Schema of a pipeline's configuration")
     schema.add_argument("--pipeline", default="rlvr", help="name of the pipeline (default: rlvr)")
     schema.add_argument("-o", "--output", type=Path, metavar="FILE", help="file to write; default: standard output")
@@ -195,6 +202,21 @@ def _check_reward(arguments: argparse.Namespace) -> int:
     report = check_reward(name, arguments.cases, settings=settings, slow_seconds=slow)
     report.show(Console())
     return FAILED if report.suspicious else OK
+
+
+def _check_env(arguments: argparse.Namespace) -> int:
+    import yaml
+    from rich.console import Console
+
+    from roll_like.config.load import import_plugins
+    from roll_like.envs import check_env, show
+
+    import_plugins(arguments.modules)
+    options = {}
+    for override in arguments.overrides:
+        key, _, value = override.partition("=")
+        options[key] = yaml.safe_load(value)
+    return show(check_env(arguments.id, **options), Console())
 
 
 def _schema(arguments: argparse.Namespace) -> int:

@@ -196,3 +196,10 @@ def test_a_broken_plugin_package_does_not_hide_the_others(
     captured = capsys.readouterr()
     assert "'mine' of group 'roll_like.advantages' cannot be imported: No module named 'broken_package'" in captured.err
     assert "rewards.ifeval.IFEval" in captured.out
+
+
+def test_check_env_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check-env", "roll_like/FrozenLake-v0", "size=3"]) == 0
+    assert "0 errors" in capsys.readouterr().out
+    assert cli.main(["check-env", "roll_like/FrozenLak-v0"]) == 1
+    assert "roll_like/FrozenLake-v0" in "".join(capsys.readouterr())
