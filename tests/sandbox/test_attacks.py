@@ -122,12 +122,10 @@ print(call(scope, answer))
 """
 
 
-@pytest.mark.parametrize("at", range(len(answer_theft.ATTACKS)), ids=lambda at: answer_theft.ATTACKS[at].name)
-def test_a_thief_finds_an_answer_that_lies_about(at: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [attack.name for attack in answer_theft.ATTACKS if attack.name not in _ELSEWHERE])
+def test_a_thief_finds_an_answer_that_lies_about(name: str, tmp_path: Path) -> None:
     """Without walls, and with the answer where each looks, the programs do steal it."""
-    attack = answer_theft.ATTACKS[at]
-    if attack.name in _ELSEWHERE:
-        pytest.skip("looks where the harness has nothing")
+    attack = next(attack for attack in answer_theft.ATTACKS if attack.name == name)
     answer = f"answer-{secrets.token_hex(16)}"
     (tmp_path / "tests.json").write_text(answer)
     command = [sys.executable, "-I", "-c", _HARNESS, attack.program, answer, str(tmp_path)]
