@@ -81,6 +81,11 @@ class Code(Reward):
         super().__init__(config)
         self._evaluator: CodeEvaluator | None = None
 
+    @property
+    def side_by_side(self) -> int:
+        """One group: its programs keep all executions busy."""
+        return 1
+
     def start(self) -> None:
         """Test the sandbox and start it.
 

@@ -93,6 +93,11 @@ class Composite(Reward):
         """Threads of synchronous parts that still run past their time-out."""
         return 0 if self._scorer is None else self._scorer.hung
 
+    @property
+    def side_by_side(self) -> int | None:
+        """As many groups as its most restricted part."""
+        return min((part.side_by_side for part in self._unstarted if part.side_by_side is not None), default=None)
+
     def start(self) -> None:
         """Start the parts."""
         if self._scorer is None:

@@ -105,6 +105,11 @@ class LLMJudge(Reward):
             for judge in config.judges
         ]
 
+    @property
+    def side_by_side(self) -> int:
+        """As many groups as keep `concurrency` requests under way; groups have eight answers or more."""
+        return max(1, self.config.concurrency // 8)
+
     def check_row(self, task: Task) -> None:
         """Check that the row has its rubric.
 

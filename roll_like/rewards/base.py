@@ -121,6 +121,15 @@ class Reward:
         """Threads that it left running past their time-out; its process is replaced because of them."""
         return 0
 
+    @property
+    def side_by_side(self) -> int | None:
+        """Groups that an `async` `score` judges at a time; None for any number.
+
+        For rewards that bound their own work: a group that waits for another's requests or executions would
+        run out of its time without being looked at. Its time begins with its turn.
+        """
+        return None
+
     def start(self) -> None:
         """Take what judging needs: a model, processes. Called once, in the reward worker, before anything is judged.
 

@@ -20,44 +20,44 @@ Judged: TypeAlias = Verdict | RewardError
 
 
 class RewardCaller:
-    """Calls rewards; whatever goes wrong becomes a `RewardError` in the place of a verdict.
+    """Calls a reward; whatever goes wrong becomes a `RewardError` in the place of a verdict.
+
+    A synchronous reward judges one group at a time, because it need not be thread-safe; an `async` one as many as
+    its `side_by_side` says. The time of a call begins with its turn.
 
     Args:
+        reward: What judges.
         timeout_seconds: Limit of one call.
     """
 
-    def __init__(self, timeout_seconds: float) -> None:
+    def __init__(self, reward: Reward, timeout_seconds: float) -> None:
+        self._reward = reward
+        self._is_async = asyncio.iscoroutinefunction(reward.score)
+        groups = reward.side_by_side if self._is_async else 1
+        self._turns = contextlib.nullcontext() if groups is None else asyncio.Semaphore(groups)
         self._timeout = timeout_seconds
         self._threads = _Threads()
 
     @property
     def hung(self) -> int:
-        """Threads of synchronous rewards that still run past their time-out. They end with the process only."""
-        return self._threads.late
+        """Threads that still run past their time-out. They end with the process only."""
+        return self._threads.late + self._reward.hung
 
-    async def call(
-        self, reward: Reward, lock: asyncio.Lock, completions: list[Completion]
-    ) -> tuple[list[Judged], bool]:
-        """Return an outcome for each completion, and whether another call is pointless.
-
-        Args:
-            reward: What judges.
-            lock: Held while a synchronous reward judges, which need not be thread-safe.
-            completions: A group, or what is left of it.
-        """
+    async def call(self, completions: list[Completion]) -> tuple[list[Judged], bool]:
+        """Return an outcome for each completion of a group, and whether another call is pointless."""
         try:
-            return _read_outcomes(await self._raw(reward, lock, completions), len(completions)), False
+            return _read_outcomes(await self._raw(completions), len(completions)), False
         except _HungError as error:
             return [RewardError(str(error))] * len(completions), True
         except Exception as error:  # noqa: BLE001 - a plugin may raise anything; its samples become Failures
             failure = error if isinstance(error, RewardError) else RewardError(describe_error(error))
             return [failure] * len(completions), False
 
-    async def _raw(self, reward: Reward, lock: asyncio.Lock, completions: list[Completion]) -> Any:
-        score = reward.score
-        if asyncio.iscoroutinefunction(score):
-            return await self._bounded(score(completions))
-        async with lock:
+    async def _raw(self, completions: list[Completion]) -> Any:
+        score: Callable[[Sequence[Completion]], Any] = self._reward.score
+        async with self._turns:
+            if self._is_async:
+                return await self._bounded(score(completions))
             raw = await self._threads.run(lambda: score(completions), timeout=self._timeout)
         if isinstance(raw, Awaitable):
             raw = await self._bounded(raw)

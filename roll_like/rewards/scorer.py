@@ -50,7 +50,6 @@ class Scorer:
     ) -> None:
         self._domains = domains or {}
         self._retries = retries
-        self._caller = RewardCaller(timeout_seconds)
         self._rewards: list[_Entry] = []
         for config in configs:
             name = reward_name(config)
@@ -58,12 +57,13 @@ class Scorer:
                 raise ConfigError(
                     f"two rewards are called {name!r}", fix="give each a `name` of its own in rewards.use"
                 )
-            self._rewards.append(_Entry(name, config, _build(name, config), asyncio.Lock()))
+            reward = _build(name, config)
+            self._rewards.append(_Entry(name, config, reward, RewardCaller(reward, timeout_seconds)))
 
     @property
     def hung(self) -> int:
         """Threads of synchronous rewards that still run past their time-out. They end with the process only."""
-        return self._caller.hung + sum(entry.reward.hung for entry in self._rewards)
+        return sum(entry.caller.hung for entry in self._rewards)
 
     async def judge(self, names: Sequence[str], completions: Sequence[Completion]) -> dict[str, list[Judged]]:
         """Return the verdicts of the named rewards on a group, whatever its source; an error where one failed."""
@@ -115,7 +115,7 @@ class Scorer:
         judged: list[Judged] = []
         asked = list(range(len(completions)))
         for attempt in range(self._retries + 1):
-            outcome, final = await self._caller.call(entry.reward, entry.lock, [completions[index] for index in asked])
+            outcome, final = await entry.caller.call([completions[index] for index in asked])
             if not judged:
                 judged = list(outcome)
             for index, verdict in zip(asked, outcome, strict=True):
@@ -138,7 +138,7 @@ class _Entry:
     name: str
     config: RewardConfig
     reward: Reward
-    lock: asyncio.Lock
+    caller: RewardCaller
 
 
 def to_completion(trajectory: Trajectory) -> Completion:

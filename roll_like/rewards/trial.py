@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,10 +23,10 @@ async def judge_once(reward: Reward, completions: Sequence[Completion], *, timeo
     """Return a trial for each completion: judged alone where a verdict depends on nothing else, else as a group."""
     groups = [[item] for item in completions] if reward.per_sample else [list(completions)]
     trials: list[Trial] = []
-    caller, lock = RewardCaller(timeout_seconds), asyncio.Lock()
+    caller = RewardCaller(reward, timeout_seconds)
     for group in groups:
         began = time.perf_counter()
-        outcomes, _ = await caller.call(reward, lock, group)
+        outcomes, _ = await caller.call(group)
         seconds = time.perf_counter() - began
         trials += [Trial(outcome, seconds) for outcome in outcomes]
     return trials

@@ -455,3 +455,44 @@ def test_a_domain_names_its_rewards() -> None:
     assert [judges(one, task, {task.domain: ["maths"]}) for one in (plain, maths)] == [False, True]
     assert judges(plain, task, {"another": ["maths"]})
     assert not judges(RewardConfig(type="plain", sources=("gsm",)), task, {})
+
+
+def test_the_time_of_a_group_begins_with_its_turn(add: Add) -> None:
+    class Bounded(Reward):
+        running = most = 0
+
+        @property
+        def side_by_side(self) -> int:
+            return 2
+
+        async def score(self, completions: Sequence[Completion]) -> Sequence[Outcome]:
+            self.running += 1
+            Bounded.most = max(Bounded.most, self.running)
+            await asyncio.sleep(0.05)
+            self.running -= 1
+            return [1.0 for _ in completions]
+
+    async def judge() -> list[Group[Scored]]:
+        scorer = Scorer([RewardConfig(type=add(Bounded))], timeout_seconds=0.12, retries=0)
+        return await asyncio.gather(*(scorer.score_group(make_group("a")) for _ in range(8)))
+
+    assert [len(scored.samples) for scored in asyncio.run(judge())] == [1] * 8
+    assert Bounded.most == 2
+
+
+def test_a_reward_is_started_once_and_one_that_cannot_says_why(add: Add) -> None:
+    class Starts(Reward):
+        started = 0
+
+        def start(self) -> None:
+            Starts.started += 1
+            if self.config.name == "broken":
+                raise FileNotFoundError("no model")
+
+        def score(self, completions: Sequence[Completion]) -> Sequence[Outcome]:
+            return [float(Starts.started) for _ in completions]
+
+    name = add(Starts)
+    assert score(make_group("a"), RewardConfig(type=name)).samples[0].reward == 1.0
+    with pytest.raises(RewardError, match=r"'broken' cannot start.*(?s:.*)no model"):
+        score(make_group("a"), RewardConfig(type=name, name="broken"))
