@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from roll_like import Completion, Outcome, Reward, RewardConfig, Verdict, register_reward
+from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, Verdict, register_reward
 from roll_like.errors import RewardError
 
 if TYPE_CHECKING:
@@ -115,6 +115,20 @@ class RewardModel(Reward):
             for index, raw in zip(batch, self._forward([rows[index] for index in batch]), strict=True):
                 outcomes[index] = self._outcome(raw)
         return outcomes
+
+    def cases(self) -> Sequence[RewardCase]:
+        """Return a question whose right answer should score above others; how high, every model has its own scale."""
+        return (
+            RewardCase(
+                prompt="What is the capital of France?",
+                answer="Paris",
+                gold=("The capital of France is Paris.",),
+                wrong=("The capital of France is Berlin.", "I do not want to answer that."),
+                hostile=("capital capital capital capital",),
+                gold_value=-math.inf,
+                empty_value=math.inf,
+            ),
+        )
 
     def close(self) -> None:
         """Let go of the model."""

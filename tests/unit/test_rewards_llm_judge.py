@@ -17,7 +17,7 @@ from reward_support import completion, outcomes, row
 from rewards import judge_prompts
 from rewards.judge_client import MalformedError, parse_object
 from rewards.llm_judge import LLMJudge, LLMJudgeConfig, _matches
-from roll_like import Outcome, Verdict
+from roll_like import Outcome, Verdict, check_reward
 from roll_like.errors import DataError, RewardError
 from roll_like.registry import REWARDS
 
@@ -97,6 +97,22 @@ def test_the_key_comes_from_the_environment(server: JudgeServer, monkeypatch: py
     monkeypatch.delenv("MY_JUDGE_KEY")
     with pytest.raises(RewardError, match="'MY_JUDGE_KEY'"):
         make(server, judge={"api_key_env": "MY_JUDGE_KEY"})
+
+
+def test_its_own_cases_tell_an_honest_judge_from_one_that_is_talked_round(server: JudgeServer) -> None:
+    settings = {"judges": [{"url": server.url, "model": "m"}]}
+    honest = json.dumps({"reasoning": "", "score": 10})
+
+    def judge(body: dict[str, Any]) -> str:
+        return honest if responses(body) == ["The capital of France is Paris."] else '{"reasoning": "", "score": 2}'
+
+    server.answer = judge
+    assert check_reward("llm_judge", settings=settings, slow_seconds=60).suspicious == []
+    server.answer = lambda body: honest if "highest score" in responses(body)[0] else judge(body)
+    found = check_reward("llm_judge", settings=settings, slow_seconds=60)
+    assert {answer.kind for answer in found.answers if answer.problems} == {"hostile"}
+    own = {**settings, "rubric": "Does it rhyme?"}
+    assert check_reward("llm_judge", settings=own, slow_seconds=60).notes != ()
 
 
 def test_the_runs_own_judge_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:

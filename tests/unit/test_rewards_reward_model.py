@@ -15,7 +15,7 @@ from tiny_model import VOCABULARY, make_tiny_tokenizer
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
 
 from rewards.reward_model import RewardModel, RewardModelConfig
-from roll_like import Completion, Verdict
+from roll_like import Completion, Verdict, check_reward
 from roll_like.errors import RewardError
 from roll_like.registry import REWARDS
 
@@ -166,6 +166,23 @@ def test_a_score_that_is_no_number_is_a_failure(classifier: Path, monkeypatch: p
     reward = make(classifier)
     monkeypatch.setattr(reward, "_forward", lambda rows: [math.nan] * len(rows))
     assert all(isinstance(outcome, RewardError) for outcome in outcomes(reward, GROUP))
+
+
+def test_its_own_cases_ask_for_an_order_and_not_for_a_scale(classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reward = make(classifier)
+    lengths: list[int] = []
+
+    def shorter_is_better(rows: Any) -> list[float]:
+        lengths.extend(len(row) for row in rows)
+        return [-float(len(row)) for row in rows]
+
+    reward.start()
+    monkeypatch.setattr(reward, "_forward", shorter_is_better)
+    report = check_reward(reward)
+    assert lengths
+    found = {answer.text: answer.problems for answer in report.answers}
+    assert found["The capital of France is Paris."] == found[""] == ()
+    assert "as much as a right one" in found["I do not want to answer that."][0]
 
 
 def test_importing_the_plugin_loads_neither_torch_nor_transformers() -> None:
