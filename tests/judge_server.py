@@ -70,7 +70,10 @@ def judge_server() -> Iterator[JudgeServer]:
         def log_message(self, *_: Any) -> None:
             """Say nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 128  # with 5, a burst of connections waits a second for its second attempt
+
+    server = Server(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     judge.url = f"http://127.0.0.1:{server.server_port}/v1"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
