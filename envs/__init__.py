@@ -13,6 +13,7 @@ _ENTRY_POINTS = {
     "roll_like/Taxi-v0": "envs.taxi:make_taxi",
     "roll_like/QA-v0": "envs.qa:QA",
     "roll_like/ReasoningGym-v0": "envs.reasoning_gym:ReasoningGym",
+    "roll_like/Tools-v0": "envs.tools:Tools",
     "roll_like/TextArena-v0": "envs.textarena:TextArena",
     "roll_like/TextWorld-v0": "envs.textworld:TextWorld",
 }

@@ -115,11 +115,13 @@ class ToolOutcome:
 
     Attributes:
         text: The tool's answer, or what was wrong with the call.
-        failed: True where the call was malformed, invalid, or refused by the tool.
+        failed: True where there is no answer: the call was invalid, or the tool refused it.
+        invalid: True where the call never reached a tool: malformed, of an unknown tool, with wrong arguments.
     """
 
     text: str
     failed: bool = False
+    invalid: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +169,13 @@ class Toolbox:
         try:
             if isinstance(call, MalformedCall):
                 raise ToolError(f"this call cannot be read: {call.problem}")
-            text = await self._call(self._checked(call), call)
+            tool = self._checked(call)
+        except ToolError as error:
+            return ToolOutcome(self._short(f"Error: {error.message}"), failed=True, invalid=True)
+        try:
+            return ToolOutcome(self._short(await self._call(tool, call)))
         except ToolError as error:
             return ToolOutcome(self._short(f"Error: {error.message}"), failed=True)
-        return ToolOutcome(self._short(text))
 
     def _checked(self, call: ToolCall) -> Tool:
         known = self._tools.get(call.name)

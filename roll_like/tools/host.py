@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import importlib
 import threading
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ from roll_like.tools.config import CalculatorConfig, FunctionConfig, McpConfig, 
 from roll_like.tools.functions import tool_from_function
 from roll_like.tools.search import SearchIndex, read_corpus, search_tool
 
+#: A function that still runs in a thread cannot be ended; after so long it is left to the end of the process.
+_END_SECONDS = 15.0
 _CONFIGS: TypeAdapter[tuple[ToolConfig, ...]] = TypeAdapter(tuple[ToolConfig, ...])
 
 
@@ -147,7 +150,7 @@ class ToolHost:
             return
         loop, stop, _ = self._ready.result()
         loop.call_soon_threadsafe(stop.set)
-        thread.join()
+        thread.join(_END_SECONDS)
 
     def _serve(self) -> None:
         try:
@@ -168,14 +171,17 @@ class ToolHost:
 
 
 class SharedTools:
-    """Hosts that environments of one process share: a hundred episodes need one search index and one server.
+    """Hosts that environments of one process share: a thousand episodes need one search index and one server.
 
-    A host ends when the last environment has given it back.
+    A host stays, in case that another environment comes, until `close` or the end of the process. One that
+    has failed ends when the last environment has given it back.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._hosts: dict[str, tuple[ToolHost, int]] = {}
+        self._hosts: dict[str, ToolHost] = {}
+        self._users: dict[ToolHost, int] = {}
+        atexit.register(self.close)
 
     def take(self, configs: Sequence[ToolConfig], *, timeout: float = 30.0, max_characters: int = 4000) -> ToolHost:
         """Return a started host of these tools, a new one where the last has failed.
@@ -185,28 +191,42 @@ class SharedTools:
         """
         key = f"{timeout} {max_characters} {_CONFIGS.dump_json(tuple(configs)).decode()}"
         with self._lock:
-            host, users = self._hosts.get(key, (None, 0))
+            host = self._hosts.get(key)
             if host is None or host.failed:
-                host, users = ToolHost(configs, timeout=timeout, max_characters=max_characters), 0
-            self._hosts[key] = host, users + 1
+                self._hosts[key] = host = ToolHost(configs, timeout=timeout, max_characters=max_characters)
+            self._users[host] = self._users.get(host, 0) + 1
         try:
             host.start()
         except RollLikeError:
-            self.give_back(host)
+            with self._lock:
+                self._forget(host)
             raise
         return host
 
     def give_back(self, host: ToolHost) -> None:
-        """Say that an environment needs the host no more; the last one ends it."""
+        """Say that an environment needs the host no more."""
         with self._lock:
-            key = next((key for key, (known, _) in self._hosts.items() if known is host), None)
-            users = 0 if key is None else self._hosts[key][1] - 1
-            if key is not None and users:
-                self._hosts[key] = host, users
-            elif key is not None:
-                del self._hosts[key]
-        if not users:
+            if host not in self._users:
+                return
+            self._users[host] -= 1
+            if self._users[host] or not host.failed:
+                return
+            self._forget(host)
+        host.close()
+
+    def close(self) -> None:
+        """End every host."""
+        with self._lock:
+            hosts = list(self._users)
+            for host in hosts:
+                self._forget(host)
+        for host in hosts:
             host.close()
+
+    def _forget(self, host: ToolHost) -> None:
+        self._users.pop(host, None)
+        for key in [key for key, known in self._hosts.items() if known is host]:
+            del self._hosts[key]
 
 
 def read_tool_configs(entries: Sequence[Any], key: str = "tools") -> tuple[ToolConfig, ...]:

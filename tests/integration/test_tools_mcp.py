@@ -140,14 +140,14 @@ def test_a_lost_server_is_started_again_for_the_next_episode() -> None:
     second = shared.take([stdio()])
     try:
         assert first is second
-        with pytest.raises(EnvError):
+        with pytest.raises(EnvError, match="'demo' failed in 'leave'"):
             first.run([ToolCall("leave", {})])
         third = shared.take([stdio()])
         assert third is not first
         assert [each.text for each in third.run([ToolCall("add", {"a": 1, "b": 2})])] == ["3"]
-        shared.give_back(third)
-    finally:
         shared.give_back(first)
         shared.give_back(second)
-    with pytest.raises(EnvError, match="closed"):
-        third.run([ToolCall("add", {"a": 1, "b": 2})])
+        with pytest.raises(EnvError, match="closed"):
+            first.run([ToolCall("add", {"a": 1, "b": 2})])
+    finally:
+        shared.close()

@@ -141,6 +141,9 @@ async def test_calls_that_the_policy_got_wrong_are_answered() -> None:
     assert (await box.run(ToolCall("zzz", {}))).text == "Error: there is no tool 'zzz'; there are: calculator"
     malformed = await box.run(MalformedCall("{", "no valid JSON"))
     assert (malformed.text, malformed.failed) == ("Error: this call cannot be read: no valid JSON", True)
+    assert malformed.invalid
+    refused = await box.run(ToolCall("calculator", {"expression": "1/0"}))
+    assert (refused.text, refused.failed, refused.invalid) == ("Error: division by zero", True, False)
     long = await box.run(ToolCall("calculator", {"expression": "10**100"}))
     assert long.text == "1" + "0" * 59 + "\n… (41 more characters)"
     assert not long.failed
@@ -319,9 +322,7 @@ async def test_a_sandbox_that_fails_is_no_fault_of_the_policy(monkeypatch: pytes
 def test_a_host_runs_tools_for_callers_without_a_loop(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("Rome is in Italy.")
-    configs = read_tool_configs(
-        ["calculator", {"type": "search", "corpus": str(corpus)}, {"type": "function", "target": "math:factorial"}][:2]
-    )
+    configs = read_tool_configs(["calculator", {"type": "search", "corpus": str(corpus)}])
     host = ToolHost(configs)
     host.start()
     try:
@@ -338,17 +339,21 @@ def test_a_host_runs_tools_for_callers_without_a_loop(tmp_path: Path) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "tools"]
 
 
-def test_hosts_are_shared_until_the_last_user_leaves() -> None:
+def test_hosts_are_shared_and_stay_until_they_are_closed() -> None:
     shared = SharedTools()
     configs = read_tool_configs(["calculator"])
     first, second, other = shared.take(configs), shared.take(configs), shared.take(configs, timeout=5)
     assert first is second
     assert first is not other
-    shared.give_back(first)
-    assert second.run([ToolCall("calculator", {"expression": "1+1"})])[0].text == "2"
-    shared.give_back(second)
-    shared.give_back(other)
+    for host in (first, second, other, other):
+        shared.give_back(host)
+    again = shared.take(configs)
+    assert again is first
+    assert again.run([ToolCall("calculator", {"expression": "1+1"})])[0].text == "2"
+    shared.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "tools"]
+    assert shared.take(configs) is not first
+    shared.close()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,258 @@
+"""Tasks that are solved with tools: the policy calls them turn by turn, and is judged on its final answer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import gymnasium
+from gymnasium.error import ResetNeeded
+
+from envs.qa import MATCHES, Match, same
+from envs.rows import read_rows
+from envs.single_turn import AnswerStyle, read_answer
+from roll_like.envs import Commands, FreeText
+from roll_like.errors import DataError, EnvError
+from roll_like.tools import (
+    AnyCall,
+    CallStyle,
+    MalformedCall,
+    SharedTools,
+    ToolHost,
+    ToolOutcome,
+    parse_tool_calls,
+    read_tool_configs,
+)
+
+Role: TypeAlias = Literal["tool", "user"]
+Row: TypeAlias = dict[str, Any]
+
+#: What the environments of this process run their tools with.
+SHARED = SharedTools()
+
+_HOW: dict[str, str] = {
+    "tag": "When you know the answer, write it as <answer>…</answer>.",
+    "boxed": "When you know the answer, write it as \\boxed{…}.",
+    "text": "When you know the answer, write it and nothing else.",
+}
+_CALL = '<tool_call>\n{"name": NAME, "arguments": {…}}\n</tool_call>'
+
+
+class Tools(gymnasium.Env[str, str]):
+    """`roll_like/Tools-v0`.
+
+    Seed n sets task n modulo the number of tasks. A turn with calls is answered with the tools' results; the first
+    turn without calls is the final answer, and ends the episode with reward 1 or 0. `info["invalid_action"]` is
+    True for a turn with a call that reached no tool, or a final turn without an answer.
+
+    Args:
+        path: JSON-lines file of tasks. A row may have a `script`: the turns, as texts, with which it can be solved.
+        tools: Tools by name, or sections such as `{type: search, corpus: FILE}`: see docs/tools.md.
+        prompt: Field of the task.
+        answer: Field of the reference answer: one, or a list of which each is right.
+        match: What counts as the same: `exact`, `number` or `contains`.
+        style: Where the final answer stands: `<answer>…</answer>`, a box, or the whole text.
+        call_style: How calls are written; see `roll_like.tools.parse_tool_calls`.
+        max_turns: Turns after which an episode is cut.
+        max_calls: Calls of one turn that are carried out.
+        invalid_penalty: What a turn with an invalid call, or a final turn without an answer, costs.
+        tool_timeout: Longest call. Seconds.
+        max_characters: Longest result that is shown.
+        system_prompt: First message; default: how to answer.
+        describe_tools: Write tools and call format into the system prompt, instead of giving them to the chat
+            template. For templates that do not know tools.
+        result_role: Role of results; `user` for templates without a role `tool`.
+        examples: So many tasks with a `script`, the last of the file, are shown solved before each task, and never set.
+    """
+
+    metadata = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it so
+
+    def __init__(
+        self,
+        path: str,
+        tools: Sequence[str | Mapping[str, Any]] = ("calculator",),
+        *,
+        prompt: str = "prompt",
+        answer: str = "answer",
+        match: Match = "number",
+        style: AnswerStyle = "tag",
+        call_style: CallStyle = "auto",
+        max_turns: int = 6,
+        max_calls: int = 4,
+        invalid_penalty: float = 0.0,
+        tool_timeout: float = 30.0,
+        max_characters: int = 2000,
+        system_prompt: str | None = None,
+        describe_tools: bool = False,
+        result_role: Role = "tool",
+        examples: int = 0,
+    ) -> None:
+        if match not in MATCHES:
+            raise EnvError(f"unknown match {match!r}", fix=f"match is one of {', '.join(MATCHES)}")
+        if style not in _HOW:
+            raise EnvError(f"unknown answer style {style!r}", fix=f"style is one of {', '.join(_HOW)}")
+        if min(max_turns, max_calls) < 1 or min(invalid_penalty, examples) < 0:
+            raise EnvError(
+                "max_turns and max_calls should be at least 1, invalid_penalty and examples at least 0, found "
+                f"{max_turns}, {max_calls}, {invalid_penalty} and {examples}"
+            )
+        self._prompt, self._answer, self._match, self._style = prompt, answer, match, style
+        self._call_style, self._max_turns, self._max_calls = call_style, max_turns, max_calls
+        self._penalty, self._role = invalid_penalty, result_role
+        self._configs = read_tool_configs(tools, "the environment's tools")
+        self._limits = {"timeout": tool_timeout, "max_characters": max_characters}
+        self._host: ToolHost | None = None
+        self._rows, shown = _split(read_rows(path, (prompt, answer)), examples, path)
+        self._schemas = self._tools().schemas
+        self.tools = [] if describe_tools else self._schemas
+        self.system_prompt = system_prompt
+        if system_prompt is None:
+            self.system_prompt = "\n".join([*([_description(self._schemas)] if describe_tools else []), _HOW[style]])
+        self._examples = [message for row in shown for message in self._solved(row)]
+        self.observation_space = FreeText()
+        self.action_space = Commands([*map(_empty_call, self._schemas), "<answer>0</answer>"])
+        self._row: dict[str, Any] | None = None  # None: no episode is open
+        self._turn = 0
+        self._state = ""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Set a task: row `seed` modulo their number, any one without a seed."""
+        super().reset(seed=seed, options=options)
+        at = int(self.np_random.integers(len(self._rows))) if seed is None else seed % len(self._rows)
+        self._row, self._turn = self._rows[at], 0
+        self._state = str(self._row["origin"])
+        task = str(self._row[self._prompt])
+        return task, {"state": self._state, "messages": [*self._examples, {"role": "user", "content": task}]}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Carry out the turn's calls, or judge its final answer.
+
+        Raises:
+            ResetNeeded: The episode is over, or has not begun.
+            EnvError: A tool failed.
+        """
+        if self._row is None:
+            raise ResetNeeded("the episode is over; call reset() first")
+        self._turn += 1
+        text, calls = parse_tool_calls(action, self._call_style, self._schemas)
+        if not calls:
+            return self._judged(text, self._row)
+        outcomes = self._run(calls)
+        invalid = any(outcome.invalid for outcome in outcomes)
+        messages = self._messages(calls, outcomes)
+        observation = "\n".join(outcome.text for outcome in outcomes)
+        self._state = hashlib.sha256(f"{self._state}\n{observation}".encode(errors="replace")).hexdigest()[:16]
+        info: dict[str, Any] = {"messages": messages, "state": self._state, "invalid_action": invalid}
+        over = self._turn >= self._max_turns
+        if over:
+            self._row, info["success"] = None, False
+        return observation, -self._penalty if invalid else 0.0, False, over, info
+
+    def close(self) -> None:
+        """Give the tools back."""
+        host, self._host = self._host, None
+        if host is not None:
+            SHARED.give_back(host)
+
+    def scripted_action(self) -> str | None:
+        """Return the next turn of the task's script; after it, or without one, the right answer."""
+        if self._row is None:
+            return None
+        script = self._row.get("script") or []
+        return str(script[self._turn]) if self._turn < len(script) else self._written(self._row)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_host": None}
+
+    def _tools(self) -> ToolHost:
+        if self._host is None or self._host.failed:
+            self.close()
+            self._host = SHARED.take(self._configs, **self._limits)  # type: ignore[arg-type]
+        return self._host
+
+    def _run(self, calls: Sequence[AnyCall]) -> list[ToolOutcome]:
+        outcomes = self._tools().run(calls[: self._max_calls])
+        over = ToolOutcome(f"Error: at most {self._max_calls} calls in one turn", failed=True, invalid=True)
+        return [*outcomes, *([over] * (len(calls) - len(outcomes)))]
+
+    def _judged(self, text: str, row: Mapping[str, Any]) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self._row = None
+        said = text.rpartition("</think>")[2].partition("<think>")[0]
+        answer = read_answer(said, self._style)
+        wanted = _references(row, self._answer)
+        right = answer is not None and any(same(answer, reference, self._match) for reference in wanted)
+        reward = -self._penalty if answer is None else float(right)
+        return "", reward, True, False, {"success": right, "invalid_action": answer is None, "state": self._state}
+
+    def _messages(self, calls: Sequence[AnyCall], outcomes: Sequence[ToolOutcome]) -> list[dict[str, Any]]:
+        """Return the results as the chat template is given them."""
+        if self._role == "user":
+            blocks = [f"<tool_response>\n{outcome.text}\n</tool_response>" for outcome in outcomes]
+            return [{"role": "user", "content": "\n".join(blocks)}]
+        return [
+            {
+                "role": "tool",
+                "name": "" if isinstance(call, MalformedCall) else call.name,
+                "tool_call_id": call.call_id,
+                "content": outcome.text,
+            }
+            for call, outcome in zip(calls, outcomes, strict=True)
+        ]
+
+    def _written(self, row: Mapping[str, Any]) -> str:
+        answer = _references(row, self._answer)[0]
+        return {"tag": f"<answer>{answer}</answer>", "boxed": f"\\boxed{{{answer}}}", "text": answer}[self._style]
+
+    def _solved(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return a task with its script played by the real tools, as messages."""
+        messages: list[dict[str, Any]] = [{"role": "user", "content": str(row[self._prompt])}]
+        for turn in row["script"]:
+            messages.append({"role": "assistant", "content": str(turn)})
+            _, calls = parse_tool_calls(str(turn), self._call_style, self._schemas)
+            if calls:
+                messages += self._messages(calls, self._run(calls))
+        if messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant", "content": self._written(row)})
+        return messages
+
+
+def _split(
+    rows: Sequence[dict[str, Any]], examples: int, path: str
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return tasks to set, and tasks to show."""
+    for row in rows:
+        if not isinstance(row.get("script", []), list):
+            raise DataError(f"{row['origin']}: the script should be a list of texts, found {row['script']!r}")
+    scripted = [row for row in rows if row.get("script")]
+    if examples > len(scripted) or examples >= len(rows):
+        raise DataError(
+            f"{path}: {examples} examples are asked for; {len(scripted)} of its {len(rows)} tasks have a `script`",
+            fix="lower `examples`, or add scripts",
+        )
+    shown = scripted[len(scripted) - examples :]
+    origins = {row["origin"] for row in shown}
+    return [row for row in rows if row["origin"] not in origins], shown
+
+
+def _references(row: Mapping[str, Any], field: str) -> list[str]:
+    answer = row[field]
+    return [str(each) for each in answer] if isinstance(answer, list) else [str(answer)]
+
+
+def _description(schemas: Sequence[Mapping[str, Any]]) -> str:
+    """Return tools and call format in words, for templates that do not know tools."""
+    lines = []
+    for schema in schemas:
+        function = schema["function"]
+        properties = function["parameters"].get("properties", {})
+        arguments = ", ".join(f"{name}: {about.get('type', 'any')}" for name, about in properties.items())
+        lines.append(f"- {function['name']}({arguments}): {function['description']}")
+    tools = "\n".join(lines)
+    return f"You may call tools. To call one, write\n{_CALL}\nand wait for its result.\nTools:\n{tools}"
+
+
+def _empty_call(schema: Mapping[str, Any]) -> str:
+    call = {"name": schema["function"]["name"], "arguments": {}}
+    return f"<tool_call>{json.dumps(call)}</tool_call>"
