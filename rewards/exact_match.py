@@ -107,7 +107,7 @@ class _Compared(Reward):
             found = normalise(self._taken(completion.text))
         except RewardError as error:
             return error
-        value = max(self.compare(found, reference) for reference in gold) if found else 0.0
+        value = max(self.compare(found, reference) for reference in gold)
         return Verdict(value, {"parsed": float(bool(found))})
 
     def _taken(self, text: str) -> str:

@@ -133,7 +133,7 @@ def has_tags(text: str, tags: Sequence[str], *, outside: bool = False) -> bool:
             return False
         start, end = text.find(opening), text.find(closing)
         inner = text[start + len(opening) : end]
-        if start < at or end < start or not re.search(r"\w", inner):
+        if start < at or not re.search(r"\w", inner):
             return False
         if not outside and text[at:start].strip():
             return False

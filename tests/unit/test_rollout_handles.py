@@ -252,6 +252,25 @@ async def test_a_suspect_has_its_worker_to_itself() -> None:
     assert beside[3:] == [{"guilty"}] * 6
 
 
+async def test_groups_that_come_while_a_suspect_is_judged_wait_for_it() -> None:
+    late: list[asyncio.Task[Group]] = []
+
+    async def judge(asked: Group) -> Any:
+        if asked.task.task_id == "guilty":
+            late.append(asyncio.create_task(pool.score(asked_group(f"late {len(late)}"))))
+        await asyncio.sleep(0.02)
+        return WorkerDied("memory") if asked.task.task_id == "guilty" else judged(asked)
+
+    cluster = FakeCluster(lambda rank, asked: judge(asked))
+    pool = pool_of(cluster)
+    assert (await pool.score(asked_group("guilty"))).samples == ()
+    assert all(one.samples for one in await asyncio.gather(*late))
+    # the first one came beside it, and went down with its worker; it and the others were judged after it
+    assert names(cluster)[:3] == ["guilty", "late 0", "guilty"]
+    assert sorted(names(cluster)[3:]) == ["guilty", "late 0", "late 1", "late 2"]
+    assert pool.restarts == 3
+
+
 async def test_a_replacement_because_of_a_hang_costs_the_other_groups_no_attempt() -> None:
     async def judge(asked: Group) -> Any:
         name = asked.task.task_id
