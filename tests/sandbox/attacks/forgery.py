@@ -186,8 +186,8 @@ EXITS += [
     Attack(
         name=f"exit status {status}",
         program=f"import os\ndef solve(x): os._exit({status})",
-        # 121 is what Python's own MemoryError ends with inside: a program may raise that, too
-        verdicts=MEMORY if status == 121 else RAISED,
+        # 121 is what Python's own MemoryError ends with inside; a program may raise that as well
+        verdicts=RAISED | MEMORY if status == 121 else RAISED,
         kinds=ALL,
     )
     for status in (1, 77, 119, 120, 121, 122, 123, 124, 125, 126, 127, 137, 255)
