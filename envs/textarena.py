@@ -91,9 +91,10 @@ class TextArena(gymnasium.Env[str, str]):
             text, info = self._told(self._news(), {})
             return text, 0.0, False, False, info
         self._open = False
-        rewards, told = self._game.close()
-        reward = float(rewards[0])
-        text = "\n".join(filter(None, [self._news(), str(told[0].get("reason") or "")]))
+        with self._failing("say how it ended"):
+            rewards, told = self._game.close()
+            reward = float(rewards[0])
+            text = "\n".join(filter(None, [self._news(), str(told[0].get("reason") or "")]))
         info = {"success": reward >= 1.0, "invalid_action": bool(told[0].get("invalid_move"))}
         text, info = self._told(text, info)
         return text, reward, True, False, info
@@ -105,7 +106,7 @@ class TextArena(gymnasium.Env[str, str]):
     def _news(self) -> str:
         """Return what the game has said since the last call, without the player's own moves."""
         _, messages = self._game.get_observation()
-        return "\n".join(text.strip() for _, text, kind in messages if kind != self._own_actions)
+        return "\n".join(str(text).strip() for _, text, kind in messages if kind != self._own_actions)
 
     @contextmanager
     def _own_randomness(self) -> Iterator[None]:
@@ -126,9 +127,7 @@ class TextArena(gymnasium.Env[str, str]):
         except Exception as error:
             raise EnvError(
                 f"TextArena's game {self._name!r} could not {doing}: {type(error).__name__}: {error}",
-                fix="choose a game for one player that needs no download"
-                if doing != "move"
-                else "the game itself is broken at this point; the episode is lost",
+                fix="choose a game for one player that needs no download; `check_env` says which games work",
             ) from error
 
 
