@@ -162,6 +162,8 @@ def _instructions(
         if metadata.get(field) is None and metadata.get("instruction_id_list") is not None:
             field = "instruction_id_list"
             return parse_instructions(translate_ids(metadata[field], metadata.get("kwargs")))
+        if metadata.get(field) is None:
+            raise ValueError("the row has neither it nor `instruction_id_list` of the IFEval data set")
         return parse_instructions(metadata.get(field))
     except ValueError as problem:
         raise error(f"{where}the field {field!r} cannot be judged: {problem}", fix="correct the row") from problem

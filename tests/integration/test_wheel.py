@@ -8,35 +8,20 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from roll_like.registry import ADVANTAGES, LOSSES, PIPELINES, REWARDS, TRACKERS
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"roll_like", "pipelines", "envs", "rewards"}
 LEFT_OUT = ("runs", "build", "dist", "mlruns", "__pycache__", "*.egg-info", ".*")
-BUILT_IN = {
-    "pipeline": {"rlvr"},
-    "reward": {
-        "code",
-        "composite",
-        "exact_match",
-        "f1",
-        "format",
-        "ifeval",
-        "length",
-        "llm_judge",
-        "math",
-        "multiple_choice",
-        "repetition",
-        "reward_model",
-    },
-    "advantage estimator": {"grpo", "dr_grpo", "rloo", "reinforce_plus_plus"},
-    "policy loss": {"ppo"},
-    "metrics tracker": {"mlflow", "tensorboard", "wandb"},
-}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+REGISTRIES = (PIPELINES, REWARDS, ADVANTAGES, LOSSES, TRACKERS)
 
 pytestmark = pytest.mark.integration
 
@@ -118,7 +103,7 @@ def test_its_metadata_names_licence_command_and_extras(wheel: Path) -> None:
     assert metadata["Name"] == "roll-like"
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.11"
-    assert set(metadata.get_all("Provides-Extra", [])) == {"gpu", "tensorboard", "wandb"}
+    assert set(metadata.get_all("Provides-Extra", [])) == set(PROJECT["optional-dependencies"])
     assert "LICENSE" in texts
     assert "roll-like = roll_like.cli:main" in archive.read(texts["entry_points.txt"]).decode()
 
@@ -136,7 +121,11 @@ def test_the_built_ins_are_there_beside_packages_of_the_same_names(installed: Pa
     found: dict[str, set[str]] = {}
     for kind, name, _ in rows:
         found.setdefault(kind, set()).add(name)
-    assert found == BUILT_IN
+    # the environment of the tests has the repository installed, and no other plugins
+    assert found == {registry.kind: set(registry.names()) for registry in REGISTRIES}
+    assert found["reward"] == set(PROJECT["entry-points"]["roll_like.rewards"])
+    assert {"grpo", "rloo"} <= found["advantage estimator"]
+    assert {"mlflow", "tensorboard", "wandb"} == found["metrics tracker"]
 
 
 def test_a_users_module_in_such_a_package_is_told_what_collides(installed: Path, users_folder: Path) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,9 +25,15 @@ CASES = [RewardCase(prompt="6 × 7?", answer="42", gold=("42",), wrong=("41",), 
 
 
 @pytest.fixture(autouse=True)
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     REWARDS.names()
     monkeypatch.setattr(REWARDS, "_plugins", dict(REWARDS._plugins))
+    before = set(sys.modules)
+    yield
+    # what was imported here registered its rewards in the registry of this test
+    for name in set(sys.modules) - before:
+        if name.startswith(("examples", "checked_rewards")):
+            del sys.modules[name]
 
 
 def honest(completion: Completion) -> float:
