@@ -21,8 +21,8 @@ from typing import Any, NoReturn
 
 from roll_like.sandbox import kernel
 
-#: Exit statuses by which a worker says what the kernel does not; the first and last only before the program runs.
-COMPILE_ERROR, MEMORY_ERROR, NOT_STARTED = 120, 121, 122
+#: Exit statuses by which a worker says what the kernel does not. They mean this only before the program runs.
+COMPILE_ERROR, NOT_STARTED = 120, 122
 
 #: Descriptors of a worker: the calls come in on one and the answers go out on the other.
 CALLS, ANSWERS = 3, 4
@@ -173,7 +173,7 @@ def _status_of(error: BaseException) -> int:
         return 1
     with contextlib.suppress(BaseException):
         traceback.print_exception(type(error), error, _own_frames(error.__traceback__))
-    return MEMORY_ERROR if isinstance(error, MemoryError) else 1
+    return 1
 
 
 def _own_frames(trace: TracebackType | None) -> TracebackType | None:

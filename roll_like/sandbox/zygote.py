@@ -22,7 +22,7 @@ import psutil
 from roll_like.sandbox.box import BoxReport, Ended, Program, SandboxUnavailable
 from roll_like.sandbox.codec import MAX_BYTES
 from roll_like.sandbox.types import Limits
-from roll_like.sandbox.worker import COMPILE_ERROR, MEMORY_ERROR, NOT_STARTED
+from roll_like.sandbox.worker import COMPILE_ERROR, NOT_STARTED
 
 _CHUNK = 1 << 16
 _STDERR_KEPT = 4096
@@ -324,10 +324,9 @@ class Execution:
         report = self._report or {}
         status: int | None = report.get("status")
         ended, detail = self._ending(report, status)
-        own = ended is Ended.COMPILE_ERROR or status == MEMORY_ERROR
         return BoxReport(
             ended=ended,
-            exit_code=1 if own else status,
+            exit_code=1 if ended is Ended.COMPILE_ERROR else status,
             stdout=bytes(self._kept[self._stdout]),
             stderr=bytes(self._kept[self._stderr][-_STDERR_KEPT:]).decode("utf-8", "replace"),
             cpu_seconds=report.get("cpu", 0.0),
@@ -343,7 +342,7 @@ class Execution:
             return Ended.BROKEN, f"the execution could not be set up: {report['setup']}"
         if status == NOT_STARTED and not report["started"]:
             return Ended.BROKEN, "the worker could not start"
-        if report["why"] == "memory" or report["peak"] > limits.memory_bytes or status == MEMORY_ERROR:
+        if report["why"] == "memory" or report["peak"] > limits.memory_bytes or self._memory_error(status):
             return Ended.MEMORY, f"needs more than {limits.memory_bytes} bytes of memory"
         if self._why is Ended.OUTPUT:
             return Ended.OUTPUT, f"wrote more than {limits.output_bytes} bytes"
@@ -359,6 +358,11 @@ class Execution:
         if status == COMPILE_ERROR and not report["started"]:
             return Ended.COMPILE_ERROR, "does not compile"
         return (Ended.EXITED, "") if status == 0 else (Ended.ERROR, f"exit status {status}")
+
+    def _memory_error(self, status: int | None) -> bool:
+        """Whether Python printed this as its end; believed, because no ending is better for a program than another."""
+        last_line = self._kept[self._stderr].rstrip().rpartition(b"\n")[2]
+        return status == 1 and self._job.kind == "run" and last_line.startswith(b"MemoryError")
 
 
 def _in_memory(data: bytes) -> int:

@@ -262,7 +262,10 @@ def _init(
         kernel.forbid_new_privileges()
         child = os.fork()
         if child == 0:
-            _worker(job, descriptors, seccomp, space, started)
+            try:
+                _worker(job, descriptors, seccomp, space, started)
+            finally:
+                os._exit(1)  # whatever a program has made of the worker's code, it does not go on as init
         for descriptor in (0, 1, 2, *descriptors):
             os.close(descriptor)
         while True:
