@@ -11,7 +11,8 @@ import gymnasium
 from gymnasium.envs.toy_text.cliffwalking import CliffWalkingEnv
 
 from envs.planning import best_action, state_values
-from roll_like.envs import AnsiText, DiscreteActions, Instructions, ScaledReward, Success, TurnLimit, few_shot
+from roll_like.envs import AnsiText, DiscreteActions, FewShot, Instructions, ScaledReward, Success, TurnLimit
+from roll_like.envs import examples as solved
 from roll_like.envs.actions import Style
 
 #: Gymnasium's actions in order.
@@ -49,7 +50,7 @@ def make_cliff_walking(
         style: How an answer holds its action; see `roll_like.envs.DiscreteActions`.
         invalid_penalty: What an answer without an action costs.
         max_turns: Answers in an episode; the shortest way takes 13.
-        examples: How many solved positions the system prompt shows.
+        examples: How many solved positions are shown before the first one.
     """
 
     def play() -> DiscreteActions:
@@ -61,4 +62,5 @@ def make_cliff_walking(
         "Walk to the goal. A step onto the cliff takes you back to the start.\n"
         f"x is you, T is the goal, C is the cliff, o is safe.\nAnswer {env.how_to_answer}."
     )
-    return Instructions(TurnLimit(Success(env), max_turns), prompt + few_shot(play(), examples), role="system")
+    shown = FewShot(TurnLimit(Success(env), max_turns), solved(play(), examples))
+    return Instructions(shown, prompt, role="system")

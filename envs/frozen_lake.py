@@ -13,7 +13,8 @@ import numpy as np
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_map
 
 from envs.planning import best_action, state_values
-from roll_like.envs import AnsiText, DiscreteActions, Instructions, Success, TextWrapper, TurnLimit, few_shot
+from roll_like.envs import AnsiText, DiscreteActions, FewShot, Instructions, Success, TextWrapper, TurnLimit
+from roll_like.envs import examples as solved
 from roll_like.envs.actions import Style
 from roll_like.errors import EnvError
 
@@ -154,7 +155,7 @@ def make_frozen_lake(
         style: How an answer holds its action; see `roll_like.envs.DiscreteActions`.
         invalid_penalty: What an answer without an action costs.
         max_turns: Default: 3 · size, for a shortest way of at least 2 · (size − 1) steps.
-        examples: How many solved positions the system prompt shows.
+        examples: How many solved positions are shown before the first one.
     """
     if view not in VIEWS:
         raise EnvError(f"unknown view {view!r}", fix=f"view is one of {', '.join(VIEWS)}")
@@ -176,8 +177,8 @@ def make_frozen_lake(
     limited = TurnLimit(
         Success(env, at_least=1.0), 3 * (len(lake) if lake else size) if max_turns is None else max_turns
     )
-    prompt = _prompt(env.how_to_answer, view) + few_shot(play(), examples)
-    return Instructions(limited, prompt, role="system")
+    shown = FewShot(limited, solved(play(), examples))
+    return Instructions(shown, _prompt(env.how_to_answer, view), role="system")
 
 
 def _prompt(how_to_answer: str, view: View) -> str:

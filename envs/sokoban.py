@@ -16,7 +16,8 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Discrete
 
-from roll_like.envs import DiscreteActions, FreeText, Instructions, TurnLimit, few_shot
+from roll_like.envs import DiscreteActions, FewShot, FreeText, Instructions, TurnLimit
+from roll_like.envs import examples as solved
 from roll_like.envs.actions import Style
 from roll_like.errors import EnvError
 
@@ -229,7 +230,7 @@ def make_sokoban(
         style: How an answer holds its action; see `roll_like.envs.DiscreteActions`.
         invalid_penalty: What an answer without an action costs.
         max_turns: Default: 2 · max_moves.
-        examples: How many solved positions the system prompt shows.
+        examples: How many solved positions are shown before the first one.
     """
 
     def play() -> DiscreteActions:
@@ -251,4 +252,4 @@ def make_sokoban(
         f"# is a wall, _ is floor.\nAnswer {env.how_to_answer}."
     )
     limited = TurnLimit(env, 2 * max_moves if max_turns is None else max_turns)
-    return Instructions(limited, prompt + few_shot(play(), examples), role="system")
+    return Instructions(FewShot(limited, solved(play(), examples)), prompt, role="system")

@@ -12,8 +12,17 @@ import gymnasium
 from gymnasium.envs.toy_text.taxi import TaxiEnv
 
 from envs.planning import best_action, state_values
-from roll_like.envs import AnsiText, DiscreteActions, Instructions, ScaledReward, Success, TextWrapper, TurnLimit
-from roll_like.envs import few_shot as shown_examples
+from roll_like.envs import (
+    AnsiText,
+    DiscreteActions,
+    FewShot,
+    Instructions,
+    ScaledReward,
+    Success,
+    TextWrapper,
+    TurnLimit,
+)
+from roll_like.envs import examples as solved
 from roll_like.envs.actions import Style
 
 #: Gymnasium's actions in order.
@@ -79,7 +88,7 @@ def make_taxi(
         style: How an answer holds its action; see `roll_like.envs.DiscreteActions`.
         invalid_penalty: What an answer without an action costs.
         max_turns: Answers in an episode; the longest of the shortest ways takes 18.
-        examples: How many solved positions the system prompt shows.
+        examples: How many solved positions are shown before the first one.
     """
 
     def play() -> DiscreteActions:
@@ -94,4 +103,5 @@ def make_taxi(
         "Stops are R, G, Y and B; | and - are walls. Rows count from the top and columns from the left, from 0.\n"
         f"Answer {env.how_to_answer}."
     )
-    return Instructions(TurnLimit(Success(env), max_turns), prompt + shown_examples(play(), examples), role="system")
+    shown = FewShot(TurnLimit(Success(env), max_turns), solved(play(), examples))
+    return Instructions(shown, prompt, role="system")

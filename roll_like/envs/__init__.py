@@ -16,14 +16,13 @@ What a policy is shown, and what a run reads besides:
 
 from roll_like.envs.actions import read_action, read_tag, write_action
 from roll_like.envs.check import EnvReport, Finding, check_env, show
+from roll_like.envs.prompts import FewShot, History, Instructions
 from roll_like.envs.registration import make, registered
-from roll_like.envs.scripts import examples, few_shot, scripted_action, system_prompt_of, tools_of
+from roll_like.envs.scripts import examples, scripted_action, system_prompt_of, tools_of
 from roll_like.envs.spaces import Commands, FreeText
 from roll_like.envs.wrappers import (
     AnsiText,
     DiscreteActions,
-    History,
-    Instructions,
     ScaledReward,
     Success,
     TextWrapper,
@@ -36,6 +35,7 @@ __all__ = [
     "Commands",
     "DiscreteActions",
     "EnvReport",
+    "FewShot",
     "Finding",
     "FreeText",
     "History",
@@ -47,7 +47,6 @@ __all__ = [
     "TurnLimit",
     "check_env",
     "examples",
-    "few_shot",
     "make",
     "read_action",
     "read_tag",

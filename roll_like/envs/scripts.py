@@ -45,7 +45,7 @@ def examples(env: AnyEnv, count: int) -> list[tuple[str, str]]:
     """
     by_answer: dict[str, list[str]] = {}
     seen: set[str] = set()
-    for episode in range(_MAX_EPISODES):
+    for episode in range(_MAX_EPISODES if count else 0):
         observation, _ = env.reset(seed=_FIRST_SEED + episode)
         for _ in range(_MAX_TURNS):
             answer = scripted_action(env)
@@ -61,12 +61,6 @@ def examples(env: AnyEnv, count: int) -> list[tuple[str, str]]:
         if not seen or (len(seen) >= count and every_answer):
             break
     return _in_turns(by_answer, count)
-
-
-def few_shot(env: AnyEnv, count: int) -> str:
-    """Return `count` examples as the end of a system prompt; empty where there are none."""
-    shown = "\n\n".join(f"{observation}\n{answer}" for observation, answer in examples(env, count)) if count else ""
-    return f"\n\nExamples:\n\n{shown}" if shown else ""
 
 
 def _in_turns(by_answer: dict[str, list[str]], count: int) -> list[tuple[str, str]]:

@@ -13,9 +13,8 @@ ScaledReward     multiplies rewards
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, SupportsFloat, TypeAlias
+from typing import Any, SupportsFloat, TypeAlias
 
 import gymnasium
 from gymnasium.error import ResetNeeded
@@ -222,42 +221,6 @@ def _numbered(names: Sequence[str] | Mapping[str, int], space: Discrete) -> dict
     return {_plain(name): number for name, number in numbers.items()}
 
 
-class Instructions(TextWrapper):
-    """Task text before the first observation, or as system prompt.
-
-    Args:
-        env: Has text observations.
-        text: What to do and how to answer.
-        role: `user` puts it before the first observation; `system` makes it `env.system_prompt`.
-
-    Raises:
-        EnvError: Observations are no text.
-    """
-
-    def __init__(self, env: AnyEnv, text: str, *, role: Literal["user", "system"] = "user") -> None:
-        super().__init__(env)
-        if not isinstance(env.observation_space, gymnasium.spaces.Text):
-            raise EnvError(
-                f"Instructions needs text observations, found {env.observation_space}",
-                fix="wrap the environment in AnsiText first",
-            )
-        self._text = text
-        self._in_first = role == "user"
-        if role == "system":
-            self.system_prompt = text
-        self.observation_space = FreeText()
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
-        """Start an episode and return the instructions and its first observation."""
-        observation, info = self.env.reset(seed=seed, options=options)
-        info.setdefault("state", observation)
-        if not self._in_first:
-            return observation, info
-        if "messages" in info:
-            info["messages"] = [{"role": "user", "content": self._text}, *info["messages"]]
-        return f"{self._text}\n\n{observation}", info
-
-
 class TurnLimit(TextWrapper):
     """Ends an episode (`truncated`) after `max_turns` answers, valid or not.
 
@@ -327,46 +290,6 @@ def _cut(observation: str, reward: SupportsFloat, terminated: bool, truncated: b
         truncated = True
         info.setdefault("success", False)
     return observation, reward, terminated, truncated, info
-
-
-class History(TextWrapper):
-    """Shows the last turns in each observation; every turn's prompt starts afresh (`info["fresh"]` is True).
-
-    Without this wrapper the policy sees the whole conversation. With it, an episode of many turns has
-    short prompts, each of them a segment of its own (GiGPO, arXiv:2505.10978, plays so).
-
-    Args:
-        env: Has text observations and actions.
-        turns: How many earlier turns to show; 0 shows the present observation alone.
-    """
-
-    def __init__(self, env: AnyEnv, turns: int) -> None:
-        super().__init__(env)
-        if turns < 0:
-            raise EnvError(f"History(turns) should be at least 0, found {turns}")
-        self._past: deque[tuple[str, str]] = deque(maxlen=turns)
-        self._last = ""
-        self.observation_space = FreeText()
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
-        """Start an episode with nothing to remember."""
-        self._past.clear()
-        self._last, info = self.env.reset(seed=seed, options=options)
-        return self._last, self._marked(info, self._last)
-
-    def step(self, action: str) -> Step:
-        """Take one action and return what happened before together with what is there now."""
-        self._past.append((self._last, action))
-        self._last, reward, terminated, truncated, info = self.env.step(action)
-        before = "\n".join(f"{observation}\nYour answer: {answer}" for observation, answer in self._past)
-        text = f"Before:\n{before}\n\nNow:\n{self._last}" if before else self._last
-        return text, reward, terminated, truncated, self._marked(info, self._last)
-
-    @staticmethod
-    def _marked(info: Info, state: str) -> Info:
-        info.setdefault("state", state)
-        info["fresh"] = True
-        return info
 
 
 class Success(TextWrapper):

@@ -18,7 +18,7 @@ from envs import planning, qa, single_turn
 from envs.extras import need
 from envs.frozen_lake import MOVES as LAKE_MOVES
 from envs.sokoban import MOVES, Level, Position, make_level, moved
-from roll_like.envs import actions, check_env, examples, make, registered, scripted_action, system_prompt_of
+from roll_like.envs import History, actions, check_env, examples, make, registered, scripted_action, system_prompt_of
 from roll_like.errors import DataError, EnvError
 
 ROWS = [{"prompt": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(10)]
@@ -172,22 +172,36 @@ def test_a_slippery_lake_is_the_same_for_the_same_seed_and_answers() -> None:
     assert courses[0] == courses[1]
 
 
-def test_few_shot_examples_are_right_and_not_the_episodes_of_a_run() -> None:
+def test_few_shot_examples_are_right_and_come_before_the_first_observation() -> None:
     env = make("roll_like/FrozenLake-v0", random_start=True, view="words", examples=4)
-    prompt = system_prompt_of(env)
-    assert prompt is not None
-    shown = [block.rsplit("\n", 1) for block in prompt.partition("Examples:\n\n")[2].split("\n\n")]
-    assert len(shown) == 4
-    assert len({answer for _, answer in shown}) >= 3
-    assert len({observation for observation, _ in shown}) == 4
-    for observation, answer in shown:
-        around = dict(part.split(": ") for part in observation.partition(".")[0].split(", "))
+    observation, info = env.reset(seed=0)
+    *shown, last = info["messages"]
+    assert last == {"role": "user", "content": observation}
+    assert [message["role"] for message in shown] == ["user", "assistant"] * 4
+    pairs = [(shown[at]["content"], shown[at + 1]["content"]) for at in range(0, 8, 2)]
+    assert len({answer for _, answer in pairs}) >= 3
+    assert len(set(pairs)) == 4
+    for position, answer in pairs:
+        around = dict(part.split(": ") for part in position.partition(".")[0].split(", "))
         assert around[answer.removeprefix("<action>").removesuffix("</action>")] in {"ice", "goal"}
-    assert "Examples" not in str(system_prompt_of(make("roll_like/FrozenLake-v0")))
-    # making examples leaves the environment's own generator alone
-    with_examples = [env.reset()[0] for _ in range(8)]
-    again = make("roll_like/FrozenLake-v0", random_start=True, view="words", examples=4)
-    assert with_examples != [again.reset()[0] for _ in range(8)]
+    assert "messages" not in env.step("<action>down</action>")[4]
+    info["messages"].clear()  # an episode's messages are its own
+    assert len(env.reset(seed=0)[1]["messages"]) == 9
+    assert "messages" not in make("roll_like/FrozenLake-v0").reset(seed=0)[1]
+
+
+def test_examples_come_before_each_turn_that_starts_afresh() -> None:
+    env = History(make("roll_like/FrozenLake-v0", view="words", examples=1), turns=1)
+    _, first = env.reset(seed=0)
+    observation, _, _, _, info = env.step("<action>down</action>")
+    assert info["messages"] == [*first["messages"][:2], {"role": "user", "content": observation}]
+    assert observation.startswith("Before:\n")
+
+
+def test_making_examples_leaves_the_environments_own_generator_alone() -> None:
+    two = [make("roll_like/FrozenLake-v0", random_start=True, view="grid", examples=4) for _ in range(2)]
+    first, second = ([env.reset()[0] for _ in range(8)] for env in two)
+    assert first != second
 
 
 def test_examples_end_where_the_script_does() -> None:

@@ -1,0 +1,125 @@
+"""Wrappers that decide what a policy reads: instructions, examples, how much of the past.
+
+Instructions     what to do, before the first observation or as system prompt
+FewShot          solved turns before the first observation
+History          the last turns in each observation; every turn's prompt starts afresh
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import gymnasium
+
+from roll_like.envs.spaces import FreeText
+from roll_like.envs.wrappers import AnyEnv, Info, Reset, Step, TextWrapper
+from roll_like.errors import EnvError
+
+ROLES_OF_A_TURN = ("user", "assistant")
+
+
+class Instructions(TextWrapper):
+    """Task text before the first observation, or as system prompt.
+
+    Args:
+        env: Has text observations.
+        text: What to do and how to answer.
+        role: `user` puts it before the first observation; `system` makes it `env.system_prompt`.
+
+    Raises:
+        EnvError: Observations are no text.
+    """
+
+    def __init__(self, env: AnyEnv, text: str, *, role: Literal["user", "system"] = "user") -> None:
+        super().__init__(env)
+        if not isinstance(env.observation_space, gymnasium.spaces.Text):
+            raise EnvError(
+                f"Instructions needs text observations, found {env.observation_space}",
+                fix="wrap the environment in AnsiText first",
+            )
+        self._text = text
+        self._in_first = role == "user"
+        if role == "system":
+            self.system_prompt = text
+        self.observation_space = FreeText()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        """Start an episode and return the instructions and its first observation."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        info.setdefault("state", observation)
+        if not self._in_first:
+            return observation, info
+        if "messages" in info:
+            info["messages"] = [{"role": "user", "content": self._text}, *info["messages"]]
+        return f"{self._text}\n\n{observation}", info
+
+
+class FewShot(TextWrapper):
+    """Shows solved turns as a conversation before the first observation: question, answer, question, answer.
+
+    A small model imitates a conversation far better than a description of one.
+
+    Args:
+        env: Has text observations.
+        solved: Observations with the right answer to each, such as `examples(env, 4)` gives; may be empty.
+    """
+
+    def __init__(self, env: AnyEnv, solved: Sequence[tuple[str, str]]) -> None:
+        super().__init__(env)
+        self._turns = [
+            {"role": role, "content": text} for pair in solved for role, text in zip(ROLES_OF_A_TURN, pair, strict=True)
+        ]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        """Start an episode; `info["messages"]` holds the solved turns and what the episode begins with."""
+        observation, info = self.env.reset(seed=seed, options=options)
+        if self._turns:
+            own = info.get("messages", [{"role": "user", "content": observation}])
+            info["messages"] = [*(dict(turn) for turn in self._turns), *own]
+        return observation, info
+
+
+class History(TextWrapper):
+    """Shows the last turns in each observation; every turn's prompt starts afresh (`info["fresh"]` is True).
+
+    Without this wrapper the policy sees the whole conversation. With it, an episode of many turns has
+    short prompts, each of them a segment of its own (GiGPO, arXiv:2505.10978, plays so). Examples that
+    `FewShot` put before the first observation come before every turn's.
+
+    Args:
+        env: Has text observations and actions.
+        turns: How many earlier turns to show; 0 shows the present observation alone.
+    """
+
+    def __init__(self, env: AnyEnv, turns: int) -> None:
+        super().__init__(env)
+        if turns < 0:
+            raise EnvError(f"History(turns) should be at least 0, found {turns}")
+        self._past: deque[tuple[str, str]] = deque(maxlen=turns)
+        self._last = ""
+        self._prefix: list[dict[str, Any]] = []
+        self.observation_space = FreeText()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        """Start an episode with nothing to remember."""
+        self._past.clear()
+        self._last, info = self.env.reset(seed=seed, options=options)
+        self._prefix = list(info.get("messages", ()))[:-1]
+        return self._last, self._marked(info, self._last)
+
+    def step(self, action: str) -> Step:
+        """Take one action and return what happened before together with what is there now."""
+        self._past.append((self._last, action))
+        self._last, reward, terminated, truncated, info = self.env.step(action)
+        before = "\n".join(f"{observation}\nYour answer: {answer}" for observation, answer in self._past)
+        text = f"Before:\n{before}\n\nNow:\n{self._last}" if before else self._last
+        return text, reward, terminated, truncated, self._marked(info, text)
+
+    def _marked(self, info: Info, text: str) -> Info:
+        info.setdefault("state", self._last)
+        info["fresh"] = True
+        if self._prefix:
+            info["messages"] = [*self._prefix, {"role": "user", "content": text}]
+        return info
