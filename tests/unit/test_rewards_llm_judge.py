@@ -177,10 +177,10 @@ def test_a_judge_that_is_not_there_is_a_failure() -> None:
 
 
 def test_a_slow_judge_loses_its_sample_alone(server: JudgeServer) -> None:
-    server.answer = lambda body: 3.0 if responses(body) == ["slow"] else '{"reasoning": "", "score": 10}'
+    server.answer = lambda body: 20.0 if responses(body) == ["slow"] else '{"reasoning": "", "score": 10}'
     start = time.monotonic()
     good, slow = outcomes(make(server, timeout_seconds=0.5), [completion("good"), completion("slow")])
-    assert time.monotonic() - start < 2.5
+    assert time.monotonic() - start < 15
     assert isinstance(good, Verdict)
     assert isinstance(slow, RewardError)
     assert "within 0.5 s" in str(slow)
