@@ -96,7 +96,10 @@ class Renderer:
                 tokenize=False,
                 **self.template_options,
             )
-        except TemplateError as error:
+        except (
+            TemplateError,
+            TypeError,
+        ) as error:  # a TypeError is a message without text where the template adds it up
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise EnvError(
                 f"the chat template refuses messages with the roles {roles}: {error}",

@@ -21,14 +21,22 @@ _LAST_LINES = 5  # of a traceback
 #: the sandbox: parsing hostile text is no job for the process outside.
 _RUN = """
 def _run(code):
-    import ast
-    tree = ast.parse(code, "<program>")
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, "<program>", "exec"), globals())
-    if last is not None:
-        value = eval(compile(ast.Expression(last.value), "<program>", "eval"), globals())
-        if value is not None:
-            print(value)
+    import ast, linecache, sys, traceback
+    linecache.cache["<program>"] = len(code), None, code.splitlines(True), "<program>"
+    try:
+        tree = ast.parse(code, "<program>")
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, "<program>", "exec"), globals())
+        if last is not None:
+            value = eval(compile(ast.Expression(last.value), "<program>", "eval"), globals())
+            if value is not None:
+                print(value)
+    except Exception as error:
+        frame = error.__traceback__
+        while frame is not None and frame.tb_frame.f_code.co_filename != "<program>":
+            frame = frame.tb_next
+        traceback.print_exception(type(error), error, frame)
+        sys.exit(1)
 
 _run({code!a})
 """

@@ -307,6 +307,21 @@ def test_a_template_that_wants_tool_calls_in_structure_gets_them() -> None:
         refused.observe(messages([("tool", "3")]))
 
 
+def test_a_message_that_the_template_cannot_write_is_named_by_its_role() -> None:
+    with pytest.raises(EnvError, match="refuses messages with the roles system, user"):
+        Conversation(renderer("Qwen2.5")).start([{"role": "system", "content": "."}, {"role": "user", "content": None}])
+
+
+def test_a_generation_prompt_that_history_does_not_show_cuts_every_turn() -> None:
+    conversation = Conversation(renderer("Qwen3, thinking off"))
+    conversation.start(messages([("user", "go")]))
+    for _ in range(3):
+        sample(conversation, "left")
+        conversation.observe(messages([("user", "wall")]))
+    assert conversation.cuts == 3
+    assert all("<think>" in (segment.cut or "") for segment in conversation.segments())
+
+
 def test_messages_that_look_like_the_sentinel_do_no_harm() -> None:
     conversation = Conversation(renderer("chatml"))
     conversation.start(messages([("user", "xq0turnqx xq1turnqx")]))

@@ -1,4 +1,4 @@
-"""The MCP client against a real server, over stdio and over HTTP."""
+"""Tools against what they talk to: a real MCP server, over stdio and over HTTP, and the sandbox."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
+from envs.tools import SHARED
+from roll_like.envs import make, tools_of
 from roll_like.errors import ConfigError, EnvError
+from roll_like.sandbox import SandboxUnavailable
 from roll_like.tools import McpConfig, McpServer, SharedTools, Toolbox, ToolCall, ToolError
+from roll_like.tools.python_runner import PythonRunner
 
 SERVER = Path(__file__).resolve().parents[1] / "mcp_demo_server.py"
 TOOLS = ["add", "divide", "variable", "sleep", "leave"]
@@ -151,3 +155,43 @@ def test_a_lost_server_is_started_again_for_the_next_episode() -> None:
             first.run([ToolCall("add", {"a": 1, "b": 2})])
     finally:
         shared.close()
+
+
+def test_an_environment_is_played_with_the_tools_of_a_server(tmp_path: Path) -> None:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"prompt": "What is 2 + 40?", "answer": "42"}')
+    try:
+        env = make("roll_like/Tools-v0", path=str(tasks), tools=[stdio(tools=["add", "leave"]).model_dump()])
+        assert [tool["function"]["name"] for tool in tools_of(env)] == ["add", "leave"]
+        env.reset(seed=0)
+        observation, *_ = env.step('<tool_call>{"name": "add", "arguments": {"a": 2, "b": 40}}</tool_call>')
+        assert observation == "42"
+        with pytest.raises(EnvError, match="leaving on request"):
+            env.step('<tool_call>{"name": "leave", "arguments": {}}</tool_call>')
+        env.reset(seed=0)
+        env.step('<tool_call>{"name": "add", "arguments": {"a": 2, "b": 40}}</tool_call>')
+        assert env.step("<answer>42</answer>")[4]["success"]
+        env.close()
+    finally:
+        SHARED.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "failed"),
+    [
+        ("x = 3\nprint('a')\nx ** 2  # squared", "a\n9", False),
+        ("def f():\n    return 1 / 0\n\nf()", "ZeroDivisionError: division by zero", True),
+        ("def f(:", "SyntaxError: invalid syntax", True),
+        ("import sys; sys.exit(3)", "exit status 3", True),
+        ("open('/etc/passwd', 'w')", "Error", True),
+    ],
+)
+async def test_programs_run_in_the_sandbox(code: str, text: str, failed: bool) -> None:
+    try:
+        async with PythonRunner() as runner:
+            outcome = await Toolbox([runner.tool]).run(ToolCall("python", {"code": code}))
+    except SandboxUnavailable as error:
+        pytest.skip(f"no sandbox isolates on this machine: {error.message}")
+    assert outcome.failed is failed
+    assert text in outcome.text
+    assert "_run" not in outcome.text, "a traceback shows the policy's own program alone"
