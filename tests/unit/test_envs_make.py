@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import subprocess
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -98,3 +99,11 @@ def test_a_package_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(registration, "load_plugins", functools.cache(registration.load_plugins.__wrapped__))
     with pytest.raises(PluginError, match=r"'broken'.*no_such_module"):
         registered()
+
+
+def test_environments_load_nothing_heavy() -> None:
+    # environments are made in many small processes
+    heavy = ("torch", "ray", "vllm", "deepspeed", "transformers", "datasets", "mlflow", "matplotlib")
+    code = f"import sys, envs, roll_like.envs; print([name for name in {heavy!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
