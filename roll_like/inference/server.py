@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import json
 import os
 import runpy
 import signal
@@ -123,6 +124,8 @@ def server_arguments(config: JudgeServerConfig, spec: EngineSpec) -> list[str]:
         "enforce_eager": config.enforce_eager,
         "tensor_parallel_size": spec.tensor_parallel_size,
         "trust_remote_code": spec.trust_remote_code,
+        # a judge that is held to a schema may otherwise go on with white space until its tokens are used up
+        "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
     }
     if spec.device == "cpu":
         values |= {
@@ -140,7 +143,7 @@ def _flag(name: str, value: Any) -> list[str]:
     flag = name.replace("_", "-")
     if isinstance(value, bool):
         return [f"--{flag}" if value else f"--no-{flag}"]
-    return [f"--{flag}", str(value)]
+    return [f"--{flag}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
 
 
 def _free_port(host: str) -> int:
