@@ -158,7 +158,10 @@ def test_warm_up_that_lasts_longer_than_the_run(make: Make) -> None:
     [
         (["{"], "train.jsonl:1: not JSON"),
         ([ROW, {"text": "x", "instructions": []}], "train.jsonl:2: the row has no field 'prompt'; it has 'text'"),
-        ([ROW, {"prompt": "x"}], "train.jsonl:2: the field 'instructions' cannot be judged: the row has neither it nor"),
+        (
+            [ROW, {"prompt": "x"}],
+            "train.jsonl:2: the field 'instructions' cannot be judged: the row has neither it nor",
+        ),
         ([ROW, ROW, {"prompt": "x", "instructions": [{"kind": "no_comas"}]}], "train.jsonl:3: "),
     ],
 )
