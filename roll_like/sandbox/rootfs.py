@@ -56,9 +56,15 @@ def interpreter_mounts(*, beside_system: bool = False) -> tuple[str, ...]:
         SandboxUnavailable: The interpreter does not start by itself.
     """
     executable = interpreter_path()
-    listing = subprocess.run(
-        [executable, "-I", "-S", "-c", _LIST_LIBRARIES], capture_output=True, text=True, check=False, env={}
-    )
+    try:
+        listing = subprocess.run(
+            [executable, "-I", "-S", "-c", _LIST_LIBRARIES], capture_output=True, text=True, check=False, env={}
+        )
+    except OSError as error:
+        raise SandboxUnavailable(
+            f"{executable} cannot be started by user {os.geteuid()}: {error.strerror}",
+            fix="use a Python that this user may read and execute",
+        ) from error
     if listing.returncode:
         raise SandboxUnavailable(f"{executable} does not start: {listing.stderr[-500:]}", fix="reinstall Python")
     library = os.path.dirname(os.path.realpath(os.__file__))

@@ -7,11 +7,12 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from roll_like.errors import ConfigError
-from roll_like.sandbox import SandboxUnavailable, backends, bwrap, self_test
+from roll_like.sandbox import SandboxUnavailable, backends, bwrap, rootfs, self_test
 from roll_like.sandbox.__main__ import main
 from roll_like.sandbox.box import BoxReport, Ended, Program
 from roll_like.sandbox.bwrap import BwrapBox
@@ -141,3 +142,12 @@ def test_no_ray_comes_with_the_sandbox():
     source = "import sys, roll_like.sandbox.oneshot; print('ray' in sys.modules, 'torch' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["False", "False"]
+
+
+def test_an_interpreter_that_cannot_be_started_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    private = tmp_path / "python"
+    private.write_text("no program")
+    monkeypatch.setattr(rootfs, "interpreter_path", lambda: str(private))
+    with pytest.raises(SandboxUnavailable, match=r"cannot be started by user \d+") as caught:
+        rootfs.interpreter_mounts.__wrapped__()
+    assert "may read and execute" in (caught.value.fix or "")
