@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+
+# a shell that starts the tests in the background has SIGINT ignored, and so would everything that they start
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.update(
     HF_HUB_OFFLINE="1",

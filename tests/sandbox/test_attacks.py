@@ -36,8 +36,13 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 
 @pytest.fixture(scope="module")
-def arena() -> Iterator[Arena]:
-    before = len(descendants())
+def before() -> int:
+    """Processes below this one that other tests left idle."""
+    return len(descendants())
+
+
+@pytest.fixture(scope="module")
+def arena(before: int) -> Iterator[Arena]:
     made = Arena()
     yield made
     made.close()
@@ -71,20 +76,21 @@ def test_the_suite_is_large_and_every_attack_means_to_fail() -> None:
             assert attack.kinds
 
 
-def test_no_process_of_an_attack_is_left(arena: Arena) -> None:
+def test_no_process_of_an_attack_is_left(arena: Arena, before: int) -> None:
     """After the suite there are as many processes below this one as idle evaluators need, and no more."""
     idle = sorted({LIMITS, QUICK}, key=repr)
     control = suite("", 0)["honest"][0]
     for limits in idle:
         assert arena.run(replace(control, limits=limits), "stdio").verdict is Verdict.PASSED
-    fresh, before = Arena(), len(descendants())
+    fresh, with_arena = Arena(), len(descendants())
     try:
         for limits in idle:
             assert fresh.run(replace(control, limits=limits), "stdio").verdict is Verdict.PASSED
-        needed = len(descendants()) - before
+        needed = len(descendants()) - with_arena
     finally:
         fresh.close()
-    assert 0 < asyncio.run(settled(needed)) <= needed, [process.cmdline() for process in descendants()]
+    left = asyncio.run(settled(before + needed)) - before
+    assert 0 < left <= needed, [process.cmdline() for process in descendants()]
 
 
 def test_no_file_of_an_attack_is_left(target: Host) -> None:
