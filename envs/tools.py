@@ -45,7 +45,8 @@ class Tools(gymnasium.Env[str, str]):
 
     Seed n sets task n modulo the number of tasks. A turn with calls is answered with the tools' results; the first
     turn without calls is the final answer, and ends the episode with reward 1 or 0. `info["invalid_action"]` is
-    True for a turn with a call that reached no tool, or a final turn without an answer.
+    True for a turn with a call that reached no tool, or a final turn without an answer; `info["tool_calls"]` holds
+    what a turn called and what it was told.
 
     Args:
         path: JSON-lines file of tasks. A row may have a `script`: the turns, as texts, with which it can be solved.
@@ -144,7 +145,12 @@ class Tools(gymnasium.Env[str, str]):
         messages = self._messages(calls, outcomes)
         observation = "\n".join(outcome.text for outcome in outcomes)
         self._state = hashlib.sha256(f"{self._state}\n{observation}".encode(errors="replace")).hexdigest()[:16]
-        info: dict[str, Any] = {"messages": messages, "state": self._state, "invalid_action": invalid}
+        info: dict[str, Any] = {
+            "messages": messages,
+            "state": self._state,
+            "invalid_action": invalid,
+            "tool_calls": [_told(call, outcome) for call, outcome in zip(calls, outcomes, strict=True)],
+        }
         over = self._turn >= self._max_turns
         if over:
             self._row, info["success"] = None, False
@@ -234,6 +240,12 @@ def _split(
     shown = scripted[len(scripted) - examples :]
     origins = {row["origin"] for row in shown}
     return [row for row in rows if row["origin"] not in origins], shown
+
+
+def _told(call: AnyCall, outcome: ToolOutcome) -> dict[str, Any]:
+    """Return a call and what came of it, for people; one that cannot be read has its text as arguments."""
+    name, arguments = ("", call.text) if isinstance(call, MalformedCall) else (call.name, dict(call.arguments))
+    return {"name": name, "arguments": arguments, "result": outcome.text, "error": outcome.failed}
 
 
 def _references(row: Mapping[str, Any], field: str) -> list[str]:

@@ -130,6 +130,40 @@ class Trajectory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRecord:
+    """One turn of an episode, for people.
+
+    Attributes:
+        shown: Messages that the policy was shown since its last turn; with its first turn, the beginning of the
+            conversation.
+        text: What it said.
+        tokens: Tokens that it sampled.
+        prompt_tokens: Tokens of its prompt, everything before included.
+        reward: What the turn earned.
+        state: Key of the state that it acted in.
+        tool_calls: What it called: mappings with `name`, `arguments`, `result` and `error` (bool); empty without tools.
+        invalid: Whether the environment found no action in it.
+        began: When the request was made. Unix seconds.
+        sampled: When the sample was back. Unix seconds.
+        ended: When the environment was done. Unix seconds.
+        after: Messages that no turn was shown any more; only of an episode's last turn.
+    """
+
+    shown: tuple[Mapping[str, Any], ...]
+    text: str
+    tokens: int
+    prompt_tokens: int
+    reward: float
+    state: str
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    invalid: bool = False
+    began: float
+    sampled: float
+    ended: float
+    after: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
     """A trajectory with its verdicts.
 
@@ -141,6 +175,7 @@ class Scored:
         weights: The weight of each reward in the sum, by the same names.
         turn_rewards: What each turn earned, in order; their sum is the reward. Empty where only the whole was judged.
         turn_states: A key of the state that each turn acted in, for estimators that compare turns; empty without.
+        record: The turns as people read them; empty for single answers.
     """
 
     trajectory: Trajectory
@@ -150,6 +185,7 @@ class Scored:
     weights: Mapping[str, float]
     turn_rewards: tuple[float, ...] = ()
     turn_states: tuple[str, ...] = ()
+    record: tuple[TurnRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,8 @@ What a policy is shown, and what a run reads besides:
     info["fresh"]          True: this turn's prompt starts a new conversation, optional
     info["success"]        bool, at the end of an episode
     info["state"]          key of the state, for credit by step; default: the observation
+    info["invalid_action"] True: the answer held no action, optional
+    info["tool_calls"]     what the turn called: list of mappings with name, arguments, result, error; optional
 """
 
 from roll_like.envs.actions import read_action, read_tag, write_action

@@ -101,6 +101,8 @@ class _Hosted:
             success=None if success is None else bool(success),
             state=_state(observation, info),
             fresh=fresh,
+            tool_calls=tuple(dict(call) for call in info.get("tool_calls", ())),
+            invalid=bool(info.get("invalid_action", False)),
         )
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ Token-exact: what the policy samples is kept as sampled, and each prompt extends
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ import numpy as np
 
 from roll_like.inference.base import GenerateRequest, Generation, Sampling
 from roll_like.rollout.conversation import ChatMessage, Conversation, Renderer, Segmented
-from roll_like.types import IntArray, Message, Part, Scored, Segment, StopReason, Task, Trajectory
+from roll_like.types import IntArray, Message, Part, Scored, Segment, StopReason, Task, Trajectory, TurnRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,8 @@ class Stepped:
         success: Whether it was solved, where the environment says so.
         state: Key of the state that the next turn acts in.
         fresh: Whether the next turn is shown these messages alone, as the beginning of a conversation.
+        tool_calls: What the turn called, as in `TurnRecord`.
+        invalid: Whether there was no action in the turn.
     """
 
     messages: Sequence[ChatMessage]
@@ -68,6 +71,8 @@ class Stepped:
     success: bool | None
     state: str
     fresh: bool = False
+    tool_calls: Sequence[Mapping[str, Any]] = ()
+    invalid: bool = False
 
 
 class Environment(Protocol):
@@ -101,14 +106,6 @@ class EpisodeLimits:
 
     turns: int
     tokens: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """What one turn earned and where it was taken."""
-
-    reward: float
-    state: str
 
 
 async def play(
@@ -148,10 +145,11 @@ async def play(
     talk = _Talk(renderer, started.tools)
     prompt_ids = talk.begin(started.messages)
     task = _task(spec, seed, started.messages, prompt_ids)
-    turns: list[Turn] = []
-    state, success, stop = started.state, None, StopReason.LENGTH
+    turns: list[TurnRecord] = []
+    shown, state, success, stop = started.messages, started.state, None, StopReason.LENGTH
     while len(turns) < limits.turns and len(prompt_ids) < limits.tokens:
         budget = min(sampling.max_tokens, limits.tokens - len(prompt_ids))
+        began = time.time()
         generation = await generator.generate(
             GenerateRequest(
                 request_id=f"{name}-{len(turns)}",
@@ -161,16 +159,43 @@ async def play(
             ),
             home,
         )
+        sampled = time.time()
         talk.conversation.sampled(generation.token_ids, generation.logprobs, generation.segments)
         stepped = await environment.step(generation.text)
-        turns.append(Turn(reward=float(stepped.reward), state=state))
-        state = stepped.state
+        turns.append(_record(shown, state, len(prompt_ids), generation, stepped, began, sampled))
+        shown, state = stepped.messages, stepped.state
         if stepped.terminated or stepped.truncated:
             success = stepped.success
             stop = StopReason.STOP if stepped.terminated else StopReason.LENGTH
             break
         prompt_ids = talk.begin(stepped.messages) if stepped.fresh else talk.conversation.observe(stepped.messages)
+    if turns:
+        turns[-1] = replace(turns[-1], after=tuple(shown))
     return _scored(task, sample_index, talk, turns, stop, success)
+
+
+def _record(
+    shown: Sequence[ChatMessage],
+    state: str,
+    prompt_tokens: int,
+    generation: Generation,
+    stepped: Stepped,
+    began: float,
+    sampled: float,
+) -> TurnRecord:
+    return TurnRecord(
+        shown=tuple(shown),
+        text=generation.text,
+        tokens=len(generation.token_ids),
+        prompt_tokens=prompt_tokens,
+        reward=float(stepped.reward),
+        state=state,
+        tool_calls=tuple(stepped.tool_calls),
+        invalid=stepped.invalid,
+        began=began,
+        sampled=sampled,
+        ended=time.time(),
+    )
 
 
 class _Talk:
@@ -234,7 +259,7 @@ def _scored(
     task: Task,
     sample_index: int,
     talk: _Talk,
-    turns: Sequence[Turn],
+    turns: Sequence[TurnRecord],
     stop: StopReason,
     success: bool | None,
 ) -> Scored:
@@ -250,6 +275,7 @@ def _scored(
         weights={"return": 1.0},
         turn_rewards=tuple(turn.reward for turn in turns),
         turn_states=tuple(turn.state for turn in turns),
+        record=tuple(turns),
     )
 
 
