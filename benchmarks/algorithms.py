@@ -164,6 +164,8 @@ def loss_seconds(count: int, tokens: int, repetitions: int) -> dict[str, float]:
                 weights_N=torch.full((number,), 1 / number),
                 sequence_N=torch.arange(count).repeat_interleave(tokens),
                 sequences=count,
+                turn_N=torch.arange(count).repeat_interleave(tokens),
+                turns=count,
                 entropy_N=-old_N,
                 draws_N=torch.rand(number, generator=draw),
             )

@@ -65,6 +65,7 @@ def make_batch(config: RLVRConfig, options: argparse.Namespace) -> list[PolicySa
                     token_ids=tokens,
                     prompt_length=len(prompt),
                     sampled=sampled,
+                    turns=np.where(sampled, 0, -1).astype(np.int32),
                     behaviour_logprobs=np.where(sampled, -11.0, 0.0).astype(np.float32),
                     advantages=np.where(sampled, random.normal(), 0.0).astype(np.float32),
                     reward=0.0,

@@ -234,6 +234,7 @@ class PolicySample:
         token_ids: Prompt and response tokens, shape [T].
         prompt_length: Leading tokens that all samples of the group share.
         sampled: True where the loss applies, shape [T].
+        turns: Index of the turn that sampled the token, −1 where not sampled, shape [T].
         behaviour_logprobs: What the inference engine reported, shape [T].
         advantages: Advantage of each sampled token, 0 elsewhere, shape [T].
         reward: Scalar reward, for losses that select by it.
@@ -244,6 +245,7 @@ class PolicySample:
     token_ids: IntArray
     prompt_length: int
     sampled: BoolArray
+    turns: IntArray
     behaviour_logprobs: FloatArray
     advantages: FloatArray
     reward: float

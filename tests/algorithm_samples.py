@@ -83,6 +83,7 @@ def make_policy_sample(mask: Sequence[int], logprobs: Sequence[float] | None = N
         token_ids=np.arange(len(sampled), dtype=np.int32),
         prompt_length=0,
         sampled=sampled,
+        turns=np.where(sampled, 0, -1).astype(np.int32),
         behaviour_logprobs=np.array(np.zeros(len(sampled)) if logprobs is None else logprobs, np.float32),
         advantages=np.zeros(len(sampled), np.float32),
         reward=0.0,
@@ -107,6 +108,9 @@ def make_inputs(logprobs: Sequence[float], **overrides: Any) -> LossInputs:
         "weights_N": ones,
         "sequence_N": torch.zeros(count, dtype=torch.int64),
         "sequences": 1,
+        # one turn a sequence
+        "turn_N": given.get("sequence_N", torch.zeros(count, dtype=torch.int64)),
+        "turns": given.get("sequences", 1),
         "entropy_N": ones.clone().requires_grad_(),
         "draws_N": torch.arange(count, dtype=torch.float64) / max(count, 1),
     }

@@ -15,6 +15,7 @@ def policy_sample(*, group: str = "g", prompt: int = 2, response: int = 3, advan
         token_ids=np.arange(1, prompt + response + 1, dtype=np.int32),
         prompt_length=prompt,
         sampled=sampled,
+        turns=np.where(sampled, 0, -1).astype(np.int32),
         behaviour_logprobs=np.where(sampled, -1, 0).astype(np.float32),
         advantages=np.where(sampled, advantage, 0).astype(np.float32),
         reward=0.0,
@@ -90,6 +91,7 @@ def ragged_policy_samples(vocabulary: int = 400, seed: int = 0) -> list[PolicySa
                     token_ids=tokens,
                     prompt_length=len(prompt),
                     sampled=sampled,
+                    turns=np.where(sampled, _turns_around_gaps(sampled), -1).astype(np.int32),
                     behaviour_logprobs=np.where(sampled, -6 + 0.1 * random.normal(size=len(tokens)), 0).astype(
                         np.float32
                     ),
@@ -99,3 +101,9 @@ def ragged_policy_samples(vocabulary: int = 400, seed: int = 0) -> list[PolicySa
                 )
             )
     return samples
+
+
+def _turns_around_gaps(sampled: np.ndarray) -> np.ndarray:
+    """A turn for each run of sampled tokens."""
+    starts = sampled & ~np.concatenate([[False], sampled[:-1]])
+    return np.cumsum(starts) - 1

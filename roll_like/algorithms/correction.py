@@ -64,14 +64,14 @@ class ImportanceWeight:
 
     Attributes:
         level: Whose ratio it is: of the `token`; of the whole `sequence`, Π_t ρ_t; or `geometric`, the
-            sequence's geometric mean (Π_t ρ_t)^(1/n).
+            sequence's geometric mean (Π_t ρ_t)^(1/n); `turn` and `turn_geometric` are these two of each turn.
         cap: Largest weight.
         floor: Smallest weight that counts, where `masked`.
         masked: Whether a weight outside of [floor, cap] becomes 0 (IcePop, Ling Team 2025,
             arXiv:2510.18855), or is truncated to the cap.
     """
 
-    level: Literal["token", "sequence", "geometric"] = "token"
+    level: Literal["token", "turn", "turn_geometric", "sequence", "geometric"] = "token"
     cap: float = 2.0
     floor: float = 0.0
     masked: bool = False
@@ -79,10 +79,13 @@ class ImportanceWeight:
     def __call__(self, inputs: LossInputs) -> Corrected:
         """Return the weights of one micro-batch."""
         log_ratio_N = (inputs.old_logprobs_N - inputs.behaviour_logprobs_N).detach()
-        if self.level == "sequence":
-            log_ratio_N = inputs.sequence_sum(log_ratio_N)
-        elif self.level == "geometric":
-            log_ratio_N = inputs.sequence_mean(log_ratio_N)
+        if self.level != "token":
+            log_ratio_N = {
+                "turn": inputs.turn_sum,
+                "turn_geometric": inputs.turn_mean,
+                "sequence": inputs.sequence_sum,
+                "geometric": inputs.sequence_mean,
+            }[self.level](log_ratio_N)
         ratio_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
         outside_N = ratio_N > self.cap
         if self.masked:
@@ -104,13 +107,13 @@ class Rejection:
     Attributes:
         estimator: k1, k2 or k3.
         level: `token` judges each on its own, `sequence_mean` and `sequence_max` all tokens of a
-            sequence together.
+            sequence together, `turn_mean` and `turn_max` those of a turn.
         high: Largest ρ (k1), or largest divergence in nats (k2, k3).
         low: Smallest ρ (k1); nothing else reads it.
     """
 
     estimator: Literal["k1", "k2", "k3"]
-    level: Literal["token", "sequence_mean", "sequence_max"]
+    level: Literal["token", "turn_mean", "turn_max", "sequence_mean", "sequence_max"]
     high: float
     low: float | None = None
 
@@ -126,9 +129,7 @@ class Rejection:
         return self._reduced(inputs, estimates[self.estimator]) > self.high
 
     def _reduced(self, inputs: LossInputs, values_N: Tensor) -> Tensor:
-        if self.level == "sequence_mean":
-            return inputs.sequence_mean(values_N)
-        return inputs.sequence_max(values_N) if self.level == "sequence_max" else values_N
+        return values_N if self.level == "token" else getattr(inputs, self.level)(values_N)
 
 
 @dataclass(frozen=True, slots=True)

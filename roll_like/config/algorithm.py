@@ -61,9 +61,10 @@ class RejectConfig(ConfigModel):
         description="What is bounded: the ratio ρ = π/μ itself (k1), half its squared logarithm (k2), or "
         "ρ − 1 − log ρ (k3).",
     )
-    level: Literal["token", "sequence_mean", "sequence_max"] = Field(
+    level: Literal["token", "turn_mean", "turn_max", "sequence_mean", "sequence_max"] = Field(
         default="sequence_mean",
-        description="Each token on its own, or whole sequences by the mean or the largest value of their tokens.",
+        description="Each token on its own, or turns or whole sequences by the mean or the largest value of their "
+        "tokens.",
     )
     high: PositiveFloat = Field(description="Upper bound: of ρ (k1), or of the divergence in nats (k2, k3).")
     low: PositiveFloat | None = Field(default=None, description="Lower bound of ρ (k1); none by default.")
@@ -86,9 +87,10 @@ class CorrectionConfig(ConfigModel):
         default="truncated",
         description="Importance weights cut at `cap`; or masked: 0 outside of [`floor`, `cap`] (IcePop); or none.",
     )
-    level: Literal["token", "sequence", "geometric"] = Field(
+    level: Literal["token", "turn", "turn_geometric", "sequence", "geometric"] = Field(
         default="token",
-        description="Whose weight: the token's; the whole sequence's; or the geometric mean over the sequence.",
+        description="Whose weight: the token's; the whole sequence's; the geometric mean over the sequence; or one of "
+        "these two of each turn.",
     )
     cap: PositiveFloat = Field(default=2.0, description="Largest importance weight.")
     floor: PositiveFloat | None = Field(

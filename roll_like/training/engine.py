@@ -143,6 +143,7 @@ def with_reference(samples: Sequence[PolicySample], reference: TrainingEngine | 
             token_ids=sample.token_ids,
             prompt_length=sample.prompt_length,
             sampled=sample.sampled,
+            turns=sample.turns,
             behaviour_logprobs=sample.behaviour_logprobs,
             advantages=sample.advantages,
             reward=sample.reward,

@@ -97,12 +97,14 @@ class PolicyBatch(MicroBatch):
         behaviour_logprobs: What the inference engine reported.
         reference_logprobs: Of the reference model; empty where there is none.
         draws: A number in [0, 1) that depends on the sample's tokens and the target's place only.
+        turns: Index of the turn that sampled each target, within its sample.
     """
 
     advantages: FloatArray
     behaviour_logprobs: FloatArray
     reference_logprobs: FloatArray
     draws: FloatArray
+    turns: IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,6 +257,7 @@ def policy_batches(
     behaviour = _PerToken([sample.behaviour_logprobs for sample in samples])
     referenced = [sample.reference_logprobs for sample in samples if isinstance(sample, ReferencedSample)]
     reference = _PerToken(referenced) if len(referenced) == len(samples) else None
+    turns = _PerToken([sample.turns for sample in samples])
     seeds = sample_seeds([sample.token_ids for sample in samples])
 
     def make(batch: MicroBatch) -> PolicyBatch:
@@ -264,6 +267,7 @@ def policy_batches(
             behaviour_logprobs=behaviour.of(batch),
             reference_logprobs=np.zeros(0, np.float32) if reference is None else reference.of(batch),
             draws=uniform_draws(seeds[batch.sample_ids], batch.target_ids),
+            turns=turns.of(batch).astype(np.int32),  # float32 holds indices up to 2²⁴ exactly
         )
 
     return _spread(samples, weights, make, ranks=ranks, max_tokens=max_tokens, share_prompts=share_prompts)
@@ -329,7 +333,7 @@ def update_parts(samples: Sequence[PolicySample], parts: int) -> list[list[int]]
 class _PerToken:
     """One array [T] a sample, laid end to end, so that a micro-batch's figures are one look-up."""
 
-    def __init__(self, arrays: Sequence[FloatArray]) -> None:
+    def __init__(self, arrays: Sequence[FloatArray] | Sequence[IntArray]) -> None:
         self._starts = np.cumsum([0, *map(len, arrays)])
         self._flat = np.concatenate([np.zeros(0, np.float32), *arrays]).astype(np.float32, copy=False)
 

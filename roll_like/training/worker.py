@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -154,6 +155,7 @@ class DeepSpeedWorker(DeepSpeedRank):
         batch, old = part
         logprobs, entropy = self._forward(batch)
         sequences, sequence_N = np.unique(batch.sample_ids, return_inverse=True)
+        turns, turn_N = np.unique(_turn_keys(batch), return_inverse=True)
         inputs = LossInputs(
             logprobs_N=logprobs,
             old_logprobs_N=logprobs.detach() if old is None else old,
@@ -164,6 +166,8 @@ class DeepSpeedWorker(DeepSpeedRank):
             weights_N=self._tensor(batch.weights),
             sequence_N=torch.from_numpy(sequence_N).to(self._device),
             sequences=len(sequences),
+            turn_N=torch.from_numpy(turn_N).to(self._device),
+            turns=len(turns),
             draws_N=self._tensor(batch.draws),
         )
         loss, metrics = policy_objective(inputs, what.loss, what.kl, what.entropy_coefficient, what.correction)
@@ -223,6 +227,12 @@ class DeepSpeedWorker(DeepSpeedRank):
 
     def _is_sharded(self) -> bool:
         return super()._is_sharded() and not self.spec.frozen
+
+
+def _turn_keys(batch: PolicyBatch) -> npt.NDArray[np.int64]:
+    """Return a number of each target that those of the same sample and turn share, shape [N]."""
+    stride = int(batch.turns.max(initial=0)) + 1
+    return batch.sample_ids.astype(np.int64) * stride + batch.turns
 
 
 def _shared(name: str, metric: Metric, updates: int) -> Metric:

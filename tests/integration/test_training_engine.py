@@ -81,11 +81,20 @@ def float_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("float-model"), dtype="float32")
 
 
+#: A loss and a correction over turns, away from the policy that sampled: what is put together wrongly shows.
+OF_TURNS = {
+    "loss": {"type": "gspo", "unit": "turn", "clip_low": 0.5, "clip_high": 1.0},
+    "old_logprobs": "behaviour",
+    "correction": {"type": "none", "reject": {"level": "turn_max", "high": 3.0}},
+}
+
+
 @pytest.fixture(scope="module")
 def reference_update(resources: ResourceManager, float_model: Path) -> tuple[dict[str, torch.Tensor], float]:
     """One step by the plainest path: one rank, one padded sequence a row, everything in one micro-batch."""
-    with engine(resources, float_model, share_prompts=False) as trainer:
+    with engine(resources, float_model, share_prompts=False, algorithm=OF_TURNS) as trainer:
         report = reduce(trainer.train_step(batch()).metrics)
+        assert report["train/ratio"] != pytest.approx(1.0, abs=0.01)
         return weights(trainer), report["train/grad_norm"]
 
 
@@ -111,6 +120,7 @@ def test_one_update_is_the_same_however_it_is_computed(
     options: dict[str, Any],
 ) -> None:
     expected, norm = reference_update
+    options = {**options, "algorithm": OF_TURNS}
     with engine(resources, float_model, workers=workers, zero_stage=zero_stage, **options) as trainer:
         report = reduce(trainer.train_step(batch()).metrics)
         # the large eps keeps Adam's first step from being the sign of the gradient's last bits

@@ -34,6 +34,7 @@ class Batch:
         advantages_BT: Of each token; of whole sequences where `sequence_advantages`.
         entropy_BT: Of the policy at each token.
         draws_BT: Numbers in [0, 1).
+        one_episode: Whether our side takes the rows for turns of one episode, which theirs takes for sequences.
     """
 
     mask_BT: Tensor
@@ -45,6 +46,7 @@ class Batch:
     advantages_BT: Tensor
     entropy_BT: Tensor
     draws_BT: Tensor
+    one_episode: bool = False
 
     @property
     def sampled(self) -> Tensor:
@@ -67,8 +69,10 @@ class Batch:
             reference_logprobs_N=self.reference_BT[self.sampled],
             advantages_N=self.advantages_BT[self.sampled],
             weights_N=weights[self.sampled].double(),
-            sequence_N=rows,
-            sequences=len(self.mask_BT),
+            sequence_N=torch.zeros_like(rows) if self.one_episode else rows,
+            sequences=1 if self.one_episode else len(self.mask_BT),
+            turn_N=rows,
+            turns=len(self.mask_BT),
             entropy_N=self.entropy_BT[self.sampled],
             draws_N=self.draws_BT[self.sampled],
         )
@@ -161,6 +165,11 @@ def far_apart(batch: Batch) -> Batch:
     """The same batch with some tokens that the policy all but abandoned or discovered since the reference."""
     shift = torch.where(batch.draws_BT < 0.5, -15.0, 15.0) * (batch.draws_BT % 0.25 < 0.1)
     return replace(batch, reference_BT=batch.reference_BT + shift)
+
+
+def as_turns(batch: Batch) -> Batch:
+    """The same batch with its rows as turns of one episode, for libraries that know sequences only."""
+    return replace(batch, one_episode=True)
 
 
 @dataclass(frozen=True)

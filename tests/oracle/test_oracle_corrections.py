@@ -17,7 +17,7 @@ from algorithm_samples import same_cases
 from conformance import Row
 from hypothesis import given
 from hypothesis import strategies as st
-from loss_cases import Batch, batches, far_apart, figures
+from loss_cases import Batch, as_turns, batches, far_apart, figures
 from torch import Tensor
 
 from roll_like.algorithms.correction import correction_from
@@ -25,6 +25,7 @@ from roll_like.algorithms.kl import KLController, divergence
 from roll_like.config.algorithm import AdaptiveKLConfig, CorrectionConfig, KLConfig, RejectConfig
 
 any_batch = batches()
+turns_of_one = any_batch.map(as_turns)
 answered = batches(smallest_response=1)
 
 
@@ -56,18 +57,24 @@ def trl_weights(batch: Batch, mode: str, low: float | None, high: float) -> Tens
     return trl.importance_ratio(batch, mode, low=low, high=high) * batch.mask_BT
 
 
-def weight_row(name: str, reference: str, theirs: Callable[[Batch], Any], **config: Any) -> Row:
+def weight_row(name: str, reference: str, theirs: Callable[[Batch], Any], cases: Any = any_batch, **config: Any) -> Row:
     ours = partial(weights, **config)
     # verl divides by zero for a figure where every weight is 0
-    cases = any_batch.filter(lambda batch: bool(ours(batch).any())) if reference.startswith("verl") else any_batch
+    cases = cases.filter(lambda batch: bool(ours(batch).any())) if reference.startswith("verl") else cases
     return Row("correction", name, reference, ours, theirs, cases)
 
 
 def reject_row(estimator: str, level: str, option: str, threshold: float | str, **bounds: Any) -> Row:
+    of_turns = level.startswith("turn")
     ours = partial(kept, estimator=estimator, level=level, **bounds)
     theirs = partial(verl_kept, option=option, threshold=threshold)
-    return Row("correction", f"reject {level} {estimator}", f"verl {option}", ours, theirs, any_batch)
+    reference = f"verl {option}" + ROWS_AS_TURNS * of_turns
+    cases = turns_of_one if of_turns else any_batch
+    return Row("correction", f"reject {level} {estimator}", reference, ours, theirs, cases)
 
+
+#: No library knows turns: theirs takes for sequences what ours takes for turns of one episode.
+ROWS_AS_TURNS = ", rows as turns"
 
 #: verl bounds 1/ρ; these are ours, which bound ρ, turned round.
 LOW, HIGH = 0.7, 1.2
@@ -98,6 +105,24 @@ WEIGHT_ROWS = [
         floor=0.8,
         cap=1.3,
         level="sequence",
+    ),
+    weight_row(
+        "truncated turn",
+        "verl sequence" + ROWS_AS_TURNS,
+        partial(verl_weights, level="sequence", threshold=1.1),
+        turns_of_one,
+        cap=1.1,
+        level="turn",
+    ),
+    weight_row(
+        "masked turn",
+        "verl sequence, band" + ROWS_AS_TURNS,
+        partial(verl_weights, level="sequence", threshold="0.8_1.3"),
+        turns_of_one,
+        type="masked",
+        floor=0.8,
+        cap=1.3,
+        level="turn",
     ),
     weight_row(
         "truncated token",
@@ -140,6 +165,11 @@ REJECT_ROWS = [
     reject_row("k3", "sequence_mean", "seq_mean_k3", 0.05, high=0.05),
     reject_row("k2", "sequence_max", "seq_max_k2", 0.1, high=0.1),
     reject_row("k3", "sequence_max", "seq_max_k3", 0.1, high=0.1),
+    reject_row("k1", "turn_mean", "seq_mean_k1", TURNED, low=LOW, high=HIGH),
+    reject_row("k2", "turn_mean", "seq_mean_k2", 0.05, high=0.05),
+    reject_row("k3", "turn_mean", "seq_mean_k3", 0.05, high=0.05),
+    reject_row("k2", "turn_max", "seq_max_k2", 0.1, high=0.1),
+    reject_row("k3", "turn_max", "seq_max_k3", 0.1, high=0.1),
 ]
 
 
@@ -150,9 +180,9 @@ def verl_token_k1_of_sequences(batch: Batch) -> Tensor:
     return batch.mask_BT * whole_B1
 
 
-def geometric_kept(batch: Batch) -> Tensor:
+def geometric_kept(batch: Batch, level: str) -> Tensor:
     """1 where ours does not mask a sampled token, [B, T]."""
-    return weights(batch, type="masked", level="geometric", floor=LOW, cap=HIGH) > 0
+    return weights(batch, type="masked", level=level, floor=LOW, cap=HIGH) > 0
 
 
 REJECT_ROWS += [
@@ -160,9 +190,17 @@ REJECT_ROWS += [
         "correction",
         "masked geometric",
         "verl seq_mean_k1, which are 0",
-        geometric_kept,
+        partial(geometric_kept, level="geometric"),
         partial(verl_kept, option="seq_mean_k1", threshold=TURNED),
         any_batch,
+    ),
+    Row(
+        "correction",
+        "masked turn_geometric",
+        "verl seq_mean_k1, which are 0" + ROWS_AS_TURNS,
+        partial(geometric_kept, level="turn_geometric"),
+        partial(verl_kept, option="seq_mean_k1", threshold=TURNED),
+        turns_of_one,
     ),
     Row(
         "correction",
@@ -172,12 +210,20 @@ REJECT_ROWS += [
         verl_token_k1_of_sequences,
         any_batch,
     ),
+    Row(
+        "correction",
+        "reject turn_max k1",
+        "verl token_k1, all of a sequence" + ROWS_AS_TURNS,
+        partial(kept, estimator="k1", level="turn_max", low=LOW, high=HIGH),
+        verl_token_k1_of_sequences,
+        turns_of_one,
+    ),
 ]
 
 
-def geometric_perplexities(batch: Batch) -> float:
-    """Mean over sequences of 1/(geometric mean of ratios): the ratio of both policies' perplexities."""
-    weights_BT = weights(batch, level="geometric", cap=1e9)
+def geometric_perplexities(batch: Batch, level: str) -> float:
+    """Mean over rows of 1/(geometric mean of ratios): the ratio of both policies' perplexities."""
+    weights_BT = weights(batch, level=level, cap=1e9)
     return float((1 / weights_BT.max(-1).values).mean())
 
 
@@ -205,9 +251,17 @@ FIGURE_ROWS = [
         "correction",
         "truncated geometric",
         "verl ppl_ratio, without cap",
-        lambda batch: [geometric_perplexities(batch)],
+        lambda batch: [geometric_perplexities(batch, "geometric")],
         partial(verl_figures, names=["ppl_ratio"]),
         answered,
+    ),
+    Row(
+        "correction",
+        "truncated turn_geometric",
+        "verl ppl_ratio, without cap" + ROWS_AS_TURNS,
+        lambda batch: [geometric_perplexities(batch, "turn_geometric")],
+        partial(verl_figures, names=["ppl_ratio"]),
+        answered.map(as_turns),
     ),
     figure_row(
         "correction/ess",

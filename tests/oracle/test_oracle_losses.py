@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from loss_cases import (
     Batch,
     HeadCase,
+    as_turns,
     batches,
     figures,
     head_cases,
@@ -41,12 +42,18 @@ MODES = {
 
 
 def of_verl(
-    name: str, theirs: str, config: dict[str, Any], cases: Any = any_batch, how: str = "token_mean", **settings: Any
+    name: str,
+    theirs: str,
+    config: dict[str, Any],
+    cases: Any = any_batch,
+    how: str = "token_mean",
+    label: str = "",
+    **settings: Any,
 ) -> Row:
     return Row(
         "loss",
         name,
-        f"verl {theirs}",
+        f"verl {label or theirs}",
         partial(loss_and_gradient, name, how=how, **settings),
         lambda batch: verl.policy_loss(theirs, batch, verl.actor_config(**config), how=MODES[how]),
         cases,
@@ -182,6 +189,15 @@ LOSS_ROWS = [
         gradient=True,
     ),
     of_verl("gspo", "gspo", {"clip_ratio_low": 0.02, "clip_ratio_high": 0.05}, **NARROW),
+    of_verl(
+        "gspo",
+        "gspo",
+        {"clip_ratio_low": 0.02, "clip_ratio_high": 0.05},
+        any_batch.map(as_turns),
+        label="gspo, rows as turns",
+        **NARROW,
+        unit="turn",
+    ),
     of_trl(
         "gspo",
         "grpo of sequences",

@@ -94,6 +94,10 @@ def test_weights_never_exceed_the_cap(pairs, cap):
 SEQUENCES = {"sequence_N": torch.tensor([0, 1, 0]), "sequences": 2}
 
 
+#: One sequence of two turns: what `SEQUENCES` has as two sequences.
+TURNS = {"turn_N": torch.tensor([0, 1, 0]), "turns": 2}
+
+
 def with_ratios(*ratios: float, **more):
     """Tokens whose old policy is these ratios away from the behaviour policy."""
     behaviour = [-1 - math.log(ratio) for ratio in ratios]
@@ -115,6 +119,24 @@ def test_sequence_weights_are_products():
 def test_geometric_weights_are_means():
     inputs = with_ratios(1.0, 0.5, 4.0, **SEQUENCES)
     assert corrected_by(inputs, level="geometric", cap=10.0).weights_N.tolist() == pytest.approx([2.0, 0.5, 2.0])
+
+
+def test_weights_of_turns():
+    inputs = with_ratios(1.5, 0.5, 3.0, **TURNS)
+    assert corrected_by(inputs, level="turn", cap=10.0).weights_N.tolist() == pytest.approx([4.5, 0.5, 4.5])
+    assert corrected_by(inputs, level="sequence", cap=10.0).weights_N.tolist() == pytest.approx([2.25] * 3)
+    corrected = corrected_by(inputs, type="masked", level="turn", cap=4.0, floor=0.4)
+    assert corrected.weights_N.tolist() == pytest.approx([0.0, 0.5, 0.0])
+    inputs = with_ratios(1.0, 0.5, 4.0, **TURNS)
+    assert corrected_by(inputs, level="turn_geometric", cap=10.0).weights_N.tolist() == pytest.approx([2.0, 0.5, 2.0])
+    assert corrected_by(inputs, level="turn_geometric", cap=1.5).weights_N.tolist() == pytest.approx([1.5, 0.5, 1.5])
+
+
+@pytest.mark.parametrize(("turn", "sequence"), [("turn", "sequence"), ("turn_geometric", "geometric")])
+def test_weights_of_single_turns_are_those_of_sequences(turn, sequence):
+    inputs = with_ratios(1.5, 0.5, 3.0, **SEQUENCES)
+    found, expected = (corrected_by(inputs, level=level, cap=2.0) for level in (turn, sequence))
+    assert found.weights_N.tolist() == expected.weights_N.tolist()
 
 
 def test_masked_weights_are_zero_outside_of_the_band():
@@ -148,8 +170,11 @@ def test_masked_weights_are_zero_outside_of_the_band():
         ({"estimator": "k3", "level": "sequence_max", "high": 0.91}, [False, False, False]),
     ],
 )
-def test_rejection_by_hand(reject, expected):
-    corrected = corrected_by(with_ratios(1.0, 0.5, 3.0, **SEQUENCES), cap=100.0, reject=reject)
+@pytest.mark.parametrize("unit", ["sequence", "turn"])
+def test_rejection_by_hand(unit, reject, expected):
+    parts = SEQUENCES if unit == "sequence" else TURNS
+    reject = {**reject, "level": reject["level"].replace("sequence", unit)}
+    corrected = corrected_by(with_ratios(1.0, 0.5, 3.0, **parts), cap=100.0, reject=reject)
     assert corrected.rejected_N.tolist() == expected
     plain = [1.0, 0.5, 3.0]
     kept = [0.0 if out else weight for out, weight in zip(expected, plain, strict=True)]

@@ -88,6 +88,41 @@ def test_gspo_clips_sequences() -> None:
     assert gradient == approx([2.0, 2.0, 0.0])
 
 
+#: One episode of two turns: what `PAIR` has as two sequences.
+TURNS = {"turn_N": torch.tensor([0, 0, 1]), "turns": 2}
+
+
+def test_gspo_of_turns_clips_each_on_its_own() -> None:
+    # geometric means: √(4·1) = 2 of the first turn, 0.5 of the second; ∛2 = 1.26 of the whole episode
+    inputs = at_ratios(4.0, 1.0, 0.5, advantages=[1.0, 1.0, 1.0], **TURNS)
+    losses, gradient = evaluated("gspo", inputs, unit="turn", clip_low=0.4, clip_high=0.5)
+    assert losses == approx([-1.5, -1.5, -0.5])
+    assert gradient == approx([0.0, 0.0, -0.5])
+    inputs = at_ratios(4.0, 1.0, 0.5, advantages=[1.0, 1.0, 1.0], **TURNS)
+    losses, gradient = evaluated("gspo", inputs, clip_low=0.4, clip_high=0.5)
+    assert losses == gradient == approx([-(2 ** (1 / 3))] * 3)
+    # turns may differ in advantage: the first was bad and moved up, the second good and moved down
+    inputs = at_ratios(4.0, 1.0, 0.5, advantages=[-1.0, -1.0, 2.0], **TURNS)
+    losses, gradient = evaluated("gspo", inputs, unit="turn", clip_low=0.4, clip_high=0.5)
+    assert losses == approx([2.0, 2.0, -1.0])
+    assert gradient == approx([2.0, 2.0, -1.0])
+
+
+def test_gspo_of_turns_in_any_order_of_tokens() -> None:
+    inputs = at_ratios(4.0, 0.5, 1.0, advantages=[1.0, 1.0, 1.0], turn_N=torch.tensor([1, 0, 1]), turns=2)
+    losses, _ = evaluated("gspo", inputs, unit="turn", clip_low=0.4, clip_high=9.0)
+    assert losses == approx([-2.0, -0.5, -2.0])
+
+
+def test_gspo_of_single_turns_is_that_of_sequences() -> None:
+    for advantages in ([1.0, 1.0, 1.0], [-1.0, -1.0, 1.0]):
+        found = [
+            evaluated("gspo", at_ratios(4.0, 1.0, 0.5, advantages=advantages, **PAIR), unit=unit, clip_high=0.5)
+            for unit in ("sequence", "turn")
+        ]
+        assert found[0] == found[1]
+
+
 def test_cispo_keeps_every_gradient() -> None:
     inputs = at_ratios(0.1, 1.0, 3.0, advantages=[1.0, 1.0, -1.0])
     losses, gradient = evaluated("cispo", inputs, clip_low=0.3, clip_high=0.5)
@@ -235,6 +270,7 @@ def random_inputs(seed: int) -> dict[str, Any]:
     draw.shuffle(sequences)
     count = len(sequences)
     advantages = [draw.choice([-1.0, 1.0]) * draw.uniform(0.2, 2) for _ in lengths]
+    turns = [2 * index + draw.randrange(2) for index in sequences]
     return {
         "logprobs": [draw.uniform(-4, -0.1) for _ in range(count)],
         "old_logprobs_N": [draw.uniform(-4, -0.1) for _ in range(count)],
@@ -246,6 +282,8 @@ def random_inputs(seed: int) -> dict[str, Any]:
         "entropy_N": torch.zeros(count, dtype=torch.float64),
         "sequence_N": torch.tensor(sequences),
         "sequences": 3,
+        "turn_N": torch.tensor(turns),
+        "turns": 6,
     }
 
 
@@ -258,12 +296,20 @@ def differences(function: Any, values: list[float], step: float = 1e-6) -> list[
     return slopes
 
 
+#: Settings under which the losses' parts show in a few tokens.
+DIFFERENTIATED: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in LOSSES.names() if not name.endswith("_cov")),
+    ("clip_cov", {"low": 0.1, "fraction": 0.5}),
+    ("kl_cov", {"fraction": 0.3}),
+    ("gspo", {"unit": "turn", "clip_low": 0.3, "clip_high": 0.5}),
+]
+
+
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("name", LOSSES.names())
-def test_gradients_are_those_of_finite_differences(name: str, seed: int) -> None:
+@pytest.mark.parametrize(("name", "settings"), DIFFERENTIATED, ids=str)
+def test_gradients_are_those_of_finite_differences(name: str, settings: dict[str, Any], seed: int) -> None:
     case = random_inputs(seed)
     logprobs = case.pop("logprobs")
-    settings = {"clip_cov": {"low": 0.1, "fraction": 0.5}, "kl_cov": {"fraction": 0.3}}.get(name, {})
     inputs = make_inputs(logprobs, **case)
     loss = bound(loss_of(name, **settings), inputs)
 
@@ -284,7 +330,7 @@ def surrogate(name: str, loss: PolicyLoss, given: LossInputs, frozen: LossInputs
 
     A loss whose weight is detached is no function whose slope is its gradient: there the loss at the
     frozen point, divided by its log-probability, is the coefficient of log π (or, for GSPO, the
-    sequence's ratio is held).
+    ratio of the sequence or turn is held).
     """
     detached = {"cispo", "dppo_tv", "dppo_kl", "topr", "reinforce"}
     if name in detached:
@@ -292,9 +338,10 @@ def surrogate(name: str, loss: PolicyLoss, given: LossInputs, frozen: LossInputs
         return (given.weights_N * coefficients * given.logprobs_N).sum()
     if name == "gspo":
         shift = given.logprobs_N - frozen.logprobs_N.detach()
-        mean = frozen.sequence_mean(frozen.logprobs_N - frozen.old_logprobs_N).detach()
+        mean_of = {"sequence": frozen.sequence_mean, "turn": frozen.turn_mean}[loss.config.unit]
+        mean = mean_of(frozen.logprobs_N - frozen.old_logprobs_N).detach()
         advantages, ratio = given.advantages_N, (mean + shift).exp()
-        clipped = ratio.clamp(1 - 3e-4, 1 + 4e-4)
+        clipped = ratio.clamp(1 - loss.config.clip_low, 1 + loss.config.clip_high)
         return -(given.weights_N * torch.minimum(ratio * advantages, clipped * advantages)).sum()
     return (given.weights_N * loss(given).losses_N).sum()
 

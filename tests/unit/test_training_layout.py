@@ -29,6 +29,7 @@ def make_sample(group: str, prompt: list[int], response: list[int], sampled: lis
         token_ids=tokens,
         prompt_length=len(prompt),
         sampled=mask,
+        turns=np.where(mask, tokens % 3, -1).astype(np.int32),
         behaviour_logprobs=np.where(mask, -tokens / 10, 0).astype(np.float32),
         advantages=np.where(mask, tokens, 0).astype(np.float32),
         reward=0.0,
@@ -117,6 +118,7 @@ def test_every_target_is_computed_exactly_once(
             seen[sample, at] = 1.0
             assert batch.targets[index] == samples[sample].token_ids[at]
             assert batch.advantages[index] == samples[sample].advantages[at]
+            assert batch.turns[index] == samples[sample].turns[at]
             assert batch.behaviour_logprobs[index] == pytest.approx(samples[sample].behaviour_logprobs[at])
             assert visible_tokens(batch, int(batch.sources[index])) == samples[sample].token_ids[:at].tolist()
     assert set(seen) == {

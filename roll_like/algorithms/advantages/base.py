@@ -82,6 +82,7 @@ def policy_samples(
             token_ids=sample.trajectory.token_ids[part.start : part.end],
             prompt_length=part.prompt_length,
             sampled=sample.trajectory.sampled[part.start : part.end],
+            turns=sample.trajectory.turns[part.start : part.end],
             behaviour_logprobs=sample.trajectory.logprobs[part.start : part.end],
             advantages=np.where(sample.trajectory.sampled, advantages_T, 0)[part.start : part.end].astype(np.float32),
             reward=sample.reward,

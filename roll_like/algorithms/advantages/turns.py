@@ -28,19 +28,23 @@ from roll_like.registry import ADVANTAGES
 from roll_like.types import FloatArray, Group, Scored
 
 
-def turn_returns(sample: Scored, gamma: float, reward: float | None = None) -> Rewards:
+def turn_returns(sample: Scored, gamma: float, penalties_T: FloatArray) -> Rewards:
     """Return Σ_{k≥t} γ^(k−t)·r_k for each turn t of an episode.
 
     Args:
-        sample: An episode; without rewards of turns, its last turn gets its whole reward.
+        sample: An episode. Where its reward differs from the sum over turns, its last turn gets the rest: all of it
+            without rewards of turns.
         gamma: Discount of one turn.
-        reward: The episode's reward where it differs from the sum over turns: the last turn gets the rest.
+        penalties_T: What to subtract for each sampled token, shape [T]: from the reward of the turn that sampled it.
     """
-    turns = int(sample.trajectory.turns.max(initial=-1)) + 1
+    trajectory = sample.trajectory
+    turns = int(trajectory.turns.max(initial=-1)) + 1
     rewards = np.zeros(turns)
     rewards[: len(sample.turn_rewards)] = sample.turn_rewards[:turns]
     if turns:
-        rewards[-1] += (sample.reward if reward is None else reward) - rewards.sum()
+        rewards[-1] += sample.reward - rewards.sum()
+        sampled = trajectory.sampled
+        rewards -= np.bincount(trajectory.turns[sampled], weights=penalties_T[sampled], minlength=turns)
     return discounted_returns([rewards], gamma)[0]
 
 
@@ -62,10 +66,9 @@ class TurnReturns(AdvantageEstimator):
     ) -> Sequence[FloatArray]:
         """Return one array [T] for each sample."""
         samples = flatten(groups)
-        rewards = [value for _, values in penalised_rewards(groups, token_penalties) for value in values]
         returns = [
-            turn_returns(sample, self.config.gamma, float(reward))
-            for sample, reward in zip(samples, rewards, strict=True)
+            turn_returns(sample, self.config.gamma, penalties_T)
+            for sample, penalties_T in zip(samples, token_penalties, strict=True)
         ]
         return over_turns(samples, whiten(returns))
 
@@ -99,12 +102,10 @@ class GiGPO(GroupEstimator):
     ) -> Sequence[FloatArray]:
         """Return one array [T] for each sample, constant over the tokens of a turn."""
         values: list[Rewards] = []
+        penalties = iter(token_penalties)
         for group, rewards in penalised_rewards(groups, token_penalties):
             episodes = self.of_group(rewards)
-            returns = [
-                turn_returns(sample, self.config.gamma, float(reward))
-                for sample, reward in zip(group.samples, rewards, strict=True)
-            ]
+            returns = [turn_returns(sample, self.config.gamma, next(penalties)) for sample in group.samples]
             of_turns = self._among_anchors(group.samples, returns)
             values += [
                 episode + self.config.turn_weight * turns for episode, turns in zip(episodes, of_turns, strict=True)

@@ -33,7 +33,8 @@ from roll_like.types import PolicySample
 class LossInputs:
     """The trained tokens of one micro-batch, shape [N] each.
 
-    A sequence is whole within its micro-batch, so that a loss may reduce over `sequence_N`.
+    A sequence is whole within its micro-batch, so that a loss may reduce over `sequence_N`; and so is a turn: what the
+    policy sampled in one go, between two prompts. A single answer is one turn; an episode has many.
 
     Attributes:
         logprobs_N: Of the policy being trained, with gradient.
@@ -44,6 +45,9 @@ class LossInputs:
             up a rank's work; it changes neither gradient nor metrics.
         sequence_N: Index of each token's sequence, 0 ≤ index < `sequences`, int64.
         sequences: How many sequences the micro-batch holds.
+        turn_N: Index of each token's turn, 0 ≤ index < `turns`, int64. A turn lies within one sequence; tokens that the
+            loss leaves out do not split it, and two turns stay apart although nothing stands between them.
+        turns: How many turns the micro-batch holds.
         entropy_N: Of the policy's distribution at each token, in nats.
         draws_N: A number in [0, 1) that follows from the sample's content and the token's place, for
             losses that pick tokens at random: order and micro-batches do not change it.
@@ -57,26 +61,48 @@ class LossInputs:
     weights_N: Tensor
     sequence_N: Tensor
     sequences: int
+    turn_N: Tensor
+    turns: int
     entropy_N: Tensor
     draws_N: Tensor
     reference_logprobs_N: Tensor | None = None
 
     def sequence_sum(self, values_N: Tensor) -> Tensor:
         """Return the sum of values over each sequence, at each of its tokens, shape [N]."""
-        return _sums(values_N, self.sequence_N, self.sequences)[self.sequence_N]
+        return _sums(values_N, self.sequence_N, self.sequences)
 
     def sequence_mean(self, values_N: Tensor) -> Tensor:
         """Return the mean of values over each sequence, at each of its tokens, shape [N]."""
-        return self.sequence_sum(values_N) / self.sequence_sum(torch.ones_like(values_N))
+        return _means(values_N, self.sequence_N, self.sequences)
 
     def sequence_max(self, values_N: Tensor) -> Tensor:
         """Return the largest value of each sequence, at each of its tokens, shape [N]."""
-        lowest = values_N.new_full((self.sequences,), -torch.inf)
-        return lowest.scatter_reduce(0, self.sequence_N, values_N, "amax")[self.sequence_N]
+        return _largest(values_N, self.sequence_N, self.sequences)
+
+    def turn_sum(self, values_N: Tensor) -> Tensor:
+        """Return the sum of values over each turn, at each of its tokens, shape [N]."""
+        return _sums(values_N, self.turn_N, self.turns)
+
+    def turn_mean(self, values_N: Tensor) -> Tensor:
+        """Return the mean of values over each turn, at each of its tokens, shape [N]."""
+        return _means(values_N, self.turn_N, self.turns)
+
+    def turn_max(self, values_N: Tensor) -> Tensor:
+        """Return the largest value of each turn, at each of its tokens, shape [N]."""
+        return _largest(values_N, self.turn_N, self.turns)
 
 
-def _sums(values_N: Tensor, sequence_N: Tensor, sequences: int) -> Tensor:
-    return values_N.new_zeros(sequences).index_add(0, sequence_N, values_N)
+def _sums(values_N: Tensor, part_N: Tensor, parts: int) -> Tensor:
+    return values_N.new_zeros(parts).index_add(0, part_N, values_N)[part_N]
+
+
+def _means(values_N: Tensor, part_N: Tensor, parts: int) -> Tensor:
+    return _sums(values_N, part_N, parts) / _sums(torch.ones_like(values_N), part_N, parts)
+
+
+def _largest(values_N: Tensor, part_N: Tensor, parts: int) -> Tensor:
+    lowest = values_N.new_full((parts,), -torch.inf)
+    return lowest.scatter_reduce(0, part_N, values_N, "amax")[part_N]
 
 
 @dataclass(frozen=True, slots=True)

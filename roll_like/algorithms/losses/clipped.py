@@ -91,17 +91,25 @@ class PPOLoss(PolicyLoss):
 
 @LOSSES.register("gspo")
 class GSPOLoss(PolicyLoss):
-    """`gspo`: the clipped surrogate of whole sequences (Zheng et al. 2025, arXiv:2507.18071).
+    """`gspo`: the clipped surrogate of whole sequences (Zheng et al. 2025, arXiv:2507.18071), or of turns.
 
     The ratio is that of the sequence, to the power 1/length: s = exp(mean_t(log π − log π_old)). Its
     token form s_t = sg(s)·π_t/sg(π_t) (section 4.3 there) has the same gradient and allows every
     token an advantage of its own.
+
+    With `unit: turn` mean and ratio are each turn's own (turn-level importance sampling, Li et al. 2025,
+    arXiv:2511.20718, equation 4; the "segment" ratio of agentic pipelines): a turn that moved far is clipped without
+    the turns before and after it. A sequence of one turn has the same ratio either way.
     """
 
     class Config(PluginConfig):
         """GSPO: the geometric mean ratio of the sequence, clipped; its bounds are much narrower than PPO's."""
 
         type: Literal["gspo"] = "gspo"
+        unit: Literal["sequence", "turn"] = Field(
+            default="sequence",
+            description="Whose ratio it is: of the whole sequence, or of each turn of an episode on its own.",
+        )
         clip_low: float = Field(default=3e-4, ge=0, lt=1, description="The ratio is clipped below at 1 − this.")
         clip_high: float = Field(default=4e-4, ge=0, description="The ratio is clipped above at 1 + this.")
 
@@ -109,7 +117,8 @@ class GSPOLoss(PolicyLoss):
         """Return the clipped surrogate of each token."""
         low, high = 1 - self.config.clip_low, 1 + self.config.clip_high
         logprobs_N = inputs.logprobs_N
-        mean_N = inputs.sequence_mean(logprobs_N - inputs.old_logprobs_N).detach()
+        mean_of = inputs.turn_mean if self.config.unit == "turn" else inputs.sequence_mean
+        mean_N = mean_of(logprobs_N - inputs.old_logprobs_N).detach()
         ratio_N = (logprobs_N - logprobs_N.detach() + mean_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)).exp()
         objective_N = clipped_surrogate(ratio_N, inputs.advantages_N, low, high)
         return TokenLosses(-objective_N, clip_metrics(ratio_N, inputs.advantages_N, low, high))
