@@ -342,6 +342,11 @@ class MetricsConfig(ConfigModel):
     sampled_rollouts: Annotated[int, Field(ge=0)] = Field(
         default=10, description="Rollouts shown at the end, beside the first step's."
     )
+    traces_per_step: Annotated[int, Field(ge=0)] | None = Field(
+        default=16,
+        description="Rollouts of each step, and of each evaluation, that trackers get as traces, evenly over groups. "
+        "`null`: all; 0: none. Rollouts.",
+    )
 
 
 class EvaluationConfig(ConfigModel):

@@ -34,21 +34,22 @@ def rollouts_path(run_dir: Path, step: int, *, kind: str = "step") -> Path:
 
 def encode(record: Mapping[str, Any]) -> str:
     """Return one line of JSON. Numbers that JSON lacks become the strings `NaN`, `Infinity`, `-Infinity`."""
-    return json.dumps(_plain(record), ensure_ascii=False, allow_nan=False, default=str) + "\n"
+    return json.dumps(plain(record), ensure_ascii=False, allow_nan=False, default=str) + "\n"
 
 
 def encode_pretty(record: Mapping[str, Any]) -> str:
     """Return the same as a file for people."""
-    return json.dumps(_plain(record), ensure_ascii=False, allow_nan=False, default=str, indent=2) + "\n"
+    return json.dumps(plain(record), ensure_ascii=False, allow_nan=False, default=str, indent=2) + "\n"
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a value with nothing in it that JSON lacks, but for what `str` has to write."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value
 
 

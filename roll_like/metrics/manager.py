@@ -15,20 +15,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from roll_like.config.sections import MetricsConfig
 from roll_like.errors import ConfigError, PluginError
 from roll_like.metrics import files
 from roll_like.metrics.console import Console, Progress, make_console
+from roll_like.metrics.rollouts import KINDS, Kind, read_rollouts, rollout_steps, spread, with_ids
 from roll_like.metrics.sinks import Payload, Sink
 from roll_like.metrics.summary import ARTIFACTS, Summary, versions, write_summary
 from roll_like.metrics.timing import memory_metrics
-from roll_like.metrics.trackers import Status, Tracker
+from roll_like.metrics.trackers import Status, TraceTracker, Tracker
 from roll_like.registry import TRACKERS
 from roll_like.values import Metrics, merge, reduce
 
 ROLLOUT_FIELDS = frozenset({"task_id", "prompt", "text", "reward"})
+#: Steps whose rollouts wait for a tracker that does not take them; the oldest are given up beyond it.
+TRACED_STEPS = 8
 
 
 class MetricsManager:
@@ -82,6 +85,7 @@ class MetricsManager:
         self._lines = Sink("metrics.jsonl", self._write_line, self.warn)
         self._rollouts = Sink("rollouts", self._write_rollouts, self.warn, keep=2)
         self._sinks: dict[str, Sink] = {"metrics.jsonl": self._lines}
+        self._traces: dict[str, Sink] = {}
 
     def __enter__(self) -> Self:
         """Prepare the folder, then start console and trackers.
@@ -153,10 +157,8 @@ class MetricsManager:
         self.console.evaluation(step, values)
         return values
 
-    def log_rollouts(
-        self, step: int, rows: Iterable[Mapping[str, Any]], *, kind: Literal["step", "eval"] = "step"
-    ) -> None:
-        """Write rollouts of a training step or an evaluation to `rollouts/`.
+    def log_rollouts(self, step: int, rows: Iterable[Mapping[str, Any]], *, kind: Kind = "step") -> None:
+        """Write rollouts of a training step or an evaluation to `rollouts/`, and give trackers some as traces.
 
         Raises:
             ValueError: A row lacks `task_id`, `prompt`, `text` or `reward`.
@@ -166,7 +168,11 @@ class MetricsManager:
             missing = ROLLOUT_FIELDS - row.keys()
             if missing:
                 raise ValueError(f"rollout row {index} of step {step} lacks {', '.join(sorted(missing))}")
-        self._rollouts.send(step, {"kind": kind, "rows": kept})
+        named = with_ids(step, kind, kept)
+        self._rollouts.send(step, {"kind": kind, "rows": named})
+        chosen = spread(named, self._config.traces_per_step)
+        for sink in self._traces.values() if chosen else ():
+            sink.send(step, {"kind": kind, "rows": chosen})
 
     def warn(self, text: str) -> None:
         """Show a warning and keep it in `events.jsonl`."""
@@ -190,6 +196,12 @@ class MetricsManager:
                 key: [[step, payload] for step, payload in sink.pending]
                 for key, sink in self._sinks.items()
                 if sink.pending
+            }
+            # the rows themselves lie in rollouts/
+            | {
+                sink.name: [[step, {"kind": payload["kind"]}] for step, payload in sink.pending]
+                for sink in self._traces.values()
+                if sink.pending
             },
         }
 
@@ -198,12 +210,13 @@ class MetricsManager:
         if self._closed:
             return
         self._closed = True
-        for sink in (*self._sinks.values(), self._rollouts):
+        sinks = (*self._sinks.values(), self._rollouts, *self._traces.values())
+        for sink in sinks:
             sink.flush()
             report = sink.report()
             if report["undelivered"]:
                 self.warn(f"{sink.name}: {report['undelivered']} steps never arrived ({report['last_error']})")
-        reports = {sink.name: sink.report() for sink in (*self._sinks.values(), self._rollouts) if sink.failures}
+        reports = {sink.name: sink.report() for sink in sinks if sink.failures}
         self._event("end", status=status, failures=reports)
         self.console.close()
         self._summarise()
@@ -325,6 +338,31 @@ class MetricsManager:
             pending = self._whole_history()
         sink.hold((step, payload) for step, payload in pending)
         sink.flush()
+        if isinstance(tracker, TraceTracker) and self._config.traces_per_step != 0:
+            self._start_traces(key, tracker, again=self._resumed is not None and run_id == old_id)
+
+    def _start_traces(self, key: str, tracker: TraceTracker, *, again: bool) -> None:
+        """Give a tracker rollouts from now on; when a run is continued, also those that may not have arrived.
+
+        A checkpoint is written before its own step's rollouts, so these are sent again: a trace that is there already
+        is replaced.
+        """
+        sink = self._traces[key] = Sink(
+            f"{key} traces", partial(self._write_traces, tracker), self.warn, keep=TRACED_STEPS
+        )
+        if not again or self._resumed is None:
+            return
+        pending = self._resumed["pending"].get(sink.name, [])
+        held = {(step, payload["kind"]) for step, payload in pending}
+        held |= {(self._step, kind) for kind in KINDS if self._step in rollout_steps(self._run_dir, kind)}
+        sink.hold((step, {"kind": kind}) for step, kind in sorted(held))
+        sink.flush()
+
+    def _write_traces(self, tracker: TraceTracker, step: int, payload: Payload) -> None:
+        rows = payload.get("rows")
+        if rows is None:  # of an earlier process
+            rows = spread(read_rollouts(self._run_dir, step, payload["kind"]), self._config.traces_per_step)
+        tracker.trace(step, payload["kind"], rows)
 
     def _whole_history(self) -> list[tuple[int, Payload]]:
         records = files.read(self._run_dir / files.EVALUATIONS) + files.read(self._run_dir / files.METRICS)

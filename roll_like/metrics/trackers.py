@@ -6,25 +6,26 @@ of `Tracker`. It may raise anything at any time: `MetricsManager` counts it, war
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import logging
 import os
 import re
 import shutil
-import sqlite3
 import time
 import uuid
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from pydantic import Field
 
 from roll_like.config.base import PluginConfig
 from roll_like.errors import PluginError
+from roll_like.metrics.rollouts import Kind, Row
+from roll_like.metrics.sqlite_store import check_database, cut_series, lock
+from roll_like.metrics.traces import TraceStore
 from roll_like.registry import TRACKERS
 
 Status = Literal["finished", "failed", "stopped"]
@@ -69,6 +70,21 @@ class Tracker(Protocol):
 
     def close(self, status: Status) -> None:
         """End the run; everything that was logged is safe afterwards."""
+
+
+@runtime_checkable
+class TraceTracker(Protocol):
+    """What a tracker has beside, if it wants rollouts too."""
+
+    def trace(self, step: int, kind: Kind, rows: Sequence[Row]) -> None:
+        """Take some rollouts of a training step (`step`) or of an evaluation after it (`eval`).
+
+        Args:
+            step: As in `log`.
+            kind: Which of the two.
+            rows: As in `rollouts/*.jsonl`, each with its `id`. The same ones may come again, after a failure or when a
+                run is continued; those of steps after `resume_step` are not to be there twice.
+        """
 
 
 def flatten(params: Mapping[str, Any]) -> dict[str, str]:
@@ -134,6 +150,7 @@ class MLflowTracker:
     def __init__(self, config: MLflowConfig) -> None:
         self._config = config
         self._client: Any = None
+        self._traces: TraceStore | None = None
         self._run_id = ""
 
     def start(
@@ -155,16 +172,20 @@ class MLflowTracker:
         uri = self._config.tracking_uri or f"sqlite:///{database}"
         if uri.startswith("sqlite:///"):
             database = Path(uri.removeprefix("sqlite:///"))
-            _check_database(database)
-        with _lock(folder / ".mlflow.lock"), _quiet_mlflow():
+            check_database(database)
+        with lock(folder / ".mlflow.lock"), _quiet_mlflow():
             self._client = _open_mlflow(uri)
             artifacts = None if self._config.tracking_uri else (folder / "mlartifacts").as_uri()
             experiment = self._experiment(
                 self._config.experiment or str(params.get("pipeline", "roll_like")), artifacts
             )
         self._run_id = self._continue(resume_id) or self._create(experiment, run_name, run_dir)
-        if self._run_id == resume_id and resume_step is not None and uri.startswith("sqlite:///"):
-            _cut_series(database, self._run_id, resume_step)
+        with _quiet_mlflow():
+            self._traces = self._trace_store(uri)
+        if self._run_id == resume_id and resume_step is not None:
+            self._traces.cut(resume_step)
+            if uri.startswith("sqlite:///"):
+                cut_series(database, self._run_id, resume_step)
         self._log_params(flatten(params))
         return self._run_id
 
@@ -196,6 +217,10 @@ class MLflowTracker:
         self._client.update_run(run_id, status="RUNNING")
         return run_id
 
+    def _trace_store(self, uri: str) -> TraceStore:
+        experiment = self._client.get_run(self._run_id).info.experiment_id
+        return TraceStore(self._client, uri, str(experiment), self._run_id)
+
     def _log_params(self, params: Mapping[str, str]) -> None:
         from mlflow.entities import Param, RunTag
 
@@ -216,6 +241,11 @@ class MLflowTracker:
         metrics = [Metric(_NOT_IN_MLFLOW_NAMES.sub("_", name), value, now, step) for name, value in values.items()]
         for start in range(0, len(metrics), 1000):
             self._client.log_batch(self._run_id, metrics=metrics[start : start + 1000])
+
+    def trace(self, step: int, kind: Kind, rows: Sequence[Row]) -> None:
+        """Write each rollout as a trace of the run: about 20 ms for an episode of ten turns, 8 ms for an answer."""
+        if self._traces is not None:
+            self._traces.write(step, kind, rows)
 
     def artifact(self, path: Path) -> None:
         """Copy a file to the run's artifacts."""
@@ -244,36 +274,6 @@ def _quiet_mlflow() -> Iterator[None]:
         for category in (DeprecationWarning, FutureWarning, UserWarning):
             warnings.simplefilter("ignore", category)
         yield
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _check_database(path: Path) -> None:
-    """Fail at once for a file that MLflow would retry for half an hour."""
-    try:
-        with closing(sqlite3.connect(path, timeout=10, isolation_level=None)) as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute("ROLLBACK")
-    except sqlite3.Error as error:
-        raise OSError(f"{path} cannot be used as a SQLite store: {error}") from error
-
-
-def _cut_series(database: Path, run_id: str, last_step: int) -> None:
-    """Remove a run's points after `last_step`, so that steps which are run again are not there twice."""
-    with closing(sqlite3.connect(database, timeout=10)) as connection, connection:
-        connection.execute("DELETE FROM metrics WHERE run_uuid = ? AND step > ?", (run_id, last_step))
-        connection.execute("DELETE FROM latest_metrics WHERE run_uuid = ?", (run_id,))
-        # SQLite takes the bare columns from the row that holds the maximum
-        connection.execute(
-            "INSERT INTO latest_metrics (key, value, timestamp, step, is_nan, run_uuid) "
-            "SELECT key, value, timestamp, MAX(step), is_nan, run_uuid FROM metrics WHERE run_uuid = ? GROUP BY key",
-            (run_id,),
-        )
 
 
 class TensorBoardConfig(PluginConfig):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
+from roll_like.metrics.rollouts import message_text, transcript
 from roll_like.rollout.filling import Collected
-from roll_like.types import Group, Scored, StopReason
+from roll_like.types import Group, Scored, StopReason, Task, TurnRecord
 from roll_like.values import Max, Mean, Metric, Sum, merge
 
 
@@ -71,12 +73,18 @@ def evaluation_metrics(collected: Collected) -> dict[str, Metric]:
 
 
 def rollout_rows(groups: Sequence[Group[Scored]]) -> list[dict[str, Any]]:
-    """Return groups as rows that people can read, one a sample."""
+    """Return groups as rows that people can read, one a sample.
+
+    An episode's row has its `turns` (records as plain JSON), `return`, `cuts`, the environment's `seed` and, where the
+    environment says so, `success`; its `text` is what was said and shown after the first prompt.
+    """
     return [
         {
             "task_id": group.task.task_id,
             "source": group.task.source,
-            "prompt": group.task.messages[-1]["content"],
+            "domain": group.task.domain,
+            "sample_index": sample.trajectory.sample_index,
+            "prompt": _prompt(group.task),
             "messages": list(group.task.messages),
             "text": sample.trajectory.text,
             "reward": sample.reward,
@@ -85,10 +93,36 @@ def rollout_rows(groups: Sequence[Group[Scored]]) -> list[dict[str, Any]]:
             "tokens": sample.trajectory.response_length,
             "stop_reason": str(sample.trajectory.stop_reason),
             "policy_version": sample.trajectory.policy_version,
+            **(_episode(group.task, sample) if sample.record else {}),
         }
         for group in groups
         for sample in group.samples
     ]
+
+
+def _prompt(task: Task) -> str:
+    return message_text(task.messages[-1]) if task.messages else ""
+
+
+def _episode(task: Task, sample: Scored) -> dict[str, Any]:
+    """Return what the row of an episode has beside that of a single answer, or instead."""
+    turns = [_turn(record) for record in sample.record]
+    row: dict[str, Any] = {
+        "prompt": message_text(turns[0]["shown"][-1]) if turns[0]["shown"] else _prompt(task),
+        "text": transcript(turns),
+        "return": sum(sample.turn_rewards),
+        "cuts": int(sample.details.get("cuts", 0)),
+        "turns": turns,
+    }
+    if "seed" in task.metadata:
+        row["seed"] = task.metadata["seed"]
+    if "success" in sample.details:
+        row["success"] = bool(sample.details["success"])
+    return row
+
+
+def _turn(record: TurnRecord) -> dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
 def _sample_metrics(sample: Scored, policy_version: int) -> dict[str, Metric]:

@@ -1,0 +1,295 @@
+"""Rollouts as MLflow traces: an episode is a tree of spans, a single answer one span.
+
+    frozen_lake                 AGENT        task and first messages → transcript; reward, success, tokens
+    ├── turn 1                  CHAIN        what the turn earned, and the state it acted in
+    │   ├── policy              CHAT_MODEL   messages that were new to it → what it said; tokens
+    │   └── environment         TASK         what it said → what it was shown next; reward
+    │       └── calculator      TOOL         arguments → result
+    └── turn 2 …
+
+Ids are derived from the run and the rollout's id, so that sending a trace again replaces it. MLflow's own pipeline
+(`mlflow.start_span` and a queue) is not used: it logs its failures and goes on, and these are counted and tried again.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from roll_like.metrics import files
+from roll_like.metrics.rollouts import Kind, Row, message_text
+
+#: Longest beginning of a prompt or an answer that lists of traces show. Characters.
+PREVIEW = 1000
+_PAGE = 500
+
+
+class TraceStore:
+    """One run's traces in an MLflow store.
+
+    Args:
+        client: An `MlflowClient`.
+        uri: Of its store: a server or a database.
+        experiment: Id of the run's experiment.
+        run_id: The run that the traces belong to.
+    """
+
+    def __init__(self, client: Any, uri: str, experiment: str, run_id: str) -> None:
+        from mlflow.tracing.client import TracingClient
+
+        self._client = client
+        self._writer: Any = TracingClient(uri)
+        self._experiment = experiment
+        self._run_id = run_id
+
+    def write(self, step: int, kind: Kind, rows: Sequence[Row]) -> None:
+        """Write a trace for each row, or replace it.
+
+        Args:
+            step: Training steps that were finished.
+            kind: Whether it was a training step's rollout or an evaluation's.
+            rows: As `with_ids` returns them.
+
+        Raises:
+            MlflowException: The store refuses one.
+            NotImplementedError: The server keeps no spans: it is older than 3.4, or has no database.
+        """
+        spans: list[Any] = []
+        for row in rows:
+            trace = _Trace(self._run_id, step, kind, row)
+            self._writer.start_trace(trace.info(self._experiment))
+            spans += trace.spans()
+        if spans:
+            self._writer.log_spans(self._experiment, spans)
+
+    def cut(self, last_step: int) -> None:
+        """Delete the traces of steps after `last_step`, which will be run again."""
+        later: list[str] = []
+        token: str | None = None
+        while True:
+            page = self._client.search_traces(
+                locations=[self._experiment],
+                run_id=self._run_id,
+                include_spans=False,
+                max_results=_PAGE,
+                page_token=token,
+            )
+            later += [one.info.trace_id for one in page if int(one.info.tags.get("step", -1)) > last_step]
+            token = page.token
+            if not token:
+                break
+        for start in range(0, len(later), 100):
+            self._client.delete_traces(self._experiment, trace_ids=later[start : start + 100])
+
+
+class _Trace:
+    """What MLflow is told of one rollout."""
+
+    def __init__(self, run_id: str, step: int, kind: Kind, row: Row) -> None:
+        self._run_id = run_id
+        self._step = step
+        self._kind = kind
+        self._row = row
+        self._turns: list[Mapping[str, Any]] = list(row.get("turns", ()))
+        self._digest = hashlib.sha256(f"{run_id} {row['id']}".encode()).digest()[:16]
+        self.trace_id = f"tr-{self._digest.hex()}"
+        now = time.time()  # nobody writes down when a single answer was sampled
+        self._began = float(self._turns[0]["began"]) if self._turns else now
+        self._ended = max(self._began, float(self._turns[-1]["ended"])) if self._turns else now
+
+    def info(self, experiment: str) -> Any:
+        """Return the trace without its spans."""
+        from mlflow.entities import TraceInfo, TraceLocation, TraceState
+
+        row = self._row
+        answer = self._turns[-1]["text"] if self._turns else row["text"]
+        tags = {
+            "mlflow.traceName": str(row.get("domain", row.get("source", "rollout")))[:250],
+            "step": str(self._step),
+            "kind": self._kind,
+            "domain": str(row.get("domain", "")),
+            "task": str(row["task_id"])[:1000],
+            "rollout": row["id"],
+            "reward": f"{float(row['reward']):.6g}",
+            **({"success": str(row["success"]).lower()} if "success" in row else {}),
+        }
+        return TraceInfo(
+            trace_id=self.trace_id,
+            trace_location=TraceLocation.from_experiment_id(experiment),
+            request_time=int(self._began * 1000),
+            execution_duration=int((self._ended - self._began) * 1000),
+            state=TraceState.OK,
+            request_preview=str(row["prompt"])[:PREVIEW],
+            response_preview=str(answer)[:PREVIEW],
+            trace_metadata={"mlflow.sourceRun": self._run_id, "mlflow.trace.tokenUsage": json.dumps(self._usage())},
+            tags=tags,
+            assessments=self._verdicts(),
+        )
+
+    def spans(self) -> list[Any]:
+        """Return the root span, then those of every turn."""
+        row = self._row
+        kept = ("reward", "rewards", "details", "success", "cuts", "seed", "tokens", "stop_reason", "policy_version")
+        root_attributes = {"step": self._step, "kind": self._kind, **{key: row[key] for key in kept if key in row}}
+        messages, task = row.get("messages", ()), {"task": row["task_id"]}
+        if not self._turns:
+            attributes = {**root_attributes, "mlflow.chat.tokenUsage": self._usage()}
+            inputs = {**task, "messages": messages}
+            return [self._span("answer", "CHAT_MODEL", inputs, _said(row["text"]), attributes=attributes)]
+        root = self._span(
+            str(row.get("domain", "episode")),
+            "AGENT",
+            {**task, "messages": self._turns[0]["shown"]},
+            {"text": row["text"], "reward": row["reward"]},
+            attributes={**root_attributes, "turns": len(self._turns)},
+        )
+        return [root, *(span for number in range(len(self._turns)) for span in self._turn_spans(number))]
+
+    def _turn_spans(self, number: int) -> list[Any]:
+        """Return a turn's own span, the policy's, the environment's, and those of what was called."""
+        turn = self._turns[number]
+        name, policy, environment = f"turn {number + 1}", f"policy {number + 1}", f"environment {number + 1}"
+        began, sampled, ended = (float(turn[key]) for key in ("began", "sampled", "ended"))
+        last = number + 1 == len(self._turns)
+        shown = turn.get("after", ()) if last else self._turns[number + 1]["shown"]
+        usage = _usage(int(turn["prompt_tokens"]), int(turn["tokens"]))
+        invalid = bool(turn.get("invalid", False))
+        verdict = {"reward": turn["reward"], "invalid": invalid}
+        observed = "\n".join(message_text(message) for message in turn["shown"][-1:])
+        spans = [
+            self._span(
+                name,
+                "CHAIN",
+                observed,
+                {"text": turn["text"], **verdict},
+                key=name,
+                parent="",
+                times=(began, ended),
+                attributes={**verdict, "state": turn["state"]},
+            ),
+            self._span(
+                "policy",
+                "CHAT_MODEL",
+                {"messages": turn["shown"]},
+                _said(turn["text"]),
+                key=policy,
+                parent=name,
+                times=(began, sampled),
+                attributes={"mlflow.chat.tokenUsage": usage},
+            ),
+            self._span(
+                "environment",
+                "TASK",
+                {"text": turn["text"]},
+                {"messages": shown, "reward": turn["reward"]},
+                key=environment,
+                parent=name,
+                times=(sampled, ended),
+                attributes=verdict,
+                error="the environment found no valid action in this turn" if invalid else None,
+            ),
+        ]
+        for place, call in enumerate(turn.get("tool_calls", ())):
+            spans.append(
+                self._span(
+                    str(call.get("name") or "unreadable call"),
+                    "TOOL",
+                    call.get("arguments"),
+                    call.get("result"),
+                    key=f"{environment} call {place}",
+                    parent=environment,
+                    times=(sampled, ended),
+                    error=str(call.get("result", "")) if call.get("error") else None,
+                )
+            )
+        return spans
+
+    def _span(
+        self,
+        name: str,
+        kind: str,
+        inputs: Any,
+        outputs: Any,
+        *,
+        key: str = "",
+        parent: str | None = None,
+        times: tuple[float, float] | None = None,
+        attributes: Mapping[str, Any] | None = None,
+        error: str | None = None,
+    ) -> Any:
+        """Return a span.
+
+        Args:
+            name: As it is shown.
+            kind: One of MLflow's span types.
+            inputs: What went in.
+            outputs: What came out.
+            key: Tells it from the other spans of the trace; the root's is empty.
+            parent: Key of the span that it is part of; None for the root.
+            times: Begin and end, Unix seconds; default: the whole trace's.
+            attributes: Figures to show beside.
+            error: Why it failed, if it did.
+        """
+        from mlflow.entities import Span
+
+        began, ended = times or (self._began, self._ended)
+        told = {
+            "mlflow.traceRequestId": self.trace_id,
+            "mlflow.spanType": kind,
+            "mlflow.spanInputs": inputs,
+            "mlflow.spanOutputs": outputs,
+            **(attributes or {}),
+        }
+        return Span.from_dict(
+            {
+                "trace_id": base64.b64encode(self._digest).decode(),
+                "span_id": self._span_id(key),
+                "parent_span_id": None if parent is None else self._span_id(parent),
+                "name": name,
+                "start_time_unix_nano": int(began * 1e9),
+                "end_time_unix_nano": int(max(began, ended) * 1e9),
+                "events": [],
+                "status": {
+                    "code": "STATUS_CODE_OK" if error is None else "STATUS_CODE_ERROR",
+                    "message": error or "",
+                },
+                "attributes": {name: _encode(value) for name, value in told.items()},
+            }
+        )
+
+    def _span_id(self, key: str) -> str:
+        return base64.b64encode(hashlib.sha256(self._digest + key.encode()).digest()[:8]).decode()
+
+    def _usage(self) -> dict[str, int]:
+        prompts = sum(int(turn["prompt_tokens"]) for turn in self._turns)
+        return _usage(prompts, int(self._row.get("tokens", 0)))
+
+    def _verdicts(self) -> list[Any]:
+        """Return reward and success as assessments, which MLflow's list of traces shows and filters by."""
+        from mlflow.entities import AssessmentSource, Feedback
+
+        values: dict[str, Any] = {"reward": files.plain(float(self._row["reward"]))}
+        if "success" in self._row:
+            values["success"] = bool(self._row["success"])
+        source = AssessmentSource(source_type="CODE", source_id="roll_like")
+        verdicts = [Feedback(name=name, value=value, source=source) for name, value in values.items()]
+        for verdict in verdicts:  # the same id again, so that a trace that is sent again has no second verdict
+            verdict.assessment_id = f"a-{hashlib.sha256(f'{self.trace_id} {verdict.name}'.encode()).hexdigest()[:32]}"
+        return verdicts
+
+
+def _said(text: str) -> dict[str, Any]:
+    """Return a policy's words in the form that MLflow shows as chat."""
+    return {"choices": [{"message": {"role": "assistant", "content": text}}]}
+
+
+def _usage(prompt: int, sampled: int) -> dict[str, int]:
+    return {"input_tokens": prompt, "output_tokens": sampled, "total_tokens": prompt + sampled}
+
+
+def _encode(value: Any) -> str:
+    return json.dumps(files.plain(value), ensure_ascii=False, default=str)
