@@ -6,13 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Self
 
-from roll_like.build import Workers, build_evaluator, build_rollouts, evaluate_model, export_model, start_workers
-from roll_like.check import refuse_errors
+from roll_like.build import Workers, evaluate_model, export_model, start_workers
+from roll_like.check import Report, check, refuse_errors
+from roll_like.check.data import prompt_findings
+from roll_like.config.domains import domain_difficulty
 from roll_like.config.rlvr import RLVRConfig
+from roll_like.judging import Judging, prompt_evaluator, prompt_rollouts
 from roll_like.metrics.summary import Summary
 from roll_like.registry import PIPELINES
 from roll_like.rollout.evaluate import Evaluator
 from roll_like.rollout.metrics import rollout_metrics
+from roll_like.rollout.scheduler import GroupPlan
 from roll_like.rollout.source import RolloutSource
 from roll_like.run import RunContext, RunResult, RunState, launch
 from roll_like.training.engine import with_reference
@@ -29,7 +33,7 @@ class RLVRPipeline:
     run_state: RunState
     workers: Workers
     rollouts: RolloutSource
-    evaluator: Evaluator | None
+    evaluator: Evaluator[GroupPlan] | None
 
     def run(self) -> None:
         """Train to the end: the policy samples, its samples are judged, the verdicts move it."""
@@ -51,10 +55,12 @@ class RLVRPipeline:
     @classmethod
     def build(cls, config: RLVRConfig, run: RunContext) -> Self:
         """Start the workers and put the parts together, where a resumed run left them."""
-        workers = start_workers(config, run)
-        rollouts = build_rollouts(config, workers)
+        judging = Judging(config, run.resources, run.stack)
+        workers = start_workers(config, run, judging, difficulty=domain_difficulty(config))
+        scheduler = judging.scheduler(workers.inference, workers.progress)
+        rollouts = prompt_rollouts(config, scheduler, workers.runner, run.state.metrics.warn)
         run.state.keep(workers.saved_engines, rollouts=rollouts, advantages=workers.advantages)
-        evaluator = build_evaluator(config, workers.scheduler, workers.runner)
+        evaluator = prompt_evaluator(config, scheduler, workers.runner)
         return cls(config=config, run_state=run.state, workers=workers, rollouts=rollouts, evaluator=evaluator)
 
     def export(self, directory: Path, summary: Summary) -> None:
@@ -69,10 +75,20 @@ class RLVRPipeline:
             config: The validated configuration.
             resume: None starts anew; "" continues the latest run of this name; else the run to continue.
         """
-        refuse_errors(config)
+        refuse_errors(cls.check(config))
         return launch(config, cls.build, resume=resume)
 
     @classmethod
+    def check(cls, config: RLVRConfig) -> Report:
+        """Return every problem that can be known before a run, and its plan."""
+        return check(config, prompt_findings)
+
+    @classmethod
     def evaluate(cls, config: RLVRConfig, model: str) -> dict[str, float]:
-        """Evaluate a model on the configuration's evaluation set; print and return the figures."""
-        return evaluate_model(config, model)
+        """Evaluate a model on the configuration's evaluation set and return the figures."""
+        return evaluate_model(
+            config,
+            model,
+            Judging,
+            lambda config, judging, engines, runner: prompt_evaluator(config, judging.scheduler(engines), runner),
+        )

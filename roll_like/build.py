@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from roll_like.algorithms.advantages import AdvantageEstimator
 from roll_like.algorithms.kl import KLController
 from roll_like.cluster import Cluster, RaySession, ResourceManager
-from roll_like.config.domains import domain_difficulty, domain_filters
+from roll_like.config.algorithm import DifficultyConfig
 from roll_like.config.load import dump_config
-from roll_like.config.rlvr import RLVRConfig
-from roll_like.data.order import TaskOrder
-from roll_like.data.tasks import TaskSet, load_tasks
+from roll_like.config.policy_gradient import PolicyGradientConfig
 from roll_like.errors import ConfigError
-from roll_like.inference.server import ServerWorker
 from roll_like.inference.worker import InferenceWorker
 from roll_like.loop import DriverLoop
 from roll_like.metrics.summary import Summary
 from roll_like.models.export import ModelCard
-from roll_like.models.load import ResolvedModel, load_tokenizer, resolve_model
+from roll_like.models.load import ResolvedModel, resolve_model
 from roll_like.registry import ADVANTAGES
 from roll_like.rollout.evaluate import Evaluator
-from roll_like.rollout.handles import ActorReplica
-from roll_like.rollout.scheduler import GenerateScheduler
-from roll_like.rollout.source import SynchronousRollouts
 from roll_like.run import RunContext, RunState
 from roll_like.start import (
     start_critic,
     start_inference,
-    start_judge,
     start_reference,
-    start_rewards,
     start_weight_sync,
     time_shared,
     trainer_spec,
@@ -46,7 +39,22 @@ from roll_like.training.worker import DeepSpeedWorker
 from roll_like.values import reduce
 from roll_like.weights.sync import SyncReport, WeightSync
 
-Timer = Callable[[str], AbstractContextManager[None]]
+#: Called with (finished samples, expected samples).
+Progress: TypeAlias = Callable[[int, int], None]
+
+
+class Beside(Protocol):
+    """What a pipeline starts beside engines and trainer: reward workers, or environments."""
+
+    def start(self) -> None:
+        """Start its processes; the engines load their model meanwhile."""
+
+    def wait(self) -> None:
+        """Wait until they are ready."""
+
+
+ConfigT = TypeVar("ConfigT", bound=PolicyGradientConfig)
+BesideT = TypeVar("BesideT", bound=Beside)
 
 
 @dataclass(kw_only=True)
@@ -62,7 +70,6 @@ class Workers:
         kl_reference: The reference model, where the loss needs it.
         advantages: The estimator, with a KL penalty in the reward where configured.
         inference: The engines' cluster.
-        scheduler: Fills groups from the engines and the reward workers.
         weights: Actor to engines.
         time_shared: What is trained on the inference engines' GPUs: they must make room for each other.
     """
@@ -75,7 +82,6 @@ class Workers:
     kl_reference: TrainingEngine | None
     advantages: Advantages
     inference: Cluster[InferenceWorker]
-    scheduler: GenerateScheduler
     weights: WeightSync
     time_shared: Sequence[TrainingEngine | CriticEngine]
 
@@ -83,6 +89,10 @@ class Workers:
     def saved_engines(self) -> list[TrainingEngine | CriticEngine]:
         """What is trained, for checkpoints."""
         return [self.actor] if self.critic is None else [self.actor, self.critic]
+
+    def progress(self, done: int, total: int) -> None:
+        """Show how many samples of a step are finished."""
+        self.state.metrics.phase("generating", done, total)
 
     @contextmanager
     def generating(self) -> Iterator[None]:
@@ -111,8 +121,20 @@ class Workers:
                 self.runner.run(self.inference.ask_everywhere(InferenceWorker.wake))
 
 
-def start_workers(config: RLVRConfig, run: RunContext) -> Workers:
+def start_workers(
+    config: PolicyGradientConfig,
+    run: RunContext,
+    beside: Beside,
+    *,
+    difficulty: Mapping[str, DifficultyConfig] | None = None,
+) -> Workers:
     """Start every actor of a run, side by side, and wait until all are ready.
+
+    Args:
+        config: The run's configuration.
+        run: What it is built on.
+        beside: What the pipeline starts beside engines and trainer.
+        difficulty: Bands of domains that have their own.
 
     Raises:
         RollLikeError: One of them did not start.
@@ -124,16 +146,14 @@ def start_workers(config: RLVRConfig, run: RunContext) -> Workers:
     run.state.metrics.phase("starting workers")
     inference = start_inference(config, model, run.resources, run.stack)
     wait_for_inference = inference.begin(InferenceWorker.start)  # loads while the trainer does
-    judge = start_judge(config, run.resources, run.stack)
-    wait_for_judge = judge.begin(ServerWorker.start) if judge is not None else None
-    rewards = start_rewards(config, run.resources, run.stack, judge)
+    beside.start()
     kl = KLController(config.algorithm.kl)
     actor = start_trainer(
         "training",
         trainer_spec(config, model, config.training, frozen=False),
         run.resources,
         config.resources.spans.training,
-        max_response_tokens=config.rollout.max_response_tokens,
+        max_response_tokens=config.longest_response,
         stack=run.stack,
         kl_controller=kl,
         span_timer=timer,
@@ -141,9 +161,7 @@ def start_workers(config: RLVRConfig, run: RunContext) -> Workers:
     reference = start_reference(config, run, model)
     critic = start_critic(config, run, model)
     wait_for_inference()
-    if wait_for_judge is not None:
-        wait_for_judge()
-    rewards.wait_until_ready()
+    beside.wait()
     estimator: AdvantageEstimator = ADVANTAGES.get(config.algorithm.advantage.type)(config.algorithm.advantage)
     if estimator.needs_critic and critic is not None:
         estimator.use(critic)
@@ -159,68 +177,17 @@ def start_workers(config: RLVRConfig, run: RunContext) -> Workers:
             config.algorithm,
             kl,
             reference,
-            max_response_tokens=config.rollout.max_response_tokens,
+            max_response_tokens=config.longest_response,
             warmup_steps=config.critic.warmup_steps if config.critic is not None else 0,
-            difficulty=domain_difficulty(config),
+            difficulty=difficulty or {},
         ),
         inference=inference,
-        scheduler=GenerateScheduler(
-            [ActorReplica(inference, rank) for rank in range(len(inference))],
-            rewards,
-            max_in_flight=config.rollout.max_in_flight,
-            retries=config.rollout.retries,
-            progress=lambda done, total: run.state.metrics.phase("generating", done, total),
-        ),
         weights=start_weight_sync(config, actor, inference),
         time_shared=time_shared(config, actor, critic),
     )
 
 
-def tasks_of(config: RLVRConfig) -> TaskSet:
-    """Return the training tasks."""
-    return load_tasks(config.data.sources, load_tokenizer(config.model), config.data.max_prompt_tokens)
-
-
-def build_rollouts(config: RLVRConfig, workers: Workers) -> SynchronousRollouts:
-    """Return the source of a step's groups."""
-    tasks = tasks_of(config)
-    for report in tasks.report:
-        if report.too_long:
-            workers.state.metrics.warn(str(report))
-    return SynchronousRollouts(
-        workers.scheduler,
-        tasks,
-        TaskOrder(tasks, seed=config.seed, shuffle=config.data.shuffle),
-        config.rollout,
-        seed=config.seed,
-        runner=workers.runner,
-        greedy_baseline=ADVANTAGES.get(config.algorithm.advantage.type).greedy_baseline,
-        filters=domain_filters(config),
-    )
-
-
-def build_evaluator(config: RLVRConfig, scheduler: GenerateScheduler, runner: DriverLoop) -> Evaluator | None:
-    """Return what measures the policy, or nothing where there is no `evaluation` section."""
-    if config.evaluation is None:
-        return None
-    tasks = load_tasks(
-        config.evaluation.sources,
-        load_tokenizer(config.model),
-        config.data.max_prompt_tokens,
-        key="evaluation.sources",
-    )
-    return Evaluator(
-        scheduler,
-        tasks,
-        config.evaluation,
-        max_response_tokens=config.rollout.max_response_tokens,
-        max_failure_fraction=config.rollout.max_failure_fraction,
-        seed=config.seed,
-        runner=runner,
-    )
-
-
-def export_model(actor: TrainingEngine, config: RLVRConfig, directory: Path, summary: Summary) -> None:
+def export_model(actor: TrainingEngine, config: PolicyGradientConfig, directory: Path, summary: Summary) -> None:
     """Write the actor's model as a Hugging Face directory, with a card of the run."""
     figures = summary.figures
     card = ModelCard(
@@ -235,12 +202,25 @@ def export_model(actor: TrainingEngine, config: RLVRConfig, directory: Path, sum
     actor.cluster.everywhere(DeepSpeedWorker.export, str(directory), config.model, card)
 
 
-def evaluate_model(config: RLVRConfig, model_path: str) -> dict[str, float]:
-    """Evaluate a model on the configuration's evaluation set, without a trainer.
+def evaluate_model(
+    config: ConfigT,
+    model_path: str,
+    beside_of: Callable[[ConfigT, ResourceManager, ExitStack], BesideT],
+    evaluator_of: Callable[[ConfigT, BesideT, Cluster[InferenceWorker], DriverLoop], Evaluator[Any] | None],
+) -> dict[str, float]:
+    """Measure a model by the configuration's evaluation, without a trainer.
+
+    Args:
+        config: The configuration.
+        model_path: What to measure.
+        beside_of: Makes what judges.
+        evaluator_of: Makes the evaluator.
 
     Raises:
         ConfigError: The configuration has no `evaluation` section.
     """
+    if config.evaluation is None:
+        raise ConfigError("this configuration has no `evaluation` section", fix="add one")
     config = config.model_copy(update={"model": config.model.model_copy(update={"path": model_path})})
     with ExitStack() as stack:
         runner = stack.enter_context(DriverLoop())
@@ -248,20 +228,13 @@ def evaluate_model(config: RLVRConfig, model_path: str) -> dict[str, float]:
         resources = stack.enter_context(ResourceManager(config.resources))
         resources.allocate()
         inference = start_inference(config, resolve_model(config.model), resources, stack)
-        judge = start_judge(config, resources, stack)
-        pool = start_rewards(config, resources, stack, judge)
-        inference.everywhere(InferenceWorker.start)
-        if judge is not None:
-            judge.everywhere(ServerWorker.start)
-        pool.wait_until_ready()
-        scheduler = GenerateScheduler(
-            [ActorReplica(inference, rank) for rank in range(len(inference))],
-            pool,
-            max_in_flight=config.rollout.max_in_flight,
-            retries=config.rollout.retries,
-        )
-        evaluator = build_evaluator(config, scheduler, runner)
+        wait_for_inference = inference.begin(InferenceWorker.start)
+        beside = beside_of(config, resources, stack)
+        beside.start()
+        wait_for_inference()
+        beside.wait()
+        evaluator = evaluator_of(config, beside, inference, runner)
         if evaluator is None:
-            raise ConfigError("this configuration has no `evaluation` section", fix="add evaluation.sources")
+            raise ConfigError("this configuration has no `evaluation` section", fix="add one")
         metrics, _ = evaluator.evaluate()
     return reduce(metrics)

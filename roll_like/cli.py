@@ -1,4 +1,4 @@
-"""The command line: run, check, evaluate, export, try rewards, list plugins, write the schema.
+"""The command line: run, check, evaluate, export, try rewards, browse rollouts, list plugins, write the schema.
 
 Nothing heavy is imported here: `roll-like --help` answers at once, each command imports what it needs.
 """
@@ -95,6 +95,10 @@ def build_parser() -> argparse.ArgumentParser:
         "--import", action="append", default=[], dest="modules", metavar="MODULE", help="module that registers it"
     )
 
+    _add_rollouts(
+        _add(commands, "rollouts", _rollouts, "show what a run's policy wrote: list, one whole, two compared")
+    )
+
     schema = _add(commands, "schema", _schema, "write the JSON Schema of a pipeline's configuration")
     schema.add_argument("--pipeline", default="rlvr", help="name of the pipeline (default: rlvr)")
     schema.add_argument("-o", "--output", type=Path, metavar="FILE", help="file to write; default: standard output")
@@ -115,6 +119,28 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="change a key, such as rollout.temperature=0.8"
     )
+
+
+def _add_rollouts(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="name of a run, or its folder")
+    parser.add_argument(
+        "--output-dir", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs (default: runs)"
+    )
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("--show", metavar="ID", help="print one whole, turn by turn")
+    one.add_argument("--diff", nargs=2, metavar=("ID", "ID"), help="compare two, side by side")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line instead")
+    wanted = parser.add_argument_group("what a list holds")
+    wanted.add_argument("--step", metavar="N|A:B", help="of one step, or from A to B; A: and :B are open")
+    wanted.add_argument("--kind", choices=("train", "evaluate"), help="of training or of evaluations; default: both")
+    wanted.add_argument("--domain", metavar="NAME", help="of one domain or environment")
+    wanted.add_argument(
+        "--reward", metavar="MIN:MAX", help="with a reward in these bounds (--reward=-1:0 for negative)"
+    )
+    solved = wanted.add_mutually_exclusive_group()
+    solved.add_argument("--success", action="store_const", const=True, help="that solved their task")
+    solved.add_argument("--failure", action="store_const", const=False, dest="success", help="that did not")
+    wanted.add_argument("--limit", type=int, metavar="N", help="at most N, 0 for all (default: 50; all with --json)")
 
 
 def _take_overrides(parser: argparse.ArgumentParser, arguments: argparse.Namespace, further: list[str]) -> None:
@@ -156,16 +182,17 @@ def _run(arguments: argparse.Namespace) -> int:
 def _check(config: PipelineConfig) -> int:
     from rich.console import Console
 
-    from roll_like.check import check, show
-    from roll_like.config.rlvr import RLVRConfig
+    from roll_like.check import show
     from roll_like.errors import ConfigError
+    from roll_like.registry import PIPELINES
 
-    if not isinstance(config, RLVRConfig):
+    pipeline = PIPELINES.get(config.pipeline)
+    if not hasattr(pipeline, "check"):
         raise ConfigError(
-            f"--check knows pipeline: rlvr, and not yet {config.pipeline!r}; the file itself is valid",
-            fix="run it without --check",
+            f"pipeline: {config.pipeline!r} has no check of its own; the file itself is valid",
+            fix="run it without --check, or give its class a class method `check(config) -> roll_like.check.Report`",
         )
-    report = check(config)
+    report = pipeline.check(config)
     show(report, Console(), Console(stderr=True))
     return FAILED if report.errors else OK
 
@@ -217,6 +244,25 @@ def _check_env(arguments: argparse.Namespace) -> int:
         key, _, value = override.partition("=")
         options[key] = yaml.safe_load(value)
     return show(check_env(arguments.id, **options), Console())
+
+
+def _rollouts(arguments: argparse.Namespace) -> int:
+    from roll_like.metrics.browse import Rollouts, Wanted, browse, find_run, read_span
+
+    spans = {}
+    if arguments.step is not None:
+        spans["steps"] = read_span("--step", arguments.step, int)
+    if arguments.reward is not None:
+        spans["rewards"] = read_span("--reward", arguments.reward)
+    browse(
+        Rollouts(find_run(arguments.run, arguments.output_dir)),
+        Wanted(kind=arguments.kind, domain=arguments.domain, success=arguments.success, **spans),
+        show=arguments.show,
+        diff=arguments.diff,
+        limit=arguments.limit,
+        as_json=arguments.json,
+    )
+    return OK
 
 
 def _schema(arguments: argparse.Namespace) -> int:

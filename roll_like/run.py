@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from roll_like.checkpoint import Checkpoint, CheckpointStore
 from roll_like.cluster import RaySession, ResourceManager
 from roll_like.config.load import dump_config
-from roll_like.config.rlvr import RLVRConfig
+from roll_like.config.policy_gradient import PolicyGradientConfig
 from roll_like.errors import CheckpointError, ConfigError
 from roll_like.metrics import files
 from roll_like.metrics.manager import MetricsManager
@@ -24,8 +24,6 @@ from roll_like.rollout.filling import Collected
 from roll_like.rollout.metrics import rollout_rows
 from roll_like.signals import StopRequested, StopSignal
 from roll_like.values import Metrics
-
-PipelineConfig: TypeAlias = RLVRConfig
 
 
 class Stateful(Protocol):
@@ -94,7 +92,7 @@ class RunState:
         self,
         *,
         directory: Path,
-        config: PipelineConfig,
+        config: PolicyGradientConfig,
         metrics: MetricsManager,
         signal: StopSignal,
         store: CheckpointStore,
@@ -150,7 +148,7 @@ class RunState:
         """Write the samples of the step that was just logged, for people."""
         self.metrics.log_rollouts(self.finished, rollout_rows(collected.groups))
 
-    def evaluate(self, evaluator: Evaluator | None) -> None:
+    def evaluate(self, evaluator: Evaluator[Any] | None) -> None:
         """Evaluate the current weights if that is due after the steps that are finished."""
         if evaluator is None or not evaluator.due(self.finished, self._config.steps):
             return
@@ -206,7 +204,7 @@ class RunContext:
 
 
 def launch(
-    config: PipelineConfig,
+    config: PolicyGradientConfig,
     build: Callable[[Any, RunContext], Pipeline],
     *,
     resume: str | None = None,
@@ -275,7 +273,7 @@ def launch(
     )
 
 
-def find_run(config: PipelineConfig, resume: str | None) -> tuple[Path, bool]:
+def find_run(config: PolicyGradientConfig, resume: str | None) -> tuple[Path, bool]:
     """Return the run's folder and whether it is continued.
 
     A new run never writes into an old one's folder: the name gets `-2`, `-3`, … A bare `--resume`

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Literal, cast
+from typing import Literal
 
 from roll_like.cluster import Cluster, ResourceManager, thread_environment
-from roll_like.config.domains import domain_rewards
-from roll_like.config.reward_names import DEFAULT_POOL, JUDGE_URLS_VARIABLE
-from roll_like.config.rlvr import RewardPoolConfig, RewardsConfig, RLVRConfig
-from roll_like.config.sections import ModelConfig, TrainingConfig
+from roll_like.config.policy_gradient import PolicyGradientConfig
+from roll_like.config.sections import TrainingConfig
 from roll_like.inference.base import EngineSpec
-from roll_like.inference.server import ServerWorker
-from roll_like.inference.vllm_environment import vllm_environment
 from roll_like.inference.worker import InferenceWorker, engine_environment
 from roll_like.models.load import ResolvedModel, resolve_model
-from roll_like.rewards.base import RewardConfig
-from roll_like.rewards.scorer import reward_name
-from roll_like.rewards.worker import RewardWorker, notebook_rewards
-from roll_like.rollout.handles import RewardPool
-from roll_like.rollout.reward_pools import RewardPools, RewardShare
 from roll_like.run import RunContext
 from roll_like.training.critic import CriticEngine
 from roll_like.training.critic_worker import CriticSpec
@@ -33,12 +23,9 @@ from roll_like.weights.shared_memory import SharedMemoryTransfer
 from roll_like.weights.sync import WeightSync
 from roll_like.weights.transfer import WeightTransfer
 
-#: Added to the rewards' own limits before their worker is taken for dead: it has to start first. Seconds.
-REWARD_GRACE = 60.0
-
 
 def time_shared(
-    config: RLVRConfig, actor: TrainingEngine, critic: CriticEngine | None
+    config: PolicyGradientConfig, actor: TrainingEngine, critic: CriticEngine | None
 ) -> list[TrainingEngine | CriticEngine]:
     """Return what is trained on the inference engines' GPUs; on CPU memory is not moved, so nothing."""
     if config.resources.device == "cpu":
@@ -50,7 +37,9 @@ def time_shared(
     return shared
 
 
-def trainer_spec(config: RLVRConfig, model: ResolvedModel, training: TrainingConfig, *, frozen: bool) -> TrainerSpec:
+def trainer_spec(
+    config: PolicyGradientConfig, model: ResolvedModel, training: TrainingConfig, *, frozen: bool
+) -> TrainerSpec:
     """Return what the ranks of an actor or of a reference model need to know."""
     span = config.resources.spans.training
     learning_steps = config.steps - (0 if config.critic is None else config.critic.warmup_steps)
@@ -70,7 +59,7 @@ def trainer_spec(config: RLVRConfig, model: ResolvedModel, training: TrainingCon
     )
 
 
-def start_reference(config: RLVRConfig, run: RunContext, actor_model: ResolvedModel) -> TrainingEngine | None:
+def start_reference(config: PolicyGradientConfig, run: RunContext, actor_model: ResolvedModel) -> TrainingEngine | None:
     """Start the frozen model that KL terms compare with, or nothing where there is none."""
     if config.reference is None:
         return None
@@ -89,13 +78,13 @@ def start_reference(config: RLVRConfig, run: RunContext, actor_model: ResolvedMo
         trainer_spec(config, model, training, frozen=True),
         run.resources,
         spans.reference or spans.training,
-        max_response_tokens=config.rollout.max_response_tokens,
+        max_response_tokens=config.longest_response,
         stack=run.stack,
         span_timer=run.state.timer,
     )
 
 
-def start_critic(config: RLVRConfig, run: RunContext, actor_model: ResolvedModel) -> CriticEngine | None:
+def start_critic(config: PolicyGradientConfig, run: RunContext, actor_model: ResolvedModel) -> CriticEngine | None:
     """Start the critic, or nothing where there is no `critic` section."""
     critic = config.critic
     if critic is None:
@@ -117,7 +106,7 @@ def start_critic(config: RLVRConfig, run: RunContext, actor_model: ResolvedModel
 
 
 def start_inference(
-    config: RLVRConfig, model: ResolvedModel, resources: ResourceManager, stack: ExitStack
+    config: PolicyGradientConfig, model: ResolvedModel, resources: ResourceManager, stack: ExitStack
 ) -> Cluster[InferenceWorker]:
     """Start the engines' processes; their models are loaded by `InferenceWorker.start`."""
     span, device = config.resources.spans.inference, config.resources.device
@@ -130,7 +119,7 @@ def start_inference(
         device=device,
         threads=share if device == "cpu" else 1,
         tensor_parallel_size=1 if device == "cpu" else share,
-        max_model_len=context_window(config),
+        max_model_len=config.context_window,
         seed=config.seed,
         trust_remote_code=config.model.trust_remote_code,
         weight_transfer=weight_backend(config),
@@ -150,7 +139,9 @@ def start_inference(
     return cluster
 
 
-def start_weight_sync(config: RLVRConfig, actor: TrainingEngine, inference: Cluster[InferenceWorker]) -> WeightSync:
+def start_weight_sync(
+    config: PolicyGradientConfig, actor: TrainingEngine, inference: Cluster[InferenceWorker]
+) -> WeightSync:
     """Connect the actor's ranks with the engines."""
     engines = ActorEngines(inference.handle())
     transfer: WeightTransfer = SharedMemoryTransfer(engines)
@@ -163,108 +154,9 @@ def start_weight_sync(config: RLVRConfig, actor: TrainingEngine, inference: Clus
     return WeightSync(lambda salt: actor.cluster.everywhere(DeepSpeedWorker.send_weights, salt)[0], engines)
 
 
-def context_window(config: RLVRConfig) -> int:
-    """Return the engines' window: the longest prompt and the longest response together. Tokens."""
-    responses = [config.rollout.max_response_tokens]
-    if config.evaluation is not None and config.evaluation.max_response_tokens is not None:
-        responses.append(config.evaluation.max_response_tokens)
-    needed = config.data.max_prompt_tokens + max(responses)
-    return getattr(config.inference, "max_model_len", None) or needed
-
-
-def weight_backend(config: RLVRConfig) -> Literal["shared_memory", "ipc", "nccl"]:
+def weight_backend(config: PolicyGradientConfig) -> Literal["shared_memory", "ipc", "nccl"]:
     """Return how weights travel: shared memory on CPU; CUDA IPC between roles that share GPUs; else NCCL."""
     spans = config.resources.spans
     if config.resources.device == "cpu":
         return "shared_memory"
     return "ipc" if spans.training.overlaps(spans.inference) else "nccl"
-
-
-def start_judge(config: RLVRConfig, resources: ResourceManager, stack: ExitStack) -> Cluster[ServerWorker] | None:
-    """Start the judge's processes, or nothing where there is none; their models are loaded by `ServerWorker.start`."""
-    judge = config.judge
-    if judge is None:
-        return None
-    model = resolve_model(ModelConfig(path=judge.path, dtype=judge.dtype, cache_dir=config.model.cache_dir))
-    span, device = config.resources.spans.judge or config.resources.spans.inference, config.resources.device
-    share = len(span) // judge.replicas
-    spec = EngineSpec(
-        model_path=str(model.path),
-        tokenizer_path=str(model.tokenizer_path),
-        dtype=judge.dtype,
-        device=device,
-        threads=share if device == "cpu" else 1,
-        tensor_parallel_size=1 if device == "cpu" else share,
-        max_model_len=judge.max_model_len,
-        seed=config.seed,
-        trust_remote_code=config.model.trust_remote_code,
-        weight_transfer=weight_backend(config),
-    )
-    cluster = Cluster(
-        "judge",
-        ServerWorker,
-        resources.place(span, judge.replicas, "judge"),
-        arguments=lambda rank: (judge, spec, config.resources.start_timeout_seconds),
-        environment=lambda rank: {
-            **thread_environment(spec.threads),
-            **vllm_environment(judge, spec.threads, device),
-        },
-    )
-    stack.callback(cluster.close, ServerWorker.close)
-    return cluster
-
-
-def start_rewards(
-    config: RLVRConfig, resources: ResourceManager, stack: ExitStack, judge: Cluster[ServerWorker] | None
-) -> RewardPools:
-    """Start the pools of reward workers: those of `rewards.pools`, and one for all other rewards."""
-    urls = [] if judge is None else judge.everywhere(ServerWorker.url)
-    use = cast(Sequence[RewardConfig], config.rewards.use)
-    pooled = {name for pool in config.rewards.pools.values() for name in pool.rewards}
-    others = tuple(reward_name(reward) for reward in use if reward_name(reward) not in pooled)
-    pools = dict(config.rewards.pools)
-    if others:
-        pools[DEFAULT_POOL] = RewardPoolConfig(rewards=others, workers=config.rewards.workers)
-    shares = []
-    for name, pool in pools.items():
-        chosen = tuple(reward for reward in use if reward_name(reward) in pool.rewards)
-        section = config.rewards.model_copy(update={"use": chosen})
-        shares.append(RewardShare(chosen, _start_pool(config, name, pool, section, urls, resources, stack)))
-    return RewardPools(shares, domain_rewards(config))
-
-
-def _start_pool(
-    config: RLVRConfig,
-    name: str,
-    pool: RewardPoolConfig,
-    section: RewardsConfig,
-    judge_urls: Sequence[str],
-    resources: ResourceManager,
-    stack: ExitStack,
-) -> RewardPool:
-    """Start one pool's workers; without devices of their own they have one thread each."""
-    plugins = notebook_rewards(cast(Sequence[RewardConfig], section.use))
-    if pool.span is None:
-        placements, threads = resources.beside(pool.workers), 1
-    else:
-        placements = resources.place(pool.span, pool.workers, f"rewards {name}")
-        threads = len(pool.span) // pool.workers
-    hidden = {} if pool.span is not None and config.resources.device == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
-    cluster = Cluster(
-        name,
-        RewardWorker,
-        placements,
-        arguments=lambda rank: (section, config.import_, plugins, domain_rewards(config)),
-        environment=lambda rank: {
-            **thread_environment(threads),
-            **hidden,
-            **({JUDGE_URLS_VARIABLE: ",".join(judge_urls)} if judge_urls else {}),
-        },
-        concurrency=section.groups_per_worker + 4,  # room to ask how it is, and to close it
-    )
-    stack.callback(cluster.close, RewardWorker.close)
-    return RewardPool(
-        cluster,
-        limit_seconds=REWARD_GRACE + section.timeout_seconds * (section.retries + 1),
-        groups_per_worker=section.groups_per_worker,
-    )

@@ -1,4 +1,4 @@
-"""Write docs/schema/rlvr.json and docs/configuration.md from the configuration classes.
+"""Write the JSON Schemas and reference pages of the configuration classes.
 
 python scripts/make_config_docs.py           write them
 python scripts/make_config_docs.py --check   fail when a committed file is not up to date
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from roll_like.config.agentic import AgenticConfig
 from roll_like.config.rlvr import RLVRConfig
 from roll_like.config.schema import json_schema, markdown, write_json
 
@@ -44,11 +45,29 @@ keys in files whose first line is
 """
 
 
+AGENTIC = """\
+# Configuration of agentic runs
+
+Every key of a `pipeline: agentic` file, generated as [configuration.md](configuration.md) is, which also says how files
+extend each other, how keys are changed on the command line, and what a span is. JSON Schema:
+[schema/agentic.json](schema/agentic.json). What environments and episodes are: [environments.md](environments.md).
+"""
+
+
 def files() -> dict[Path, str]:
     """Return each generated file's text."""
-    schema = json_schema(RLVRConfig)
-    page = "\n".join([INTRODUCTION, *markdown(schema)]).rstrip("\n") + "\n"
-    return {ROOT / "docs/schema/rlvr.json": write_json(schema), ROOT / "docs/configuration.md": page}
+    rlvr, agentic = json_schema(RLVRConfig), json_schema(AgenticConfig)
+    docs = ROOT / "docs"
+    return {
+        docs / "schema/rlvr.json": write_json(rlvr),
+        docs / "schema/agentic.json": write_json(agentic),
+        docs / "configuration.md": _page(INTRODUCTION, markdown(rlvr)),
+        docs / "configuration_agentic.md": _page(AGENTIC, markdown(agentic, rlvr, "configuration.md")),
+    }
+
+
+def _page(introduction: str, lines: Iterable[str]) -> str:
+    return "\n".join([introduction, *lines]).rstrip("\n") + "\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

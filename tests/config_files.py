@@ -8,6 +8,10 @@ from typing import Any, ClassVar
 
 import yaml
 
+from roll_like.check import Report, check
+from roll_like.check.data import prompt_findings
+from roll_like.check.environments import environment_findings
+from roll_like.config.agentic import AgenticConfig
 from roll_like.config.rlvr import RLVRConfig
 
 MINIMAL: dict[str, Any] = {
@@ -17,6 +21,15 @@ MINIMAL: dict[str, Any] = {
     "data": {"sources": [{"path": "train.jsonl"}], "max_prompt_tokens": 64},
     "rollout": {"prompts_per_step": 8, "samples_per_prompt": 4, "max_response_tokens": 32},
     "rewards": {"use": [{"type": "ifeval"}]},
+    "resources": {"device": "cpu", "devices_per_node": 2, "spans": {"training": "0-1", "inference": "0-1"}},
+}
+
+MINIMAL_AGENTIC: dict[str, Any] = {
+    "pipeline": "agentic",
+    "steps": 10,
+    "model": {"path": "org/model"},
+    "environments": [{"id": "roll_like/FrozenLake-v0"}],
+    "rollout": {"groups_per_step": 8, "episodes_per_group": 4, "max_response_tokens": 32},
     "resources": {"device": "cpu", "devices_per_node": 2, "spans": {"training": "0-1", "inference": "0-1"}},
 }
 
@@ -54,6 +67,29 @@ class RecordingPipeline:
         cls.calls.append(("launch", config, resume))
 
     @classmethod
+    def check(cls, config: RLVRConfig) -> Report:
+        return check(config, prompt_findings)
+
+    @classmethod
     def evaluate(cls, config: RLVRConfig, model: str) -> dict[str, float]:
         cls.calls.append(("evaluate", config, model))
+        return {"eval/avg": 0.5}
+
+
+class RecordingAgenticPipeline:
+    """The same for `pipeline: agentic`; both keep one list."""
+
+    Config: ClassVar[type[AgenticConfig]] = AgenticConfig
+
+    @classmethod
+    def launch(cls, config: AgenticConfig, resume: str | None = None) -> None:
+        RecordingPipeline.calls.append(("launch", config, resume))
+
+    @classmethod
+    def check(cls, config: AgenticConfig) -> Report:
+        return check(config, environment_findings)
+
+    @classmethod
+    def evaluate(cls, config: AgenticConfig, model: str) -> dict[str, float]:
+        RecordingPipeline.calls.append(("evaluate", config, model))
         return {"eval/avg": 0.5}

@@ -6,20 +6,23 @@ another machine has is a note, not an error: a configuration for GPUs is checked
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from roll_like.check.data import check_rewards, check_tasks, load_all
 from roll_like.check.findings import Finding
 from roll_like.check.machine import check_engine_args, check_hardware, check_output, check_settings
 from roll_like.check.model import check_critic, check_model, check_reference, check_sizes, check_tokenizer
 from roll_like.config.plan import Plan, plan
-from roll_like.config.rlvr import RLVRConfig
+from roll_like.config.policy_gradient import PolicyGradientConfig
 from roll_like.data.tasks import SourceReport
 from roll_like.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from transformers import PreTrainedTokenizerBase
+
+ConfigT = TypeVar("ConfigT", bound=PolicyGradientConfig)
 
 
 @dataclass(slots=True)
@@ -36,7 +39,11 @@ class Report:
         return [finding for finding in self.findings if finding.level == "error"]
 
 
-def check(config: RLVRConfig) -> Report:
+#: What a pipeline checks besides: given the configuration, the tokenizer (None where it cannot be had) and the report.
+Further: TypeAlias = "Callable[[ConfigT, PreTrainedTokenizerBase | None, Report], Iterator[Finding]]"
+
+
+def check(config: ConfigT, further: Further[ConfigT]) -> Report:
     """Return every problem of `config` that can be known before a run, and its plan."""
     findings: list[Finding] = []
     model, shape = check_model(config, findings)
@@ -45,11 +52,7 @@ def check(config: RLVRConfig) -> Report:
     findings += check_sizes(config, shape)
     findings += check_reference(config, shape)
     findings += check_critic(config, shape)
-    tasks = load_all(config, tokenizer, findings)
-    sources = [*tasks["data"], *tasks["evaluation"]]
-    report.sources += [source.report for source in sources]
-    findings += check_tasks(config, tasks)
-    findings += check_rewards(config, sources)
+    findings += further(config, tokenizer, report)
     findings += check_engine_args(config)
     findings += check_output(config, shape)
     findings += check_hardware(config, report.plan)
@@ -57,13 +60,12 @@ def check(config: RLVRConfig) -> Report:
     return report
 
 
-def refuse_errors(config: RLVRConfig) -> Report:
-    """Check `config` before anything starts, and return what was found beside errors.
+def refuse_errors(report: Report) -> Report:
+    """Return a report without errors as it is.
 
     Raises:
         ConfigError: Every error, in one message.
     """
-    report = check(config)
     if len(report.errors) == 1:
         raise ConfigError(f"{report.errors[0].key}: {report.errors[0].message}")
     if report.errors:

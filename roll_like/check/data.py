@@ -18,6 +18,19 @@ from roll_like.rewards.scorer import judges
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from roll_like.check import Report
+
+
+def prompt_findings(config: RLVRConfig, tokenizer: PreTrainedTokenizerBase | None, report: Report) -> Iterator[Finding]:
+    """Yield what is wrong with tasks and rewards; tell the report what became of each source's rows."""
+    findings: list[Finding] = []
+    tasks = load_all(config, tokenizer, findings)
+    sources = [*tasks["data"], *tasks["evaluation"]]
+    report.sources += [source.report for source in sources]
+    yield from findings
+    yield from check_tasks(config, tasks)
+    yield from check_rewards(config, sources)
+
 
 def load_all(
     config: RLVRConfig, tokenizer: PreTrainedTokenizerBase | None, findings: list[Finding]

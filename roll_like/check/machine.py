@@ -12,12 +12,12 @@ from pathlib import Path
 
 from roll_like.check.findings import Finding
 from roll_like.config.plan import GIB, Plan
-from roll_like.config.rlvr import RLVRConfig
+from roll_like.config.policy_gradient import PolicyGradientConfig
 from roll_like.config.sections import VLLMConfig
 from roll_like.models.shape import ModelShape
 
 
-def check_engine_args(config: RLVRConfig) -> Iterator[Finding]:
+def check_engine_args(config: PolicyGradientConfig) -> Iterator[Finding]:
     """Yield names in `inference.engine_args` that vLLM does not know."""
     given = config.inference.engine_args if isinstance(config.inference, VLLMConfig) else {}
     if not given:
@@ -49,7 +49,7 @@ def _vllm_arguments() -> set[str]:
     }
 
 
-def check_output(config: RLVRConfig, shape: ModelShape | None) -> Iterator[Finding]:
+def check_output(config: PolicyGradientConfig, shape: ModelShape | None) -> Iterator[Finding]:
     """Yield what keeps the run from writing its folder: no directory, no permission, no space."""
     folder = (config.output_dir / config.name).expanduser().absolute()
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
@@ -78,7 +78,7 @@ def check_output(config: RLVRConfig, shape: ModelShape | None) -> Iterator[Findi
         )
 
 
-def check_hardware(config: RLVRConfig, made: Plan) -> Iterator[Finding]:
+def check_hardware(config: PolicyGradientConfig, made: Plan) -> Iterator[Finding]:
     """Yield what this machine lacks; what the run takes elsewhere is a note."""
     resources = config.resources
     if resources.device == "cuda" or resources.address is not None:
@@ -107,7 +107,7 @@ def check_hardware(config: RLVRConfig, made: Plan) -> Iterator[Finding]:
         )
 
 
-def check_settings(config: RLVRConfig, made: Plan) -> Iterator[Finding]:
+def check_settings(config: PolicyGradientConfig, made: Plan) -> Iterator[Finding]:
     """Yield settings that are valid and may not be meant."""
     warmups = {"training": (config.training.optimizer.warmup_steps, made.updates)}
     if config.critic is not None:

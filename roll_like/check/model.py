@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from roll_like.check.findings import Finding, failed, is_hub_id
 from roll_like.config.plan import roles
-from roll_like.config.rlvr import RLVRConfig
+from roll_like.config.policy_gradient import PolicyGradientConfig
 from roll_like.config.sections import ModelConfig
 from roll_like.errors import RollLikeError
 from roll_like.models.load import ModelShape, load_model_shape, load_tokenizer, resolve_model
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def check_model(config: RLVRConfig, findings: list[Finding]) -> tuple[ModelConfig | None, ModelShape | None]:
+def check_model(config: PolicyGradientConfig, findings: list[Finding]) -> tuple[ModelConfig | None, ModelShape | None]:
     """Return the model with a local path and its sizes, or None with findings that say why not."""
     model = _localised(config.model, "model.path", findings)
     if model is None:
@@ -32,7 +32,7 @@ def check_model(config: RLVRConfig, findings: list[Finding]) -> tuple[ModelConfi
 
 
 def check_tokenizer(
-    config: RLVRConfig, model: ModelConfig | None, findings: list[Finding]
+    config: PolicyGradientConfig, model: ModelConfig | None, findings: list[Finding]
 ) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer with its chat template, or None with findings that say why not."""
     template = config.model.chat_template
@@ -56,18 +56,17 @@ def check_tokenizer(
         return None
 
 
-def check_sizes(config: RLVRConfig, shape: ModelShape | None) -> Iterator[Finding]:
+def check_sizes(config: PolicyGradientConfig, shape: ModelShape | None) -> Iterator[Finding]:
     """Yield lengths and divisions that the model does not allow."""
     if shape is None:
         return
-    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
-    window = getattr(config.inference, "max_model_len", None) or longest
+    window = config.context_window
     if shape.max_positions is not None and window > shape.max_positions:
         yield Finding(
             "error",
-            "rollout.max_response_tokens",
-            f"prompts and responses of {window} tokens are longer than the {shape.max_positions} that the model was "
-            "made for; lower data.max_prompt_tokens, rollout.max_response_tokens or inference.max_model_len",
+            "rollout",
+            f"sequences of {window} tokens are longer than the {shape.max_positions} that the model was made for "
+            f"({config.longest_sample_terms}); lower that, or inference.max_model_len",
         )
     engines = roles(config)[1].devices_per_worker
     if config.resources.device == "cuda" and shape.heads % engines:
@@ -79,7 +78,7 @@ def check_sizes(config: RLVRConfig, shape: ModelShape | None) -> Iterator[Findin
         )
 
 
-def check_reference(config: RLVRConfig, shape: ModelShape | None) -> list[Finding]:
+def check_reference(config: PolicyGradientConfig, shape: ModelShape | None) -> list[Finding]:
     """Return what is wrong with a reference model of its own."""
     if config.reference is None or config.reference.path is None:
         return []
@@ -101,7 +100,7 @@ def check_reference(config: RLVRConfig, shape: ModelShape | None) -> list[Findin
     return findings
 
 
-def check_critic(config: RLVRConfig, shape: ModelShape | None) -> list[Finding]:
+def check_critic(config: PolicyGradientConfig, shape: ModelShape | None) -> list[Finding]:
     """Return what is wrong with a critic that starts from a model of its own."""
     if config.critic is None or config.critic.path is None:
         return []
@@ -120,11 +119,11 @@ def check_critic(config: RLVRConfig, shape: ModelShape | None) -> list[Finding]:
             "all of the policy's tokens; use a model of the same family, or leave the key out"
         )
         findings.append(Finding("error", "critic.path", message))
-    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
+    longest = config.longest_sample
     if theirs.max_positions is not None and longest > theirs.max_positions:
         message = (
             f"samples of {longest} tokens are longer than the {theirs.max_positions} that the critic was made for; "
-            "use another model, or lower data.max_prompt_tokens or rollout.max_response_tokens"
+            f"use another model, or lower {config.longest_sample_terms}"
         )
         findings.append(Finding("error", "critic.path", message))
     return findings

@@ -13,7 +13,7 @@ from roll_like.config.sections import DeepSpeedConfig, ResourcesConfig, Span
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from roll_like.config.rlvr import RLVRConfig
+    from roll_like.config.policy_gradient import PolicyGradientConfig
 
 GIB = 2**30
 #: Roles whose model is the one that is trained; the sizes of others are not known here.
@@ -97,12 +97,13 @@ class Plan:
     Attributes:
         name: Name of the run.
         steps: Steps to train.
-        prompts_per_step: Groups of one step.
-        samples_per_prompt: Samples of one group.
+        groups_per_step: Groups of one step.
+        samples_per_group: Samples of one group.
+        units: What groups and samples are called: prompts and samples, or groups and episodes.
         updates_per_step: Optimizer steps over one step's samples.
-        max_sample_tokens: Longest prompt plus longest response.
+        max_sample_tokens: Longest sequence, its prompt included.
         roles: Who sits where.
-        reward_workers: Reward processes; they have no device of their own.
+        processes: Worker processes without a device of their own: what they are, and how many.
         placement: `colocated` roles take turns on equal devices, `disaggregated` ones run side by side.
         device: `cpu` or `cuda`.
         devices: Devices of the run on all nodes.
@@ -111,12 +112,13 @@ class Plan:
 
     name: str
     steps: int
-    prompts_per_step: int
-    samples_per_prompt: int
+    groups_per_step: int
+    samples_per_group: int
+    units: tuple[str, str]
     updates_per_step: int
     max_sample_tokens: int
     roles: tuple[RolePlan, ...]
-    reward_workers: int
+    processes: tuple[tuple[str, int], ...]
     placement: Literal["colocated", "disaggregated"]
     device: Literal["cpu", "cuda"]
     devices: int
@@ -125,7 +127,7 @@ class Plan:
     @property
     def samples_per_step(self) -> int:
         """Samples that one step trains on."""
-        return self.prompts_per_step * self.samples_per_prompt
+        return self.groups_per_step * self.samples_per_group
 
     @property
     def samples_per_update(self) -> int:
@@ -161,16 +163,18 @@ class Plan:
         from rich.table import Table
 
         table = Table(title=f"Plan of {self.name}", show_header=False, title_justify="left", title_style="bold")
+        groups, samples = self.units
         rows = {
-            "samples per step": f"{self.prompts_per_step} prompts × {self.samples_per_prompt} = "
+            f"{samples} per step": f"{self.groups_per_step} {groups} × {self.samples_per_group} = "
             f"{self.samples_per_step:,}",
-            "samples per update": f"{self.samples_per_step:,} / {self.updates_per_step} = {self.samples_per_update:,}",
+            f"{samples} per update": f"{self.samples_per_step:,} / {self.updates_per_step} = "
+            f"{self.samples_per_update:,}",
             "steps": f"{self.steps:,}",
             "optimizer updates": f"{self.steps:,} × {self.updates_per_step} = {self.updates:,}",
             "tokens per step": f"at most {self.samples_per_step:,} × {self.max_sample_tokens:,} = "
             f"{self.max_tokens_per_step:,}",
             "placement": f"{self.placement} on {self.devices} {_unit(self.device, self.devices)}",
-            "reward workers": str(self.reward_workers),
+            **{label: str(count) for label, count in self.processes},
         }
         for label, value in rows.items():
             table.add_row(label, value)
@@ -220,79 +224,33 @@ def overlap(one: Span, other: Span) -> Literal["equal", "disjoint", "partial"]:
     return "partial" if one.overlaps(other) else "disjoint"
 
 
-def placements(
-    resources: ResourcesConfig,
-    *,
-    training: int,
-    inference: int,
-    reference: int | None = None,
-    critic: int | None = None,
-    judge: int | None = None,
-) -> tuple[RolePlan, ...]:
-    """Return where each role's workers sit.
+def model_role(resources: ResourcesConfig, name: str, workers: int, workers_key: str, span: Span) -> RolePlan:
+    """Return where the workers of a role sit whose span is in `resources.spans`."""
+    return RolePlan(
+        name=name,
+        workers=workers,
+        workers_key=workers_key,
+        span=span,
+        devices_per_node=resources.devices_per_node,
+        span_path=("resources", "spans", name),
+    )
 
-    Args:
-        resources: Nodes, devices and spans.
-        training: Training workers.
-        inference: Inference replicas.
-        reference: Reference workers; None without a reference model.
-        critic: Critic workers; None without a critic.
-        judge: Replicas of the judge model; None without one.
-    """
-    spans = resources.spans
-    counts = [
-        ("training", training, "training.workers", spans.training),
-        ("inference", inference, "inference.replicas", spans.inference),
+
+def roles(config: PolicyGradientConfig) -> tuple[RolePlan, ...]:
+    """Return where the workers of each role sit: trainer, engines, then whatever else the configuration has."""
+    resources, spans = config.resources, config.resources.spans
+    found = [
+        model_role(resources, "training", config.training.workers, "training.workers", spans.training),
+        model_role(resources, "inference", config.inference.replicas, "inference.replicas", spans.inference),
     ]
-    if reference is not None:
-        counts.append(("reference", reference, "reference.workers", spans.reference or spans.training))
-    if critic is not None:
-        counts.append(("critic", critic, "critic.workers", spans.critic or spans.training))
-    if judge is not None:
-        counts.append(("judge", judge, "judge.replicas", spans.judge or spans.inference))
-    return tuple(
-        RolePlan(
-            name=name,
-            workers=workers,
-            workers_key=key,
-            span=span,
-            devices_per_node=resources.devices_per_node,
-            span_path=("resources", "spans", name),
-        )
-        for name, workers, key, span in counts
-    )
+    for name, section in {"reference": config.reference, "critic": config.critic}.items():
+        if section is not None:
+            span = getattr(spans, name) or spans.training
+            found.append(model_role(resources, name, section.workers, f"{name}.workers", span))
+    return (*found, *config.further_roles)
 
 
-def pool_plans(config: RLVRConfig) -> tuple[RolePlan, ...]:
-    """Return where the workers of reward pools sit that have devices of their own."""
-    return tuple(
-        RolePlan(
-            name=f"rewards {name}",
-            workers=pool.workers,
-            workers_key=f"rewards.pools.{name}.workers",
-            span=pool.span,
-            devices_per_node=config.resources.devices_per_node,
-            span_path=("rewards", "pools", name, "span"),
-        )
-        for name, pool in config.rewards.pools.items()
-        if pool.span is not None
-    )
-
-
-def roles(config: RLVRConfig) -> tuple[RolePlan, ...]:
-    """Return where the workers of each role sit; reference model, critic and judge where there are any."""
-    of_models = placements(
-        config.resources,
-        training=config.training.workers,
-        inference=config.inference.replicas,
-        reference=config.reference.workers if config.reference is not None else None,
-        critic=config.critic.workers if config.critic is not None else None,
-        judge=config.judge.replicas if config.judge is not None else None,
-    )
-    return (*of_models, *pool_plans(config))
-
-
-def plan(config: RLVRConfig, model: ModelSizes | None = None) -> Plan:
+def plan(config: PolicyGradientConfig, model: ModelSizes | None = None) -> Plan:
     """Return the plan of a run.
 
     Args:
@@ -305,12 +263,13 @@ def plan(config: RLVRConfig, model: ModelSizes | None = None) -> Plan:
     return Plan(
         name=config.name,
         steps=config.steps,
-        prompts_per_step=config.rollout.prompts_per_step,
-        samples_per_prompt=config.rollout.samples_per_prompt,
+        groups_per_step=config.rollout.groups,
+        samples_per_group=config.rollout.samples_per_group,
+        units=(config.rollout.groups_key.removesuffix("_per_step"), config.rollout.samples_key.partition("_")[0]),
         updates_per_step=config.algorithm.updates_per_step,
-        max_sample_tokens=config.data.max_prompt_tokens + config.rollout.max_response_tokens,
+        max_sample_tokens=config.longest_sample,
         roles=planned,
-        reward_workers=config.rewards.workers + sum(pool.workers for pool in config.rewards.pools.values()),
+        processes=tuple(config.processes.items()),
         placement="colocated" if equal else "disaggregated",
         device=config.resources.device,
         devices=config.resources.nodes * config.resources.devices_per_node,
@@ -320,7 +279,7 @@ def plan(config: RLVRConfig, model: ModelSizes | None = None) -> Plan:
     )
 
 
-def _memory(config: RLVRConfig, role: RolePlan, model: ModelSizes) -> MemoryLine:
+def _memory(config: PolicyGradientConfig, role: RolePlan, model: ModelSizes) -> MemoryLine:
     weights = model.parameters * _BYTES[config.model.dtype]
     if role.name == "training":
         chunk = config.training.logprob_chunk_tokens * config.training.logprob_chunk_vocab * _BYTES["float32"]
@@ -334,17 +293,16 @@ def _memory(config: RLVRConfig, role: RolePlan, model: ModelSizes) -> MemoryLine
     if config.inference.type == "vllm" and config.resources.device == "cpu":
         cache = int(config.inference.kv_cache_gib * GIB)
     else:
-        longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
         running = min(config.inference.max_running, config.rollout.max_in_flight)
         per_token = model.kv_bytes_per_token(_BYTES[config.model.dtype])
-        cache = running * longest * per_token // _tensor_parallel(config, role)
+        cache = running * config.longest_sample * per_token // _tensor_parallel(config, role)
     return MemoryLine(
         role=role.name,
         parts=(("weights", weights // _tensor_parallel(config, role)), ("KV cache at most", cache)),
     )
 
 
-def _tensor_parallel(config: RLVRConfig, role: RolePlan) -> int:
+def _tensor_parallel(config: PolicyGradientConfig, role: RolePlan) -> int:
     return role.devices_per_worker if config.resources.device == "cuda" else 1
 
 

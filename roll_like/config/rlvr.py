@@ -2,75 +2,75 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from roll_like.config.algorithm import AlgorithmConfig
-from roll_like.config.base import ConfigModel, PipelineConfig, PluginConfig, PluginSetting
+from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
 from roll_like.config.domains import DomainConfig
-from roll_like.config.rules import check_rlvr
+from roll_like.config.plan import RolePlan, model_role
+from roll_like.config.policy_gradient import (
+    NAME_PATTERN,
+    EvaluationSchedule,
+    GroupRolloutConfig,
+    PolicyGradientConfig,
+    Rule,
+)
+from roll_like.config.rules import POLICY_GRADIENT_RULES
+from roll_like.config.rules_rewards import RLVR_RULES
 from roll_like.config.sections import (
-    CheckpointConfig,
-    CriticConfig,
     DataConfig,
-    EvaluationConfig,
-    Fraction,
-    InferenceConfig,
+    DataSource,
     JudgeServerConfig,
-    MetricsConfig,
-    ModelConfig,
     PositiveFloat,
     PositiveInt,
-    ReferenceConfig,
     ResourcesConfig,
-    SamplingConfig,
     Span,
-    TrainingConfig,
-    VLLMConfig,
 )
-from roll_like.registry import PIPELINES, REWARDS
-
-if TYPE_CHECKING:
-    from roll_like.run import RunResult
+from roll_like.registry import REWARDS
 
 
-class RolloutConfig(SamplingConfig):
+class RolloutConfig(GroupRolloutConfig):
     """What one step samples: `prompts_per_step × samples_per_prompt = samples_per_step`."""
+
+    groups_key: ClassVar[str] = "prompts_per_step"
+    samples_key: ClassVar[str] = "samples_per_prompt"
 
     prompts_per_step: PositiveInt = Field(description="Groups that one step trains on.")
     samples_per_prompt: PositiveInt = Field(description="Samples of each group.")
     samples_per_step: PositiveInt | None = Field(
         default=None, description="Their product. Optional; checked when written."
     )
-    drop_groups_without_signal: bool = Field(
-        default=False, description="Replace groups whose rewards are all equal by other tasks' (DAPO)."
-    )
-    max_oversampling: Annotated[float, Field(ge=1)] = Field(
-        default=1.0, description="Groups started per step at most, as a multiple of `prompts_per_step`."
-    )
-    max_in_flight: PositiveInt = Field(default=1024, description="Samples that may be generating at a time.")
-    seeded: bool = Field(default=True, description="Give every sample a seed of its own, so a run can be repeated.")
-    max_failure_fraction: Fraction = Field(
-        default=0.1, description="End the run when more than this share of a step's samples is lost to failures."
-    )
-    retries: Annotated[int, Field(ge=0)] = Field(default=2, description="Further attempts after a lost replica.")
+
+    @property
+    def groups(self) -> int:
+        """Groups that one step trains on."""
+        return self.prompts_per_step
+
+    @property
+    def samples_per_group(self) -> int:
+        """Samples of each group."""
+        return self.samples_per_prompt
 
     @model_validator(mode="after")
     def _arithmetic(self) -> Self:
-        product = self.prompts_per_step * self.samples_per_prompt
-        if self.samples_per_step is not None and self.samples_per_step != product:
-            raise ValueError(
-                f"samples_per_step is {self.samples_per_step}, but prompts_per_step × samples_per_prompt = "
-                f"{self.prompts_per_step} × {self.samples_per_prompt} = {product}"
-            )
-        if self.drop_groups_without_signal and self.max_oversampling == 1.0:
-            raise ValueError(
-                "drop_groups_without_signal replaces groups, but max_oversampling: 1.0 allows no replacement; "
-                "set max_oversampling above 1 (2.0 is usual)"
-            )
+        self._refuse_wrong_product("samples_per_step", self.samples_per_step)
         return self
+
+
+class EvaluationConfig(EvaluationSchedule):
+    """How progress is measured on tasks that are not trained on."""
+
+    samples_key: ClassVar[str] = "samples_per_prompt"
+
+    sources: Annotated[tuple[DataSource, ...], Field(min_length=1)] = Field(description="Datasets.")
+    samples_per_prompt: PositiveInt = Field(default=4, description="k of avg@k and pass@k.")
+    max_tasks: PositiveInt | None = Field(default=None, description="Use the first so many tasks; default: all.")
+
+    @property
+    def samples_per_group(self) -> int:
+        """K of avg@k and pass@k."""
+        return self.samples_per_prompt
 
 
 class RewardPoolConfig(ConfigModel):
@@ -102,29 +102,17 @@ class RewardsConfig(ConfigModel):
     retries: Annotated[int, Field(ge=0)] = Field(default=1, description="Further attempts after a failure.")
 
 
-class RLVRConfig(PipelineConfig):
+class RLVRConfig(PolicyGradientConfig):
     """One RLVR run: everything a YAML file may say."""
 
+    rules: ClassVar[tuple[Rule, ...]] = (*POLICY_GRADIENT_RULES, *RLVR_RULES)
+
     pipeline: Literal["rlvr"] = Field(default="rlvr", description="This pipeline.")
-    name: str = Field(default="rlvr", pattern=r"^[A-Za-z0-9._-]+$", description="Name of the run and of its folder.")
-    output_dir: Path = Field(default=Path("runs"), description="Folder of runs; this one is `output_dir/name`.")
-    seed: Annotated[int, Field(ge=0)] = Field(default=0, description="Seed of data order, sampling and training.")
-    steps: PositiveInt = Field(description="Steps to train.")
-    import_: tuple[str, ...] = Field(
-        default=(), alias="import", description="Modules to import first; they register plugins."
-    )
-    model: ModelConfig = Field(description="Which model is trained.")
-    data: DataConfig = Field(description="What the policy is trained on.")
+    name: str = Field(default="rlvr", pattern=NAME_PATTERN, description="Name of the run and of its folder.")
     rollout: RolloutConfig = Field(
         description="What one step samples: `prompts_per_step × samples_per_prompt = samples_per_step`."
     )
-    inference: InferenceConfig = Field(default_factory=VLLMConfig, description="The engine that samples.")
-    training: TrainingConfig = Field(default_factory=TrainingConfig, description="The DeepSpeed training engine.")
-    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig, description="How rewards become a gradient.")
-    reference: ReferenceConfig | None = Field(default=None, description="Needed by KL terms; none by default.")
-    critic: CriticConfig | None = Field(
-        default=None, description="Needed by advantage estimators that learn values; none by default."
-    )
+    data: DataConfig = Field(description="What the policy is trained on.")
     rewards: RewardsConfig = Field(description="How answers are judged.")
     judge: JudgeServerConfig | None = Field(
         default=None, description="A model that judges, for `llm_judge` rewards; none by default."
@@ -134,30 +122,63 @@ class RLVRConfig(PipelineConfig):
         description="How the tasks of each domain (`data.sources[].domain`) are judged and chosen. Domains that are "
         "not named here are judged by every reward whose `sources` fit.",
     )
-    resources: ResourcesConfig = Field(
-        description="What hardware the run takes and how roles divide it. A device is a GPU, or a core with "
-        "`device: cpu`."
-    )
     evaluation: EvaluationConfig | None = Field(
         default=None, description="How progress is measured on tasks that are not trained on; none by default."
     )
-    checkpoint: CheckpointConfig = Field(
-        default_factory=CheckpointConfig, description="When states are written and how many are kept."
+
+    @property
+    def longest_sample(self) -> int:
+        """Longest prompt plus longest response. Tokens."""
+        return self.data.max_prompt_tokens + self.rollout.max_response_tokens
+
+    @property
+    def longest_sample_terms(self) -> str:
+        """The same as a sum of keys."""
+        return (
+            f"data.max_prompt_tokens + rollout.max_response_tokens = {self.data.max_prompt_tokens} + "
+            f"{self.rollout.max_response_tokens} = {self.longest_sample}"
+        )
+
+    @property
+    def longest_response(self) -> int:
+        """Longest response. Tokens."""
+        return self.rollout.max_response_tokens
+
+    @property
+    def longest_evaluated(self) -> tuple[int, str] | None:
+        """Longest prompt plus longest evaluated response, where that has a limit of its own."""
+        if self.evaluation is None or self.evaluation.max_response_tokens is None:
+            return None
+        longest = self.data.max_prompt_tokens + self.evaluation.max_response_tokens
+        return longest, f"data.max_prompt_tokens + evaluation.max_response_tokens = {longest}"
+
+    @property
+    def further_roles(self) -> tuple[RolePlan, ...]:
+        """The judge, and reward pools that have devices of their own."""
+        resources, judges = self.resources, []
+        if self.judge is not None:
+            span = resources.spans.judge or resources.spans.inference
+            judges.append(model_role(resources, "judge", self.judge.replicas, "judge.replicas", span))
+        return (*judges, *pool_roles(resources, self.rewards))
+
+    @property
+    def processes(self) -> dict[str, int]:
+        """The reward workers."""
+        pools = self.rewards.pools.values()
+        return {"reward workers": self.rewards.workers + sum(pool.workers for pool in pools)}
+
+
+def pool_roles(resources: ResourcesConfig, rewards: RewardsConfig) -> tuple[RolePlan, ...]:
+    """Return where the workers of reward pools sit that have devices of their own."""
+    return tuple(
+        RolePlan(
+            name=f"rewards {name}",
+            workers=pool.workers,
+            workers_key=f"rewards.pools.{name}.workers",
+            span=pool.span,
+            devices_per_node=resources.devices_per_node,
+            span_path=("rewards", "pools", name, "span"),
+        )
+        for name, pool in rewards.pools.items()
+        if pool.span is not None
     )
-    metrics: MetricsConfig = Field(
-        default_factory=MetricsConfig, description="Where figures go. `metrics.jsonl` is always written."
-    )
-
-    @model_validator(mode="after")
-    def _sections_agree(self) -> Self:
-        check_rlvr(self)
-        return self
-
-    def run(self, *, resume: str | None = None) -> RunResult:
-        """Train, from a notebook or a script, and return the metrics.
-
-        Args:
-            resume: Name of a run to continue, or `""` for this configuration's own.
-        """
-        result: RunResult = PIPELINES.get(self.pipeline).launch(self, resume=resume)
-        return result

@@ -5,37 +5,28 @@ A rule is a generator of violations. All rules run, so that one attempt shows ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from roll_like.config.plan import RolePlan, overlap, roles
 from roll_like.config.rules_algorithm import ALGORITHM_RULES
-from roll_like.config.rules_rewards import REWARD_RULES
-from roll_like.config.violations import Violation, raise_violations
+from roll_like.config.violations import Violation
 
 if TYPE_CHECKING:
-    from roll_like.config.rlvr import RLVRConfig
+    from roll_like.config.policy_gradient import PolicyGradientConfig
 
 
-Rule = Callable[["RLVRConfig"], Iterator[Violation]]
-
-
-def check_rlvr(config: RLVRConfig) -> None:
-    """Raise pydantic's ValidationError with every combination of settings that cannot work together."""
-    raise_violations("RLVRConfig", (violation for rule in RULES for violation in rule(config)))
-
-
-def _batches_divide(config: RLVRConfig) -> Iterator[Violation]:
+def _batches_divide(config: PolicyGradientConfig) -> Iterator[Violation]:
     rollout, updates = config.rollout, config.algorithm.updates_per_step
-    if rollout.prompts_per_step % updates:
-        near = [n for n in range(1, rollout.prompts_per_step + 1) if rollout.prompts_per_step % n == 0]
+    if rollout.groups % updates:
+        near = [n for n in range(1, rollout.groups + 1) if rollout.groups % n == 0]
         yield Violation(
             ("algorithm", "updates_per_step"),
-            f"{rollout.prompts_per_step} prompts cannot be divided into {updates} equal updates; use one of "
-            f"{', '.join(map(str, near))}, or change rollout.prompts_per_step",
+            f"{rollout.groups} {rollout.groups_key.removesuffix('_per_step')} cannot be divided into {updates} equal "
+            f"updates; use one of {', '.join(map(str, near))}, or change rollout.{rollout.groups_key}",
         )
         return
-    samples = rollout.prompts_per_step // updates * rollout.samples_per_prompt
+    samples = rollout.groups // updates * rollout.samples_per_group
     if samples < config.training.workers:
         yield Violation(
             ("training", "workers"),
@@ -44,7 +35,7 @@ def _batches_divide(config: RLVRConfig) -> Iterator[Violation]:
         )
 
 
-def _the_policy_gets_its_turn(config: RLVRConfig) -> Iterator[Violation]:
+def _the_policy_gets_its_turn(config: PolicyGradientConfig) -> Iterator[Violation]:
     if config.critic is not None and config.critic.warmup_steps >= config.steps:
         yield Violation(
             ("critic", "warmup_steps"),
@@ -53,10 +44,8 @@ def _the_policy_gets_its_turn(config: RLVRConfig) -> Iterator[Violation]:
         )
 
 
-def _lengths_fit(config: RLVRConfig) -> Iterator[Violation]:
-    prompt, response = config.data.max_prompt_tokens, config.rollout.max_response_tokens
-    longest = prompt + response
-    sizes = f"data.max_prompt_tokens + rollout.max_response_tokens = {prompt} + {response} = {longest}"
+def _lengths_fit(config: PolicyGradientConfig) -> Iterator[Violation]:
+    longest, sizes = config.longest_sample, config.longest_sample_terms
     budgets = {("training", "max_tokens_per_micro_batch"): config.training.max_tokens_per_micro_batch}
     if config.reference is not None:
         budgets["reference", "max_tokens_per_micro_batch"] = config.reference.max_tokens_per_micro_batch
@@ -75,16 +64,16 @@ def _lengths_fit(config: RLVRConfig) -> Iterator[Violation]:
             ("inference", "max_model_len"),
             f"{window} tokens cannot hold the longest sample ({sizes}); set it to {longest} or more, or leave it out",
         )
-    evaluated = config.evaluation.max_response_tokens if config.evaluation is not None else None
-    if evaluated is not None and window < prompt + evaluated:
+    evaluated = config.longest_evaluated
+    if evaluated is not None and window < evaluated[0]:
         yield Violation(
             ("inference", "max_model_len"),
-            f"{window} tokens cannot hold the longest evaluated sample (data.max_prompt_tokens + "
-            f"evaluation.max_response_tokens = {prompt + evaluated}); set it to that or more, or leave it out",
+            f"{window} tokens cannot hold the longest evaluated sample ({evaluated[1]}); set it to that or more, or "
+            "leave it out",
         )
 
 
-def _spans_fit(config: RLVRConfig) -> Iterator[Violation]:
+def _spans_fit(config: PolicyGradientConfig) -> Iterator[Violation]:
     resources = config.resources
     total = resources.nodes * resources.devices_per_node
     if config.critic is None and resources.spans.critic is not None:
@@ -105,7 +94,7 @@ def _spans_fit(config: RLVRConfig) -> Iterator[Violation]:
             yield from _role_fits(config, role, path)
 
 
-def _role_fits(config: RLVRConfig, role: RolePlan, path: tuple[str, ...]) -> Iterator[Violation]:
+def _role_fits(config: PolicyGradientConfig, role: RolePlan, path: tuple[str, ...]) -> Iterator[Violation]:
     size, per_node = len(role.span), config.resources.devices_per_node
     if config.resources.device == "cuda" and role.name not in ("inference", "judge") and size != role.workers:
         yield Violation(
@@ -133,7 +122,7 @@ def _role_fits(config: RLVRConfig, role: RolePlan, path: tuple[str, ...]) -> Ite
             return
 
 
-def _spans_are_equal_or_disjoint(config: RLVRConfig) -> Iterator[Violation]:
+def _spans_are_equal_or_disjoint(config: PolicyGradientConfig) -> Iterator[Violation]:
     planned = roles(config)
     for index, role in enumerate(planned):
         for other in planned[:index]:
@@ -145,7 +134,7 @@ def _spans_are_equal_or_disjoint(config: RLVRConfig) -> Iterator[Violation]:
                 )
 
 
-def _device_can_do_it(config: RLVRConfig) -> Iterator[Violation]:
+def _device_can_do_it(config: PolicyGradientConfig) -> Iterator[Violation]:
     if config.resources.device == "cuda":
         yield from _gpu_memory_is_shared(config)
     else:
@@ -169,7 +158,7 @@ def _device_can_do_it(config: RLVRConfig) -> Iterator[Violation]:
         )
 
 
-def _gpu_memory_is_shared(config: RLVRConfig) -> Iterator[Violation]:
+def _gpu_memory_is_shared(config: PolicyGradientConfig) -> Iterator[Violation]:
     engine, spans = config.inference, config.resources.spans
     if engine.type == "vllm" and spans.training == spans.inference and not engine.sleep:
         share = engine.gpu_memory_utilization
@@ -181,20 +170,16 @@ def _gpu_memory_is_shared(config: RLVRConfig) -> Iterator[Violation]:
             )
 
 
-def _evaluation_means_something(config: RLVRConfig) -> Iterator[Violation]:
+def _evaluation_means_something(config: PolicyGradientConfig) -> Iterator[Violation]:
     evaluation = config.evaluation
     if evaluation is None:
         return
-    names = [source.label for source in evaluation.sources]
-    for name in sorted({name for name in names if names.count(name) > 1}):
+    count, key = evaluation.samples_per_group, evaluation.samples_key
+    if evaluation.temperature == 0 and count > 1:
         yield Violation(
-            ("evaluation", "sources"), f"two evaluation sources are called {name!r}; give each a `name` of its own"
-        )
-    if evaluation.temperature == 0 and evaluation.samples_per_prompt > 1:
-        yield Violation(
-            ("evaluation", "samples_per_prompt"),
-            f"at temperature 0 all {evaluation.samples_per_prompt} samples of a prompt are equal; set it to 1, or "
-            "evaluation.temperature above 0",
+            ("evaluation", key),
+            f"at temperature 0 all {count} samples of a group are equal; set it to 1, or evaluation.temperature "
+            "above 0",
         )
     if not (evaluation.before or evaluation.after or evaluation.every):
         yield Violation(
@@ -202,7 +187,8 @@ def _evaluation_means_something(config: RLVRConfig) -> Iterator[Violation]:
         )
 
 
-RULES: tuple[Rule, ...] = (
+#: What holds for every run that trains a policy on groups of its samples.
+POLICY_GRADIENT_RULES = (
     *ALGORITHM_RULES,
     _batches_divide,
     _the_policy_gets_its_turn,
@@ -210,6 +196,5 @@ RULES: tuple[Rule, ...] = (
     _spans_fit,
     _spans_are_equal_or_disjoint,
     _device_can_do_it,
-    *REWARD_RULES,
     _evaluation_means_something,
 )

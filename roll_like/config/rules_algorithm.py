@@ -9,10 +9,10 @@ from roll_like.config.violations import Violation
 from roll_like.registry import ADVANTAGES
 
 if TYPE_CHECKING:
-    from roll_like.config.rlvr import RLVRConfig
+    from roll_like.config.policy_gradient import PolicyGradientConfig
 
 
-def _kl_has_its_reference(config: RLVRConfig) -> Iterator[Violation]:
+def _kl_has_its_reference(config: PolicyGradientConfig) -> Iterator[Violation]:
     use = config.algorithm.kl.use
     if use != "none" and config.reference is None:
         yield Violation(
@@ -34,21 +34,22 @@ def _kl_has_its_reference(config: RLVRConfig) -> Iterator[Violation]:
         )
 
 
-def _groups_can_be_compared(config: RLVRConfig) -> Iterator[Violation]:
+def _groups_can_be_compared(config: PolicyGradientConfig) -> Iterator[Violation]:
     rollout, name = config.rollout, config.algorithm.advantage.type
     estimator = ADVANTAGES.get(name)
     least = estimator.minimum_samples_per_prompt
-    if rollout.samples_per_prompt < least:
+    size, key = rollout.samples_per_group, rollout.samples_key
+    if size < least:
         yield Violation(
-            ("rollout", "samples_per_prompt"),
+            ("rollout", key),
             f"algorithm.advantage {name!r} compares a sample with {estimator.compares_with}, and a group of "
-            f"{_number(rollout.samples_per_prompt)} has nothing to compare with: every advantage would be 0; set "
-            f"samples_per_prompt to {least} or more (8 is usual), or use algorithm.advantage: reinforce_plus_plus",
+            f"{_number(size)} has nothing to compare with: every advantage would be 0; set "
+            f"{key} to {least} or more (8 is usual), or use algorithm.advantage: reinforce_plus_plus",
         )
-    if rollout.samples_per_prompt == 1 and rollout.drop_groups_without_signal:
+    if size == 1 and rollout.drop_groups_without_signal:
         yield Violation(
             ("rollout", "drop_groups_without_signal"),
-            "a group of one always has equal rewards, so every group would be dropped; set samples_per_prompt to 2 or "
+            f"a group of one always has equal rewards, so every group would be dropped; set {key} to 2 or "
             "more, or drop_groups_without_signal: false",
         )
     if rollout.temperature == 0:
@@ -57,11 +58,10 @@ def _groups_can_be_compared(config: RLVRConfig) -> Iterator[Violation]:
             "0 is greedy: nothing is explored and all samples of a prompt are equal, so there is no signal; "
             "use 1.0 for training (evaluation.temperature may be 0)",
         )
-    if rollout.max_in_flight < rollout.samples_per_prompt:
+    if rollout.max_in_flight < size:
         yield Violation(
             ("rollout", "max_in_flight"),
-            f"{rollout.max_in_flight} samples at a time cannot hold one group of {rollout.samples_per_prompt}; "
-            f"set it to {rollout.samples_per_prompt} or more",
+            f"{rollout.max_in_flight} samples at a time cannot hold one group of {size}; set it to {size} or more",
         )
 
 
@@ -69,7 +69,7 @@ def _number(count: int) -> str:
     return "one" if count == 1 else str(count)
 
 
-def _estimator_has_its_critic(config: RLVRConfig) -> Iterator[Violation]:
+def _estimator_has_its_critic(config: PolicyGradientConfig) -> Iterator[Violation]:
     name = config.algorithm.advantage.type
     needed, critic = ADVANTAGES.get(name).needs_critic, config.critic
     if needed and critic is None:
@@ -86,26 +86,26 @@ def _estimator_has_its_critic(config: RLVRConfig) -> Iterator[Violation]:
         )
 
 
-def _shaping_has_an_effect(config: RLVRConfig) -> Iterator[Violation]:
+def _shaping_has_an_effect(config: PolicyGradientConfig) -> Iterator[Violation]:
     algorithm, rollout = config.algorithm, config.rollout
     shaping = algorithm.reward_shaping
-    if rollout.samples_per_prompt == 1:
+    if rollout.samples_per_group == 1:
         for key in ("mean", "std"):
             if getattr(shaping.normalise, key) == "group":
                 yield Violation(
                     ("algorithm", "reward_shaping", "normalise", key),
-                    "a group of one has no statistics of its own; use batch or running, or more samples_per_prompt",
+                    f"a group of one has no statistics of its own; use batch or running, or more {rollout.samples_key}",
                 )
         if shaping.length_penalty is not None and shaping.length_penalty.type == "group":
             yield Violation(
                 ("algorithm", "reward_shaping", "length_penalty", "type"),
-                "a group of one has no shortest and longest response; use linear, or more samples_per_prompt",
+                f"a group of one has no shortest and longest response; use linear, or more {rollout.samples_key}",
             )
-    if shaping.overlong is not None and shaping.overlong.buffer_tokens > rollout.max_response_tokens:
+    if shaping.overlong is not None and shaping.overlong.buffer_tokens > config.longest_response:
         yield Violation(
             ("algorithm", "reward_shaping", "overlong", "buffer_tokens"),
-            f"{shaping.overlong.buffer_tokens} tokens before the limit is before the start: "
-            f"rollout.max_response_tokens is {rollout.max_response_tokens}; set it to that or less",
+            f"{shaping.overlong.buffer_tokens} tokens before the limit is before the start: a sample has at most "
+            f"{config.longest_response} sampled tokens; set it to that or less",
         )
     if algorithm.advantage.type == "gdpo":
         why = "gdpo standardises every configured reward on its own and never looks at their sum"
@@ -117,7 +117,7 @@ def _shaping_has_an_effect(config: RLVRConfig) -> Iterator[Violation]:
             )
 
 
-def _loss_means_something(config: RLVRConfig) -> Iterator[Violation]:
+def _loss_means_something(config: PolicyGradientConfig) -> Iterator[Violation]:
     algorithm = config.algorithm
     single = algorithm.updates_per_step == 1 and algorithm.old_logprobs == "auto"
     if algorithm.loss.type == "topr" and single:

@@ -140,5 +140,20 @@ def _judge_is_asked(config: RLVRConfig) -> Iterator[Violation]:
         )
 
 
+def _evaluation_sources_have_names(config: RLVRConfig) -> Iterator[Violation]:
+    names = [source.label for source in config.evaluation.sources] if config.evaluation is not None else []
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield Violation(
+            ("evaluation", "sources"), f"two evaluation sources are called {name!r}; give each a `name` of its own"
+        )
+
+
 #: What to check between data, domains and rewards.
-REWARD_RULES = (_sources_are_judged, _rewards_have_names_and_weights, _domains_fit, _pools_fit, _judge_is_asked)
+RLVR_RULES = (
+    _sources_are_judged,
+    _rewards_have_names_and_weights,
+    _domains_fit,
+    _pools_fit,
+    _judge_is_asked,
+    _evaluation_sources_have_names,
+)

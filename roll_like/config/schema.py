@@ -63,13 +63,42 @@ def _loosen_unions(node: Any) -> None:
             _loosen_unions(value)
 
 
-def markdown(schema: Schema) -> Iterator[str]:
-    """Yield the lines of a reference page: a table for each section, with key, type, default and description."""
-    yield from _tables("", "Top level", "", schema, schema.get("$defs", {}))
+def markdown(schema: Schema, elsewhere: Schema | None = None, page: str = "") -> Iterator[str]:
+    """Yield the lines of a reference page: a table for each section, with key, type, default and description.
+
+    Args:
+        schema: Of the configuration.
+        elsewhere: Another pipeline's; sections that are the same in both are only named.
+        page: The page that describes `elsewhere`.
+    """
+    top, sections = _top_level(schema)
+    _, described = _top_level(elsewhere or {})
+    same = [name for name, lines in sections.items() if described.get(name) == lines]
+    yield from top
+    if same:
+        yield from (f"The sections {', '.join(f'`{name}`' for name in same)} are those of [{page}]({page}).", "")
+    for name, lines in sections.items():
+        if name not in same:
+            yield from lines
+
+
+def _top_level(schema: Schema) -> tuple[list[str], dict[str, list[str]]]:
+    """Return the table of the keys at the top, and the tables of each section among them."""
+    definitions = schema.get("$defs", {})
+    sections = {
+        key: list(_tables_below("", {"properties": {key: entry}}, definitions))
+        for key, entry in schema.get("properties", {}).items()
+    }
+    return list(_table("Top level", "", schema, definitions)), {key: lines for key, lines in sections.items() if lines}
 
 
 def _tables(path: str, title: str, description: str, section: Schema, definitions: Schema) -> Iterator[str]:
     """Yield a section's own table, and then those of the sections in it."""
+    yield from _table(title, description, section, definitions)
+    yield from _tables_below(path, section, definitions)
+
+
+def _table(title: str, description: str, section: Schema, definitions: Schema) -> Iterator[str]:
     yield from (f"## {title}", "")
     if description:
         yield from (description, "")
@@ -79,7 +108,10 @@ def _tables(path: str, title: str, description: str, section: Schema, definition
         for key, entry in properties.items():
             yield _row(key, entry, required=key in section.get("required", []), definitions=definitions)
         yield ""
-    for key, entry in properties.items():
+
+
+def _tables_below(path: str, section: Schema, definitions: Schema) -> Iterator[str]:
+    for key, entry in section.get("properties", {}).items():
         here = f"{path}{key}"
         options = _sections(entry, definitions)
         for name, option in options:

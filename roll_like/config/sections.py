@@ -347,18 +347,3 @@ class MetricsConfig(ConfigModel):
         description="Rollouts of each step, and of each evaluation, that trackers get as traces, evenly over groups. "
         "`null`: all; 0: none. Rollouts.",
     )
-
-
-class EvaluationConfig(ConfigModel):
-    """How progress is measured on tasks that are not trained on."""
-
-    sources: Annotated[tuple[DataSource, ...], Field(min_length=1)] = Field(description="Datasets.")
-    every: Annotated[int, Field(ge=0)] = Field(default=0, description="Steps between evaluations; 0: before and after.")
-    before: bool = Field(default=True, description="Evaluate before the first step.")
-    after: bool = Field(default=True, description="Evaluate after the last step.")
-    samples_per_prompt: PositiveInt = Field(default=4, description="k of avg@k and pass@k.")
-    max_tasks: PositiveInt | None = Field(default=None, description="Use the first so many tasks; default: all.")
-    temperature: Annotated[float, Field(ge=0)] = Field(default=1.0, description="Sampling temperature.")
-    top_p: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="Nucleus.")
-    max_response_tokens: PositiveInt | None = Field(default=None, description="Default: the training limit. Tokens.")
-    stop: tuple[str, ...] = Field(default=(), description="Strings that end an evaluated response.")

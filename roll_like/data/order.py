@@ -13,14 +13,46 @@ from roll_like.errors import CheckpointError, ConfigError
 from roll_like.types import Task
 
 
+class RoundRobin:
+    """Smooth weighted round robin: whose turn it is.
+
+    With integer weights w of sum W, after every W turns each has had exactly its w, and none is ever a whole
+    turn ahead of its share.
+
+    Worked example: weights 2 and 1 give 0, 1, 0, 0, 1, 0, …
+
+    Args:
+        weights: A finite number above 0 for each; taken as the decimals that were written.
+    """
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        self.shares = _integers(weights)
+        self.credits = [0] * len(self.shares)
+
+    def next(self) -> int:
+        """Return who is next."""
+        for index, share in enumerate(self.shares):
+            self.credits[index] += share
+        chosen = max(range(len(self.shares)), key=lambda index: (self.credits[index], -index))
+        self.credits[chosen] -= sum(self.shares)
+        return chosen
+
+    def load(self, credits_: Sequence[int]) -> None:
+        """Go on where `credits` were these.
+
+        Raises:
+            ValueError: They cannot have been.
+        """
+        if len(credits_) != len(self.shares) or sum(credits_) != 0:
+            raise ValueError(f"credits {list(credits_)} for {len(self.shares)} that take turns")
+        self.credits = list(credits_)
+
+
 class TaskOrder:
     """An endless sequence of tasks.
 
-    Sources take turns by smooth weighted round robin: with integer weights w of sum W, after every W
-    tasks each source has given exactly its w, and none is ever a whole task ahead of its share. Each
-    source runs through all its tasks before any comes again; every pass is shuffled anew.
-
-    Worked example: weights 2 and 1 give a, b, a, a, b, a, …
+    Sources take turns by `RoundRobin`. Each source runs through all its tasks before any comes again; every pass
+    is shuffled anew.
 
     Args:
         taskset: The tasks.
@@ -37,25 +69,32 @@ class TaskOrder:
         self._seed = seed
         self._shuffle = shuffle
         self._sources = taskset.sources
-        self._shares = _integer_weights(taskset.sources)
-        self._fingerprint = _fingerprint(taskset, self._shares, seed, shuffle)
-        self._credits = [0] * len(self._sources)
+        self._turns = RoundRobin(_weights(taskset.sources))
+        self._fingerprint = _fingerprint(taskset, self._turns.shares, seed, shuffle)
         self._drawn = [0] * len(self._sources)
         self._passes = [self._permutation(index, 0) for index in range(len(self._sources))]
 
     def next(self) -> Task:
         """Return the next task."""
-        for index, share in enumerate(self._shares):
-            self._credits[index] += share
-        chosen = max(range(len(self._shares)), key=lambda index: (self._credits[index], -index))
-        self._credits[chosen] -= sum(self._shares)
-        return self._draw(chosen)
+        return self._draw(self._turns.next())
+
+    def find(self, task_id: str) -> Task:
+        """Return a task by its id.
+
+        Raises:
+            CheckpointError: There is none.
+        """
+        for source in self._sources:
+            for task in source.tasks:
+                if task.task_id == task_id:
+                    return task
+        raise CheckpointError(f"the checkpoint names the task {task_id!r}, which the data no longer has")
 
     def state(self) -> dict[str, Any]:
         """Return where the sequence stands, as JSON takes it."""
         return {
             "fingerprint": self._fingerprint,
-            "credits": list(self._credits),
+            "credits": list(self._turns.credits),
             "drawn": {source.name: drawn for source, drawn in zip(self._sources, self._drawn, strict=True)},
         }
 
@@ -72,13 +111,13 @@ class TaskOrder:
                 fix="restore the `data` section, `seed` and the files as they were, or start a new run",
             )
         try:
-            credit = [int(value) for value in state["credits"]]
             drawn = [int(state["drawn"][source.name]) for source in self._sources]
+            if min(drawn) < 0:
+                raise ValueError(f"drawn {drawn}")
+            self._turns.load([int(value) for value in state["credits"]])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the checkpoint's data position is damaged: {error!r}") from error
-        if len(credit) != len(self._sources) or sum(credit) != 0 or min(drawn) < 0:
-            raise CheckpointError(f"the checkpoint's data position is damaged: credits {credit}, drawn {drawn}")
-        self._credits, self._drawn = credit, drawn
+        self._drawn = drawn
         self._passes = [self._permutation(index, count // self._size(index)) for index, count in enumerate(drawn)]
 
     def _draw(self, index: int) -> Task:
@@ -103,12 +142,16 @@ class TaskOrder:
         return sorted(range(self._size(index)), key=rank)
 
 
-def _integer_weights(sources: Sequence[TaskSource]) -> list[int]:
-    """Return the smallest integers in the ratio of the weights, taken as the decimals that were written."""
+def _weights(sources: Sequence[TaskSource]) -> list[float]:
     for source in sources:
         if not math.isfinite(source.weight):
             raise ConfigError(f"{source.key}.weight is {source.weight}", fix="set it to a finite number above 0")
-    exact = [Fraction(repr(source.weight)) for source in sources]
+    return [source.weight for source in sources]
+
+
+def _integers(weights: Sequence[float]) -> list[int]:
+    """Return the smallest integers in the ratio of the weights, taken as the decimals that were written."""
+    exact = [Fraction(repr(weight)) for weight in weights]
     common = math.lcm(*(fraction.denominator for fraction in exact))
     whole = [int(fraction * common) for fraction in exact]
     divisor = math.gcd(*whole)

@@ -42,7 +42,7 @@ class EnvWorker:
     def __init__(self, imports: tuple[str, ...] = ()) -> None:
         import_plugins(imports)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="environment")
-        self._environments: dict[str, _Hosted] = {}
+        self._environments: dict[str, HostedEnvironment] = {}
 
     async def reset(self, episode: str, spec: EnvironmentSpec, seed: int) -> Started | Crashed:
         """Make an environment and begin its episode."""
@@ -58,12 +58,17 @@ class EnvWorker:
         if hosted is not None:
             await self._guarded(hosted.close)
 
+    async def shut_down(self) -> None:
+        """Let go of every environment."""
+        for episode in list(self._environments):
+            await self.close(episode)
+
     async def hosted(self) -> int:
         """Return how many environments live here."""
         return len(self._environments)
 
     def _begin(self, episode: str, spec: EnvironmentSpec, seed: int) -> Started:
-        hosted = _Hosted(spec)
+        hosted = HostedEnvironment(spec)
         self._environments[episode] = hosted
         return hosted.reset(seed)
 
@@ -74,13 +79,14 @@ class EnvWorker:
             return Crashed(error.message if isinstance(error, EnvError) else describe_error(error))
 
 
-class _Hosted:
+class HostedEnvironment:
     """A Gymnasium environment, as episodes use it."""
 
     def __init__(self, spec: EnvironmentSpec) -> None:
         self._env = make(spec.env_id, **dict(spec.kwargs))
 
     def reset(self, seed: int) -> Started:
+        """Begin an episode."""
         observation, info = self._env.reset(seed=seed)
         prompt = system_prompt_of(self._env)
         system = [{"role": "system", "content": prompt}] if prompt else []
@@ -88,6 +94,7 @@ class _Hosted:
         return Started(messages=messages, tools=tools_of(self._env), state=_state(observation, info))
 
     def step(self, text: str) -> Stepped:
+        """Take the policy's turn."""
         observation, reward, terminated, truncated, info = self._env.step(text)
         success = info.get("success")
         fresh = bool(info.get("fresh", False))
@@ -106,6 +113,7 @@ class _Hosted:
         )
 
     def close(self) -> None:
+        """Let go of the environment."""
         self._env.close()
 
 

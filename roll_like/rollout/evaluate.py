@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import islice
+from collections.abc import Iterable, Mapping
+from typing import Generic
 
-from roll_like.config.sections import EvaluationConfig
-from roll_like.data.tasks import TaskSet
+from roll_like.config.policy_gradient import EvaluationSchedule
 from roll_like.inference.base import Sampling
 from roll_like.loop import DriverLoop
 from roll_like.rollout.failures import refuse_too_many_failures
 from roll_like.rollout.filling import Collected
 from roll_like.rollout.metrics import evaluation_metrics
-from roll_like.rollout.scheduler import GenerateScheduler, GroupPlan
+from roll_like.rollout.source import Filler, PlanMaker, PlanT
+from roll_like.types import Task
 from roll_like.values import Metric
 
 
-class Evaluator:
-    """Samples k answers for every evaluation task and judges them with the run's rewards.
+class Evaluator(Generic[PlanT]):
+    """Samples k answers (or plays k episodes) for every evaluation task and judges them.
 
     Args:
-        scheduler: The one that training uses.
+        filler: Samples and judges; the one that training uses.
         tasks: What to evaluate on.
-        config: The `evaluation` section.
-        max_response_tokens: Limit where the section has none.
+        plan: Makes the filler's plan.
+        schedule: The `evaluation` section.
         max_failure_fraction: Share of the answers that failures may cost.
         seed: Seed of every evaluation: two policies are compared on the same random numbers.
         runner: The driver's event loop.
@@ -31,28 +31,22 @@ class Evaluator:
 
     def __init__(
         self,
-        scheduler: GenerateScheduler,
-        tasks: TaskSet,
-        config: EvaluationConfig,
+        filler: Filler[PlanT],
+        tasks: Iterable[Task],
+        plan: PlanMaker[PlanT],
+        schedule: EvaluationSchedule,
         *,
-        max_response_tokens: int,
         max_failure_fraction: float,
         seed: int,
         runner: DriverLoop,
     ) -> None:
-        self._scheduler = scheduler
-        self._tasks = tuple(islice(tasks, config.max_tasks))
-        self._config = config
+        self._filler = filler
+        self._tasks = tuple(tasks)
+        self._plan = plan
+        self._schedule = schedule
         self._seed = seed
         self._max_failure_fraction = max_failure_fraction
         self._runner = runner
-        self._sampling = Sampling(
-            temperature=config.temperature,
-            top_p=config.top_p,
-            top_k=0,
-            max_tokens=config.max_response_tokens or max_response_tokens,
-            stop=config.stop,
-        )
 
     def evaluate(self) -> tuple[Mapping[str, Metric], Collected]:
         """Return the metrics (`eval/avg`, `eval/pass`, …) and the judged answers.
@@ -60,23 +54,38 @@ class Evaluator:
         Raises:
             GenerationError: More answers were lost to failures than `rollout.max_failure_fraction`.
         """
-        plan = GroupPlan(
-            groups=len(self._tasks),
-            samples_per_group=self._config.samples_per_prompt,
-            sampling=self._sampling,
-            initial_groups=len(self._tasks),
-            max_groups=len(self._tasks),
-            seed=self._seed,
+        count = len(self._tasks)
+        plan = self._plan(
+            groups=count,
+            initial_groups=count,
+            max_groups=count,
             accept=lambda group: len(group.samples) > 0,
+            seed=self._seed,
         )
-        collected = self._runner.run(self._scheduler.fill(iter(self._tasks), plan))
+        collected = self._runner.run(self._filler.fill(iter(self._tasks), plan))
         refuse_too_many_failures(collected, self._max_failure_fraction, "this evaluation")
         return evaluation_metrics(collected), collected
 
     def due(self, finished: int, total: int) -> bool:
         """Return whether to evaluate after `finished` of `total` steps."""
         if finished == 0:
-            return self._config.before
+            return self._schedule.before
         if finished == total:
-            return self._config.after
-        return self._config.every > 0 and finished % self._config.every == 0
+            return self._schedule.after
+        return self._schedule.every > 0 and finished % self._schedule.every == 0
+
+
+def evaluation_sampling(schedule: EvaluationSchedule, max_response_tokens: int) -> Sampling:
+    """Return how evaluated samples are drawn.
+
+    Args:
+        schedule: The `evaluation` section.
+        max_response_tokens: Limit where the section has none.
+    """
+    return Sampling(
+        temperature=schedule.temperature,
+        top_p=schedule.top_p,
+        top_k=0,
+        max_tokens=schedule.max_response_tokens or max_response_tokens,
+        stop=schedule.stop,
+    )

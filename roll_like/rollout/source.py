@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from roll_like.config.rlvr import RolloutConfig
-from roll_like.data.order import TaskOrder
-from roll_like.data.tasks import TaskSet
+from roll_like.config.policy_gradient import GroupRolloutConfig
 from roll_like.inference.base import Sampling
 from roll_like.loop import DriverLoop
 from roll_like.rollout.failures import refuse_too_many_failures
 from roll_like.rollout.filling import Collected
-from roll_like.rollout.scheduler import GenerateScheduler, GroupPlan
 from roll_like.types import Group, Scored, Task
+
+PlanT = TypeVar("PlanT")
+PlanT_co = TypeVar("PlanT_co", covariant=True)
+PlanT_contra = TypeVar("PlanT_contra", contravariant=True)
 
 #: How fast the estimate of the share of accepted groups follows the last step.
 ACCEPTANCE_MEMORY = 0.7
@@ -37,40 +37,78 @@ class RolloutSource(Protocol):
         """Continue where `state` was taken."""
 
 
-class SynchronousRollouts:
+class Order(Protocol):
+    """What groups attempt: endless and resumable."""
+
+    def next(self) -> Task:
+        """Return what the next group attempts."""
+
+    def find(self, task_id: str) -> Task:
+        """Return a task by its id."""
+
+    def state(self) -> dict[str, Any]:
+        """Return where the sequence stands; plain JSON."""
+
+    def load_state(self, state: Mapping[str, Any], /) -> None:
+        """Go on where `state` was taken."""
+
+
+class Filler(Protocol[PlanT_contra]):
+    """Samples and judges groups: a `GenerateScheduler`, or an `EnvManager`."""
+
+    async def fill(self, tasks: Iterator[Task], plan: PlanT_contra) -> Collected:
+        """Return judged groups of tasks."""
+
+
+class PlanMaker(Protocol[PlanT_co]):
+    """Makes a filler's plan out of what every plan has; the rest is bound already."""
+
+    def __call__(
+        self,
+        *,
+        groups: int,
+        initial_groups: int,
+        max_groups: int,
+        accept: Callable[[Group[Scored]], bool],
+        seed: int | None,
+    ) -> PlanT_co:
+        """Return the plan of one filling."""
+
+
+class SynchronousRollouts(Generic[PlanT]):
     """Generates a step's groups with the current policy, while nothing else happens.
 
     Args:
-        scheduler: Fills groups.
-        taskset: All tasks.
-        order: The same tasks, in a resumable order.
+        filler: Fills groups.
+        order: What they attempt.
+        plan: Makes the filler's plan.
         config: The `rollout` section.
         seed: Seed of the run.
         runner: The driver's event loop.
-        greedy_baseline: Whether each group comes with one greedy sample to compare with.
+        needs_baseline: Whether groups without `baselines` are of no use.
         filters: Whether groups without signal are replaced, of domains that say so themselves.
     """
 
     def __init__(
         self,
-        scheduler: GenerateScheduler,
-        taskset: TaskSet,
-        order: TaskOrder,
-        config: RolloutConfig,
+        filler: Filler[PlanT],
+        order: Order,
+        plan: PlanMaker[PlanT],
+        config: GroupRolloutConfig,
         *,
         seed: int,
         runner: DriverLoop,
-        greedy_baseline: bool = False,
+        needs_baseline: bool = False,
         filters: Mapping[str, bool] | None = None,
     ) -> None:
-        self._filters = filters or {}
-        self._scheduler = scheduler
-        self._greedy_baseline = greedy_baseline
-        self._taskset = taskset
+        self._filler = filler
         self._order = order
+        self._plan = plan
         self._config = config
         self._seed = seed
         self._runner = runner
+        self._needs_baseline = needs_baseline
+        self._filters = filters or {}
         self._returned: deque[Task] = deque()
         self._acceptance = 1.0
 
@@ -81,18 +119,15 @@ class SynchronousRollouts:
             GenerationError: More samples were lost to failures than `rollout.max_failure_fraction`.
         """
         config = self._config
-        most = math.floor(config.prompts_per_step * config.max_oversampling)
-        plan = GroupPlan(
-            groups=config.prompts_per_step,
-            samples_per_group=config.samples_per_prompt,
-            sampling=sampling_of(config),
-            initial_groups=min(most, math.ceil(config.prompts_per_step / max(self._acceptance, 0.05))),
+        most = math.floor(config.groups * config.max_oversampling)
+        plan = self._plan(
+            groups=config.groups,
+            initial_groups=min(most, math.ceil(config.groups / max(self._acceptance, 0.05))),
             max_groups=most,
-            seed=self._step_seed(step) if config.seeded else None,
             accept=self._accept,
-            baseline=replace(sampling_of(config), temperature=0.0) if self._greedy_baseline else None,
+            seed=self._step_seed(step) if config.seeded else None,
         )
-        collected = self._runner.run(self._scheduler.fill(self._tasks(), plan))
+        collected = self._runner.run(self._filler.fill(self._tasks(), plan))
         self._returned.extendleft(reversed(collected.unfinished))
         judged = len(collected.groups) + len(collected.rejected)
         if judged:
@@ -112,8 +147,7 @@ class SynchronousRollouts:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` was taken."""
         self._order.load_state(state["order"])
-        by_id = {task.task_id: task for task in self._taskset}
-        self._returned = deque(by_id[task_id] for task_id in state["returned"])
+        self._returned = deque(self._order.find(task_id) for task_id in state["returned"])
         self._acceptance = state["acceptance"]
 
     def _tasks(self) -> Iterator[Task]:
@@ -122,7 +156,7 @@ class SynchronousRollouts:
 
     def _accept(self, group: Group[Scored]) -> bool:
         rewards = [sample.reward for sample in group.samples]
-        if self._greedy_baseline and not group.baselines:  # it was lost to a failure: nothing to compare with
+        if self._needs_baseline and not group.baselines:  # it was lost to a failure: nothing to compare with
             return False
         if self._filters.get(group.task.domain, self._config.drop_groups_without_signal):
             return len(rewards) > 1 and not np.allclose(rewards, rewards[0], rtol=0, atol=1e-8)
@@ -132,7 +166,7 @@ class SynchronousRollouts:
         return int(np.random.SeedSequence([self._seed, step]).generate_state(1)[0])
 
 
-def sampling_of(config: RolloutConfig) -> Sampling:
+def sampling_of(config: GroupRolloutConfig) -> Sampling:
     """Return how training samples are drawn."""
     return Sampling(
         temperature=config.temperature,

@@ -12,6 +12,7 @@ from config_files import changed, write
 
 from roll_like import Reward, cli, register_reward
 from roll_like.check import Report, check, refuse_errors
+from roll_like.check.data import prompt_findings
 from roll_like.config.rlvr import RLVRConfig
 from roll_like.errors import ConfigError
 from roll_like.registry import REWARDS
@@ -41,7 +42,7 @@ def make(files: Path, tiny_model: Path) -> Make:
 
     def run(**changes: Any) -> Report:
         values = changed(model={"path": str(tiny_model)}, evaluation={"sources": [{"path": "eval.jsonl"}]})
-        return check(RLVRConfig.model_validate(changed(values, **changes)))
+        return check(RLVRConfig.model_validate(changed(values, **changes)), prompt_findings)
 
     return run
 
@@ -107,7 +108,7 @@ def test_a_tokenizer_of_its_own(make: Make, tiny_model: Path) -> None:
 
 def test_a_window_longer_than_the_models(make: Make) -> None:
     message = only(make(rollout__max_response_tokens=1000))
-    assert "prompts and responses of 1064 tokens are longer than the 1024 that the model was made for" in message
+    assert "sequences of 1064 tokens are longer than the 1024 that the model was made for" in message
 
 
 def test_attention_heads_that_gpus_cannot_divide(make: Make) -> None:
@@ -291,15 +292,13 @@ def test_settings_that_may_not_be_meant(make: Make) -> None:
     assert "no role uses the devices 1" in only(make(resources=spans), "warning")
 
 
-def test_refuse_errors_raises_all_of_them_or_returns_the_rest(files: Path, tiny_model: Path) -> None:
-    good = changed(model={"path": str(tiny_model)}, rollout__prompts_per_step=32)
-    assert "the data has 16" in only(refuse_errors(RLVRConfig.model_validate(good)), "warning")
+def test_refuse_errors_raises_all_of_them_or_returns_the_rest(make: Make) -> None:
+    assert "the data has 16" in only(refuse_errors(make(rollout__prompts_per_step=32)), "warning")
+    gone = [{"path": "a.jsonl"}]
     with pytest.raises(ConfigError, match=r"^data\.sources\.0: there is no file or directory a\.jsonl"):
-        refuse_errors(RLVRConfig.model_validate(changed(good, data__sources=[{"path": "a.jsonl"}])))
+        refuse_errors(make(data__sources=gone))
     with pytest.raises(ConfigError, match=r"(?s)^2 problems; nothing was started:\n  1\. data.*\n  2\. output_dir: "):
-        refuse_errors(
-            RLVRConfig.model_validate(changed(good, data__sources=[{"path": "a.jsonl"}], output_dir="train.jsonl"))
-        )
+        refuse_errors(make(data__sources=gone, output_dir="train.jsonl"))
 
 
 # from the command line

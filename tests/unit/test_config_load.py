@@ -200,7 +200,7 @@ def test_binary_file(tmp_path: Path) -> None:
 def test_empty_file_says_which_pipelines_there_are(tmp_path: Path) -> None:
     message = refused(write(tmp_path / "c.yaml", ""))
     assert "pipeline: the key is missing" in message
-    assert "known pipelines: rlvr" in message
+    assert "known pipelines: agentic, rlvr" in message
 
 
 def test_unknown_pipeline(minimal: Path) -> None:
@@ -295,10 +295,10 @@ def test_every_problem_is_listed_with_its_file_and_line(tmp_path: Path, minimal:
     assert lines[0].startswith("4 problems in ")
     found = {line.split(". ", 1)[1].partition(":")[0]: line for line in lines[1:]}
     assert list(found) == [
-        "data.sources.1.path",
-        "data.sources.1.wieght",
         "rollout.prompts_per_step",
         "resources.nodes",
+        "data.sources.1.path",
+        "data.sources.1.wieght",
     ]
     assert f"[{child}:7]" in found["data.sources.1.path"]
     assert f"[{child}:7]" in found["data.sources.1.wieght"]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from roll_like.config.agentic import AgenticConfig
 from roll_like.config.base import PluginConfig
 from roll_like.config.rlvr import RLVRConfig
 from roll_like.registry import ADVANTAGES, LOSSES, REWARDS, TRACKERS
@@ -20,7 +21,7 @@ CODE = [
     file for folder in ("roll_like", "pipelines", "rewards", "envs") for file in sorted((ROOT / folder).rglob("*.py"))
 ]
 #: Options that only their own section reads: checked there, and without a further effect.
-CHECKED_ONLY = {"samples_per_step"}
+CHECKED_ONLY = {"samples_per_step", "episodes_per_step"}
 
 
 def attributes(tree: ast.AST) -> Iterator[str]:
@@ -60,7 +61,8 @@ def parts(annotation: Any) -> Iterator[type[BaseModel]]:
 
 def config_classes() -> list[type[BaseModel]]:
     seen: set[type[BaseModel]] = set()
-    models(RLVRConfig, seen)
+    for config in (RLVRConfig, AgenticConfig):
+        models(config, seen)
     for registry in (ADVANTAGES, LOSSES, REWARDS, TRACKERS):
         for name in registry.names():
             if registry.origin(name).startswith(("roll_like.", "rewards.")):

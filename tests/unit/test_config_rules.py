@@ -316,7 +316,7 @@ def test_the_bases_of_these_tests_are_valid() -> None:
         (
             changed(evaluation={**EVALUATION, "temperature": 0}),
             "evaluation.samples_per_prompt",
-            "at temperature 0 all 4 samples of a prompt are equal; set it to 1",
+            "at temperature 0 all 4 samples of a group are equal; set it to 1, or evaluation.temperature above 0",
         ),
         (
             changed(evaluation={**EVALUATION, "before": False, "after": False}),

@@ -20,6 +20,7 @@ import torch
 from config_files import RecordingPipeline
 
 from roll_like import Completion, cli, errors
+from roll_like.config.agentic import AgenticConfig
 from roll_like.config.explain import all_keys
 from roll_like.config.load import load_config
 from roll_like.config.rlvr import RLVRConfig
@@ -31,7 +32,10 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "ex
 CODE = [
     file for folder in ("roll_like", "pipelines", "rewards", "envs") for file in sorted((ROOT / folder).rglob("*.py"))
 ]
-SECTIONS = [name for name, field in RLVRConfig.model_fields.items() if "Config" in str(field.annotation)]
+CONFIGS = (RLVRConfig, AgenticConfig)
+SECTIONS = [
+    name for config in CONFIGS for name, field in config.model_fields.items() if "Config" in str(field.annotation)
+]
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -110,7 +114,7 @@ def assert_parses(arguments: list[str]) -> None:
 
 @each_page
 def test_configuration_keys_exist(page: Path) -> None:
-    paths = [*all_keys(RLVRConfig)]
+    paths = [path for config in CONFIGS for path in all_keys(config)]
     paths += [path for name in REWARDS.names() for path in all_keys(REWARDS.get(name).Config, None, ("rewards", "use"))]
     known = {".".join(part for part in path if isinstance(part, str)) for path in paths}
     pattern = rf"`((?:{'|'.join(SECTIONS)})\.[a-z_]+(?:\.[a-z_]+)*)(?::[^`]*|=[^`]*)?`"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
+from config_files import MINIMAL
 from tests_support import group, scored, task
 
-from roll_like.config.rlvr import RolloutConfig
+from roll_like import judging
+from roll_like.config.rlvr import RLVRConfig, RolloutConfig
 from roll_like.data.order import TaskOrder
 from roll_like.data.tasks import SourceReport, TaskSet, TaskSource
 from roll_like.errors import GenerationError
@@ -17,7 +21,7 @@ from roll_like.loop import DriverLoop
 from roll_like.rollout.filling import Collected
 from roll_like.rollout.metrics import evaluation_metrics, rollout_metrics, rollout_rows
 from roll_like.rollout.scheduler import GroupPlan
-from roll_like.rollout.source import SynchronousRollouts
+from roll_like.rollout.source import SynchronousRollouts, sampling_of
 from roll_like.types import Failure, Group, Scored, StopReason, Task
 from roll_like.values import reduce
 
@@ -67,10 +71,13 @@ class FakeScheduler:
         )
 
 
-def source(scheduler: FakeScheduler, runner: DriverLoop, **changes) -> SynchronousRollouts:  # type: ignore[no-untyped-def]
-    tasks = taskset()
+def source(  # type: ignore[no-untyped-def]
+    scheduler: FakeScheduler, runner: DriverLoop, filters: Mapping[str, bool] | None = None, **changes
+) -> SynchronousRollouts[GroupPlan]:
     config = RolloutConfig(prompts_per_step=3, samples_per_prompt=2, **changes)
-    return SynchronousRollouts(scheduler, tasks, TaskOrder(tasks, seed=0), config, seed=7, runner=runner)
+    plan = partial(GroupPlan, samples_per_group=2, sampling=sampling_of(config))
+    order = TaskOrder(taskset(), seed=0)
+    return SynchronousRollouts(scheduler, order, plan, config, seed=7, runner=runner, filters=filters)
 
 
 def test_a_resumed_source_goes_on_with_the_same_tasks_and_seeds() -> None:
@@ -155,13 +162,16 @@ def test_evaluation_metrics_and_rows() -> None:
     assert rows[0]["tokens"] == scored(task(), 0.0).trajectory.response_length
 
 
-def test_a_greedy_baseline_is_asked_for_and_needed() -> None:
-    tasks = taskset()
-    scheduler = FakeScheduler()
-    config = RolloutConfig(prompts_per_step=3, samples_per_prompt=2, temperature=0.7, top_k=5)
+def test_a_greedy_baseline_is_asked_for_and_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "tasks_of", lambda config: taskset())
+    scheduler: Any = FakeScheduler()
+    values = {
+        **MINIMAL,
+        "rollout": {"prompts_per_step": 3, "samples_per_prompt": 2, "temperature": 0.7, "top_k": 5},
+        "algorithm": {"advantage": {"type": "remax"}},
+    }
     with DriverLoop() as runner:
-        order = TaskOrder(tasks, seed=0)
-        rollouts = SynchronousRollouts(scheduler, tasks, order, config, seed=7, runner=runner, greedy_baseline=True)
+        rollouts = judging.prompt_rollouts(RLVRConfig.model_validate(values), scheduler, runner, pytest.fail)
         rollouts.collect(0)
         source(scheduler, runner).collect(0)
     greedy, plain = scheduler.plans
@@ -175,12 +185,8 @@ def test_a_greedy_baseline_is_asked_for_and_needed() -> None:
 
 def test_domains_have_filters_and_figures_of_their_own() -> None:
     maths, code = (replace(task(index), domain=domain) for index, domain in enumerate(("maths", "code")))
-    tasks = taskset()
-    config = RolloutConfig(prompts_per_step=3, samples_per_prompt=2, max_oversampling=2.0)
     with DriverLoop() as runner:
-        rollouts = SynchronousRollouts(
-            FakeScheduler(), tasks, TaskOrder(tasks, seed=0), config, seed=7, runner=runner, filters={"maths": True}
-        )
+        rollouts = source(FakeScheduler(), runner, filters={"maths": True}, max_oversampling=2.0)
     assert [rollouts._accept(group(one, [1.0, 1.0])) for one in (maths, code)] == [False, True]
     groups = [group(maths, [1.0, 0.0]), group(code, [0.5, 0.5])]
     values = reduce(rollout_metrics(collected(groups), policy_version=1))

@@ -1,0 +1,72 @@
+"""Environments: whether each can be made and begun, and whether its first prompt fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from roll_like.check.findings import Finding, failed
+from roll_like.config.agentic import AgenticConfig, EnvironmentConfig
+from roll_like.config.load import import_plugins
+from roll_like.errors import RollLikeError
+from roll_like.playing import spec_of
+from roll_like.rollout.conversation import Renderer
+from roll_like.rollout.env_worker import HostedEnvironment
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from roll_like.check import Report
+
+
+def environment_findings(
+    config: AgenticConfig,
+    tokenizer: PreTrainedTokenizerBase | None,
+    report: Report,  # noqa: ARG001 - what every pipeline's check is given
+) -> Iterator[Finding]:
+    """Yield what is wrong with the environments: each is begun once, from its first seed."""
+    import_plugins(config.import_)
+    renderer = None if tokenizer is None else Renderer(tokenizer, template_options=config.rollout.template_options)
+    for index, environment in enumerate(config.environments):
+        yield from _begun(config, environment, environment.first_seed, f"environments.{index}", renderer)
+    evaluation = config.evaluation
+    for index, environment in enumerate(evaluation.environments if evaluation is not None else ()):
+        key = f"evaluation.environments.{index}"
+        yield from _begun(config, environment, evaluation.first_seed if evaluation else 0, key, renderer)
+
+
+def _begun(
+    config: AgenticConfig, environment: EnvironmentConfig, seed: int, key: str, renderer: Renderer | None
+) -> Iterator[Finding]:
+    """Begin one episode, and yield why that fails, or why it cannot be played."""
+    try:
+        hosted = HostedEnvironment(spec_of(environment))
+    except RollLikeError as error:
+        yield failed(key, error)
+        return
+    try:
+        started = hosted.reset(seed)
+        tokens = None if renderer is None else len(renderer.encode(renderer.render(started.messages, started.tools)))
+    except RollLikeError as error:
+        yield failed(key, error)
+        return
+    except Exception as error:  # noqa: BLE001 - an environment may raise anything; it becomes a finding
+        yield Finding("error", key, f"reset({seed}) of {environment.id!r} fails: {type(error).__name__}: {error}")
+        return
+    finally:
+        hosted.close()
+    limit = config.rollout.max_episode_tokens
+    if tokens is not None and tokens >= limit:
+        yield Finding(
+            "error",
+            f"{key}",
+            f"the first prompt of {environment.id!r} has {tokens} tokens, and a conversation {limit} at most, so no "
+            "turn could be taken; raise rollout.max_episode_tokens, or shorten the prompt",
+        )
+    elif tokens is not None and tokens + config.rollout.max_response_tokens > limit:
+        yield Finding(
+            "warning",
+            f"{key}",
+            f"the first prompt of {environment.id!r} has {tokens} tokens, which leaves {limit - tokens} of "
+            f"rollout.max_episode_tokens ({limit}): less than one turn of {config.rollout.max_response_tokens}",
+        )
