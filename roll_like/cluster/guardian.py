@@ -23,9 +23,9 @@ MARKER = "ROLL_LIKE_SESSION"
 PATIENCE = 3.0
 
 
-def marked(value: str) -> list[int]:
+def marked(value: str, name: str = MARKER) -> list[int]:
     """Return the ids of all other living processes whose environment holds the marker."""
-    wanted = f"{MARKER}={value}".encode()
+    wanted = f"{name}={value}".encode()
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -38,10 +38,10 @@ def marked(value: str) -> list[int]:
     return found
 
 
-def sweep(value: str, *, patience: float = PATIENCE) -> None:
+def sweep(value: str, *, name: str = MARKER, patience: float = PATIENCE) -> None:
     """Wait until the marked processes have ended, and end those that have not."""
     until = time.monotonic() + patience
-    while (left := marked(value)) and time.monotonic() < until:
+    while (left := marked(value, name)) and time.monotonic() < until:
         time.sleep(0.1)
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in left:
@@ -50,7 +50,7 @@ def sweep(value: str, *, patience: float = PATIENCE) -> None:
             except ProcessLookupError:
                 continue
         until = time.monotonic() + 1.0
-        while (left := marked(value)) and time.monotonic() < until:
+        while (left := marked(value, name)) and time.monotonic() < until:
             time.sleep(0.05)
 
 

@@ -280,6 +280,15 @@ class Conversation:
         self._prompt_text, self._turn, self._told = text, None, None
         return self.tokens
 
+    def copy(self) -> Conversation:
+        """Return one that goes on from here by itself; what either does from now on does not touch the other."""
+        other = Conversation(self.renderer)
+        other._tools, other._prompt_text, other._told = self._tools, self._prompt_text, self._told
+        other._turn, other._turns = None if self._turn is None else list(self._turn), self._turns
+        other._messages, other._finished = list(self._messages), list(self._finished)
+        other._open = self._open.copy()
+        return other
+
     def segments(self) -> tuple[Segmented, ...]:
         """Return what to train on, in order: segments that hold at least one sampled token.
 
@@ -343,6 +352,10 @@ class _Tokens:
             for span in spans
         ]
         self.length += len(ids)
+
+    def copy(self) -> _Tokens:
+        """Return one that grows by itself."""
+        return _Tokens(list(self.ids), list(self.logprobs), list(self.turns), list(self.spans), self.length)
 
     @property
     def token_ids(self) -> IntArray:

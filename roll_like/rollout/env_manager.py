@@ -9,16 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import shlex
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from roll_like.errors import EnvError
 from roll_like.inference.base import Sampling
 from roll_like.rollout.conversation import Renderer
-from roll_like.rollout.episode import Environment, EnvironmentSpec, EpisodeLimits, Generator, play
+from roll_like.rollout.episode import (
+    Environment,
+    EnvironmentSpec,
+    EpisodeLimits,
+    EpisodeSpec,
+    Generator,
+    ProgramSpec,
+    play,
+)
 from roll_like.rollout.filling import Collected, Filling, FillPlan, Tally
 from roll_like.rollout.router import SampleLost
 from roll_like.types import Failure, Group, Scored, Task
@@ -36,6 +45,24 @@ class EnvironmentPool(Protocol):
 
     def open(self, spec: EnvironmentSpec) -> Environment:
         """Return an environment that is not yet reset."""
+
+
+class ProgramPlayer(Protocol):
+    """What plays episodes by running programs: `AgentPrograms`."""
+
+    async def play(
+        self,
+        spec: ProgramSpec,
+        task: Task,
+        *,
+        sampling: Sampling,
+        limits: EpisodeLimits,
+        name: str,
+        sample_index: int,
+        home: Any,
+        sampling_seed: int | None,
+    ) -> Scored:
+        """Play one episode; as `play` of `episode.py`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +85,12 @@ class EpisodePlan(FillPlan):
     seed: int | None
 
 
-def episode_task(spec: EnvironmentSpec, seed: int) -> Task:
-    """Return what a group attempts: an environment from a seed. Its prompt is known when the first episode began."""
+def episode_task(spec: EpisodeSpec, seed: int) -> Task:
+    """Return what a group attempts: an environment or a program from a seed.
+
+    Its prompt is known when the first episode began.
+    """
+    what = spec.env_id if isinstance(spec, EnvironmentSpec) else shlex.join(spec.command)
     return Task(
         task_id=f"{spec.name}:{seed}",
         source=spec.name,
@@ -68,7 +99,7 @@ def episode_task(spec: EnvironmentSpec, seed: int) -> Task:
         prompt_ids=np.zeros(0, np.int32),
         answer=None,
         metadata={"seed": seed},
-        origin=f"{spec.env_id} with seed {seed}",
+        origin=f"{what} with seed {seed}",
     )
 
 
@@ -78,28 +109,33 @@ class EnvManager:
     Args:
         generator: Samples the policy's turns.
         environments: Where environments live.
-        specs: The environments, by name.
+        specs: The environments and programs.
         renderer: Chat template and tokenizer of the policy.
         retries: Further attempts of an episode whose environment or turn failed.
         progress: Called with (finished episodes, expected episodes).
+        programs: Plays the programs; None where there are none.
     """
 
     def __init__(
         self,
         generator: Generator,
         environments: EnvironmentPool,
-        specs: Collection[EnvironmentSpec],
+        specs: Collection[EpisodeSpec],
         renderer: Renderer,
         *,
         retries: int,
         progress: Callable[[int, int], None] = lambda done, total: None,
+        programs: ProgramPlayer | None = None,
     ) -> None:
+        if programs is None and any(isinstance(spec, ProgramSpec) for spec in specs):
+            raise ValueError("programs cannot be played without a player for them")
         self._generator = generator
         self._environments = environments
         self._specs = {spec.name: spec for spec in specs}
         self._renderer = renderer
         self._retries = retries
         self._progress = progress
+        self._programs = programs
         self._serial = itertools.count()
 
     async def fill(self, tasks: Iterator[Task], plan: EpisodePlan) -> Collected:
@@ -120,21 +156,8 @@ class EnvManager:
         spec = self._specs[task.source]
         failed = lost = 0
         while True:
-            environment = self._environments.open(spec)
             try:
-                return await play(
-                    environment,
-                    self._generator,
-                    self._renderer,
-                    spec=spec,
-                    seed=int(task.metadata["seed"]),
-                    sampling=plan.sampling,
-                    limits=plan.limits,
-                    name=f"{name}-{failed + lost}",
-                    sample_index=index,
-                    home=name.rpartition("-")[0],  # a group begins alike
-                    sampling_seed=seed,
-                )
+                return await self._attempt(spec, task, plan, index, f"{name}-{failed + lost}", seed)
             except EnvironmentLost as error:
                 lost += 1
                 if lost > INNOCENT_LOSSES:
@@ -144,8 +167,28 @@ class EnvManager:
                 if failed > self._retries:
                     stage = "generate" if isinstance(error, SampleLost) else "environment"
                     return _failure(stage, spec.name, error, task)
-            finally:
-                await environment.close()
+
+    async def _attempt(
+        self, spec: EpisodeSpec, task: Task, plan: EpisodePlan, index: int, name: str, seed: int | None
+    ) -> Scored:
+        settings: Any = {
+            "sampling": plan.sampling,
+            "limits": plan.limits,
+            "name": name,
+            "sample_index": index,
+            "home": name.rsplit("-", 2)[0],  # a group begins alike
+            "sampling_seed": seed,
+        }
+        if isinstance(spec, ProgramSpec):
+            assert self._programs is not None, "refused at the start"
+            return await self._programs.play(spec, task, **settings)
+        environment = self._environments.open(spec)
+        try:
+            return await play(
+                environment, self._generator, self._renderer, spec=spec, seed=int(task.metadata["seed"]), **settings
+            )
+        finally:
+            await environment.close()
 
 
 def _failure(stage: str, name: str, error: EnvError | SampleLost, task: Task) -> Failure:

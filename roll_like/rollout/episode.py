@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -31,6 +31,35 @@ class EnvironmentSpec:
     name: str
     env_id: str
     kwargs: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramSpec:
+    """An agent program as a run uses it: it asks the proxy for turns (`proxy.py`).
+
+    Attributes:
+        name: Its name in metrics.
+        command: The program and its arguments; found as a shell finds it.
+        env: Environment variables beside the run's own.
+        directory: Where it is started; None is where the run was.
+        timeout_seconds: Longest episode, from its start. What takes longer has failed.
+        max_programs: How many may run at a time.
+        environment: Gives it its task and scores its answer; None where the program posts its reward.
+        limit_reward: Reward of an episode that reached a limit and for which none was posted; None: it has failed.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    directory: str | None = None
+    timeout_seconds: float
+    max_programs: int
+    environment: EnvironmentSpec | None = None
+    limit_reward: float | None = None
+
+
+#: What may play an episode.
+EpisodeSpec: TypeAlias = EnvironmentSpec | ProgramSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,8 +183,8 @@ async def play(
             GenerateRequest(
                 request_id=f"{name}-{len(turns)}",
                 prompt_ids=prompt_ids,
-                sampling=_with_limit(sampling, budget),
-                seed=_seed_of(sampling_seed, len(turns)),
+                sampling=with_limit(sampling, budget),
+                seed=seed_of(sampling_seed, len(turns)),
             ),
             home,
         )
@@ -171,7 +200,8 @@ async def play(
         prompt_ids = talk.begin(stepped.messages) if stepped.fresh else talk.conversation.observe(stepped.messages)
     if turns:
         turns[-1] = replace(turns[-1], after=tuple(shown))
-    return _scored(task, sample_index, talk, turns, stop, success)
+    trajectory = joined_trajectory(task, sample_index, talk.segments(), talk.spoken, stop)
+    return scored_episode(trajectory, turns, {"cuts": float(talk.cuts)}, success)
 
 
 def _record(
@@ -255,20 +285,23 @@ def _task(spec: EnvironmentSpec, seed: int, messages: Sequence[ChatMessage], pro
     )
 
 
-def _scored(
-    task: Task,
-    sample_index: int,
-    talk: _Talk,
-    turns: Sequence[TurnRecord],
-    stop: StopReason,
-    success: bool | None,
+def scored_episode(
+    trajectory: Trajectory, turns: Sequence[TurnRecord], figures: Mapping[str, float], success: bool | None
 ) -> Scored:
+    """Return an episode with what its turns earned.
+
+    Args:
+        trajectory: What was sampled.
+        turns: Its turns.
+        figures: Figures for metrics, beside the number of turns and success.
+        success: Whether it was solved, where somebody says so.
+    """
     total = sum(turn.reward for turn in turns)
-    details = {"turns": float(len(turns)), "cuts": float(talk.cuts)}
+    details = {"turns": float(len(turns)), **figures}
     if success is not None:
         details["success"] = float(success)
     return Scored(
-        trajectory=_trajectory(task, sample_index, talk.segments(), talk.spoken, stop),
+        trajectory=trajectory,
         reward=total,
         rewards={"return": total},
         details=details,
@@ -279,7 +312,7 @@ def _scored(
     )
 
 
-def _trajectory(
+def joined_trajectory(
     task: Task, sample_index: int, segments: Sequence[Segmented], text: str, stop: StopReason
 ) -> Trajectory:
     """Join the sequences that the engine saw, one after another."""
@@ -306,9 +339,11 @@ def _trajectory(
     )
 
 
-def _with_limit(sampling: Sampling, tokens: int) -> Sampling:
+def with_limit(sampling: Sampling, tokens: int) -> Sampling:
+    """Return how to draw at most so many tokens."""
     return sampling if tokens == sampling.max_tokens else replace(sampling, max_tokens=tokens)
 
 
-def _seed_of(seed: int | None, turn: int) -> int | None:
+def seed_of(seed: int | None, turn: int) -> int | None:
+    """Return the seed of one turn of an episode."""
     return None if seed is None else int(np.random.SeedSequence([seed, turn]).generate_state(1)[0])
