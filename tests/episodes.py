@@ -41,7 +41,7 @@ def episode(words: list[str], *, reward: float = 1.0, index: int = 0, sample: in
     """An episode that says `words`; its last turn earns the reward. `changes` are of its last turn."""
     last = len(words) - 1
     records = [turn(number, text, reward if number == last else 0.0) for number, text in enumerate(words)]
-    records[-1] = replace(records[-1], after=({"role": "user", "content": "It is over."},), **changes)
+    records[-1] = replace(records[-1], **{"after": ({"role": "user", "content": "It is over."},), **changes})
     owner = replace(task(index, source="lake"), messages=records[0].shown, metadata={"seed": index})
     return replace(
         scored(owner, reward, sample=sample, response=sum(record.tokens for record in records)),

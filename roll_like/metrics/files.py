@@ -33,8 +33,13 @@ def rollouts_path(run_dir: Path, step: int, *, kind: str = "step") -> Path:
 
 
 def encode(record: Mapping[str, Any]) -> str:
-    """Return one line of JSON. Numbers that JSON lacks become the strings `NaN`, `Infinity`, `-Infinity`."""
-    return json.dumps(plain(record), ensure_ascii=False, allow_nan=False, default=str) + "\n"
+    r"""Return one line of JSON. Numbers that JSON lacks become the strings `NaN`, `Infinity`, `-Infinity`.
+
+    Half a surrogate pair, which a policy can write as `"\ud83d"` in a call's arguments, stays such an escape: UTF-8
+    has no form for it.
+    """
+    text = json.dumps(plain(record), ensure_ascii=False, allow_nan=False, default=str) + "\n"
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def encode_pretty(record: Mapping[str, Any]) -> str:
@@ -96,8 +101,13 @@ def read(path: Path) -> list[dict[str, Any]]:
     Raises:
         ValueError: A line before the last is no JSON object; names file and line.
     """
+    return read_whole_lines(path)[0]
+
+
+def read_whole_lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    """Return the same, and whether there was a half-written last line."""
     if not path.exists():
-        return []
+        return [], False
     lines = path.read_bytes().split(b"\n")
     records: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
@@ -105,12 +115,14 @@ def read(path: Path) -> list[dict[str, Any]]:
             continue
         try:
             record = json.loads(line)
-        except ValueError as error:
+            if not isinstance(record, dict):
+                raise TypeError
+        except (ValueError, TypeError) as error:
             if number == len(lines):  # no newline after it: the writer was killed in the middle
-                break
+                return records, True
             raise ValueError(f"{path}:{number}: expected one JSON object per line, found {line[:60]!r}") from error
         records.append(record)
-    return records
+    return records, False
 
 
 def cut_after(path: Path, last_step: int) -> int:

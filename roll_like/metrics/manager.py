@@ -21,7 +21,7 @@ from roll_like.config.sections import MetricsConfig
 from roll_like.errors import ConfigError, PluginError
 from roll_like.metrics import files
 from roll_like.metrics.console import Console, Progress, make_console
-from roll_like.metrics.rollouts import KINDS, Kind, read_rollouts, rollout_steps, spread, with_ids
+from roll_like.metrics.rollouts import KINDS, ROLLOUT_FIELDS, Kind, read_rollouts, rollout_steps, spread, with_ids
 from roll_like.metrics.sinks import Payload, Sink
 from roll_like.metrics.summary import ARTIFACTS, Summary, versions, write_summary
 from roll_like.metrics.timing import memory_metrics
@@ -29,7 +29,6 @@ from roll_like.metrics.trackers import Status, TraceTracker, Tracker
 from roll_like.registry import TRACKERS
 from roll_like.values import Metrics, merge, reduce
 
-ROLLOUT_FIELDS = frozenset({"task_id", "prompt", "text", "reward"})
 #: Steps whose rollouts wait for a tracker that does not take them; the oldest are given up beyond it.
 TRACED_STEPS = 8
 

@@ -18,6 +18,8 @@ from roll_like.metrics import files
 Row: TypeAlias = dict[str, Any]
 Kind: TypeAlias = Literal["step", "eval"]
 KINDS: tuple[Kind, ...] = ("step", "eval")
+#: What every row has.
+ROLLOUT_FIELDS = frozenset({"task_id", "prompt", "text", "reward"})
 
 #: A reward of (nearly) 1 solves a task, as in pass@k.
 SOLVED = 1 - 1e-6

@@ -1,0 +1,331 @@
+"""Finds rollouts of a run, by step, kind, domain, reward or success, and prints them: a list, one, or two compared.
+
+What is read are the files under `rollouts/`, of a run that still goes on too. Steps are read one after another, and
+those that a filter leaves out are not.
+"""
+
+from __future__ import annotations
+
+import difflib
+import io
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from rich.console import Console
+from rich.text import Text
+
+from roll_like.errors import ConfigError, DataError
+from roll_like.metrics import files
+from roll_like.metrics.rollout_text import compared, heading, listed, shown, table_head
+from roll_like.metrics.rollouts import KINDS, ROLLOUT_FIELDS, Kind, Row, read_id, rollout_steps, solved, with_ids
+
+#: Rollouts that a list for people shows unless more are asked for.
+LIST_LIMIT = 50
+#: Columns of what is not written to a terminal.
+PIPE_WIDTH = 120
+
+Span: TypeAlias = tuple[float, float]
+Named: TypeAlias = Literal["train", "evaluate"]
+_EVERYTHING: Span = (-math.inf, math.inf)
+_BROKEN = "restore the file, or move it away: the other steps can be read without it"
+_NAMES: dict[Kind, Named] = {"step": "train", "eval": "evaluate"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which rollouts are listed; bounds belong to what they bound.
+
+    Attributes:
+        steps: First and last training step.
+        kind: Those of training or of evaluations; None is both.
+        domain: Name of their domain; None is every one.
+        rewards: Least and largest reward.
+        success: Whether they solved their task, as `solved` says; None is both.
+    """
+
+    steps: Span = _EVERYTHING
+    kind: Named | None = None
+    domain: str | None = None
+    rewards: Span = _EVERYTHING
+    success: bool | None = None
+
+    def takes(self, row: Row) -> bool:
+        """Return whether a row is wanted. A reward that is no number is in no span but the widest."""
+        reward = float(row["reward"])
+        return (
+            (self.domain is None or domain_of(row) == self.domain)
+            and (self.rewards == _EVERYTHING or self.rewards[0] <= reward <= self.rewards[1])
+            and (self.success is None or solved(row) == self.success)
+        )
+
+
+def read_span(option: str, text: str, number: Callable[[str], float] = float) -> Span:
+    """Return the bounds that `3`, `3:5`, `3:` or `:5` name.
+
+    >>> read_span("--step", "3:5", int), read_span("--reward", ":0.5")
+    ((3, 5), (-inf, 0.5))
+
+    Raises:
+        ConfigError: It is none of these; names the option.
+    """
+    low, colon, high = text.partition(":")
+    try:
+        first = number(low) if low else -math.inf
+        last = (number(high) if high else math.inf) if colon else first
+    except ValueError:
+        first, last = math.nan, math.nan
+    if not text.strip(":") or not first <= last:
+        whole = number is int
+        raise ConfigError(
+            f"{option} {text}: expected {'a whole number' if whole else 'a number'}, or a span from the lesser to the "
+            "larger one",
+            fix=f"write it as {option} {'12' if whole else '1'}, {option} {'3:12' if whole else '0.5:1'}, "
+            f"{option} {'3:' if whole else '0.5:'} or {option} :{'12' if whole else '0.5'}; "
+            f"with a minus sign, {option}=-1:0",
+        )
+    return first, last
+
+
+def domain_of(row: Row) -> str:
+    """Return a row's domain, its source where it has none."""
+    return str(row.get("domain") or row.get("source") or "")
+
+
+def find_run(run: str, output_dir: Path) -> Path:
+    """Return a run's folder.
+
+    Args:
+        run: Its folder, or its name under `output_dir`.
+        output_dir: Folder of runs.
+
+    Raises:
+        ConfigError: There is none; names those that there are.
+        DataError: It has no rollouts.
+    """
+    folder = Path(run) if Path(run).is_dir() else output_dir / run
+    if not folder.is_dir():
+        names = sorted(path.parent.name for path in output_dir.glob(f"*/{files.RUN}"))
+        nearest = difflib.get_close_matches(run, names, 5, 0.4) or names[-5:]
+        raise ConfigError(
+            f"rollouts {run}: there is no run in {folder}",
+            fix=f"name a run's folder, or one of {output_dir}: {', '.join(nearest) or 'none yet'}; "
+            "--output-dir names another folder of runs",
+        )
+    if not any(rollout_steps(folder, kind) for kind in KINDS):
+        raise DataError(
+            f"{folder} has no rollouts",
+            fix="they are written with the first evaluation and after each step of training; name another run, "
+            "or wait for the first step"
+            if (folder / files.RUN).is_file()
+            else "name the folder of a run: the one that holds run.json and rollouts/",
+        )
+    return folder
+
+
+@dataclass(slots=True)
+class Rollouts:
+    """The rollouts of a run's folder.
+
+    Attributes:
+        run_dir: The folder.
+        damaged: Files whose last line is half written, of those that were read.
+        looked_at: How many rows were read.
+        domains: Their domains.
+        rewards: Least and largest of their rewards.
+    """
+
+    run_dir: Path
+    damaged: list[Path] = field(default_factory=list)
+    looked_at: int = 0
+    domains: set[str] = field(default_factory=set)
+    rewards: Span = (math.inf, -math.inf)
+
+    def of(self, step: int, kind: Kind) -> list[Row]:
+        """Return the rows of a step, each with `id`, `step` and `kind`.
+
+        Raises:
+            DataError: A line that is not the last is no JSON object, or a row lacks what every row has.
+        """
+        path = files.rollouts_path(self.run_dir, step, kind=kind)
+        try:
+            records, half_written = files.read_whole_lines(path)
+        except ValueError as error:
+            raise DataError(str(error), fix=_BROKEN) from error
+        for number, record in enumerate(records, start=1):
+            missing = ROLLOUT_FIELDS - record.keys()
+            if missing:
+                raise DataError(f"{path}: rollout {number} lacks {', '.join(sorted(missing))}", fix=_BROKEN)
+        rows = [
+            {"id": row.pop("id"), "step": step, "kind": _NAMES[kind], **row} for row in with_ids(step, kind, records)
+        ]
+        if half_written:
+            self.damaged.append(path)
+        return rows
+
+    def select(self, wanted: Wanted) -> Iterator[Row]:
+        """Yield what is wanted, step by step; a step's training before the evaluation after it."""
+        kinds = [kind for kind in KINDS if wanted.kind in {None, _NAMES[kind]}]
+        steps = sorted(
+            (step, order, kind)
+            for order, kind in enumerate(kinds)
+            for step in rollout_steps(self.run_dir, kind)
+            if wanted.steps[0] <= step <= wanted.steps[1]
+        )
+        for step, _, kind in steps:
+            for row in self.of(step, kind):
+                reward = float(row["reward"])
+                self.looked_at += 1
+                self.domains.add(domain_of(row))
+                self.rewards = (min(self.rewards[0], reward), max(self.rewards[1], reward))
+                if wanted.takes(row):
+                    yield row
+
+    def get(self, rollout_id: str) -> Row:
+        """Return one rollout.
+
+        Raises:
+            ConfigError: There is none of this id; names those that are near.
+        """
+        where = read_id(rollout_id)
+        if where is None:
+            raise ConfigError(
+                f"{rollout_id!r} is no rollout's id, expected STEP/GROUP.SAMPLE",
+                fix=f"near it: {self._near(rollout_id)}; the list shows all",
+            )
+        kind, step = where
+        rows = self.of(step, kind) if step in rollout_steps(self.run_dir, kind) else []
+        for row in rows:
+            if row["id"] == rollout_id:
+                return row
+        if rows:
+            raise ConfigError(f"there is no rollout {rollout_id}", fix=f"near it: {_nearest(rollout_id, rows)}")
+        raise ConfigError(
+            f"there is no rollout {rollout_id}: nothing was written of {_NAMES[kind]} step {step}",
+            fix=f"near it: {self._near(rollout_id)}",
+        )
+
+    def _near(self, text: str) -> str:
+        """Return ids of the step that is nearest to one that is not there; training's unless `eval` is asked for."""
+        before, _, rest = text.partition("/")
+        kinds = sorted(KINDS, key=lambda kind: before.startswith("e") != (kind == "eval"))
+        kind, steps = next((one, there) for one in kinds if (there := rollout_steps(self.run_dir, one)))
+        digits = re.search(r"\d+", before)
+        aim = int(digits[0]) if digits else steps[0]
+        step = min(steps, key=lambda one: abs(one - aim))
+        rows = self.of(step, kind)
+        prefix = str(rows[0]["id"]).partition("/")[0] if rows else ""
+        return _nearest(f"{prefix}/{rest}", rows)
+
+
+def _nearest(text: str, rows: Sequence[Row]) -> str:
+    """Return the first few ids that begin most like a text."""
+    ids = [str(row["id"]) for row in rows]
+    shared = {
+        one: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, text, strict=False))) for one in ids
+    }
+    return ", ".join(sorted(ids, key=lambda one: -shared[one])[:5]) or "none"
+
+
+class Screen(Console):
+    """A console that lets `BrokenPipeError` out: what reads a list may stop, as `head` does."""
+
+    def on_broken_pipe(self) -> None:
+        """Leave it to whoever prints."""
+        raise BrokenPipeError
+
+
+def browse(
+    rollouts: Rollouts,
+    wanted: Wanted,
+    *,
+    show: str | None = None,
+    diff: Sequence[str] | None = None,
+    limit: int | None = None,
+    as_json: bool = False,
+) -> None:
+    """Print rollouts to standard output, and what is to be known about the files to standard error.
+
+    Args:
+        rollouts: Of a run.
+        wanted: Which ones a list has.
+        show: Id of one to print whole.
+        diff: Ids of two to compare.
+        limit: Longest list; 0 is endless. None is `LIST_LIMIT`, and endless as JSON.
+        as_json: One JSON object a line, as in the files, each with `step` and `kind`.
+
+    Raises:
+        ConfigError: There is no rollout of an id.
+        DataError: A file cannot be read.
+    """
+    if limit is not None and limit < 0:
+        raise ConfigError(f"--limit {limit}: expected a number of rollouts", fix="write --limit 0 for all")
+    if not (show is None and diff is None) and (wanted != Wanted() or limit is not None):
+        raise ConfigError(
+            "--show and --diff name their rollouts by id, --step and the like choose what a list holds",
+            fix="leave out one or the other",
+        )
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a policy writes what a terminal may not have
+    # rich takes COLUMNS where it is set, and asks a terminal
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
+    screen = Screen(width=width, highlight=False, markup=False, emoji=False)
+    try:
+        if show is None and diff is None:
+            _list(screen, rollouts, wanted, limit, as_json)
+        else:
+            rows = [rollouts.get(one) for one in diff or [show or ""]]
+            if as_json:
+                sys.stdout.writelines(map(files.encode, rows))
+            elif diff is not None:
+                _print(screen, compared(rows[0], rows[1], screen.width))
+            else:
+                _print(screen, heading(rows[0], rollouts.run_dir.name))
+                _print(screen, shown(rows[0], screen.width))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # nobody reads any more; what is left in the buffer would fail again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    for path in rollouts.damaged:
+        print(f"warning: the last line of {path} is half written and was left out", file=sys.stderr)
+
+
+def _list(screen: Screen, rollouts: Rollouts, wanted: Wanted, limit: int | None, as_json: bool) -> None:
+    if limit is None:
+        limit = 0 if as_json else LIST_LIMIT
+    count = 0
+    for row in rollouts.select(wanted):
+        if limit and count == limit:
+            print(f"these are the first {limit}; --limit N lists more, --limit 0 all", file=sys.stderr)
+            break
+        if as_json:
+            sys.stdout.write(files.encode(row))
+        else:
+            _print(screen, [*([table_head()] if count == 0 else []), listed(row, domain_of(row), screen.width)])
+        count += 1
+    if count == 0:
+        print(_nothing(rollouts), file=sys.stderr)
+
+
+def _nothing(rollouts: Rollouts) -> str:
+    """Say why a list is empty."""
+    if rollouts.looked_at == 0:
+        steps = {_NAMES[kind]: rollout_steps(rollouts.run_dir, kind) for kind in KINDS}
+        spans = [f"{name} {there[0]} to {there[-1]}" for name, there in steps.items() if there]
+        return f"no rollout of these steps; there are: {', '.join(spans)}"
+    low, high = rollouts.rewards
+    return (
+        f"none of {rollouts.looked_at} rollouts is like that; their domains: {', '.join(sorted(rollouts.domains))}; "
+        f"their rewards: {low:.4g} to {high:.4g}"
+    )
+
+
+def _print(screen: Screen, lines: Iterable[Text]) -> None:
+    for line in lines:
+        screen.print(line, no_wrap=True, crop=False, soft_wrap=True)
