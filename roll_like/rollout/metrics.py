@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ def rollout_metrics(collected: Collected, policy_version: int) -> dict[str, Metr
         collected: The step's groups. Rejected groups count for the reward: they were sampled too.
         policy_version: Version of the weights that the step trains.
     """
-    groups = [*collected.groups, *collected.rejected]
+    groups = _with_success([*collected.groups, *collected.rejected])
     samples = [sample for group in groups for sample in group.samples]
     metrics: dict[str, Metric] = merge(_sample_metrics(sample, policy_version) for sample in samples)
     metrics |= {
@@ -49,7 +49,7 @@ def rollout_metrics(collected: Collected, policy_version: int) -> dict[str, Metr
 
 def evaluation_metrics(collected: Collected) -> dict[str, Metric]:
     """Return `eval/avg` (avg@k), `eval/pass` (pass@k), each reward's own mean, and what was lost."""
-    groups = collected.groups
+    groups = _with_success(collected.groups)
     samples = [sample for group in groups for sample in group.samples]
     metrics: dict[str, Metric] = merge(
         {
@@ -156,6 +156,25 @@ def _domain_metrics(sample: Scored) -> dict[str, Metric]:
     }
 
 
+def _with_success(groups: Sequence[Group[Scored]]) -> list[Group[Scored]]:
+    """Return groups in which an episode that a limit ended was not solved.
+
+    Its environment had no chance to say so; without this the mean would be over the others. Environments that never
+    say `success` have none.
+    """
+    speak = {group.task.source for group in groups for sample in group.samples if "success" in sample.details}
+    return [
+        replace(group, samples=tuple(_unsolved(sample) for sample in group.samples))
+        if group.task.source in speak
+        else group
+        for group in groups
+    ]
+
+
+def _unsolved(sample: Scored) -> Scored:
+    return sample if "success" in sample.details else replace(sample, details={**sample.details, "success": 0.0})
+
+
 def _by_domain(groups: Sequence[Group[Scored]]) -> dict[str, list[Group[Scored]]]:
     domains: dict[str, list[Group[Scored]]] = {}
     for group in groups:
@@ -171,8 +190,12 @@ def _share_without_signal(groups: Sequence[Group[Scored]]) -> float:
 
 
 def _pass_share(groups: Sequence[Group[Scored]]) -> float:
-    """Share of groups with at least one sample of (nearly) full reward 1."""
+    """Share of groups with at least one sample that solved the task."""
     if not groups:
         return math.nan
-    solved = [any(sample.reward >= 1 - 1e-6 for sample in group.samples) for group in groups]
-    return float(np.mean(solved))
+    return float(np.mean([any(map(_solved, group.samples)) for group in groups]))
+
+
+def _solved(sample: Scored) -> bool:
+    """Whether its environment says so; where nobody does, whether the reward is (nearly) 1."""
+    return bool(sample.details.get("success", sample.reward >= 1 - 1e-6))

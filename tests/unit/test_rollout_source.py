@@ -196,3 +196,15 @@ def test_domains_have_filters_and_figures_of_their_own() -> None:
     values = reduce(evaluation_metrics(collected(groups)))
     assert (values["eval/domain/maths/pass"], values["eval/domain/code/pass"]) == (1, 0)
     assert not any("domain" in name for name in reduce(rollout_metrics(collected([group(task(), [1.0])]), 1)))
+
+
+def test_an_episode_that_a_limit_ended_was_not_solved_and_one_that_was_solved_passes() -> None:
+    solved, cut, unspoken = (group(replace(task(index), source=name), [0.4, 0.4]) for index, name in enumerate("aab"))
+    details = ({"success": 1.0}, {"success": 0.0})
+    solved = replace(
+        solved, samples=tuple(replace(one, details=own) for one, own in zip(solved.samples, details, strict=True))
+    )
+    unspoken = group(unspoken.task, [1.0, 0.0])
+    values = reduce(evaluation_metrics(collected([solved, cut, unspoken])))
+    assert values["eval/success"] == pytest.approx(1 / 4)  # of source a; source b says nothing
+    assert values["eval/pass"] == pytest.approx(2 / 3)  # of a by what its environment says, of b by its reward
