@@ -35,7 +35,7 @@ def printable(text: str) -> str:
     r"""Return a text with nothing in it that a terminal would act on.
 
     >>> printable("red\x1b[31m and\tblue")
-    'red\\x1b[31m and  blue'
+    'red\\x1b[31m and blue'
     """
 
     def escape(match: re.Match[str]) -> str:
@@ -43,7 +43,7 @@ def printable(text: str) -> str:
         return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
     lines = text.replace("\r\n", "\n").split("\n")
-    return "\n".join(_UNPRINTABLE.sub(escape, line.expandtabs(4)) for line in lines)
+    return "\n".join(_UNPRINTABLE.sub(escape, line).expandtabs(4) for line in lines)
 
 
 def wrapped(text: str, width: int) -> list[str]:

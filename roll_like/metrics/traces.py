@@ -1,14 +1,17 @@
 """Rollouts as MLflow traces: an episode is a tree of spans, a single answer one span.
 
-    frozen_lake                 AGENT        task and first messages → transcript; reward, success, tokens
+    frozen_lake                 AGENT        task and first messages → all that followed; reward, success, tokens
     ├── turn 1                  CHAIN        what the turn earned, and the state it acted in
     │   ├── policy              CHAT_MODEL   messages that were new to it → what it said; tokens
     │   └── environment         TASK         what it said → what it was shown next; reward
     │       └── calculator      TOOL         arguments → result
-    └── turn 2 …
+    └── turn 2: reward 1 …
 
 Ids are derived from the run and the rollout's id, so that sending a trace again replaces it. MLflow's own pipeline
 (`mlflow.start_span` and a queue) is not used: it logs its failures and goes on, and these are counted and tried again.
+
+MLflow draws texts as Markdown: they are written so that their lines and boards stay (`as_markdown`). The files under
+`rollouts/` have them as they were.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from roll_like.metrics import files
@@ -26,6 +30,27 @@ from roll_like.metrics.rollouts import Kind, Row, message_text
 #: Longest beginning of a prompt or an answer that lists of traces show. Characters.
 PREVIEW = 1000
 _PAGE = 500
+
+
+def as_markdown(text: str) -> str:
+    r"""Return a text that looks as it is once it is drawn as Markdown: lines end, and boards are blocks of code.
+
+    A board is three or more lines of equal length.
+
+    >>> as_markdown("You are at S.\nSFF\nFHF\nFFG\nGo on.")
+    'You are at S.\n```text\nSFF\nFHF\nFFG\n```\nGo on.'
+    >>> as_markdown("First\nsecond")
+    'First  \nsecond'
+    """
+    if "```" in text:
+        return text
+    stretches = [list(lines) for _, lines in groupby(text.split("\n"), key=len)]
+    blocks = ["\n".join(["```text", *lines, "```"]) if len(lines) > 2 and lines[0] else None for lines in stretches]
+    parts: list[str] = []
+    for number, (lines, block) in enumerate(zip(stretches, blocks, strict=True)):
+        followed = number + 1 < len(stretches) and blocks[number + 1] is None
+        parts.append(block if block is not None else "  \n".join(lines) + ("  " if followed else ""))
+    return "\n".join(parts)
 
 
 class TraceStore:
@@ -135,38 +160,51 @@ class _Trace:
         row = self._row
         kept = ("reward", "rewards", "details", "success", "cuts", "seed", "tokens", "stop_reason", "policy_version")
         root_attributes = {"step": self._step, "kind": self._kind, **{key: row[key] for key in kept if key in row}}
-        messages, task = row.get("messages", ()), {"task": row["task_id"]}
+        task = {"task": row["task_id"]}
         if not self._turns:
             attributes = {**root_attributes, "mlflow.chat.tokenUsage": self._usage()}
-            inputs = {**task, "messages": messages}
-            return [self._span("answer", "CHAT_MODEL", inputs, _said(row["text"]), attributes=attributes)]
+            inputs = {**task, "messages": _drawn(row.get("messages", ()))}
+            return [self._span("answer", "CHAT_MODEL", inputs, _answer(row["text"]), attributes=attributes)]
+        verdict = {key: row[key] for key in ("reward", "success") if key in row}
         root = self._span(
             str(row.get("domain", "episode")),
             "AGENT",
-            {**task, "messages": self._turns[0]["shown"]},
-            {"text": row["text"], "reward": row["reward"]},
+            {"messages": _drawn(self._turns[0]["shown"]), **task},
+            {"messages": self._conversation(), **verdict},
             attributes={**root_attributes, "turns": len(self._turns)},
         )
         return [root, *(span for number in range(len(self._turns)) for span in self._turn_spans(number))]
 
+    def _conversation(self) -> list[dict[str, Any]]:
+        """Return everything that was said and shown after the first prompt."""
+        messages: list[dict[str, Any]] = []
+        for number, turn in enumerate(self._turns):
+            messages += [*(_drawn(turn["shown"]) if number else ()), _said(turn["text"])]
+        return [*messages, *_drawn(self._turns[-1].get("after", ()))]
+
     def _turn_spans(self, number: int) -> list[Any]:
         """Return a turn's own span, the policy's, the environment's, and those of what was called."""
         turn = self._turns[number]
-        name, policy, environment = f"turn {number + 1}", f"policy {number + 1}", f"environment {number + 1}"
+        key, policy, environment = f"turn {number + 1}", f"policy {number + 1}", f"environment {number + 1}"
         began, sampled, ended = (float(turn[key]) for key in ("began", "sampled", "ended"))
         last = number + 1 == len(self._turns)
         shown = turn.get("after", ()) if last else self._turns[number + 1]["shown"]
         usage = _usage(int(turn["prompt_tokens"]), int(turn["tokens"]))
         invalid = bool(turn.get("invalid", False))
+        reward = float(turn["reward"])
         verdict = {"reward": turn["reward"], "invalid": invalid}
-        observed = "\n".join(message_text(message) for message in turn["shown"][-1:])
+        said = as_markdown(str(turn["text"]))
+        # the tree says where something was earned
+        marks = [*(["invalid"] if invalid else []), *([f"reward {reward:.4g}"] if reward else [])]
+        name = f"{key}: {', '.join(marks)}" if marks else key
+        observed = "\n".join(as_markdown(message_text(message)) for message in turn["shown"][-1:])
         spans = [
             self._span(
                 name,
                 "CHAIN",
                 observed,
-                {"text": turn["text"], **verdict},
-                key=name,
+                {"text": said, **verdict},
+                key=key,
                 parent="",
                 times=(began, ended),
                 attributes={**verdict, "state": turn["state"]},
@@ -174,20 +212,20 @@ class _Trace:
             self._span(
                 "policy",
                 "CHAT_MODEL",
-                {"messages": turn["shown"]},
-                _said(turn["text"]),
+                {"messages": _drawn(turn["shown"])},
+                _answer(turn["text"], turn.get("tool_calls", ())),
                 key=policy,
-                parent=name,
+                parent=key,
                 times=(began, sampled),
                 attributes={"mlflow.chat.tokenUsage": usage},
             ),
             self._span(
                 "environment",
                 "TASK",
-                {"text": turn["text"]},
-                {"messages": shown, "reward": turn["reward"]},
+                {"text": said},
+                {"messages": _drawn(shown), "reward": turn["reward"]},
                 key=environment,
-                parent=name,
+                parent=key,
                 times=(sampled, ended),
                 attributes=verdict,
                 error="the environment found no valid action in this turn" if invalid else None,
@@ -282,9 +320,33 @@ class _Trace:
         return verdicts
 
 
-def _said(text: str) -> dict[str, Any]:
-    """Return a policy's words in the form that MLflow shows as chat."""
-    return {"choices": [{"message": {"role": "assistant", "content": text}}]}
+def _drawn(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return chat messages with their texts as Markdown."""
+    texts = [one["content"] if isinstance(one.get("content"), str) else None for one in messages]
+    return [
+        {**one, **({} if text is None else {"content": as_markdown(text)})}
+        for one, text in zip(messages, texts, strict=True)
+    ]
+
+
+def _said(text: str, calls: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """Return a policy's words as a chat message; what it called beside them, in OpenAI's form."""
+    written = [
+        {
+            "id": f"call_{place}",
+            "type": "function",
+            "function": {"name": call["name"], "arguments": _encode(call.get("arguments"))},
+        }
+        for place, call in enumerate(calls)
+        if call.get("name")
+    ]
+    message = {"role": "assistant", "content": as_markdown(str(text))}
+    return {**message, "tool_calls": written} if written else message
+
+
+def _answer(text: str, calls: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """Return a policy's words in the form of a chat completion."""
+    return {"choices": [{"message": _said(text, calls)}]}
 
 
 def _usage(prompt: int, sampled: int) -> dict[str, int]:
@@ -292,4 +354,5 @@ def _usage(prompt: int, sampled: int) -> dict[str, int]:
 
 
 def _encode(value: Any) -> str:
-    return json.dumps(files.plain(value), ensure_ascii=False, default=str)
+    text = json.dumps(files.plain(value), ensure_ascii=False, default=str)
+    return text.encode("utf-8", "replace").decode()  # half a surrogate pair has no form in UTF-8

@@ -15,6 +15,7 @@ from roll_like.config.base import PluginConfig
 from roll_like.config.sections import MetricsConfig
 from roll_like.metrics import files
 from roll_like.metrics.manager import MetricsManager
+from roll_like.metrics.traces import as_markdown
 from roll_like.metrics.trackers import MLflowConfig, MLflowTracker
 from roll_like.registry import TRACKERS
 from roll_like.rollout.metrics import rollout_rows
@@ -102,22 +103,45 @@ def test_an_episode_is_a_tree_of_spans(run_dir: Path, capfd: pytest.CaptureFixtu
         ("turn 1", "CHAIN", "lake"),
         ("policy", "CHAT_MODEL", "turn 1"),
         ("environment", "TASK", "turn 1"),
-        ("turn 2", "CHAIN", "lake"),
-        ("policy", "CHAT_MODEL", "turn 2"),
-        ("environment", "TASK", "turn 2"),
+        ("turn 2: invalid, reward 0.5", "CHAIN", "lake"),
+        ("policy", "CHAT_MODEL", "turn 2: invalid, reward 0.5"),
+        ("environment", "TASK", "turn 2: invalid, reward 0.5"),
         ("calculator", "TOOL", "environment"),
         ("unreadable call", "TOOL", "environment"),
     ]
-    root, _, policy, environment, turn, _, last, tool, broken = spans.values()
-    assert root.inputs == {"task": "lake/0", "messages": row["messages"]}
-    assert root.outputs == {"text": row["text"], "reward": 0.5}
+    root, _, policy, environment, turn, caller, last, tool, broken = spans.values()
+    begun = [
+        {"role": "system", "content": "Walk to G."},
+        {"role": "user", "content": "You are at 0.  \nSF  \nFG"},  # Markdown of the same lines
+    ]
+    assert root.inputs == {"messages": begun, "task": "lake/0"}
+    # the whole conversation in one place, as chat
+    said = root.outputs
+    assert [(one["role"], one["content"]) for one in said.pop("messages")] == [
+        ("assistant", "left"),
+        ("user", "You are at 1.  \nSF  \nFG"),
+        ("assistant", "right"),
+        ("user", "It is over."),
+    ]
+    assert said == {"reward": 0.5, "success": False}
     assert {"step": 4, "turns": 2, "cuts": 0, "seed": 0}.items() <= root.attributes.items()
-    assert policy.inputs["messages"] == row["messages"]
+    assert policy.inputs["messages"] == begun
     assert policy.outputs["choices"][0]["message"] == {"role": "assistant", "content": "left"}
+    assert caller.outputs["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": "right",
+        "tool_calls": [
+            {
+                "id": "call_0",
+                "type": "function",
+                "function": {"name": "calculator", "arguments": '{"expression": "1+1"}'},
+            }
+        ],
+    }
     assert policy.attributes["mlflow.chat.tokenUsage"]["output_tokens"] == 3
     assert (policy.start_time_ns, policy.end_time_ns) == (1_800_000_000 * 10**9, 1_800_000_000_500_000_000)
     # what the environment shows is what the next turn reads, and at the end what nobody reads any more
-    assert environment.outputs["messages"][0]["content"] == "You are at 1.\nSF\nFG"
+    assert environment.outputs["messages"][0]["content"] == "You are at 1.  \nSF  \nFG"
     assert last.outputs == {"messages": [{"role": "user", "content": "It is over."}], "reward": 0.5}
     assert {"reward": 0.5, "invalid": True, "state": "at 1"}.items() <= turn.attributes.items()
     assert (environment.status.status_code, last.status.status_code) == ("OK", "ERROR")
@@ -148,6 +172,35 @@ def test_text_of_any_kind_and_rewards_that_json_lacks(run_dir: Path) -> None:
     assert trace.info.tags["reward"] == "nan"
     assert trace.data.spans[0].attributes["details"] == {"score": "Infinity"}
     assert len(trace.data.spans[5].outputs["choices"][0]["message"]["content"]) == 100_000
+
+
+def test_half_a_surrogate_pair_is_no_reason_to_lose_a_step(run_dir: Path) -> None:
+    calls = ({"name": "search", "arguments": {"query": "\ud83d"}, "result": "nothing", "error": False},)
+    with manager(run_dir) as metrics:
+        metrics.log_rollouts(1, rows([episode(["left"], tool_calls=calls)]))
+        state = metrics.state()
+    assert files.read(run_dir / files.EVENTS)[-1]["failures"] == {}
+    (trace,) = traces_of(run_dir, state["trackers"]["mlflow"], spans=True).values()
+    assert trace.data.spans[-1].inputs == {"query": "?"}
+    (row,) = files.read(files.rollouts_path(run_dir, 1))
+    assert row["turns"][0]["tool_calls"][0]["arguments"] == {"query": "\ud83d"}
+
+
+@pytest.mark.parametrize(
+    ("text", "drawn"),
+    [
+        ("one line", "one line"),
+        ("one\nother", "one  \nother"),
+        ("12\n34\n56", "```text\n12\n34\n56\n```"),
+        ("Look:\n# #\n# @\n# #\n\nGo.", "Look:\n```text\n# #\n# @\n# #\n```\n  \nGo."),
+        ("ab\ncd", "ab  \ncd"),
+        ("a\n\n\n\nb", "a  \n  \n  \n  \nb"),
+        ("```py\nabc\ndef\nghi\n```", "```py\nabc\ndef\nghi\n```"),
+        ("", ""),
+    ],
+)
+def test_markdown_keeps_lines_and_boards(text: str, drawn: str) -> None:
+    assert as_markdown(text) == drawn
 
 
 def test_a_resumed_run_has_each_trace_once(run_dir: Path) -> None:
