@@ -34,6 +34,40 @@ def broken(completion: Completion) -> float:
 '''
 
 
+ENVIRONMENTS = '''
+"""Environments that a random model can learn in a few steps: write many letters e, turn by turn."""
+
+import gymnasium
+
+from roll_like.envs import FreeText
+
+
+class Letters(gymnasium.Env):
+    observation_space = FreeText()
+    action_space = FreeText()
+
+    def __init__(self, turns: int = 2, failing: int = 0) -> None:
+        self.turns, self.failing = turns, failing
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if self.failing and seed is not None and seed % self.failing == self.failing - 1:
+            raise RuntimeError(f"seed {seed} is broken on purpose")
+        self.at = 0
+        return f"Say something about the number {self.np_random.integers(40)}.", {"state": "begun"}
+
+    def step(self, action):
+        self.at += 1
+        share = action.count("e") / max(len(action), 1)
+        over = self.at == self.turns
+        info = {"state": f"turn {self.at}"} | ({"success": share > 0.4} if over else {})
+        return f"And about {self.at}?", share, over, False, info
+
+
+gymnasium.register("tiny/Letters-v0", entry_point=Letters)
+'''
+
+
 def write_run(directory: Path, model_path: Path, **changes: Any) -> Path:
     """Write a YAML file with everything it needs beside it, and return its path; `changes` are whole sections."""
     (directory / "tiny_rewards.py").write_text(REWARD)
@@ -42,16 +76,43 @@ def write_run(directory: Path, model_path: Path, **changes: Any) -> Path:
     (directory / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[32:]))
     config: dict[str, Any] = {
         "pipeline": "rlvr",
+        **_shared(directory, model_path),
+        "import": ["tiny_rewards"],
+        "data": {"sources": [{"path": str(directory / "train.jsonl")}], "max_prompt_tokens": 64},
+        "rollout": {"prompts_per_step": 4, "samples_per_prompt": 4, "max_response_tokens": 12},
+        "rewards": {"use": [{"type": "letter_e"}]},
+    }
+    return _write(directory, config | changes)
+
+
+def write_episodes_run(directory: Path, model_path: Path, **changes: Any) -> Path:
+    """The same for an agentic run, with environments of its own."""
+    (directory / "tiny_envs.py").write_text(ENVIRONMENTS)
+    config: dict[str, Any] = {
+        "pipeline": "agentic",
+        **_shared(directory, model_path),
+        "import": ["tiny_envs"],
+        "environments": [{"id": "tiny/Letters-v0"}],
+        "rollout": {
+            "groups_per_step": 4,
+            "episodes_per_group": 4,
+            "max_turns": 4,
+            "max_response_tokens": 12,
+            "max_episode_tokens": 160,
+        },
+        "algorithm": {"advantage": "gigpo"},
+    }
+    return _write(directory, config | changes)
+
+
+def _shared(directory: Path, model_path: Path) -> dict[str, Any]:
+    return {
         "name": "tiny",
         "output_dir": str(directory / "runs"),
         "steps": 4,
-        "import": ["tiny_rewards"],
         "model": {"path": str(model_path), "dtype": "float32"},
-        "data": {"sources": [{"path": str(directory / "train.jsonl")}], "max_prompt_tokens": 64},
-        "rollout": {"prompts_per_step": 4, "samples_per_prompt": 4, "max_response_tokens": 12},
         "inference": {"type": "hf"},
         "training": {"optimizer": {"lr": 1.0e-3}, "max_tokens_per_micro_batch": 512},
-        "rewards": {"use": [{"type": "letter_e"}]},
         "resources": {
             "device": "cpu",
             "devices_per_node": 2,
@@ -60,7 +121,9 @@ def write_run(directory: Path, model_path: Path, **changes: Any) -> Path:
         "checkpoint": {"every": 1, "keep": 2, "export": False},
         "metrics": {"trackers": [], "console": "plain"},
     }
-    config |= changes
+
+
+def _write(directory: Path, config: dict[str, Any]) -> Path:
     path = directory / "run.yaml"
     path.write_text(yaml.safe_dump(config))
     return path

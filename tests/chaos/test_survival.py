@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from hygiene import nothing_left
-from run_config import finish_run, read_lines, start_run, write_run
+from run_config import finish_run, read_lines, start_run, write_episodes_run, write_run
 
 pytestmark = pytest.mark.chaos
 
@@ -146,3 +146,23 @@ def test_an_engine_that_cannot_start_says_why(tmp_path: Path, model: Path) -> No
     assert code == 1, output
     assert "model" in output
     assert not (tmp_path / "runs" / "tiny" / "metrics.jsonl").exists()
+
+
+def test_a_killed_agentic_run_goes_on_with_the_same_episodes(tmp_path: Path, model: Path) -> None:
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    for folder in (whole, halves):
+        folder.mkdir()
+    environments = [{"id": "tiny/Letters-v0"}, {"id": "tiny/Letters-v0", "name": "long", "kwargs": {"turns": 3}}]
+    code, output = finish_run(write_episodes_run(whole, model, environments=environments))
+    assert code == 0, output
+    config = write_episodes_run(halves, model, environments=environments)
+    with nothing_left():
+        process = start_run(config, start_new_session=True)
+        wait_for(process, "step 2/4")
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+    code, output = finish_run(config, "--resume")
+    assert code == 0, output
+    same(series(halves / "runs" / "tiny"), series(whole / "runs" / "tiny"))
