@@ -56,7 +56,7 @@ class AgenticPipeline:
         """Start the workers and put the parts together, where a resumed run left them."""
         playing = Playing(config, run.resources, run.stack)
         workers = start_workers(config, run, playing)
-        manager = playing.manager(workers.inference, workers.progress)
+        manager = playing.manager(workers.inference, workers.runner, workers.progress)
         rollouts = episode_rollouts(config, manager, workers.runner)
         run.state.keep(workers.saved_engines, rollouts=rollouts, advantages=workers.advantages)
         evaluator = episode_evaluator(config, manager, workers.runner)
@@ -89,5 +89,7 @@ class AgenticPipeline:
             config,
             model,
             Playing,
-            lambda config, playing, engines, runner: episode_evaluator(config, playing.manager(engines), runner),
+            lambda config, playing, engines, runner: episode_evaluator(
+                config, playing.manager(engines, runner), runner
+            ),
         )

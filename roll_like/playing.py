@@ -8,17 +8,20 @@ from functools import partial
 
 from roll_like.build import Progress
 from roll_like.cluster import Cluster, ResourceManager, thread_environment
-from roll_like.config.agentic import AgenticConfig, EnvironmentConfig
+from roll_like.config.agentic import AgenticConfig, EnvironmentConfig, ProxyConfig
+from roll_like.errors import ConfigError
 from roll_like.inference.worker import InferenceWorker
 from roll_like.loop import DriverLoop
 from roll_like.models.load import load_tokenizer
+from roll_like.rollout.agent_program import AgentPrograms
 from roll_like.rollout.conversation import Renderer
 from roll_like.rollout.env_manager import EnvManager, EpisodePlan, episode_task
 from roll_like.rollout.env_worker import EnvPool, EnvWorker
-from roll_like.rollout.episode import EnvironmentSpec, EpisodeLimits
+from roll_like.rollout.episode import EnvironmentSpec, EpisodeLimits, EpisodeSpec, ProgramSpec
 from roll_like.rollout.episode_order import EpisodeOrder, SeedRange
 from roll_like.rollout.evaluate import Evaluator, evaluation_sampling
 from roll_like.rollout.handles import ActorReplica
+from roll_like.rollout.proxy import Proxy
 from roll_like.rollout.router import Router
 from roll_like.rollout.source import SynchronousRollouts, sampling_of
 
@@ -58,27 +61,71 @@ class Playing:
         """
         self._workers.everywhere(EnvWorker.hosted)
 
-    def manager(self, inference: Cluster[InferenceWorker], progress: Progress = lambda done, total: None) -> EnvManager:
-        """Return what plays episodes with the engines in these environments."""
-        rollout = self._config.rollout
+    def manager(
+        self,
+        inference: Cluster[InferenceWorker],
+        runner: DriverLoop,
+        progress: Progress = lambda done, total: None,
+    ) -> EnvManager:
+        """Return what plays episodes with the engines in these environments.
+
+        Raises:
+            ConfigError: The address that programs are to be answered at cannot be listened on.
+        """
+        config, rollout = self._config, self._config.rollout
         replicas = [ActorReplica(inference, rank) for rank in range(len(inference))]
+        router = Router(replicas, max_in_flight=rollout.max_in_flight, retries=rollout.retries)
+        environments = EnvPool(self._workers, deadline_seconds=config.env_workers.deadline_seconds)
+        renderer = Renderer(load_tokenizer(config.model), template_options=rollout.template_options)
+        specs = specs_of([*config.environments, *config.evaluated])
+        programs = None
+        if any(isinstance(spec, ProgramSpec) for spec in specs):
+            programs = AgentPrograms(self._started_proxy(router, renderer, runner), environments)
         return EnvManager(
-            Router(replicas, max_in_flight=rollout.max_in_flight, retries=rollout.retries),
-            EnvPool(self._workers, deadline_seconds=self._config.env_workers.deadline_seconds),
-            specs_of([*self._config.environments, *self._config.evaluated]),
-            Renderer(load_tokenizer(self._config.model), template_options=rollout.template_options),
-            retries=rollout.retries,
-            progress=progress,
+            router, environments, specs, renderer, retries=rollout.retries, progress=progress, programs=programs
         )
 
+    def _started_proxy(self, router: Router, renderer: Renderer, runner: DriverLoop) -> Proxy:
+        address = self._config.proxy or ProxyConfig()
+        proxy = Proxy(router, renderer, host=address.host, port=address.port)
+        try:
+            runner.run(proxy.start())
+        except OSError as error:
+            raise ConfigError(
+                f"programs cannot be answered at {address.host}:{address.port}: {error}",
+                fix="correct proxy.host and proxy.port; port 0 takes a free one",
+            ) from error
+        self._stack.callback(lambda: runner.run(proxy.close()))
+        return proxy
 
-def spec_of(environment: EnvironmentConfig) -> EnvironmentSpec:
-    """Return an environment as episodes know it."""
+
+def environment_spec_of(environment: EnvironmentConfig) -> EnvironmentSpec | None:
+    """Return the environment of an entry, as workers host it, or nothing where a program does without."""
+    if environment.id is None:
+        return None
     return EnvironmentSpec(name=environment.label, env_id=environment.id, kwargs=environment.kwargs)
 
 
-def specs_of(environments: Sequence[EnvironmentConfig]) -> list[EnvironmentSpec]:
-    """Return each environment once."""
+def spec_of(environment: EnvironmentConfig) -> EpisodeSpec:
+    """Return an entry as episodes know it."""
+    hosted, program = environment_spec_of(environment), environment.program
+    if program is not None:
+        return ProgramSpec(
+            name=environment.label,
+            command=program.command,
+            env=program.env,
+            directory=program.directory,
+            timeout_seconds=program.timeout_seconds,
+            max_programs=program.max_programs,
+            environment=hosted,
+            limit_reward=program.limit_reward,
+        )
+    assert hosted is not None, "refused by a rule"
+    return hosted
+
+
+def specs_of(environments: Sequence[EnvironmentConfig]) -> list[EpisodeSpec]:
+    """Return each entry once."""
     return list({environment.label: spec_of(environment) for environment in environments}.values())
 
 

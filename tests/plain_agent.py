@@ -53,7 +53,7 @@ def show_environment(_: str) -> None:
 def start_child(kind: str) -> None:
     """Start one of the same group, one in a session of its own, or one out of reach, without the environment."""
     alone = {"session": {"start_new_session": True}, "escaped": {"start_new_session": True, "env": {}}}
-    child = subprocess.Popen(["/bin/sleep", "5"], **alone.get(kind, {}))
+    child = subprocess.Popen(["/bin/sleep", "60"], **alone.get(kind, {}))
     print(f"child {child.pid}", file=sys.stderr, flush=True)
 
 

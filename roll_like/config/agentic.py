@@ -23,12 +23,38 @@ from roll_like.config.sections import PositiveFloat, PositiveInt
 EVALUATION_SEED = 1_000_000
 
 
-class EnvironmentConfig(ConfigModel):
-    """One environment that the policy plays."""
+class ProgramConfig(ConfigModel):
+    """A program that plays episodes; it knows a base URL and a key, and asks there for the policy's turns."""
 
-    id: str = Field(description="Its id in Gymnasium's registry, such as `roll_like/FrozenLake-v0`.")
+    command: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+        description="The program and its arguments, such as `[python, agent.py]`; `python` is the run's own."
+    )
+    env: dict[str, str] = Field(default_factory=dict, description="Environment variables beside the run's own.")
+    directory: str | None = Field(default=None, description="Where it is started; default: where the run was.")
+    timeout_seconds: PositiveFloat = Field(
+        default=300.0, description="Longest episode; a program that takes longer is ended and has failed. Seconds."
+    )
+    max_programs: PositiveInt = Field(default=16, description="How many may run at a time.")
+    limit_reward: float | None = Field(
+        default=0.0,
+        description="Reward of an episode that reached a limit before its program posted one; null: it has failed.",
+    )
+
+
+class EnvironmentConfig(ConfigModel):
+    """One environment or program that the policy plays."""
+
+    id: str | None = Field(
+        default=None,
+        description="Its id in Gymnasium's registry, such as `roll_like/FrozenLake-v0`. With `program` it gives the "
+        "program its task and scores its answer.",
+    )
+    program: ProgramConfig | None = Field(
+        default=None, description="A program that plays the episodes; without `id` it posts its own rewards."
+    )
     name: str | None = Field(
-        default=None, description="Name in metrics; default: its id without namespace and version."
+        default=None,
+        description="Name in metrics; default: its id without namespace and version, or `program` where there is none.",
     )
     kwargs: dict[str, Any] = Field(
         default_factory=dict, description="The environment's own options; names are checked."
@@ -44,7 +70,13 @@ class EnvironmentConfig(ConfigModel):
     @property
     def label(self) -> str:
         """Its `name`, or what its id calls it."""
-        return self.name or self.id.rpartition("/")[2].rpartition(":")[2].rpartition("-v")[0] or self.id
+        named = self.id or "program"
+        return self.name or named.rpartition("/")[2].rpartition(":")[2].rpartition("-v")[0] or named
+
+    @property
+    def played(self) -> tuple[str | None, dict[str, Any], ProgramConfig | None]:
+        """What episodes of it are like, whatever it is called and wherever they begin."""
+        return self.id, self.kwargs, self.program
 
 
 class EpisodeRolloutConfig(GroupRolloutConfig):
@@ -95,6 +127,13 @@ class EnvWorkersConfig(ConfigModel):
     )
 
 
+class ProxyConfig(ConfigModel):
+    """The server that answers programs."""
+
+    host: str = Field(default="127.0.0.1", description="Address to listen on; programs run on the driver's machine.")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(default=0, description="Port to listen on; 0: any free one.")
+
+
 class EpisodeEvaluationConfig(EvaluationSchedule):
     """How progress is measured: episodes from fixed seeds, which training does not play."""
 
@@ -130,6 +169,9 @@ class AgenticConfig(PolicyGradientConfig):
     )
     env_workers: EnvWorkersConfig = Field(
         default_factory=EnvWorkersConfig, description="The processes that environments live in."
+    )
+    proxy: ProxyConfig | None = Field(
+        default=None, description="The server that answers programs; by default on this machine, at any free port."
     )
     evaluation: EpisodeEvaluationConfig | None = Field(
         default=None, description="How progress is measured, on seeds that are not trained on; none by default."

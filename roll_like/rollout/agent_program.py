@@ -19,9 +19,12 @@ import json
 import os
 import secrets
 import shlex
+import shutil
 import signal
+import sys
 from collections.abc import Coroutine
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
@@ -189,6 +192,19 @@ async def _run_program(spec: ProgramSpec, episode: ProxyEpisode) -> None:
         )
 
 
+def search_path() -> str:
+    """Return where programs are looked for: beside the run's own Python first."""
+    return os.pathsep.join(filter(None, (str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))))
+
+
+def found_program(spec: ProgramSpec) -> str | None:
+    """Return the file that a program's command names, or None where there is none that can be run."""
+    name = spec.command[0]
+    if os.sep in name:
+        return shutil.which(os.path.join(spec.directory or os.curdir, name))
+    return shutil.which(name, path=spec.env.get("PATH", search_path()))
+
+
 def _environment(spec: ProgramSpec, episode: ProxyEpisode, mark: str) -> dict[str, str]:
     """Return the environment variables of a program."""
     about = episode.settings.about
@@ -200,6 +216,8 @@ def _environment(spec: ProgramSpec, episode: ProxyEpisode, mark: str) -> dict[st
         "ROLL_LIKE_SEED": str(about["seed"]),
         EPISODE_VARIABLE: mark,
     }
+    if "PATH" not in spec.env:  # as in an activated environment
+        variables["PATH"] = search_path()
     for name in ("NO_PROXY", "no_proxy"):  # a proxy of the network has no business between a program and its run
         variables[name] = ",".join(filter(None, (variables.get(name), urlsplit(episode.base_url).hostname)))
     task = json.dumps(about)

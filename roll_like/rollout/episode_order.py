@@ -9,7 +9,7 @@ from typing import Any
 from roll_like.data.order import RoundRobin
 from roll_like.errors import CheckpointError
 from roll_like.rollout.env_manager import episode_task
-from roll_like.rollout.episode import EnvironmentSpec
+from roll_like.rollout.episode import EpisodeSpec
 from roll_like.types import Task
 
 
@@ -39,7 +39,7 @@ class EpisodeOrder:
         environments: What is played: spec, weight and seeds.
     """
 
-    def __init__(self, environments: Sequence[tuple[EnvironmentSpec, float, SeedRange]]) -> None:
+    def __init__(self, environments: Sequence[tuple[EpisodeSpec, float, SeedRange]]) -> None:
         self._specs = {spec.name: spec for spec, _, _ in environments}
         self._seeds = {spec.name: seeds for spec, _, seeds in environments}
         self._names = list(self._specs)

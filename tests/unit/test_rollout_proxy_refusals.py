@@ -234,7 +234,7 @@ async def test_closing_the_proxy_closes_its_episodes() -> None:
     await proxy.close()
     assert episode.over
     with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{episode.base_url}/models")
+        httpx.get(f"{episode.base_url}/models", trust_env=False)
 
 
 async def test_a_port_that_is_taken() -> None:

@@ -1,0 +1,200 @@
+"""Programs in the configuration of an agentic run: what may be written, what is refused, and what a check finds."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from chat_templates import renderer
+from config_files import MINIMAL_AGENTIC, changed
+from pydantic import ValidationError
+
+from roll_like.check import Report
+from roll_like.check.environments import environment_findings
+from roll_like.config.agentic import AgenticConfig
+from roll_like.config.load import dump_config
+from roll_like.config.plan import plan
+from roll_like.errors import ConfigError
+from roll_like.loop import DriverLoop
+from roll_like.playing import Playing, specs_of
+from roll_like.rollout.episode import EnvironmentSpec, ProgramSpec
+from roll_like.rollout.router import Router
+
+COMMAND = {"command": ["python", "agent.py"]}
+LAKE = "roll_like/FrozenLake-v0"
+
+
+def config(*environments: dict[str, Any], **changes: Any) -> AgenticConfig:
+    return AgenticConfig.model_validate(changed(MINIMAL_AGENTIC, environments=list(environments), **changes))
+
+
+def problems(*environments: dict[str, Any], **changes: Any) -> dict[str, str]:
+    with pytest.raises(ValidationError) as caught:
+        config(*environments, **changes)
+    return {".".join(map(str, error["loc"])): error["msg"] for error in caught.value.errors()}
+
+
+def test_a_program_becomes_what_episodes_are_played_by() -> None:
+    program = {
+        "command": ["agent", "--fast"],
+        "env": {"DEPTH": "3"},
+        "directory": "agents",
+        "timeout_seconds": 9,
+        "max_programs": 2,
+        "limit_reward": None,
+    }
+    parsed = config({"program": program}, {"name": "scored", "program": COMMAND, "id": LAKE, "kwargs": {"size": 3}})
+    lake = EnvironmentSpec(name="scored", env_id=LAKE, kwargs={"size": 3})
+    assert specs_of(parsed.environments) == [
+        ProgramSpec(
+            name="program",
+            command=("agent", "--fast"),
+            env={"DEPTH": "3"},
+            directory="agents",
+            timeout_seconds=9,
+            max_programs=2,
+            limit_reward=None,
+        ),
+        ProgramSpec(
+            name="scored",
+            command=("python", "agent.py"),
+            timeout_seconds=300,
+            max_programs=16,
+            limit_reward=0.0,
+            environment=lake,
+        ),
+    ]
+
+
+def test_a_resolved_configuration_is_valid_again() -> None:
+    parsed = config({"program": COMMAND}, {"id": LAKE, "name": "both", "program": COMMAND})
+    assert AgenticConfig.model_validate(yaml.safe_load(dump_config(parsed))) == parsed
+
+
+@pytest.mark.parametrize(
+    ("environments", "changes", "key", "says"),
+    [
+        ([{}], {}, "environments.0", "neither `id` nor `program` is set"),
+        ([{"program": {}}], {}, "environments.0.program.command", "Field required"),
+        ([{"program": {"command": []}}], {}, "environments.0.program.command", "at least 1 item"),
+        (
+            [{"program": COMMAND, "kwargs": {"size": 3}}],
+            {},
+            "environments.0.kwargs",
+            "an environment's options, and there is no `id`",
+        ),
+        (
+            [{"id": LAKE, "program": {**COMMAND, "limit_reward": -1}}],
+            {},
+            "environments.0.program.limit_reward",
+            f"'{LAKE}' scores every episode",
+        ),
+        (
+            [{"program": {**COMMAND, "env": {"OPENAI_API_KEY": "sk"}}}],
+            {},
+            "environments.0.program.env.OPENAI_API_KEY",
+            "the run sets this for every episode",
+        ),
+        ([{"id": LAKE}], {"proxy": {"port": 8000}}, "proxy", "no environment has a `program`"),
+        ([{"program": COMMAND}], {"proxy": {"port": 70000}}, "proxy.port", "less than or equal to 65535"),
+        ([{"program": COMMAND}, {"program": COMMAND}], {}, "environments", "two environments are called 'program'"),
+        (
+            [{"program": COMMAND}],
+            {"evaluation": {"environments": [{}]}},
+            "evaluation.environments.0",
+            "neither `id` nor `program`",
+        ),
+        (
+            [{"program": COMMAND}],
+            {"evaluation": {"environments": [{"program": {"command": ["other"]}}]}},
+            "evaluation.environments.0.name",
+            "also what an environment with other settings is called",
+        ),
+        (
+            [{"program": COMMAND}],
+            {"evaluation": {"first_seed": 3}},
+            "evaluation.first_seed",
+            "are also trained on",
+        ),
+    ],
+)
+def test_what_is_refused(environments: list[Any], changes: dict[str, Any], key: str, says: str) -> None:
+    found = problems(*environments, **changes)
+    assert key in found, found
+    assert says in found[key]
+
+
+def test_another_program_may_be_measured_on_the_same_seeds() -> None:
+    other = {"name": "other", "program": {"command": ["other"]}}
+    assert config({"program": COMMAND}, evaluation={"first_seed": 0, "environments": [other]}).evaluated
+
+
+def findings(*environments: dict[str, Any], **changes: Any) -> dict[str, str]:
+    parsed = config(*environments, **changes)
+    found = list(environment_findings(parsed, None, Report(plan(parsed, None))))
+    assert all(finding.level == "error" for finding in found)
+    return {finding.key: finding.message for finding in found}
+
+
+def test_a_check_finds_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "agent"
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/usr/bin")
+    for program in (
+        COMMAND,  # the run's own Python, wherever that is
+        {"command": [sys.executable]},
+        {"command": ["sh"]},
+        {"command": ["./agent"], "directory": str(tmp_path)},
+        {"command": ["./agent"]},
+        {"command": ["agent"], "env": {"PATH": str(tmp_path)}},
+    ):
+        assert findings({"program": program}) == {}, program
+
+
+def test_a_check_misses_programs(tmp_path: Path) -> None:
+    (tmp_path / "agent").write_text("not executable")
+    for program in (
+        {"command": ["no-such-agent"]},
+        {"command": ["./no-such-agent"], "directory": str(tmp_path)},
+        {"command": ["./agent"], "directory": str(tmp_path)},
+        {"command": ["sh"], "env": {"PATH": str(tmp_path)}},
+    ):
+        (message,) = findings({"program": program}).values()
+        assert f"there is no program {program['command'][0]!r} in" in message
+        assert "environments.0.program.directory" in message
+    missing = findings({"program": {**COMMAND, "directory": "no/such/folder"}})
+    assert missing == {"environments.0.program.directory": "'no/such/folder' is no directory; correct it"}
+
+
+def test_a_check_begins_what_scores_a_program() -> None:
+    both = {"id": "roll_like/NoSuch-v0", "program": {"command": ["no-such-agent"]}}
+    assert set(findings(both, evaluation={"first_seed": 7000})) == {"environments.0.program.command", "environments.0"}
+    # what the policy is shown is up to the program, so nothing is said about its length
+    assert findings({"id": LAKE, "program": COMMAND}, rollout__max_episode_tokens=64) == {}
+
+
+def test_an_address_that_is_taken_is_named_by_its_keys() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, DriverLoop() as runner, ExitStack() as stack:
+        port = taken.getsockname()[1]
+        playing = Playing(config({"program": COMMAND}, proxy={"port": port}), None, stack)
+        router = Router([], max_in_flight=1, retries=0)
+        with pytest.raises(ConfigError, match=f"answered at 127.0.0.1:{port}(.|\\n)*proxy.port; port 0"):
+            playing._started_proxy(router, renderer("chatml"), runner)
+
+
+def test_the_proxy_ends_with_the_run() -> None:
+    with DriverLoop() as runner:
+        with ExitStack() as stack:
+            playing = Playing(config({"program": COMMAND}), None, stack)
+            proxy = playing._started_proxy(Router([], max_in_flight=1, retries=0), renderer("chatml"), runner)
+            assert httpx.get(f"{proxy.base_url}/models", trust_env=False).status_code == 401
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{proxy.base_url}/models", trust_env=False)
