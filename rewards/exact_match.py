@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -53,7 +54,7 @@ class F1Config(AnswerConfig):
     type: Literal["f1"] = "f1"
 
 
-class _Compared(Reward):
+class _Compared(Reward, ABC):
     """Takes an answer out of a response and compares it with the row's reference answers."""
 
     per_sample: ClassVar[bool] = True
@@ -94,9 +95,9 @@ class _Compared(Reward):
             ),
         )
 
+    @abstractmethod
     def compare(self, found: list[str], gold: list[str]) -> float:
         """Return how well the normalised words of an answer fit those of a reference answer."""
-        raise NotImplementedError
 
     def _judge(self, completion: Completion) -> Outcome:
         try:

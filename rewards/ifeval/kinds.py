@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -36,7 +37,7 @@ Phrases = Annotated[tuple[Phrase, ...], Field(min_length=1)]
 KINDS: dict[str, type[Instruction]] = {}
 
 
-class Instruction(BaseModel):
+class Instruction(BaseModel, ABC):
     """One instruction of a row: `{"kind": "max_words", "max": 20}`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -54,9 +55,9 @@ class Instruction(BaseModel):
         """Return whether `text` follows the instruction; a blank text never does."""
         return bool(text.strip()) and self._check(text)
 
+    @abstractmethod
     def _check(self, text: str) -> bool:
         """Return whether a text that is not blank follows the instruction."""
-        raise NotImplementedError
 
     def own_words(self, text: str) -> str:
         """Return the part of the response that is the policy's own, for the copy guard."""
@@ -75,9 +76,9 @@ class Counted(Instruction):
             return found == self.count
         return found >= self.count if self.relation == "at_least" else found <= self.count
 
+    @abstractmethod
     def _number(self, text: str) -> int:
         """Return how often it occurs in `text`."""
-        raise NotImplementedError
 
 
 class NoCommas(Instruction, kind="no_commas"):

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from reward_support import completion, outcomes, row, value
 
 from rewards.boxed import last_boxed
-from rewards.exact_match import F1, ExactMatch, ExactMatchConfig, F1Config, normalise
+from rewards.exact_match import F1, ExactMatch, ExactMatchConfig, F1Config, _Compared, normalise
 from rewards.format import Format, FormatConfig
 from rewards.length import Length, LengthConfig
 from rewards.multiple_choice import MultipleChoice, MultipleChoiceConfig, choice
@@ -42,6 +42,14 @@ SCHEMA = {
 )
 def test_each_is_registered_by_its_entry_point(name: str, reward: type) -> None:
     assert REWARDS.get(name) is reward
+
+
+def test_a_comparison_without_its_measure_cannot_be_made() -> None:
+    class Unfinished(_Compared):
+        pass
+
+    with pytest.raises(TypeError, match=r"abstract method '?compare"):
+        Unfinished(ExactMatchConfig())
 
 
 @pytest.mark.parametrize(

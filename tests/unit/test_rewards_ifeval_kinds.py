@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rewards.ifeval import loose_variants
-from rewards.ifeval.kinds import KINDS, parse_instructions
+from rewards.ifeval.kinds import KINDS, Counted, Instruction, parse_instructions
 
 PASS, FAIL = True, False
 
@@ -197,3 +197,12 @@ def test_loose_mode_reads_eight_variants() -> None:
         "Sure!\na",
         "a",
     }
+
+
+@pytest.mark.parametrize("base", [Instruction, Counted])
+def test_a_kind_without_its_check_cannot_be_made(base: type[Instruction]) -> None:
+    class Unfinished(base):
+        pass
+
+    with pytest.raises(TypeError, match="abstract method"):
+        Unfinished(**({"count": 1} if base is Counted else {}))
