@@ -112,8 +112,8 @@ def _figures(row: Row) -> list[str]:
     """Return reward, success and counts in one line, each reward and detail in further ones."""
     turns = row.get("turns")
     first = [f"reward {_number(row['reward'])}", "solved" if solved(row) else "not solved"]
-    first += [f"{len(turns)} turns"] if turns else []
-    first += [f"{row[key]} {key}" for key in ("tokens", "cuts") if row.get(key)]
+    counts = {"turn": len(turns or ()), "token": row.get("tokens", 0), "cut": row.get("cuts", 0)}
+    first += [f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items() if count]
     first += [f"ended by {row['stop_reason']}"] if "stop_reason" in row else []
     first += [f"policy version {row['policy_version']}"] if "policy_version" in row else []
     lines = [", ".join(first)]

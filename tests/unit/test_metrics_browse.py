@@ -239,6 +239,7 @@ def test_long_equal_stretches_are_folded(printed: Printed, run_dir: Path) -> Non
     lines = printed("--diff", "13/0.0", "13/0.1")
     assert any(line.strip() == "… 26 equal lines …" for line in lines)
     assert sum("row " in line for line in lines) == 4
+    assert ", 1 turn, 3 tokens, " in lines[1]
     assert not any("| policy" in line for line in printed("--diff", "13/0.0", "13/0.0"))
 
 
