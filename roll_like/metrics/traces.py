@@ -123,8 +123,9 @@ class _Trace:
         self._digest = hashlib.sha256(f"{run_id} {row['id']}".encode()).digest()[:16]
         self.trace_id = f"tr-{self._digest.hex()}"
         now = time.time()  # nobody writes down when a single answer was sampled
-        self._began = float(self._turns[0]["began"]) if self._turns else now
-        self._ended = max(self._began, float(self._turns[-1]["ended"])) if self._turns else now
+        # conversations of one agent may go on side by side
+        self._began = min((float(turn["began"]) for turn in self._turns), default=now)
+        self._ended = max((float(turn["ended"]) for turn in self._turns), default=now)
 
     def info(self, experiment: str) -> Any:
         """Return the trace without its spans."""
