@@ -22,8 +22,9 @@ import hashlib
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from aiohttp import web
 
@@ -41,6 +42,19 @@ BACKLOG = 4096
 #: How long answers that are being sent may take when the server stops. Seconds.
 STOP_SECONDS = 1.0
 _EPISODE = web.RequestKey("episode", ProxyEpisode)
+
+
+@dataclass(slots=True)
+class _Told:
+    """What an episode's agent was told, by the digest of its request: a client that tries again gets the same.
+
+    Attributes:
+        answers: What the policy answered, and the turn that is recorded of it.
+        rewards: What became of rewards.
+    """
+
+    answers: dict[bytes, tuple[Answer, RecordedTurn]] = field(default_factory=dict)
+    rewards: dict[bytes, dict[str, Any]] = field(default_factory=dict)
 
 
 class Proxy:
@@ -69,7 +83,7 @@ class Proxy:
         self._port = port
         self._model = model
         self._episodes: dict[str, ProxyEpisode] = {}
-        self._answered: dict[ProxyEpisode, dict[bytes, tuple[Answer, RecordedTurn]]] = {}
+        self._told: dict[ProxyEpisode, _Told] = {}
         self._warned: set[str] = set()
         self._runner: web.AppRunner | None = None
 
@@ -131,29 +145,27 @@ class Proxy:
             on_close=self._forget,
         )
         self._episodes[key] = episode
-        self._answered[episode] = {}
+        self._told[episode] = _Told()
         return episode
 
     def _forget(self, episode: ProxyEpisode) -> None:
         self._episodes.pop(episode.key, None)
-        self._answered.pop(episode, None)
+        self._told.pop(episode, None)
 
     # ---- requests ------------------------------------------------------------------------------
 
     async def _chat(self, http: web.Request) -> web.StreamResponse:
         episode = self._episode(http)
+        answers = self._told[episode].answers
         raw = await http.read()
-        request = read_chat_request(read_json(raw), episode.settings.sampling)
-        digest = hashlib.blake2b(raw, digest_size=16).digest()
-        answered = self._answered.get(episode, {})
-        # a client that tries again lost the answer on its way: it gets the same one, which is recorded already
-        again = http.headers.get("x-stainless-retry-count", "0") != "0"
-        answer, turn = (answered.get(digest) if again else None) or await episode.chat(request, self._model)
-        answered[digest] = answer, turn
+        request, digest = read_chat_request(read_json(raw), episode.settings.sampling), _digest(raw)
+        before = answers.get(digest) if _is_retry(http) else None
+        answer, turn = before or await episode.chat(request, self._model)
+        answers[digest] = answer, turn
         try:
             return await self._send(http, request, answer)
         except (ConnectionError, asyncio.CancelledError):
-            answered.pop(digest, None)
+            answers.pop(digest, None)
             episode.take_back(turn)
             raise
 
@@ -183,7 +195,15 @@ class Proxy:
 
     async def _reward(self, http: web.Request) -> web.Response:
         episode = self._episode(http)
-        body = read_json(await http.read())
+        rewards = self._told[episode].rewards
+        raw = await http.read()
+        digest = _digest(raw)
+        if not (_is_retry(http) and digest in rewards):
+            rewards[digest] = self._take_reward(episode, read_json(raw))
+        return web.json_response(rewards[digest])
+
+    @staticmethod
+    def _take_reward(episode: ProxyEpisode, body: dict[str, Any]) -> dict[str, Any]:
         if episode.settings.scored_by == "environment":
             if "reward" in body or not isinstance(body.get("answer"), str):
                 raise ApiError(
@@ -192,13 +212,13 @@ class Proxy:
                     param="answer",
                 )
             episode.hand_in(body["answer"])
-            return web.json_response({"turns": episode.turns, "done": True})
+            return {"turns": episode.turns, "done": True}
         if "answer" in body:
             raise ApiError(400, 'no environment scores this episode; expected {"reward": 1.0}', param="answer")
         reward, success = number(body, "reward"), flag(body, "success", None)
         done = flag(body, "done", True) is not False
         episode.award(reward, success, done=done)
-        return web.json_response({"turns": episode.turns, "done": done})
+        return {"turns": episode.turns, "done": done}
 
     async def _task(self, http: web.Request) -> web.Response:
         return web.json_response(dict(self._episode(http).settings.about))
@@ -248,6 +268,15 @@ class Proxy:
                 request[_EPISODE].fail(error)
             what = f"{type(error).__name__}: {error}"
             return _error_response(ApiError(500, f"the proxy failed: {what}", code="internal_error"))
+
+
+def _digest(raw: bytes) -> bytes:
+    return hashlib.blake2b(raw, digest_size=16).digest()
+
+
+def _is_retry(http: web.Request) -> bool:
+    """Return whether the client tries again, because it lost the answer on its way; OpenAI's clients count."""
+    return http.headers.get("x-stainless-retry-count", "0") != "0"
 
 
 def _error_response(error: ApiError) -> web.Response:

@@ -226,6 +226,27 @@ async def test_an_answer_that_was_lost_on_its_way_is_given_again() -> None:
     assert len(one.policy.requests) == len(scored.record) == 1
 
 
+async def test_a_reward_that_was_sent_twice_counts_once() -> None:
+    async with rig("fox") as one:
+        await one.ask("hello")
+        for body, counts in (({"reward": 0.5, "done": False}, (0, 1)), ({"reward": 0.25}, (0, 1, 2))):
+            sent = [
+                (await one.post("reward", body, **{"x-stainless-retry-count": str(count)})).json() for count in counts
+            ]
+            assert all(one == sent[0] for one in sent)
+            assert "error" not in sent[0]
+        scored = one.episode.scored()
+    assert scored.turn_rewards == (0.75,)
+
+
+async def test_the_client_posts_rewards_itself() -> None:
+    async with rig("fox") as one:
+        await one.ask("hello")
+        sent = await one.client.post("/reward", body={"reward": 0.5}, cast_to=object)
+        assert sent == {"turns": 1, "done": True}
+        assert one.episode.scored().reward == 0.5
+
+
 async def test_asking_the_same_on_purpose_is_another_sample() -> None:
     async with rig("fox", "dog") as one:
         answers = [(await one.ask("hello")).choices[0].message.content for _ in range(2)]

@@ -1,0 +1,121 @@
+"""Programs that use the `openai` client play real vLLM: what is trained on is what the engine saw, token for token."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_thread import EngineThread
+from seen_sequences import Recorder
+from tiny_model import make_tiny_model, make_tiny_tokenizer
+
+from roll_like.config.sections import VLLMConfig
+from roll_like.inference.base import EngineSpec, Sampling
+from roll_like.inference.vllm_engine import VLLMEngine
+from roll_like.rollout.agent_program import AgentPrograms
+from roll_like.rollout.conversation import Renderer
+from roll_like.rollout.env_manager import EnvManager, EpisodePlan, episode_task
+from roll_like.rollout.episode import EnvironmentSpec, EpisodeLimits, ProgramSpec
+from roll_like.rollout.filling import Collected
+from roll_like.rollout.proxy import Proxy
+from roll_like.rollout.router import Router
+from roll_like.types import StopReason
+
+pytestmark = pytest.mark.integration
+
+GROUPS, MEMBERS, TURNS = 2, 2, 4
+AGENT = Path(__file__).with_name("openai_agent.py")
+
+
+class NoEnvironments:
+    """Programs score themselves."""
+
+    def open(self, spec: EnvironmentSpec) -> Any:
+        raise AssertionError("nothing hosts an environment here")
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineThread]:
+    path = str(make_tiny_model(tmp_path_factory.mktemp("model"), dtype="float32"))
+    spec = EngineSpec(
+        model_path=path,
+        tokenizer_path=path,
+        dtype="float32",
+        device="cpu",
+        threads=1,
+        tensor_parallel_size=1,
+        max_model_len=512,
+        seed=0,
+    )
+    with EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.1, max_running=16), spec)) as started:
+        yield started
+
+
+async def play(recorder: Recorder, seen: Path) -> Collected:
+    router, renderer = Router([recorder], max_in_flight=16, retries=0), Renderer(make_tiny_tokenizer())
+    spec = ProgramSpec(
+        name="talk",
+        command=(sys.executable, str(AGENT)),
+        env={"SEEN": str(seen)},
+        timeout_seconds=60,
+        max_programs=2,
+    )
+    plan = EpisodePlan(
+        groups=GROUPS,
+        initial_groups=GROUPS,
+        max_groups=GROUPS,
+        accept=lambda group: True,
+        episodes_per_group=MEMBERS,
+        redundant=0,
+        sampling=Sampling(max_tokens=12),
+        limits=EpisodeLimits(turns=TURNS, tokens=500),
+        seed=0,
+    )
+    async with Proxy(router, renderer) as proxy:
+        manager = EnvManager(router, NoEnvironments(), [spec], renderer, retries=0, programs=AgentPrograms(proxy))
+        return await manager.fill((episode_task(spec, seed) for seed in itertools.count()), plan)
+
+
+def test_programs_are_trained_on_what_the_engine_saw(engine: EngineThread, tmp_path: Path) -> None:
+    recorder = Recorder(engine.engine)
+    collected = engine.run(play(recorder, tmp_path))
+    assert not collected.failures, collected.failures
+    episodes = [sample for group in collected.groups for sample in group.samples]
+    told = [json.loads(path.read_text(encoding="utf-8")) for path in tmp_path.glob("*.json")]
+    assert len(episodes) == len(told) == GROUPS * MEMBERS
+    assert len(recorder.sampled) == TURNS * len(episodes)
+    renderer, left = Renderer(make_tiny_tokenizer()), dict(recorder.sampled)
+    for group, members in enumerate(collected.groups):
+        assert members.task.metadata["seed"] == group
+        for sample in members.samples:
+            whole = sample.trajectory
+            asked = [f"0-{group}-{whole.sample_index}-0-{turn}" for turn in range(TURNS)]
+            # what the engine was given and what it sampled, with nothing between
+            for turn, name in enumerate(asked):
+                places = np.flatnonzero(whole.turns == turn)
+                (part,) = (part for part in whole.parts if part.start <= places[0] < part.end)
+                generation = left.pop(name)
+                assert whole.token_ids[part.start : places[0]].tolist() == recorder.asked[name].prompt_ids.tolist()
+                assert whole.token_ids[places].tolist() == generation.token_ids.tolist()
+                assert whole.logprobs[places].tolist() == generation.logprobs.tolist()
+                assert recorder.asked[name].sampling.max_tokens == (5 if turn == 1 else 12)
+            # the helper's turn stands by itself, the others are one sequence
+            turns = [sorted({*whole.turns[part.start : part.end].tolist()} - {-1}) for part in whole.parts]
+            assert sorted(turns) == [[0, 2, 3], [1]]
+            assert (whole.turns >= 0).tolist() == whole.sampled.tolist()
+            # and what the program was told is what was sampled
+            texts = [recorder.sampled[name].text for name in asked]
+            told.remove([*texts, "episode_turn_limit"])
+            assert sample.reward == len(texts[0])
+            assert [record.text for record in sample.record] == texts
+            assert whole.stop_reason is StopReason.LENGTH
+            assert sample.details["conversations"] == 2
+            assert f"begin {group}" in renderer.decode(whole.token_ids)
+    assert not left
+    assert not told
