@@ -1,20 +1,19 @@
 """What the trainer sees is what the engine saw, token for token, whatever the chat template does.
 
 Real vLLM samples the turns of real episodes under every chat template at hand; every request is recorded on its way
-into the engine, and the real trainer computes the log-probabilities of what comes out at the other end. Run as a
-script, it prints the table of docs/token_exactness.md.
+into the engine, and the real trainer computes the log-probabilities of what comes out at the other end.
+
+    .venv/bin/pytest -s tests/integration/test_token_exactness.py       # prints the table of docs/token_exactness.md
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -223,7 +222,3 @@ def test_tokenising_again_is_found(rig: Rig, monkeypatch: pytest.MonkeyPatch) ->
     for name, one in results.items():
         assert found <= set(one.wrong()), name
         assert one.unlike > one.turns / 2, name
-
-
-if __name__ == "__main__":
-    sys.exit(pytest.main([str(Path(__file__)), "-q", "-s"]))
