@@ -67,6 +67,6 @@ async def rig(
 
 
 async def until(true: Any) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not true():
             await asyncio.sleep(0.005)

@@ -32,7 +32,8 @@ def test_every_notebook_runs(path: Path, tmp_path: Path) -> None:
     assert json.loads((run_file.parent / "summary.json").read_text())["status"] == "finished"
 
 
-def test_the_custom_rewards_train_a_model(tiny_model: Path, tmp_path: Path) -> None:
+def run_example(config: str, name: str, tiny_model: Path, tmp_path: Path, **more: object) -> list[dict[str, float]]:
+    """Run two steps of an example on a tiny model and return their metrics."""
     overrides = {
         "model.path": tiny_model,
         "steps": 2,
@@ -41,10 +42,11 @@ def test_the_custom_rewards_train_a_model(tiny_model: Path, tmp_path: Path) -> N
         "metrics.trackers": "[]",
         "checkpoint.at_end": "false",
         "checkpoint.export": "false",
+        **more,
     }
     done = subprocess.run(
         [
-            *(sys.executable, "run_pipeline.py", "--config", "examples/custom_reward/rlvr.yaml"),
+            *(sys.executable, "run_pipeline.py", "--config", config),
             *(f"{key}={value}" for key, value in overrides.items()),
         ],
         check=False,
@@ -54,9 +56,23 @@ def test_the_custom_rewards_train_a_model(tiny_model: Path, tmp_path: Path) -> N
         timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    steps = [json.loads(line) for line in (tmp_path / "custom-reward" / "metrics.jsonl").read_text().splitlines()]
+    steps = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
     assert len(steps) == 2
-    for step in steps:
+    return steps
+
+
+def test_the_custom_rewards_train_a_model(tiny_model: Path, tmp_path: Path) -> None:
+    for step in run_example("examples/custom_reward/rlvr.yaml", "custom-reward", tiny_model, tmp_path):
         total = step["rollout/reward/brief"] + 0.5 * step["rollout/reward/uses_word"]
         assert step["rollout/reward/mean"] == pytest.approx(total)
         assert 0 <= step["rollout/uses_word/copied"] <= 1
+
+
+def test_the_external_agent_plays_episodes(tiny_model: Path, tmp_path: Path) -> None:
+    sizes = {"rollout.groups_per_step": 2, "rollout.episodes_per_group": 2}
+    steps = run_example("examples/external_agent/agentic.yaml", "external_agent", tiny_model, tmp_path, **sizes)
+    for step in steps:
+        assert step["rollout/failures"] == 0
+        assert step["rollout/samples"] == 4
+        assert step["rollout/turns"] > 1  # a random model is wrong, and asked again
+        assert step["rollout/conversations"] == 1  # and its tokens go on

@@ -199,7 +199,7 @@ async def test_a_client_that_gave_up_waiting_and_asks_again_is_recorded_once() -
     async with rig("fox", retries=2) as one:
         one.policy.open.clear()
         asking = asyncio.create_task(
-            one.client.with_options(timeout=0.3).chat.completions.create(
+            one.client.with_options(timeout=1).chat.completions.create(
                 model="any", messages=[{"role": "user", "content": "hello"}]
             )
         )
