@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -132,6 +132,14 @@ class Retokenising(Conversation):
         super().sampled(again, kept, (span,), message=message)
 
 
+def with_glue(sample: PolicySample) -> PolicySample:
+    """What must be found: the token behind the first turn counts as the turn's, where there is one."""
+    end = int(np.flatnonzero(sample.turns == sample.turns[sample.prompt_length])[-1]) + 1
+    sampled, turns = sample.sampled.copy(), sample.turns.copy()
+    sampled[end:][:1], turns[end:][:1] = True, turns[end - 1]
+    return replace(sample, sampled=sampled, turns=turns)
+
+
 @dataclass(frozen=True)
 class Rig:
     """Both engines, holding the same weights."""
@@ -140,10 +148,12 @@ class Rig:
     engine: EngineThread
     trainer: TrainingEngine
 
-    def compare(self, names: Collection[str]) -> dict[str, Compared]:
-        """Play under these templates and compare what the engine and the trainer saw."""
+    def compare(
+        self, names: Collection[str], spoil: Callable[[PolicySample], PolicySample] = lambda sample: sample
+    ) -> dict[str, Compared]:
+        """Play under these templates, spoil what is trained on, and compare what the engine and the trainer saw."""
         recorder, groups = self.engine.run(play(self.engine.engine, {name: self.templates[name] for name in names}))
-        samples = {name: to_train_on(groups[name]) for name in names}
+        samples = {name: [spoil(sample) for sample in to_train_on(groups[name])] for name in names}
         computed = iter(self.trainer.logprobs([one for each in samples.values() for one in each]))
         return {
             name: Compared.of(recorder.episodes(name), groups[name], each, list(itertools.islice(computed, len(each))))
@@ -222,3 +232,12 @@ def test_tokenising_again_is_found(rig: Rig, monkeypatch: pytest.MonkeyPatch) ->
     for name, one in results.items():
         assert found <= set(one.wrong()), name
         assert one.unlike > one.turns / 2, name
+
+
+def test_a_loss_on_glue_is_found(rig: Rig) -> None:
+    (result,) = rig.compare(["chatml"], with_glue).values()
+    assert {
+        "the trainer sees other tokens than the engine",
+        "not every sampled token is trained on, or others are",
+    } <= set(result.wrong())
+    assert result.beginnings == result.sequences  # what the engine was sent is still right
