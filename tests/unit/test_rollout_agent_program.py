@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import re
 import sys
 import time
@@ -19,6 +20,7 @@ import pytest
 from chat_templates import renderer
 from fake_policy import PROGRAM, FakePolicy, assert_token_exact
 
+from roll_like.config.rules_agentic import SET_FOR_PROGRAMS
 from roll_like.errors import EnvError, GenerationError
 from roll_like.inference.base import Sampling
 from roll_like.rollout import agent_program
@@ -125,12 +127,15 @@ async def test_a_program_plays_an_episode() -> None:
 
 
 async def test_what_a_program_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in SET_FOR_PROGRAMS:
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NO_PROXY", "inner.example")
     spec = program("environment", "exit=1", env={"MINE": "yes"}, directory=str(tmp_path))
     said = (await failure(spec)).partition("ends with:\n")[2].splitlines()
     variables = json.loads(said[0])
     assert variables["OPENAI_BASE_URL"].startswith("http://127.0.0.1:")
     assert variables["OPENAI_API_KEY"].startswith("sk-roll-")
+    assert variables.keys() - os.environ.keys() - {"MINE"} == set(SET_FOR_PROGRAMS)  # and may not be configured
     assert (variables["ROLL_LIKE_SEED"], variables["MINE"]) == ("7", "yes")
     assert json.loads(variables["ROLL_LIKE_TASK"]) == {"name": "agent", "seed": 7}
     assert variables["NO_PROXY"] == "inner.example,127.0.0.1"
