@@ -175,7 +175,7 @@ def _call(call: Mapping[str, Any], *, result: bool) -> str:
     """Return a call and, where no message shows it, what came of it."""
     arguments = call.get("arguments")
     written = arguments if isinstance(arguments, str) else json.dumps(files.plain(arguments), ensure_ascii=False)
-    text = f"{call.get('name') or 'unreadable:'} {written}" + (" (failed)" if call.get("error") else "")
+    text = f"{call.get('name') or 'unreadable'}{' (failed)' if call.get('error') else ''} {written.strip()}"
     return f"{text}\n→ {call.get('result')}" if result else text
 
 
@@ -255,4 +255,4 @@ def _beside(left: str, right: str, column: int, style: str, mark: str = " ") -> 
 
 
 def _number(value: Any) -> str:
-    return f"{float(value):.4g}"
+    return f"{float(value) + 0.0:.4g}"  # −0 is 0

@@ -19,6 +19,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -30,12 +31,13 @@ from roll_like.metrics.rollouts import Kind, Row, message_text
 #: Longest beginning of a prompt or an answer that lists of traces show. Characters.
 PREVIEW = 1000
 _PAGE = 500
+_HEADING = re.compile(r"^( {0,3})(#{1,6}(?:\s|$)|[-=_*](?:[-=_* ])*$)")
 
 
 def as_markdown(text: str) -> str:
     r"""Return a text that looks as it is once it is drawn as Markdown: lines end, and boards are blocks of code.
 
-    A board is three or more lines of equal length.
+    A board is three or more lines of equal length. What would make a heading or a rule of another line is escaped.
 
     >>> as_markdown("You are at S.\nSFF\nFHF\nFFG\nGo on.")
     'You are at S.\n```text\nSFF\nFHF\nFFG\n```\nGo on.'
@@ -49,7 +51,8 @@ def as_markdown(text: str) -> str:
     parts: list[str] = []
     for number, (lines, block) in enumerate(zip(stretches, blocks, strict=True)):
         followed = number + 1 < len(stretches) and blocks[number + 1] is None
-        parts.append(block if block is not None else "  \n".join(lines) + ("  " if followed else ""))
+        plain = "  \n".join(_HEADING.sub(r"\1\\\2", line) for line in lines)
+        parts.append(block if block is not None else plain + ("  " if followed else ""))
     return "\n".join(parts)
 
 
@@ -140,7 +143,7 @@ class _Trace:
             "domain": str(row.get("domain", "")),
             "task": str(row["task_id"])[:1000],
             "rollout": row["id"],
-            "reward": f"{float(row['reward']):.6g}",
+            "reward": f"{float(row['reward']) + 0.0:.6g}",
             **({"success": str(row["success"]).lower()} if "success" in row else {}),
         }
         return TraceInfo(
@@ -181,7 +184,7 @@ class _Trace:
         messages: list[dict[str, Any]] = []
         for number, turn in enumerate(self._turns):
             messages += [*(_drawn(turn["shown"]) if number else ()), _said(turn["text"])]
-        return [*messages, *_drawn(self._turns[-1].get("after", ()))]
+        return [*messages, *(one for one in _drawn(self._turns[-1].get("after", ())) if message_text(one).strip())]
 
     def _turn_spans(self, number: int) -> list[Any]:
         """Return a turn's own span, the policy's, the environment's, and those of what was called."""

@@ -157,7 +157,7 @@ def test_an_episode_is_shown_turn_by_turn(printed: Printed) -> None:
         "policy    <b>2</b>",
         'call      calculator {"expression": "1+1"}',
         "          → 2",
-        "call      unreadable: calc( (failed)",
+        "call      unreadable (failed) calc(",
         "          → cannot be read",
         "invalid   there was no valid action in this turn",
         "reward    0.25",
@@ -315,6 +315,12 @@ def test_a_damaged_file_is_named(printed: Printed, run_dir: Path) -> None:
     path.write_text('{"task_id": "a", "text": "t"}\n' + whole)
     printed("--step", "12", code=1)
     assert f"{path}: rollout 1 lacks prompt, reward" in printed.err
+
+
+def test_a_reward_of_minus_nothing_is_nothing(printed: Printed, run_dir: Path) -> None:
+    keep(run_dir, 13, rows([episode(["left"], reward=-0.0)]))
+    assert printed("--step", "13")[1].split()[2] == "0"
+    assert "reward    0" in printed("--show", "13/0.0")
 
 
 def test_figures_that_json_lacks_and_rows_of_older_files(printed: Printed, run_dir: Path) -> None:

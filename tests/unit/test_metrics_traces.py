@@ -197,6 +197,8 @@ def test_half_a_surrogate_pair_is_no_reason_to_lose_a_step(run_dir: Path) -> Non
         ("a\n\n\n\nb", "a  \n  \n  \n  \nb"),
         ("```py\nabc\ndef\nghi\n```", "```py\nabc\ndef\nghi\n```"),
         ("", ""),
+        ("Total\n---\n# 3\n- four", "Total  \n\\---  \n\\# 3  \n- four"),
+        ("#5 and ==", "#5 and =="),
     ],
 )
 def test_markdown_keeps_lines_and_boards(text: str, drawn: str) -> None:
