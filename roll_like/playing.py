@@ -16,7 +16,7 @@ from roll_like.models.load import load_tokenizer
 from roll_like.rollout.agent_program import AgentPrograms
 from roll_like.rollout.conversation import Renderer
 from roll_like.rollout.env_manager import EnvManager, EpisodePlan, episode_task
-from roll_like.rollout.env_worker import EnvPool, EnvWorker
+from roll_like.rollout.env_worker import EnvPool, EnvWorker, notebook_environments
 from roll_like.rollout.episode import EnvironmentSpec, EpisodeLimits, EpisodeSpec, ProgramSpec
 from roll_like.rollout.episode_order import EpisodeOrder, SeedRange
 from roll_like.rollout.evaluate import Evaluator, evaluation_sampling
@@ -43,11 +43,13 @@ class Playing:
 
     def start(self) -> None:
         """Start the processes."""
+        entries = (*self._config.environments, *self._config.evaluated)
+        notebook = notebook_environments(entry.id for entry in entries if entry.id is not None)
         self._workers = Cluster(
             "environments",
             EnvWorker,
             self._resources.beside(self._config.env_workers.workers),
-            arguments=lambda rank: (self._config.import_,),
+            arguments=lambda rank: (self._config.import_, notebook),
             environment=lambda rank: {**thread_environment(1), "CUDA_VISIBLE_DEVICES": ""},
             concurrency=self._config.rollout.max_in_flight + 8,  # every episode may wait for its environment
         )

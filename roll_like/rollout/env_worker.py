@@ -8,10 +8,13 @@ did nothing wrong; their episodes are played again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
 
 from roll_like.cluster import Cluster, WorkerDied
 from roll_like.config.load import import_plugins
@@ -37,10 +40,12 @@ class EnvWorker:
 
     Args:
         imports: Modules to import first; they register environments.
+        specs: Environments to register that no module can be imported for (see `notebook_environments`).
     """
 
-    def __init__(self, imports: tuple[str, ...] = ()) -> None:
+    def __init__(self, imports: tuple[str, ...] = (), specs: Sequence[EnvSpec] = ()) -> None:
         import_plugins(imports)
+        gymnasium.registry.update({spec.id: spec for spec in specs})
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="environment")
         self._environments: dict[str, HostedEnvironment] = {}
 
@@ -77,6 +82,16 @@ class EnvWorker:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
         except Exception as error:  # noqa: BLE001 - an environment may raise anything; it becomes a failure
             return Crashed(error.message if isinstance(error, EnvError) else describe_error(error))
+
+
+def notebook_environments(ids: Iterable[str]) -> list[EnvSpec]:
+    """Return the environments among `ids` that are defined in `__main__`: other processes cannot import them.
+
+    They can be sent to an `EnvWorker` as `specs`, because cloudpickle (as Ray uses it) sends what `__main__` defines by
+    value.
+    """
+    known = [gymnasium.registry[env_id] for env_id in dict.fromkeys(ids) if env_id in gymnasium.registry]
+    return [spec for spec in known if getattr(spec.entry_point, "__module__", None) == "__main__"]
 
 
 class HostedEnvironment:

@@ -27,9 +27,14 @@ def test_every_notebook_runs(path: Path, tmp_path: Path) -> None:
     assert any("image/png" in output.get("data", {}) for output in outputs), "no plot was drawn"
     (run_file,) = tmp_path.rglob("metrics.jsonl")
     steps = [json.loads(line) for line in run_file.read_text().splitlines()]
-    assert [step["step"] for step in steps] == [1, 2]
-    assert all(0 < step["rollout/reward/mean"] < 1 for step in steps)
-    assert json.loads((run_file.parent / "summary.json").read_text())["status"] == "finished"
+    summary = json.loads((run_file.parent / "summary.json").read_text())
+    assert summary["status"] == "finished"
+    if path.stem == "rlvr_from_python":
+        assert [step["step"] for step in steps] == [1, 2]
+        assert all(0 < step["rollout/reward/mean"] < 1 for step in steps)
+    else:  # an agentic run that learns
+        assert [step["step"] for step in steps] == list(range(1, 9))
+        assert summary["eval_after"] > summary["eval_before"] + 0.2
 
 
 def run_example(config: str, name: str, tiny_model: Path, tmp_path: Path, **more: object) -> list[dict[str, float]]:
