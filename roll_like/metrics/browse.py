@@ -302,7 +302,7 @@ def _list(screen: Screen, rollouts: Rollouts, wanted: Wanted, limit: int | None,
     count = 0
     for row in rollouts.select(wanted):
         if limit and count == limit:
-            print(f"these are the first {limit}; --limit N lists more, --limit 0 all", file=sys.stderr)
+            print(f"the list ends after {limit}; --limit N lists more, --limit 0 all", file=sys.stderr)
             break
         if as_json:
             sys.stdout.write(files.encode(row))

@@ -117,7 +117,7 @@ def test_steps_that_are_left_out_are_not_read(printed: Printed, run_dir: Path) -
 def test_a_long_list_ends_and_says_so(printed: Printed, run_dir: Path) -> None:
     keep(run_dir, 20, rows(*[[episode(["left"], index=index)] for index in range(60)]))
     assert len(printed("--step", "20")) == 51
-    assert "the first 50; --limit N lists more, --limit 0 all" in printed.err
+    assert "the list ends after 50; --limit N lists more, --limit 0 all" in printed.err
     assert len(printed("--step", "20", "--limit", "0")) == 61
     assert printed.err == ""
     assert printed.ids("--step", "20", "--limit", "2") == "20/0.0 20/1.0"
