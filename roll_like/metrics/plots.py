@@ -56,7 +56,7 @@ def draw_curves(path: Path, name: str, steps: Sequence[Record], evaluations: Seq
     figure.suptitle(name, fontsize=14, fontweight="bold")
     axes = figure.subplots(2, columns).ravel()
     _draw_reward(axes[0], steps)
-    _draw_lines(axes[1], evaluations, "Evaluation", ("eval/avg", "eval/pass"), marker="o")
+    _draw_lines(axes[1], evaluations, "Evaluation", ("eval/avg", "eval/success", "eval/pass"), marker="o")
     _draw_lines(axes[2], steps, "Response length", ("rollout/response_length/mean",))
     _draw_lines(axes[3], steps, "KL from reference, engine mismatch", ("train/kl", "mismatch/kl"))
     _draw_lines(axes[4], steps, "Gradient norm before clipping", ("train/grad_norm",))

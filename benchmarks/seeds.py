@@ -1,0 +1,148 @@
+"""How runs learn that differ in their seed only: mean and spread, and their curves.
+
+    python benchmarks/seeds.py                                # every runs/NAME-seed-N, one row of panels for each NAME
+    python benchmarks/seeds.py runs/tools-seed-* -o tools.png
+
+It reads what runs have left and starts nothing. A line is one seed, the thick one their mean; evaluations are of tasks
+or seeds that training does not see. Spread is the sample standard deviation over seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common import ROOT, finish
+
+MARK = "-seed-"
+#: What is drawn of a step and of an evaluation: the first that the runs have.
+TRAINING = ("rollout/success", "rollout/reward/mean")
+EVALUATION = ("eval/success", "eval/avg")
+COLOUR, LIGHT = "#1d5fa8", "#a9c8e8"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run's folder says: its seed, the lines of its metrics and evaluations, and its seconds."""
+
+    seed: str
+    steps: Sequence[Mapping[str, Any]]
+    evaluations: Sequence[Mapping[str, Any]]
+    seconds: float
+
+
+def read_runs(folders: Sequence[Path]) -> dict[str, list[Run]]:
+    """Return the finished runs by what their names have before the seed."""
+    runs: dict[str, list[Run]] = {}
+    for folder in sorted(folders):
+        if not (folder / "summary.json").is_file():
+            continue
+        name, _, seed = folder.name.partition(MARK)
+        steps, evaluations = (read_lines(folder / f"{what}.jsonl") for what in ("metrics", "evaluations"))
+        seconds = json.loads((folder / "summary.json").read_text("utf-8"))["seconds"]
+        runs.setdefault(name, []).append(Run(seed, steps, evaluations, seconds))
+    return runs
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a file with one JSON object a line."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def measure(runs: Sequence[Run], names: Sequence[str], lines: str) -> str:
+    """Return the first of some names that all runs have in some line."""
+    return next(name for name in names if all(any(name in line for line in getattr(run, lines)) for run in runs))
+
+
+def series(lines: Sequence[Mapping[str, Any]], name: str) -> dict[int, float]:
+    """Return a figure by step."""
+    return {line["step"]: float(line[name]) for line in lines if name in line}
+
+
+def mean_of(curves: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """Return the mean at every step that all curves have."""
+    steps = sorted(set.intersection(*(set(curve) for curve in curves)))
+    return {step: statistics.fmean(curve[step] for curve in curves) for step in steps}
+
+
+def spread(values: Sequence[float]) -> str:
+    """Return mean and sample standard deviation as text."""
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f"{statistics.fmean(values):.2f} ± {deviation:.2f}"
+
+
+def table(name: str, runs: Sequence[Run]) -> dict[str, Any]:
+    """Print a Markdown table of one group of runs; return its means."""
+    figure = measure(runs, EVALUATION, "evaluations")
+    curves = [series(run.evaluations, figure) for run in runs]
+    before, after = ([curve[at(curve)] for curve in curves] for at in (min, max))
+    passes = [series(run.evaluations, "eval/pass") for run in runs]
+    last_pass = [curve[max(curve)] for curve in passes]
+    print(f"\n{name}: {figure}\n")
+    print("| seed | before | after | pass@k before → after | steps | seconds |", "|---|---|---|---|---|---|", sep="\n")
+    for run, first, last, passed in zip(runs, before, after, passes, strict=True):
+        both = f"{passed[min(passed)]:.2f} → {passed[max(passed)]:.2f}"
+        print(f"| {run.seed} | {first:.2f} | {last:.2f} | {both} | {len(run.steps)} | {run.seconds:.0f} |")
+    print(f"| mean ± spread | {spread(before)} | {spread(after)} | → {spread(last_pass)} | | |")
+    return {f"{name} before": statistics.fmean(before), f"{name} after": statistics.fmean(after)}
+
+
+def draw(groups: Mapping[str, Sequence[Run]], path: Path) -> None:
+    """Draw training and evaluation of each group into a PNG file."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 3.4 * len(groups)), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(groups), 2, squeeze=False)
+    for row, (name, runs) in zip(axes, groups.items(), strict=True):
+        for axis, names, lines in ((row[0], TRAINING, "steps"), (row[1], EVALUATION, "evaluations")):
+            what = measure(runs, names, lines)
+            curves = [series(getattr(run, lines), what) for run in runs]
+            marker = "" if lines == "steps" else "o"
+            for curve in curves:
+                axis.plot(list(curve), list(curve.values()), color=LIGHT, linewidth=1.2, marker=marker)
+            mean = mean_of(curves)
+            axis.plot(list(mean), list(mean.values()), color=COLOUR, linewidth=2.4, marker=marker)
+            axis.set(title=f"{name}: {what}", xlabel="step", ylim=(-0.02, 1.02))
+            axis.xaxis.get_major_locator().set_params(integer=True)
+            axis.spines[["top", "right"]].set_visible(False)
+            axis.grid(axis="y", color="#e6e6e6", linewidth=0.8)
+            axis.set_axisbelow(True)
+        ends = mean_of([series(run.evaluations, measure(runs, EVALUATION, "evaluations")) for run in runs])
+        for step, value in ends.items():
+            row[1].annotate(f"{value:.2f}", (step, value), textcoords="offset points", xytext=(8, 6))
+    figure.savefig(path)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the options."""
+    found = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0] if __doc__ else None, epilog=f"A run's seed is what follows {MARK!r}."
+    )
+    found.add_argument("runs", nargs="*", type=Path, help="folders of finished runs (default: runs/*-seed-*)")
+    found.add_argument("-o", "--output", type=Path, default=Path("seeds.png"), help="the figure")
+    return found
+
+
+def main() -> None:
+    """Print the tables and draw the figure."""
+    options = parser().parse_args()
+    groups = read_runs(options.runs or list((ROOT / "runs").glob(f"*{MARK}*")))
+    if not groups:
+        raise SystemExit(f"no finished run was found; expected folders such as runs/quickstart{MARK}0")
+    figures: dict[str, Any] = {}
+    for name, runs in groups.items():
+        figures |= table(name, runs)
+    draw(groups, options.output)
+    print(f"\n{options.output}")
+    finish(figures)
+
+
+if __name__ == "__main__":
+    main()
