@@ -1,4 +1,4 @@
-"""How runs learn that differ in their seed only: mean and spread, and their curves.
+"""How runs learn that differ only in their seed: mean, spread and curves.
 
     python benchmarks/seeds.py                                # every runs/NAME-seed-N, one row of panels for each NAME
     python benchmarks/seeds.py runs/tools-seed-* -o tools.png

@@ -33,7 +33,7 @@ def test_every_notebook_runs(path: Path, tmp_path: Path) -> None:
         assert [step["step"] for step in steps] == [1, 2]
         assert all(0 < step["rollout/reward/mean"] < 1 for step in steps)
     else:  # an agentic run that learns
-        assert [step["step"] for step in steps] == list(range(1, 9))
+        assert [step["step"] for step in steps] == list(range(1, 15))
         assert summary["eval_after"] > summary["eval_before"] + 0.2
 
 
