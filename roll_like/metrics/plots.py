@@ -28,7 +28,7 @@ SPAN_COLOURS = {
 }
 DOMAIN_COLOURS = ("#1d5fa8", "#d1642e", "#2a9d8f", "#9b5de5", "#b8860b", "#7a7a7a")
 _DOMAIN = re.compile(r"rollout/domain/.+/reward")
-LINE, LIGHT, SECOND = "#1d5fa8", "#a9c8e8", "#d1642e"
+LINE, LIGHT, SECOND, THIRD = "#1d5fa8", "#a9c8e8", "#d1642e", "#2a9d8f"
 
 
 def draw_curves(path: Path, name: str, steps: Sequence[Record], evaluations: Sequence[Record]) -> None:
@@ -111,7 +111,7 @@ def _draw_domains(axis: Any, steps: Sequence[Record], names: Sequence[str]) -> N
 def _draw_lines(axis: Any, records: Sequence[Record], title: str, names: Sequence[str], marker: str = "") -> None:
     axis.set_title(title)
     drawn = []
-    for name, colour in zip(names, (LINE, SECOND), strict=False):
+    for name, colour in zip(names, (LINE, SECOND, THIRD), strict=False):
         x, y = _series(records, name)
         if x:
             axis.plot(x, y, color=colour, linewidth=1.8, marker=marker, markersize=5, label=name)
