@@ -284,12 +284,20 @@ def _plugins(arguments: argparse.Namespace) -> int:
     from rich.table import Table
 
     from roll_like.errors import PluginError
-    from roll_like.registry import ADVANTAGES, LOSSES, PIPELINES, REWARDS, TRACKERS
+    from roll_like.registry import (
+        ADVANTAGES,
+        DISTILLATION_LOSSES,
+        LOSSES,
+        PIPELINES,
+        PREFERENCE_LOSSES,
+        REWARDS,
+        TRACKERS,
+    )
 
     table = Table("kind", "name", title="Plugins", title_justify="left")
     table.add_column("from", overflow="fold")
     broken: list[PluginError] = []
-    for registry in (PIPELINES, REWARDS, ADVANTAGES, LOSSES, TRACKERS):
+    for registry in (PIPELINES, REWARDS, ADVANTAGES, LOSSES, PREFERENCE_LOSSES, DISTILLATION_LOSSES, TRACKERS):
         try:
             names = registry.names()
         except PluginError as error:

@@ -108,6 +108,14 @@ ADVANTAGES: Registry[Any] = Registry(
     "advantage estimator", group="roll_like.advantages", builtins=("roll_like.algorithms.advantages",)
 )
 LOSSES: Registry[Any] = Registry("policy loss", group="roll_like.losses", builtins=("roll_like.algorithms.losses",))
+PREFERENCE_LOSSES: Registry[Any] = Registry(
+    "preference loss", group="roll_like.preference_losses", builtins=("roll_like.algorithms.preference",)
+)
+DISTILLATION_LOSSES: Registry[Any] = Registry(
+    "distillation loss",
+    group="roll_like.distillation_losses",
+    builtins=("roll_like.algorithms.distillation",),
+)
 TRACKERS: Registry[Any] = Registry(
     "metrics tracker", group="roll_like.trackers", builtins=("roll_like.metrics.trackers",)
 )

@@ -16,8 +16,6 @@ one block holds the whole batch nothing is computed twice.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -25,12 +23,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from roll_like.algorithms.blocks import Blocks, Cut
 from roll_like.errors import ConfigError, EngineError
-
-#: Elements of a block that are worked on at a time. On CPU two float32 tiles stay within the last
-#: cache, which makes the softmax several times faster; on GPUs large kernels are.
-CPU_TILE = 1 << 22
-DEVICE_TILE = 1 << 27
 
 
 def token_logprobs(
@@ -75,7 +69,7 @@ def token_logprobs(
             fix="set training.logprob_chunk_tokens and training.logprob_chunk_vocab",
         )
     _check_shapes(hidden_ND, weight_VD, targets_N, bias)
-    cut = _Cut(temperature, chunk_tokens, chunk_vocab, keep=torch.is_grad_enabled())
+    cut = Cut(temperature, chunk_tokens, chunk_vocab, keep=torch.is_grad_enabled())
     weight_VD = weight_VD.to(hidden_ND.dtype)  # mixed precision: a master weight in float32
     logprobs_N, entropy_N = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden_ND, weight_VD, bias, targets_N.long(), cut
@@ -100,90 +94,14 @@ def _check_shapes(hidden_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, bias:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """How the work is cut into blocks.
-
-    Attributes:
-        keep: Whether a backward pass may follow.
-    """
-
-    temperature: float
-    chunk_tokens: int
-    chunk_vocab: int
-    keep: bool
-
-    def tokens(self, count: int) -> list[slice]:
-        """Cut into equal parts, so that the last block, which may be kept, is no small rest."""
-        parts = math.ceil(count / self.chunk_tokens)
-        return _slices(count, math.ceil(count / parts)) if parts else []
-
-    def vocabulary(self, count: int) -> list[slice]:
-        return _slices(count, self.chunk_vocab)
-
-
-def _slices(count: int, size: int) -> list[slice]:
-    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
-
-
-def _longest(parts: list[slice]) -> int:
-    return max((part.stop - part.start for part in parts), default=0)
-
-
-class _Blocks:
-    """The logits of one block at a time, in `buffer`, and float32 views of them tile by tile."""
-
-    def __init__(
-        self, hidden_ND: Tensor, weight_VD: Tensor, bias: Tensor | None, cut: _Cut, buffer: Tensor | None = None
-    ) -> None:
-        self.hidden_ND, self.weight_VD, self.bias, self.temperature = hidden_ND, weight_VD, bias, cut.temperature
-        self.tokens, self.vocabulary = cut.tokens(len(hidden_ND)), cut.vocabulary(len(weight_VD))
-        rows, columns = _longest(self.tokens), _longest(self.vocabulary)
-        self.buffer = hidden_ND.new_empty(rows * columns) if buffer is None else buffer
-        self.wide = torch.float64 if hidden_ND.dtype == torch.float64 else torch.float32
-        elements = CPU_TILE if hidden_ND.device.type == "cpu" else DEVICE_TILE
-        self.tile_rows = max(1, min(rows, elements // max(columns, 1)))
-        self._tile, self._scratch = (hidden_ND.new_empty(self.tile_rows * columns, dtype=self.wide) for _ in range(2))
-
-    def view(self, rows: slice, columns: slice) -> Tensor:
-        """Return the buffer as the block `rows × columns`, whatever it holds, shape [C, K]."""
-        shape = (rows.stop - rows.start, columns.stop - columns.start)
-        return self.buffer[: shape[0] * shape[1]].view(shape)
-
-    def compute(self, rows: slice, columns: slice) -> Tensor:
-        """Compute the products of a block, before bias and temperature, shape [C, K]."""
-        block_CK = self.view(rows, columns)
-        torch.mm(self.hidden_ND[rows], self.weight_VD[columns].t(), out=block_CK)
-        return block_CK
-
-    def tiles(self, block_CK: Tensor, columns: slice) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Yield rows within the block, their final logits, and a scratch of the same shape."""
-        for rows in _slices(len(block_CK), self.tile_rows):
-            part = block_CK[rows]
-            tile, scratch = (memory[: part.numel()].view(part.shape) for memory in (self._tile, self._scratch))
-            tile.copy_(part)
-            if self.bias is not None:
-                tile.add_(self.bias[columns])
-            if self.temperature != 1.0:
-                tile.div_(self.temperature)
-            yield rows, tile, scratch
-
-    def add(self, total: Tensor, part: Tensor) -> None:
-        """Add a product in low precision to a sum in float32, tile by tile."""
-        flat_total, flat_part = total.view(-1), part.view(-1)
-        for piece in _slices(part.numel(), self._tile.numel()):
-            wide = self._tile[: piece.stop - piece.start].copy_(flat_part[piece])
-            flat_total[piece].add_(wide)
-
-
 class _TokenLogprobs(torch.autograd.Function):
     """`token_logprobs` with a backward pass of its own."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, bias: Tensor | None, targets_N: Tensor, cut: _Cut
+        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, bias: Tensor | None, targets_N: Tensor, cut: Cut
     ) -> tuple[Tensor, Tensor]:
-        blocks = _Blocks(hidden_ND, weight_VD, bias, cut)
+        blocks = Blocks(hidden_ND, weight_VD, bias, cut)
         keep = cut.keep and any(ctx.needs_input_grad) and len(blocks.vocabulary) == 1
         logsumexp_N, logprobs_N, entropy_N = (hidden_ND.new_zeros(len(hidden_ND), dtype=blocks.wide) for _ in range(3))
         with torch.autocast(hidden_ND.device.type, enabled=False):
@@ -206,7 +124,7 @@ class _TokenLogprobs(torch.autograd.Function):
         hidden_ND, weight_VD, bias, *saved = ctx.saved_tensors
         # the kept block is overwritten: a second backward pass computes it again
         kept, ctx.kept = ctx.kept, None
-        blocks = _Blocks(hidden_ND, weight_VD, bias, ctx.cut, kept)
+        blocks = Blocks(hidden_ND, weight_VD, bias, ctx.cut, kept)
         # probabilities alone do not give log p exactly, which the entropy's gradient needs
         gradients = _Gradients(blocks, saved, grad_logprobs_N, grad_entropy_N)
         with torch.autocast(hidden_ND.device.type, enabled=False):
@@ -214,14 +132,14 @@ class _TokenLogprobs(torch.autograd.Function):
         return *results, None, None
 
 
-def _forward_rows(blocks: _Blocks, rows: slice, targets_C: Tensor, *, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _forward_rows(blocks: Blocks, rows: slice, targets_C: Tensor, *, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return log-sum-exp, log-probability and entropy of some tokens; `keep` leaves probabilities in the buffer."""
     parts = (_forward_block(blocks, rows, columns, targets_C, keep=keep) for columns in blocks.vocabulary)
     return reduce(_merge, parts)
 
 
 def _forward_block(
-    blocks: _Blocks, rows: slice, columns: slice, targets_C: Tensor, *, keep: bool
+    blocks: Blocks, rows: slice, columns: slice, targets_C: Tensor, *, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return log-sum-exp, log-probability (−∞ for a target elsewhere) and entropy within a part of the vocabulary."""
     block_CK = blocks.compute(rows, columns)
@@ -259,7 +177,7 @@ class _Gradients:
     """
 
     def __init__(
-        self, blocks: _Blocks, saved: list[Tensor], grad_logprobs_N: Tensor | None, grad_entropy_N: Tensor | None
+        self, blocks: Blocks, saved: list[Tensor], grad_logprobs_N: Tensor | None, grad_entropy_N: Tensor | None
     ) -> None:
         self.blocks = blocks
         self.targets_N, self.logsumexp_N, self.logprobs_N, self.entropy_N = saved

@@ -1,16 +1,19 @@
-"""Which task comes next: endless, deterministic, weighted over sources, and resumable at any task."""
+"""Which task or sample comes next: endless, deterministic, weighted over sources, and resumable anywhere."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from roll_like.data.tasks import TaskSet, TaskSource
+from roll_like.data.tasks import TaskSet
 from roll_like.errors import CheckpointError, ConfigError
 from roll_like.types import Task
+
+ItemT = TypeVar("ItemT")
 
 
 class RoundRobin:
@@ -48,47 +51,62 @@ class RoundRobin:
         self.credits = list(credits_)
 
 
-class TaskOrder:
-    """An endless sequence of tasks.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn(Generic[ItemT]):
+    """What is drawn from.
 
-    Sources take turns by `RoundRobin`. Each source runs through all its tasks before any comes again; every pass
+    Attributes:
+        name: Name of the source, unique.
+        key: Its place in the configuration, for messages.
+        weight: Its share, relative to the other sources.
+        items: What it holds.
+    """
+
+    name: str
+    key: str
+    weight: float
+    items: Sequence[ItemT]
+
+
+class Order(Generic[ItemT]):
+    """An endless sequence of items.
+
+    Sources take turns by `RoundRobin`. Each source runs through all its items before any comes again; every pass
     is shuffled anew.
 
     Args:
-        taskset: The tasks.
+        sources: What is drawn from.
+        fingerprint: Hash of all items.
         seed: Seed of the shuffles. The order depends on nothing else: not on library versions, not on the machine.
         shuffle: False keeps file order in every pass.
+        limit: Configuration key of the token limit that decides which rows are items, for messages.
 
     Raises:
         ConfigError: There is nothing to draw from, or a weight is infinite.
     """
 
-    def __init__(self, taskset: TaskSet, *, seed: int, shuffle: bool = True) -> None:
-        if not taskset.sources or not all(source.tasks for source in taskset.sources):
+    def __init__(
+        self, sources: Sequence[Drawn[ItemT]], fingerprint: str, *, seed: int, shuffle: bool = True, limit: str
+    ) -> None:
+        if not sources or not all(source.items for source in sources):
             raise ConfigError("a data source without tasks cannot be drawn from", fix="correct data.sources")
         self._seed = seed
         self._shuffle = shuffle
-        self._sources = taskset.sources
-        self._turns = RoundRobin(_weights(taskset.sources))
-        self._fingerprint = _fingerprint(taskset, self._turns.shares, seed, shuffle)
+        self._limit = limit
+        self._sources = sources
+        self._turns = RoundRobin(_weights(sources))
+        self._fingerprint = _fingerprint(fingerprint, sources, self._turns.shares, seed, shuffle)
         self._drawn = [0] * len(self._sources)
         self._passes = [self._permutation(index, 0) for index in range(len(self._sources))]
 
-    def next(self) -> Task:
-        """Return the next task."""
+    @property
+    def drawn(self) -> int:
+        """Items drawn so far, from all sources."""
+        return sum(self._drawn)
+
+    def next(self) -> ItemT:
+        """Return the next item."""
         return self._draw(self._turns.next())
-
-    def find(self, task_id: str) -> Task:
-        """Return a task by its id.
-
-        Raises:
-            CheckpointError: There is none.
-        """
-        for source in self._sources:
-            for task in source.tasks:
-                if task.task_id == task_id:
-                    return task
-        raise CheckpointError(f"the checkpoint names the task {task_id!r}, which the data no longer has")
 
     def state(self) -> dict[str, Any]:
         """Return where the sequence stands, as JSON takes it."""
@@ -106,7 +124,7 @@ class TaskOrder:
         """
         if state.get("fingerprint") != self._fingerprint:
             raise CheckpointError(
-                "the data changed since the checkpoint: rows, tokenizer, chat template, max_prompt_tokens, weights, "
+                f"the data changed since the checkpoint: rows, tokenizer, chat template, {self._limit}, weights, "
                 f"shuffle or seed (fingerprint {state.get('fingerprint')!r}, now {self._fingerprint!r})",
                 fix="restore the `data` section, `seed` and the files as they were, or start a new run",
             )
@@ -120,15 +138,15 @@ class TaskOrder:
         self._drawn = drawn
         self._passes = [self._permutation(index, count // self._size(index)) for index, count in enumerate(drawn)]
 
-    def _draw(self, index: int) -> Task:
+    def _draw(self, index: int) -> ItemT:
         number, position = divmod(self._drawn[index], self._size(index))
         if position == 0:
             self._passes[index] = self._permutation(index, number)
         self._drawn[index] += 1
-        return self._sources[index].tasks[self._passes[index][position]]
+        return self._sources[index].items[self._passes[index][position]]
 
     def _size(self, index: int) -> int:
-        return len(self._sources[index].tasks)
+        return len(self._sources[index].items)
 
     def _permutation(self, index: int, number: int) -> Sequence[int]:
         """Return the order of pass `number`: positions sorted by a keyed hash of each."""
@@ -142,7 +160,39 @@ class TaskOrder:
         return sorted(range(self._size(index)), key=rank)
 
 
-def _weights(sources: Sequence[TaskSource]) -> list[float]:
+class TaskOrder(Order[Task]):
+    """An endless sequence of tasks.
+
+    Args:
+        taskset: The tasks.
+        seed: As for `Order`.
+        shuffle: As for `Order`.
+
+    Raises:
+        ConfigError: There is nothing to draw from, or a weight is infinite.
+    """
+
+    def __init__(self, taskset: TaskSet, *, seed: int, shuffle: bool = True) -> None:
+        sources = [
+            Drawn(name=source.name, key=source.key, weight=source.weight, items=source.tasks)
+            for source in taskset.sources
+        ]
+        super().__init__(sources, taskset.fingerprint, seed=seed, shuffle=shuffle, limit="max_prompt_tokens")
+
+    def find(self, task_id: str) -> Task:
+        """Return a task by its id.
+
+        Raises:
+            CheckpointError: There is none.
+        """
+        for source in self._sources:
+            for task in source.items:
+                if task.task_id == task_id:
+                    return task
+        raise CheckpointError(f"the checkpoint names the task {task_id!r}, which the data no longer has")
+
+
+def _weights(sources: Sequence[Drawn[Any]]) -> list[float]:
     for source in sources:
         if not math.isfinite(source.weight):
             raise ConfigError(f"{source.key}.weight is {source.weight}", fix="set it to a finite number above 0")
@@ -158,10 +208,10 @@ def _integers(weights: Sequence[float]) -> list[int]:
     return [number // divisor for number in whole]
 
 
-def _fingerprint(taskset: TaskSet, shares: Sequence[int], seed: int, shuffle: bool) -> str:
+def _fingerprint(items: str, sources: Sequence[Drawn[Any]], shares: Sequence[int], seed: int, shuffle: bool) -> str:
     parts = [
-        taskset.fingerprint,
-        list(zip([source.name for source in taskset.sources], shares, strict=True)),
+        items,
+        list(zip([source.name for source in sources], shares, strict=True)),
         seed,
         shuffle,
     ]

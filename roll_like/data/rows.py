@@ -11,13 +11,24 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from roll_like.config.sections import DataSource
 from roll_like.errors import DataError
 
 _LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 _PARQUET = (".parquet",)
+
+
+class Dataset(Protocol):
+    """Where rows are: what sources of every kind say."""
+
+    @property
+    def path(self) -> str:
+        """A file, a directory, or a hub dataset id."""
+
+    @property
+    def split(self) -> str:
+        """Split of a hub dataset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +44,7 @@ class Row:
     origin: str
 
 
-def read_rows(source: DataSource, key: str) -> Iterator[Row]:
+def read_rows(source: Dataset, key: str) -> Iterator[Row]:
     """Yield the rows of a file, a directory (its files in the order of their names) or a hub dataset.
 
     Args:
@@ -120,7 +131,7 @@ def _read_saved(path: Path, key: str) -> Iterator[Row]:
         yield Row(dict(fields), f"{path}:{number}")
 
 
-def _read_hub(source: DataSource, key: str) -> Iterator[Row]:
+def _read_hub(source: Dataset, key: str) -> Iterator[Row]:
     import datasets
 
     rows = _load(lambda: datasets.load_dataset(source.path, split=source.split), source.path, key)

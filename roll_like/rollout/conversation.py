@@ -30,115 +30,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from jinja2 import TemplateError
 
+from roll_like.data.chat import ChatMessage, Renderer, squeezed
 from roll_like.errors import EnvError
 from roll_like.types import BoolArray, FloatArray, IntArray, Segment
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-#: A message as chat templates take it: `role`, `content`, and what a template knows beside (`tool_calls`, `name`).
-ChatMessage: TypeAlias = Mapping[str, Any]
-
-
-class Renderer:
-    """A tokenizer with its chat template. One may serve any number of conversations of one thread.
-
-    Args:
-        tokenizer: Has a chat template.
-        template_options: Further variables of the template, such as `enable_thinking`.
-    """
-
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, *, template_options: Mapping[str, Any] | None = None
-    ) -> None:
-        self.tokenizer: Any = tokenizer
-        self.template_options = dict(template_options or {})
-        special = {token_id for token_id, token in self.tokenizer.added_tokens_decoder.items() if token.special}
-        self.special_ids = frozenset(special | {self.tokenizer.eos_token_id} - {None})
-
-    @cached_property
-    def end_of_turn(self) -> int | None:
-        """The special token after an assistant's text, or None where the template writes none."""
-        mark = _sentinel("")
-        try:
-            text = self.render([_USER, {"role": "assistant", "content": mark}, _USER], ())
-        except EnvError:
-            return None
-        if mark not in text:
-            return None
-        after = self.encode(text.partition(mark)[2])
-        at = self.first_special(after)
-        return None if at is None else int(after[at])
-
-    @cached_property
-    def end_ids(self) -> frozenset[int]:
-        """Tokens that end a turn and are no part of its text."""
-        return frozenset({self.end_of_turn, self.tokenizer.eos_token_id} - {None})
-
-    def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> str:
-        """Return the template's text of messages, with the generation prompt.
-
-        Raises:
-            EnvError: The template refuses the messages.
-        """
-        try:
-            text = self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tools=[dict(tool) for tool in tools] or None,
-                add_generation_prompt=True,
-                tokenize=False,
-                **self.template_options,
-            )
-        except (
-            TemplateError,
-            TypeError,
-        ) as error:  # a TypeError is a message without text where the template adds it up
-            roles = ", ".join(str(message.get("role")) for message in messages)
-            raise EnvError(
-                f"the chat template refuses messages with the roles {roles}: {error}",
-                fix="change the messages that the environment gives, or model.chat_template",
-            ) from error
-        return str(text)
-
-    def encode(self, text: str) -> IntArray:
-        """Return the tokens of a rendered text, shape [T]; nothing is added to it."""
-        return np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
-
-    def decode(self, token_ids: npt.ArrayLike) -> str:
-        """Return the text of tokens, special ones included."""
-        ids = np.asarray(token_ids).tolist()
-        return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-    def first_special(self, token_ids: IntArray) -> int | None:
-        """Return the place of the first special token."""
-        return next((at for at, token_id in enumerate(token_ids.tolist()) if token_id in self.special_ids), None)
-
-    def glue(
-        self, history: Sequence[ChatMessage], turn: ChatMessage, new: Sequence[ChatMessage], tools: Sequence[Any]
-    ) -> str | None:
-        """Return what the template writes after an assistant's turn: its end, the new messages, the next header.
-
-        None where the template does not write the turn's text exactly once.
-        """
-        mark = _sentinel(str((history, new, tools)))
-        try:
-            text = self.render([*history, {**turn, "content": mark}, *new], tools)
-        except EnvError:
-            return None
-        if text.count(mark) != 1:
-            return None
-        after = text.partition(mark)[2]
-        if turn.get("tool_calls"):  # they stand between the text and the end of the turn
-            at = -1 if self.end_of_turn is None else after.find(self.decode([self.end_of_turn]))
-            return after[at:] if at >= 0 else None
-        return after
+__all__ = ["ChatMessage", "Conversation", "Renderer", "Segmented"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,7 +213,7 @@ class Conversation:
         if end < len(self._prompt_text):
             return False
         shown, sampled = text[len(self._prompt_text) : end], self._turn_text(self._turn or ())
-        return shown == sampled or _squeezed(shown) == _squeezed(sampled)
+        return shown == sampled or squeezed(shown) == squeezed(sampled)
 
     def _after_turn(self, glue: IntArray) -> IntArray:
         """Return the glue without an end-of-turn token that the policy has sampled already."""
@@ -380,21 +281,6 @@ class _Tokens:
             prompt_length=int(places[0]),
             cut=cut,
         )
-
-
-_USER: ChatMessage = {"role": "user", "content": "."}
-
-
-def _sentinel(text: str) -> str:
-    """Return a word that is not in `text`, and that no template has a reason to change."""
-    number = 0
-    while (mark := f"xq{number}turnqx") in text:
-        number += 1
-    return mark
-
-
-def _squeezed(text: str) -> str:
-    return "".join(text.split())
 
 
 def _difference(expected: str, found: str) -> str:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from roll_like.training.draws import sample_seeds, uniform_draws
-from roll_like.types import FloatArray, IntArray, PolicySample, ReferencedSample, TrainingSample
+from roll_like.types import BoolArray, FloatArray, IntArray, PolicySample, ReferencedSample, TrainingSample
 
 #: Rows hold a dense attention mask; beyond this many tokens it would cost more than it saves.
 MAX_SHARED_ROW_TOKENS = 8192
@@ -155,25 +155,37 @@ def build_rows(samples: Sequence[TrainingSample], *, share_prompts: bool, max_ro
             open_rows[sample.group_id] = row
         row.length += response_length
         row.members.append(index)
-    return [_lay_out(row, samples) for row in rows]
+    return [
+        lay_out(row.prompt, [(index, samples[index].token_ids, samples[index].sampled) for index in row.members])
+        for row in rows
+    ]
 
 
-def _lay_out(row: _Branches, samples: Sequence[TrainingSample]) -> Row:
-    prompt_length = len(row.prompt)
-    tokens, positions, branches = [row.prompt], [np.arange(prompt_length)], [np.zeros(prompt_length)]
+def lay_out(prompt: IntArray, members: Sequence[tuple[int, IntArray, BoolArray]]) -> Row:
+    """Return a row of sequences that begin with one prompt.
+
+    With an empty prompt these are sequences that have nothing to do with each other: none sees another, and each
+    begins at position 0.
+
+    Args:
+        prompt: What they begin with, shape [P].
+        members: For each, its index in the batch, its tokens [T] with the prompt, and where the loss applies [T]
+            (never at the first token).
+    """
+    prompt_length = len(prompt)
+    tokens, positions, branches = [prompt], [np.arange(prompt_length)], [np.zeros(prompt_length)]
     sources, targets, sample_ids, target_ids = [], [], [], []
     start = prompt_length
-    for branch, index in enumerate(row.members, start=1):
-        sample = samples[index]
-        body = sample.token_ids[prompt_length:-1]
+    for branch, (index, token_ids, trained) in enumerate(members, start=1):
+        body = token_ids[prompt_length:-1]
         tokens.append(body)
         positions.append(prompt_length + np.arange(len(body)))
         branches.append(np.full(len(body), branch))
-        at = np.flatnonzero(sample.sampled)
+        at = np.flatnonzero(trained)
         # token t is predicted by t-1, which is in the prompt for the first token of a response
         previous = at - 1
         sources.append(np.where(previous < prompt_length, previous, previous - prompt_length + start))
-        targets.append(sample.token_ids[at])
+        targets.append(token_ids[at])
         sample_ids.append(np.full(len(at), index))
         target_ids.append(at)
         start += len(body)

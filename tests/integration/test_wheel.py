@@ -15,13 +15,21 @@ from pathlib import Path
 
 import pytest
 
-from roll_like.registry import ADVANTAGES, LOSSES, PIPELINES, REWARDS, TRACKERS
+from roll_like.registry import (
+    ADVANTAGES,
+    DISTILLATION_LOSSES,
+    LOSSES,
+    PIPELINES,
+    PREFERENCE_LOSSES,
+    REWARDS,
+    TRACKERS,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"roll_like", "pipelines", "envs", "rewards"}
 LEFT_OUT = ("runs", "build", "dist", "mlruns", "__pycache__", "*.egg-info", ".*")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-REGISTRIES = (PIPELINES, REWARDS, ADVANTAGES, LOSSES, TRACKERS)
+REGISTRIES = (PIPELINES, REWARDS, ADVANTAGES, LOSSES, PREFERENCE_LOSSES, DISTILLATION_LOSSES, TRACKERS)
 
 pytestmark = pytest.mark.integration
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from roll_like.algorithms import logprobs as module
+from roll_like.algorithms import blocks as module
 from roll_like.algorithms.logprobs import token_logprobs
 from roll_like.errors import ConfigError, EngineError
 

@@ -15,7 +15,7 @@ from roll_like.config.agentic import AgenticConfig
 from roll_like.config.base import PluginConfig
 from roll_like.config.rlvr import RLVRConfig
 from roll_like.config.sft import SFTConfig
-from roll_like.registry import ADVANTAGES, LOSSES, REWARDS, TRACKERS
+from roll_like.registry import ADVANTAGES, DISTILLATION_LOSSES, LOSSES, PREFERENCE_LOSSES, REWARDS, TRACKERS
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = [
@@ -64,7 +64,7 @@ def config_classes() -> list[type[BaseModel]]:
     seen: set[type[BaseModel]] = set()
     for config in (RLVRConfig, AgenticConfig, SFTConfig):
         models(config, seen)
-    for registry in (ADVANTAGES, LOSSES, REWARDS, TRACKERS):
+    for registry in (ADVANTAGES, LOSSES, PREFERENCE_LOSSES, DISTILLATION_LOSSES, REWARDS, TRACKERS):
         for name in registry.names():
             if registry.origin(name).startswith(("roll_like.", "rewards.")):
                 models(registry.get(name).Config, seen)

@@ -1,0 +1,115 @@
+"""Products of hidden states and an output projection, block by block: tokens × vocabulary.
+
+What follows a product (softmax, entropy, divergence) reads a block's final logits in float32, tile by tile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+#: Elements of a block that are worked on at a time. On CPU two float32 tiles stay within the last
+#: cache, which makes the softmax several times faster; on GPUs large kernels are.
+CPU_TILE = 1 << 22
+DEVICE_TILE = 1 << 27
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How the work is cut into blocks.
+
+    Attributes:
+        temperature: Logits are divided by it.
+        chunk_tokens: Rows of a block, at most.
+        chunk_vocab: Columns of a block, at most.
+        keep: Whether a backward pass may follow.
+    """
+
+    temperature: float
+    chunk_tokens: int
+    chunk_vocab: int
+    keep: bool
+
+    def tokens(self, count: int) -> list[slice]:
+        """Cut into equal parts, so that the last block, which may be kept, is no small rest."""
+        parts = math.ceil(count / self.chunk_tokens)
+        return slices(count, math.ceil(count / parts)) if parts else []
+
+    def vocabulary(self, count: int) -> list[slice]:
+        """Cut into parts of the chunk's size, the last one smaller."""
+        return slices(count, self.chunk_vocab)
+
+
+def slices(count: int, size: int) -> list[slice]:
+    """Return the slices that cut `count` elements into parts of `size`, the last one smaller."""
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+def _longest(parts: list[slice]) -> int:
+    return max((part.stop - part.start for part in parts), default=0)
+
+
+class Blocks:
+    """The logits of one block at a time, in `buffer`, and float32 views of them tile by tile.
+
+    Args:
+        hidden_ND: Last hidden states.
+        weight_VD: Output projection, in the same dtype.
+        bias: Of the output projection, shape [V].
+        cut: Sizes of the blocks.
+        buffer: Memory of an earlier instance for the same shapes.
+        temporaries: Tensors of a tile's size that the work on it makes; tiles are that much smaller.
+    """
+
+    def __init__(
+        self,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias: Tensor | None,
+        cut: Cut,
+        buffer: Tensor | None = None,
+        *,
+        temporaries: int = 1,
+    ) -> None:
+        self.hidden_ND, self.weight_VD, self.bias, self.temperature = hidden_ND, weight_VD, bias, cut.temperature
+        self.tokens, self.vocabulary = cut.tokens(len(hidden_ND)), cut.vocabulary(len(weight_VD))
+        rows, columns = _longest(self.tokens), _longest(self.vocabulary)
+        self.buffer = hidden_ND.new_empty(rows * columns) if buffer is None else buffer
+        self.wide = torch.float64 if hidden_ND.dtype == torch.float64 else torch.float32
+        elements = CPU_TILE if hidden_ND.device.type == "cpu" else DEVICE_TILE
+        self.tile_rows = max(1, min(rows, elements // temporaries // max(columns, 1)))
+        self._tile, self._scratch = (hidden_ND.new_empty(self.tile_rows * columns, dtype=self.wide) for _ in range(2))
+
+    def view(self, rows: slice, columns: slice) -> Tensor:
+        """Return the buffer as the block `rows × columns`, whatever it holds, shape [C, K]."""
+        shape = (rows.stop - rows.start, columns.stop - columns.start)
+        return self.buffer[: shape[0] * shape[1]].view(shape)
+
+    def compute(self, rows: slice, columns: slice) -> Tensor:
+        """Compute the products of a block, before bias and temperature, shape [C, K]."""
+        block_CK = self.view(rows, columns)
+        torch.mm(self.hidden_ND[rows], self.weight_VD[columns].t(), out=block_CK)
+        return block_CK
+
+    def tiles(self, block_CK: Tensor, columns: slice) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Yield rows within the block, their final logits, and a scratch of the same shape."""
+        for rows in slices(len(block_CK), self.tile_rows):
+            part = block_CK[rows]
+            tile, scratch = (memory[: part.numel()].view(part.shape) for memory in (self._tile, self._scratch))
+            tile.copy_(part)
+            if self.bias is not None:
+                tile.add_(self.bias[columns])
+            if self.temperature != 1.0:
+                tile.div_(self.temperature)
+            yield rows, tile, scratch
+
+    def add(self, total: Tensor, part: Tensor) -> None:
+        """Add a product in low precision to a sum in float32, tile by tile."""
+        flat_total, flat_part = total.view(-1), part.view(-1)
+        for piece in slices(part.numel(), self._tile.numel()):
+            wide = self._tile[: piece.stop - piece.start].copy_(flat_part[piece])
+            flat_total[piece].add_(wide)

@@ -1,0 +1,240 @@
+"""From hidden states to the loss of a micro-batch: what a trainer's rank calls.
+
+losses = distillation_losses(hidden_ND, head.weight, teacher, loss, weights_N=weights_N, …)   # inside the head
+objective, metrics = distillation_objective(losses, weights_N)
+engine.backward(objective)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from roll_like.algorithms.blocks import Cut
+from roll_like.algorithms.distillation.base import DistillationLoss, Outcomes
+from roll_like.algorithms.distillation.divergences import kl
+from roll_like.algorithms.distillation.student import ChosenLogits, FullDivergence, entropy
+from roll_like.algorithms.distillation.teacher import REST_FLOOR, Teacher, TeacherTopK
+from roll_like.algorithms.losses.base import TokenLosses
+from roll_like.errors import ConfigError, EngineError
+from roll_like.values import Mean, Metric, Sum
+
+
+def distillation_losses(
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    teacher: Teacher,
+    loss: DistillationLoss,
+    *,
+    chunk_tokens: int,
+    chunk_vocab: int,
+    bias: Tensor | None = None,
+    targets_N: Tensor | None = None,
+    weights_N: Tensor | None = None,
+) -> TokenLosses:
+    """Return the loss of each token, (1 − c)·T²·D(teacher, student) + c·CE, before weights, shape [N].
+
+    D is the loss's divergence at its temperature T, c its `ce_weight`, and CE the cross-entropy with `targets_N` at
+    temperature 1. Gradients flow to `hidden_ND`, `weight_VD` and `bias`; the teacher has none. Products run in the
+    dtype of `hidden_ND`, everything else in float32 (float64 for float64).
+
+    At most `chunk_tokens` × `chunk_vocab` logits exist at a time, of each model, or those of one token where a whole
+    row is larger; besides them the gradient of the weight, in float32, and K numbers a token.
+
+    Args:
+        hidden_ND: Last hidden states of the student, after the final norm.
+        weight_VD: Its output projection. With ZeRO-3 call this inside the module that owns it.
+        teacher: What the teacher says of the same N positions.
+        loss: A registered distillation loss.
+        chunk_tokens: `training.logprob_chunk_tokens`.
+        chunk_vocab: `training.logprob_chunk_vocab`.
+        bias: Of the output projection, shape [V].
+        targets_N: The token that the data has next at each position; needed with `ce_weight`.
+        weights_N: Weight of each token; those of weight 0 are not computed and have loss 0.
+
+    Returns:
+        Losses, and figures of each token: `distill/divergence` (without T²), `distill/kl` (forward),
+        `distill/top1_agreement`, `distill/teacher_entropy`, with a top-k `distill/teacher_mass`, and with targets
+        `distill/cross_entropy`.
+
+    Raises:
+        ConfigError: A cross-entropy without targets, or a teacher at another temperature.
+        EngineError: Shapes or vocabularies do not fit, or a teacher's top-k is none.
+    """
+    if targets_N is None and loss.config.ce_weight:
+        raise ConfigError(
+            f"ce_weight is {loss.config.ce_weight:g}, and there are no target tokens",
+            fix="give the data's own tokens, or set ce_weight to 0",
+        )
+    if chunk_tokens < 1 or chunk_vocab < 1:
+        raise ConfigError(
+            f"chunk_tokens is {chunk_tokens} and chunk_vocab is {chunk_vocab}; at least 1 was expected",
+            fix="set training.logprob_chunk_tokens and training.logprob_chunk_vocab",
+        )
+    _check_shapes(hidden_ND, weight_VD, teacher, targets_N, weights_N)
+    if weights_N is not None and not bool((weights_N != 0).all()):
+        kept_N = weights_N != 0
+        targets = None if targets_N is None else targets_N[kept_N]
+        part = distillation_losses(
+            hidden_ND[kept_N],
+            weight_VD,
+            teacher.select(kept_N),
+            loss,
+            chunk_tokens=chunk_tokens,
+            chunk_vocab=chunk_vocab,
+            bias=bias,
+            targets_N=targets,
+        )
+        return TokenLosses(
+            _spread(part.losses_N, kept_N), {name: _spread(figure, kept_N) for name, figure in part.metrics.items()}
+        )
+    weight_VD = weight_VD.to(hidden_ND.dtype)  # mixed precision: a master weight in float32
+    cut = Cut(loss.config.temperature, chunk_tokens, chunk_vocab, keep=False)
+    labels_N = hidden_ND.new_zeros(len(hidden_ND), dtype=torch.int64) if targets_N is None else targets_N.long()
+    of = _of_top_k if isinstance(teacher, TeacherTopK) else _of_whole_rows
+    divergence_N, cross_entropy_N, figures = of(hidden_ND, weight_VD, bias, labels_N, teacher, loss, cut)
+    losses_N = loss.divergence_factor * divergence_N
+    figures = {"distill/divergence": divergence_N.detach(), **figures}
+    if loss.config.ce_weight:
+        losses_N = losses_N + loss.config.ce_weight * cross_entropy_N
+    if targets_N is not None:
+        figures["distill/cross_entropy"] = cross_entropy_N.detach()
+    return TokenLosses(losses_N, figures)
+
+
+def top_k_outcomes(chosen_NK: Tensor, rest_N: Tensor, teacher: TeacherTopK, *, rest: bool) -> Outcomes:
+    """Return both distributions over the teacher's top-k, and over "any other token" with `rest`.
+
+    Without `rest` both are renormalised over the top-k. With it, an other token's mass is at least 2⁻²³ on either
+    side: less cannot be told from log-probabilities in float32, and would be no more than their rounding.
+
+    Args:
+        chosen_NK: The student's logits/T at the teacher's tokens.
+        rest_N: Log-sum-exp of its other logits/T.
+        teacher: The teacher's top-k.
+        rest: Whether to count other tokens, as one outcome.
+    """
+    teacher_NK = teacher.logprobs_NK.to(chosen_NK.dtype).detach()
+    if not rest:
+        return Outcomes(chosen_NK.log_softmax(-1), teacher_NK.log_softmax(-1))
+    student_NM = torch.cat([chosen_NK, rest_N[:, None]], 1).log_softmax(-1)
+    floor = student_NM.new_tensor(REST_FLOOR).log()
+    student_NM = torch.cat([student_NM[:, :-1], student_NM[:, -1:].clamp(min=floor)], 1)
+    other_N1 = (1 - teacher.mass()).clamp(min=REST_FLOOR).log()[:, None].to(chosen_NK.dtype)
+    return Outcomes(student_NM, torch.cat([teacher_NK, other_N1], 1), rest=True)
+
+
+def distillation_objective(losses: TokenLosses, weights_N: Tensor) -> tuple[Tensor, dict[str, Metric]]:
+    """Return Σ_t w_t·ℓ_t over a micro-batch, and its metrics.
+
+    Weights divide by the global batch (`algorithms.aggregation.token_weights`), so that micro-batches and ranks add
+    up. Tokens of weight 0 take no part, whatever their numbers.
+
+    Returns:
+        The scalar to run `backward` on, and `train/loss` and `train/tokens` as Sums, each figure of a token as a
+        Mean over tokens.
+
+    Raises:
+        EngineError: A loss is infinite or NaN.
+    """
+    counted_N = weights_N != 0
+    losses_C, seen_N = losses.losses_N[counted_N], losses.losses_N.detach()
+    if not bool(seen_N[counted_N].isfinite().all()):
+        bad = (counted_N & ~seen_N.isfinite()).nonzero().flatten()
+        raise EngineError(
+            f"the distillation loss is {float(seen_N[bad[0]]):g} at token {int(bad[0])} of this micro-batch "
+            f"({len(bad)} of {len(weights_N)} tokens); finite numbers were expected",
+            fix="where the teacher excludes tokens (logits of −∞), use forward_kl, js or skewed_reverse_kl; "
+            "else lower training.optimizer.lr",
+        )
+    objective = (weights_N[counted_N] * losses_C).sum()
+    count = len(losses_C)
+    metrics: dict[str, Metric] = {"train/loss": Sum(float(objective.detach())), "train/tokens": Sum(float(count))}
+    if count:
+        figures = torch.stack([figure.detach()[counted_N].double().mean() for figure in losses.metrics.values()])
+        metrics |= {name: Mean(value, count) for name, value in zip(losses.metrics, figures.tolist(), strict=True)}
+    return objective, metrics
+
+
+def _of_top_k(
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    bias: Tensor | None,
+    labels_N: Tensor,
+    teacher: Teacher,
+    loss: DistillationLoss,
+    cut: Cut,
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Return divergence and cross-entropy of each token, and its figures."""
+    assert isinstance(teacher, TeacherTopK)
+    teacher.check(len(weight_VD), loss.config.temperature)
+    ids_NK = teacher.ids_NK.long()
+    chosen_NK, rest_N, target_N, total_N, best_N = ChosenLogits.apply(  # type: ignore[no-untyped-call]
+        hidden_ND, weight_VD, bias, ids_NK, labels_N, cut
+    )
+    rest = loss.config.tail == "rest" and ids_NK.shape[1] < len(weight_VD)
+    outcomes = top_k_outcomes(chosen_NK, rest_N, teacher, rest=rest)
+    with torch.no_grad():
+        theirs_N = ids_NK.gather(1, teacher.logprobs_NK.argmax(1, keepdim=True)).squeeze(1)
+        known = entropy(outcomes.teacher_NM) if teacher.entropy_N is None else teacher.entropy_N
+        figures = {
+            "distill/kl": kl(outcomes.teacher_NM, outcomes.student_NM),
+            "distill/top1_agreement": best_N == theirs_N,
+            "distill/teacher_entropy": known,
+            "distill/teacher_mass": teacher.mass().clamp(max=1.0),
+        }
+    return loss.divergence(outcomes), total_N - target_N, figures
+
+
+def _of_whole_rows(
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    bias: Tensor | None,
+    labels_N: Tensor,
+    teacher: Teacher,
+    loss: DistillationLoss,
+    cut: Cut,
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Return divergence and cross-entropy of each token, and its figures."""
+    divergence_N, cross_entropy_N, figures_FN, best_2N = FullDivergence.apply(  # type: ignore[no-untyped-call]
+        hidden_ND, weight_VD, bias, labels_N, teacher, loss, cut
+    )
+    figures = {
+        "distill/kl": figures_FN[0],
+        "distill/top1_agreement": best_2N[0] == best_2N[1],
+        "distill/teacher_entropy": figures_FN[1],
+    }
+    return divergence_N, cross_entropy_N, figures
+
+
+def _spread(values: Tensor, kept_N: Tensor) -> Tensor:
+    """Return values of the kept tokens at their places, 0 elsewhere, shape [N]."""
+    return values.new_zeros(len(kept_N)).masked_scatter(kept_N, values)
+
+
+def _check_shapes(
+    hidden_ND: Tensor, weight_VD: Tensor, teacher: Teacher, targets_N: Tensor | None, weights_N: Tensor | None
+) -> None:
+    count, vocabulary = len(hidden_ND), len(weight_VD)
+    lengths = {"teacher": len(teacher)}
+    lengths |= {
+        name: len(array) for name, array in (("targets", targets_N), ("weights", weights_N)) if array is not None
+    }
+    wrong = {name: length for name, length in lengths.items() if length != count}
+    if wrong or hidden_ND.shape[1:] != weight_VD.shape[1:]:
+        raise EngineError(
+            f"student's hidden states of shape {tuple(hidden_ND.shape)} and output projection {tuple(weight_VD.shape)} "
+            f"with {lengths} tokens do not fit; [N, D], [V, D] and N of each were expected"
+        )
+    if not isinstance(teacher, TeacherTopK) and teacher.vocabulary != vocabulary:
+        raise EngineError(
+            f"the teacher has {teacher.vocabulary} logits a token, the student {vocabulary}",
+            fix="distil between models of one tokenizer; where only the padding of the vocabulary differs, use top-k",
+        )
+    if targets_N is not None and count:
+        low, high = (int(value) for value in targets_N.aminmax())
+        if low < 0 or high >= vocabulary:
+            raise EngineError(
+                f"target tokens run from {low} to {high}, the student's vocabulary has {vocabulary} tokens",
+                fix="use the tokenizer that belongs to the student's model.path",
+            )

@@ -1,0 +1,127 @@
+"""On-policy distillation: the student samples, the teacher scores the sampled tokens, nobody needs other logits.
+
+The reverse KL of a trajectory, KL(π‖π_teacher) = E[Σ_t log π(y_t) − log π_teacher(y_t)], is estimated on the tokens
+that the student itself sampled (Agarwal et al. 2023, arXiv:2306.13649; Gu et al. 2023, arXiv:2306.08543; Thinking
+Machines 2025, "On-Policy Distillation"). It goes to one of two places:
+
+- as a **loss** (`sampled_divergence`): its gradient is (log π − log π_teacher)·∇ log π, that of k2;
+- as an **advantage** (`teacher_advantages`): −Σ_{j≥t} γ^(j−t)·k_j, for any policy loss, with its ratios and clipping,
+  alone or beside the advantage of a reward (`with_teacher_advantages`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roll_like.algorithms.kl import KLEstimator, divergence
+from roll_like.errors import ConfigError, EngineError
+from roll_like.types import FloatArray, PolicySample
+
+SampleT = TypeVar("SampleT", bound=PolicySample)
+
+
+def sampled_divergence(
+    logprobs_N: Tensor, teacher_logprobs_N: Tensor, estimator: KLEstimator = "k1", *, straight_through: bool = True
+) -> Tensor:
+    """Return the estimate of KL(π‖π_teacher) at each sampled token, shape [N], as a loss for `logprobs_N`.
+
+    With `straight_through` the value is the estimator's and the gradient (log π − log π_teacher)·∇ log π, an unbiased
+    estimate of the divergence's where the tokens are the current student's. Without it the gradient is the
+    estimator's own, which for k1 is 0 in expectation.
+
+    Args:
+        logprobs_N: The student's log-probabilities of the tokens that it sampled, with gradient.
+        teacher_logprobs_N: The teacher's, at the temperature that sampled.
+        estimator: As in `algorithm.kl.estimator`.
+        straight_through: Whose gradient it is.
+    """
+    return divergence(logprobs_N, teacher_logprobs_N.detach(), estimator, straight_through=straight_through)
+
+
+def teacher_advantages(
+    samples: Sequence[PolicySample],
+    teacher_logprobs: Sequence[FloatArray],
+    *,
+    estimator: KLEstimator = "k1",
+    discount: float = 0.0,
+) -> list[FloatArray]:
+    """Return −Σ_{j≥t} γ^(j−t)·k_j of every sampled token, one array [T] a sample, 0 elsewhere.
+
+    k_j estimates KL(π‖π_teacher) at the j-th sampled token, from the log-probabilities that the inference engine
+    reported. With γ = 0 a token answers for itself only; with γ = 1 for all that it led to. Tokens that the student
+    did not sample are passed over without discount.
+
+        log π − log π_teacher = 1, 0, 2 and γ = ½  →  −1.5, −1, −2
+
+    Args:
+        samples: What the student sampled.
+        teacher_logprobs: The teacher's log-probabilities of the same tokens, one array [T] a sample.
+        estimator: As in `algorithm.kl.estimator`; k1 is unbiased.
+        discount: γ, in [0, 1].
+
+    Raises:
+        ConfigError: `discount` is out of range.
+        EngineError: The arrays do not fit the samples, or hold infinities or NaN.
+    """
+    if not 0 <= discount <= 1:
+        raise ConfigError(f"the discount of the teacher's advantages is {discount}; a number in [0, 1] was expected")
+    if len(teacher_logprobs) != len(samples):
+        raise EngineError(
+            f"{len(teacher_logprobs)} arrays of the teacher's log-probabilities for {len(samples)} samples"
+        )
+    advantages = []
+    for index, (sample, teacher_T) in enumerate(zip(samples, teacher_logprobs, strict=True)):
+        if teacher_T.shape != sample.token_ids.shape:
+            raise EngineError(
+                f"the teacher's log-probabilities of sample {index} (group {sample.group_id!r}) have shape "
+                f"{teacher_T.shape}; {sample.token_ids.shape} was expected, one a token"
+            )
+        ours_S, theirs_S = (
+            torch.from_numpy(array[sample.sampled].astype(np.float64))
+            for array in (sample.behaviour_logprobs, teacher_T)
+        )
+        if not bool((ours_S.isfinite() & theirs_S.isfinite()).all()):
+            raise EngineError(
+                f"the log-probabilities of sample {index} (group {sample.group_id!r}) hold infinities or NaN; the "
+                "teacher and the inference engine report finite ones for sampled tokens",
+                fix="score with a teacher whose vocabulary has every token that the student may sample",
+            )
+        costs_S = divergence(ours_S, theirs_S, estimator).numpy()
+        following = 0.0
+        for place in reversed(range(len(costs_S))):
+            following = costs_S[place] + discount * following
+            costs_S[place] = following
+        advantages_T = np.zeros(sample.token_ids.shape, np.float32)
+        advantages_T[sample.sampled] = -costs_S
+        advantages.append(advantages_T)
+    return advantages
+
+
+def with_teacher_advantages(
+    samples: Sequence[SampleT],
+    teacher_logprobs: Sequence[FloatArray],
+    *,
+    teacher_weight: float = 1.0,
+    reward_weight: float = 0.0,
+    estimator: KLEstimator = "k1",
+    discount: float = 0.0,
+) -> list[SampleT]:
+    """Return the samples with advantages `reward_weight`·A + `teacher_weight`·A_teacher.
+
+    A is the advantage that a sample comes with, from an estimator over rewards; 0 leaves it out. Other arguments and
+    errors are those of `teacher_advantages`.
+    """
+    ours = teacher_advantages(samples, teacher_logprobs, estimator=estimator, discount=discount)
+    return [
+        replace(
+            sample,
+            advantages=(reward_weight * sample.advantages + teacher_weight * advantages_T).astype(np.float32),
+        )
+        for sample, advantages_T in zip(samples, ours, strict=True)
+    ]

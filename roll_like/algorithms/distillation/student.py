@@ -1,0 +1,298 @@
+"""The student's side, from hidden states and output projection, without ever holding all logits.
+
+With a teacher's top-k, a token's loss depends on K + 1 numbers of the student: its logits at those tokens, and the
+log-sum-exp of all others. `chosen_logits` computes them, and their gradients, in blocks of tokens × vocabulary. With a
+teacher's whole distribution a loss reads whole rows: `full_divergence` works in blocks of as many whole rows as have
+the elements of such a block.
+
+Both backward passes compute their blocks again from the hidden states. Each row of ∂/∂logits is made from the
+upstream gradients divided by the largest of the row; that factor scales rows of the small [N, D] matrices instead, and
+the largest of all rows the sums, so that half precision does not lose weights like 1/N.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from roll_like.algorithms.blocks import Blocks, Cut
+from roll_like.algorithms.distillation.base import DistillationLoss, Outcomes
+from roll_like.algorithms.distillation.divergences import kl
+from roll_like.algorithms.distillation.teacher import TeacherHead, TeacherLogits
+
+#: Tensors of a tile's size that a divergence and its gradient make.
+TEMPORARIES = 12
+
+
+class ChosenLogits(torch.autograd.Function):
+    """Logits at chosen tokens and what is needed of all others; gradients for hidden states, weight and bias.
+
+    Returns (chosen_NK, rest_N, target_N, total_N, best_N): logits/T at `ids_NK`; the log-sum-exp of logits/T of all
+    other tokens, −∞ where there are none; the logit at `targets_N` and the log-sum-exp of all logits, both at
+    temperature 1; and the most likely token.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, bias: Tensor | None, ids_NK: Tensor, targets_N: Tensor, cut: Cut
+    ) -> tuple[Tensor, ...]:
+        """Stream over the vocabulary; `cut` says in what blocks, and T."""
+        plain = Cut(1.0, cut.chunk_tokens, cut.chunk_vocab, keep=False)
+        blocks = Blocks(hidden_ND, weight_VD, bias, plain, temporaries=2)
+        count, temperature = len(hidden_ND), cut.temperature
+        chosen_NK = hidden_ND.new_zeros(ids_NK.shape, dtype=blocks.wide)
+        rest_N, total_N, top_N = (hidden_ND.new_full((count,), -math.inf, dtype=blocks.wide) for _ in range(3))
+        target_N, best_N = hidden_ND.new_zeros(count, dtype=blocks.wide), torch.zeros_like(targets_N)
+        with torch.autocast(hidden_ND.device.type, enabled=False):
+            for rows, columns, tile, scratch in _tiles(blocks):
+                chosen = _Place(ids_NK[rows], columns)
+                target = _Place(targets_N[rows, None], columns)
+                largest, place = tile.max(1)
+                best_N[rows] = torch.where(largest > top_N[rows], place + columns.start, best_N[rows])
+                top_N[rows] = torch.maximum(largest, top_N[rows])
+                total_N[rows] = torch.logaddexp(total_N[rows], tile.logsumexp(1))
+                target_N[rows] += target.read(tile).squeeze(1)
+                chosen_NK[rows] += chosen.read(tile) / temperature
+                others = chosen.without(torch.div(tile, temperature, out=scratch))
+                rest_N[rows] = torch.logaddexp(rest_N[rows], others.logsumexp(1))
+        ctx.save_for_backward(hidden_ND, weight_VD, bias, ids_NK, targets_N, rest_N, total_N)
+        ctx.temperature, ctx.plain = temperature, plain
+        ctx.mark_non_differentiable(best_N)
+        return chosen_NK, rest_N, target_N, total_N, best_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Stream again: a softmax over the others, one over all, and single entries."""
+        hidden_ND, weight_VD, bias, ids_NK, targets_N, rest_N, total_N = ctx.saved_tensors
+        chosen_NK, rest_grad_N, target_N, total_grad_N = grads[:4]
+        largest = torch.cat([chosen_NK, torch.stack([rest_grad_N, target_N, total_grad_N], 1)], 1).abs().amax(1)
+        sums = HeadGradients(Blocks(hidden_ND, weight_VD, bias, ctx.plain, temporaries=2), largest, ctx)
+        # where everything is chosen there is no rest, and its −∞ must not meet the −∞ of a chosen token
+        finite_rest_N = torch.where(rest_N == -math.inf, 0.0, rest_N)
+        scaled = [sums.scaled(grad) for grad in (chosen_NK, rest_grad_N, target_N, total_grad_N)]
+        with torch.autocast(hidden_ND.device.type, enabled=False):
+            for rows, columns, block_CK in sums.blocks_again():
+                for part, tile, scratch in sums.blocks.tiles(block_CK, columns):
+                    at = slice(rows.start + part.start, rows.start + part.stop)
+                    chosen, rest, target, total = (grad[at] for grad in scaled)
+                    places = _Place(ids_NK[at], columns)
+                    others = places.without(torch.div(tile, ctx.temperature, out=scratch))
+                    gradient = others.sub_(finite_rest_N[at, None]).exp_().mul_(rest[:, None])
+                    places.add(gradient, chosen)
+                    gradient.div_(ctx.temperature)
+                    gradient.addcmul_(tile.sub_(total_N[at, None]).exp_(), total[:, None])
+                    _Place(targets_N[at, None], columns).add(gradient, target[:, None])
+                    block_CK[part] = gradient
+                sums.add(rows, columns, block_CK)
+        return *sums.results(), None, None, None
+
+
+class FullDivergence(torch.autograd.Function):
+    """Divergence and cross-entropy of each token from whole rows of both models' logits, some rows at a time.
+
+    Returns (divergence_N, cross_entropy_N, figures_FN, best_2N): figures are the forward KL and the teacher's entropy,
+    `best` the most likely token of student and teacher; neither has a gradient.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias: Tensor | None,
+        targets_N: Tensor,
+        teacher: TeacherLogits | TeacherHead,
+        loss: DistillationLoss,
+        cut: Cut,
+    ) -> tuple[Tensor, ...]:
+        """Go through the tokens; `cut` says how many logits exist at a time, and T."""
+        rows = max(1, cut.chunk_tokens * min(cut.chunk_vocab, len(weight_VD)) // len(weight_VD))
+        whole = Cut(1.0, rows, len(weight_VD), keep=False)
+        blocks = Blocks(hidden_ND, weight_VD, bias, whole, temporaries=TEMPORARIES)
+        divergence_N, cross_entropy_N = (hidden_ND.new_zeros(len(hidden_ND), dtype=blocks.wide) for _ in range(2))
+        figures_FN = hidden_ND.new_zeros(2, len(hidden_ND), dtype=blocks.wide)
+        best_2N = targets_N.new_zeros(2, len(hidden_ND))
+        theirs = _TeacherRows(teacher, whole, blocks.wide)
+        with torch.autocast(hidden_ND.device.type, enabled=False):
+            for at, _, tile, _ in _tiles(blocks):
+                teacher_RV = theirs.logprobs(at, cut.temperature)
+                outcomes = Outcomes((tile / cut.temperature).log_softmax(-1), teacher_RV)
+                divergence_N[at] = loss.divergence(outcomes)
+                cross_entropy_N[at] = _cross_entropy(tile, targets_N[at])
+                figures_FN[0, at] = kl(teacher_RV, outcomes.student_NM)
+                figures_FN[1, at] = entropy(teacher_RV)
+                best_2N[0, at], best_2N[1, at] = tile.argmax(-1), teacher_RV.argmax(-1)
+        ctx.save_for_backward(hidden_ND, weight_VD, bias, targets_N)
+        ctx.teacher, ctx.loss, ctx.whole, ctx.temperature = teacher, loss, whole, cut.temperature
+        ctx.mark_non_differentiable(figures_FN, best_2N)
+        ctx.set_materialize_grads(False)
+        return divergence_N, cross_entropy_N, figures_FN, best_2N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Go through the tokens again; the slope of the divergence is autograd's, for a tile of logits."""
+        present = [grad for grad in grads[:2] if grad is not None]
+        if not present:
+            return (None,) * 7
+        hidden_ND, weight_VD, bias, targets_N = ctx.saved_tensors
+        blocks = Blocks(hidden_ND, weight_VD, bias, ctx.whole, temporaries=TEMPORARIES)
+        sums = HeadGradients(blocks, torch.stack(present).abs().amax(0), ctx)
+        theirs = _TeacherRows(ctx.teacher, ctx.whole, blocks.wide)
+        soft_N, hard_N = (None if grad is None else sums.scaled(grad) for grad in grads[:2])
+        with torch.autocast(hidden_ND.device.type, enabled=False):
+            for rows, columns, block_CV in sums.blocks_again():
+                for part, tile, _ in blocks.tiles(block_CV, columns):
+                    at = slice(rows.start + part.start, rows.start + part.stop)
+                    gradient_RV = torch.zeros_like(tile)
+                    if soft_N is not None:
+                        teacher_RV = theirs.logprobs(at, ctx.temperature)
+                        gradient_RV += _slope(ctx.loss, tile, teacher_RV, ctx.temperature, soft_N[at])
+                    if hard_N is not None:
+                        probabilities_RV = tile.softmax(-1)
+                        probabilities_RV.scatter_add_(
+                            1, targets_N[at, None], probabilities_RV.new_full((len(tile), 1), -1.0)
+                        )
+                        gradient_RV.addcmul_(probabilities_RV, hard_N[at, None])
+                    block_CV[part] = gradient_RV
+                sums.add(rows, columns, block_CV)
+        return *sums.results(), None, None, None, None
+
+
+def _slope(
+    loss: DistillationLoss, logits_RV: Tensor, teacher_RV: Tensor, temperature: float, upstream_R: Tensor
+) -> Tensor:
+    """Return the gradient of Σ upstream·divergence for the student's logits, shape [R, V]."""
+    with torch.enable_grad():
+        logits_RV = logits_RV.detach().requires_grad_()
+        divergence_R = loss.divergence(Outcomes((logits_RV / temperature).log_softmax(-1), teacher_RV))
+        return torch.autograd.grad(divergence_R, logits_RV, upstream_R)[0]
+
+
+def entropy(logprobs_NM: Tensor) -> Tensor:
+    """Return the entropy of each row in nats, shape [N], from log-probabilities that may be −∞."""
+    return -(logprobs_NM.exp() * logprobs_NM.masked_fill(logprobs_NM == -math.inf, 0.0)).sum(-1)
+
+
+def _cross_entropy(logits_RV: Tensor, targets_R: Tensor) -> Tensor:
+    return -logits_RV.log_softmax(-1).gather(1, targets_R[:, None]).squeeze(1)
+
+
+def _tiles(blocks: Blocks) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
+    """Yield (rows of the batch, columns, their logits, a scratch) for every tile of every block."""
+    for rows in blocks.tokens:
+        for columns in blocks.vocabulary:
+            for part, tile, scratch in blocks.tiles(blocks.compute(rows, columns), columns):
+                yield slice(rows.start + part.start, rows.start + part.stop), columns, tile, scratch
+
+
+class _Place:
+    """Where ids [R, K] lie in a part of the vocabulary."""
+
+    def __init__(self, ids_RK: Tensor, columns: slice) -> None:
+        local_RK = ids_RK - columns.start
+        self.inside_RK = (local_RK >= 0) & (local_RK < columns.stop - columns.start)
+        self.local_RK = local_RK.clamp(0, columns.stop - columns.start - 1)
+
+    def read(self, tile: Tensor) -> Tensor:
+        """Return the values there, 0 for ids elsewhere, shape [R, K]."""
+        return tile.gather(1, self.local_RK).masked_fill(~self.inside_RK, 0.0)
+
+    def without(self, tile: Tensor) -> Tensor:
+        """Set the values there to −∞, in place."""
+        # ids elsewhere share a column with others: +∞ is no minimum
+        bound_RK = torch.where(self.inside_RK, -math.inf, math.inf).to(tile.dtype)
+        return tile.scatter_reduce_(1, self.local_RK, bound_RK, "amin")
+
+    def add(self, tile: Tensor, values_RK: Tensor) -> None:
+        """Add values there, in place."""
+        tile.scatter_add_(1, self.local_RK, values_RK.masked_fill(~self.inside_RK, 0.0))
+
+
+class _TeacherRows:
+    """Log-probabilities of the teacher for some tokens at a time, whole rows.
+
+    Products are computed a block at a time, of the rows that the student's block has, and read tile by tile.
+    """
+
+    def __init__(self, teacher: TeacherLogits | TeacherHead, whole: Cut, wide: torch.dtype) -> None:
+        self.teacher, self.wide, self.block = teacher, wide, slice(0, 0)
+        if isinstance(teacher, TeacherHead):
+            weight_VE = teacher.weight_VE.to(teacher.hidden_NE.dtype)
+            self.blocks = Blocks(teacher.hidden_NE, weight_VE, None, whole, temporaries=TEMPORARIES)
+            self.logits_CV = self.blocks.buffer
+
+    def logprobs(self, rows: slice, temperature: float) -> Tensor:
+        """Return log q at the temperature of rows that lie within one of the student's blocks, shape [R, V]."""
+        return (self._logits(rows).to(self.wide) / temperature).log_softmax(-1)
+
+    def _logits(self, rows: slice) -> Tensor:
+        if isinstance(self.teacher, TeacherLogits):
+            return self.teacher.logits_NV[rows].detach()
+        if not self.block.start <= rows.start < self.block.stop:
+            self.block = next(block for block in self.blocks.tokens if block.start <= rows.start < block.stop)
+            self.logits_CV = self.blocks.compute(self.block, slice(0, len(self.teacher.weight_VE)))
+        logits_RV = self.logits_CV[rows.start - self.block.start : rows.stop - self.block.start]
+        return logits_RV if self.teacher.bias is None else logits_RV.to(self.wide) + self.teacher.bias.detach()
+
+
+class HeadGradients:
+    """Sums up gradients of hidden states, weight and bias over blocks, in float32."""
+
+    def __init__(self, blocks: Blocks, largest_N: Tensor, ctx: Any) -> None:
+        self.blocks = blocks
+        scale_N1 = largest_N[:, None].to(blocks.wide)
+        self.row_N1 = scale_N1
+        self.overall = scale_N1.amax() if len(scale_N1) else scale_N1.new_ones(())
+        #: Of each row, relative to the largest.
+        self.scale_N1 = torch.where(scale_N1 == 0, 0.0, scale_N1 / self.overall)
+        hidden, weight, bias = ctx.needs_input_grad[:3]
+        self.hidden_ND = _zeros(blocks.hidden_ND, blocks.wide) if hidden else None
+        self.weight_VD = _zeros(blocks.weight_VD, blocks.wide) if weight else None
+        self.bias_V = _zeros(blocks.bias, blocks.wide) if bias and blocks.bias is not None else None
+
+    def scaled(self, grad: Tensor) -> Tensor:
+        """Return an upstream gradient [N] or [N, K] divided by its row's largest, 0 where that is 0."""
+        scale = self.row_N1 if grad.ndim == 2 else self.row_N1.squeeze(1)
+        return torch.where(scale == 0, 0.0, grad / torch.where(scale == 0, 1.0, scale))
+
+    def blocks_again(self) -> Iterator[tuple[slice, slice, Tensor]]:
+        """Yield (rows, columns, products) of every block; the products are to be overwritten."""
+        for rows in self.blocks.tokens:
+            for columns in self.blocks.vocabulary:
+                yield rows, columns, self.blocks.compute(rows, columns)
+
+    def add(self, rows: slice, columns: slice, gradient_CK: Tensor) -> None:
+        """Add what a block of ∂/∂logits, up to the rows' scale, says of hidden states, weight and bias."""
+        blocks, scale_C1 = self.blocks, self.scale_N1[rows]
+        # rows without weight add nothing, not even a NaN
+        gradient_CK.masked_fill_(scale_C1 == 0, 0.0)
+        if self.hidden_ND is not None:
+            self.hidden_ND[rows] += (gradient_CK @ blocks.weight_VD[columns]) * scale_C1
+        if self.weight_VD is not None:
+            scaled_CD = (blocks.hidden_ND[rows] * scale_C1).to(gradient_CK.dtype)
+            blocks.add(self.weight_VD[columns], gradient_CK.t() @ scaled_CD)
+        if self.bias_V is not None:
+            self.bias_V[columns] += (gradient_CK.t() @ scale_C1.to(gradient_CK.dtype)).flatten()
+
+    def results(self) -> list[Tensor | None]:
+        """Return the three gradients in the dtypes of their tensors, None where not needed."""
+        blocks = self.blocks
+        pairs = (
+            (self.hidden_ND, blocks.hidden_ND),
+            (self.weight_VD, blocks.weight_VD),
+            (self.bias_V, blocks.bias),
+        )
+        return [
+            None if total is None or like is None else total.mul_(self.overall).to(like.dtype) for total, like in pairs
+        ]
+
+
+def _zeros(like: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros_like(like, dtype=dtype)

@@ -1,0 +1,92 @@
+"""Data of supervised and preference training: where rows are, which fields they have, what happens to bad ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from roll_like.config.base import ConfigModel
+
+
+class RowSource(ConfigModel):
+    """One dataset: what sources of every kind have."""
+
+    path: str = Field(description="A `.jsonl` or `.parquet` file, a directory of them, or a hub dataset id.")
+    name: str | None = Field(default=None, description="Name in metrics; default: stem of its path.")
+    split: str = Field(default="train", description="Split of a hub dataset.")
+    weight: PositiveFloat = Field(default=1.0, description="Share of this source among all, relative to the others.")
+    prompt_field: str = Field(default="prompt", description="Field with the prompt: a string or a list of messages.")
+    tools_field: str = Field(default="tools", description="Field with function schemas for the chat template, if any.")
+    system_prompt: str | None = Field(default=None, description="System message put before every conversation.")
+
+    @property
+    def label(self) -> str:
+        """Its `name`, or the stem of its path."""
+        return self.name or Path(self.path).stem
+
+
+class ConversationSource(RowSource):
+    """Conversations: rows of messages, or of a prompt and its completion."""
+
+    messages_field: str = Field(
+        default="messages", description="Field with a list of messages; rows without it have prompt and completion."
+    )
+    completion_field: str = Field(
+        default="completion", description="Field with what follows the prompt: a string or a list of messages."
+    )
+
+
+class LabelledSource(ConversationSource):
+    """Conversations that somebody liked or did not."""
+
+    label_field: str = Field(default="label", description="Field with the verdict: true or false, 1 or 0.")
+
+
+class PairSource(RowSource):
+    """Two responses to one prompt, of which one is preferred.
+
+    Rows without the prompt's field hold two conversations, and what they begin with alike is the prompt.
+    """
+
+    chosen_field: str = Field(
+        default="chosen", description="Field with the preferred response: a string, or messages with or without prompt."
+    )
+    rejected_field: str = Field(default="rejected", description="Field with the other response, in the same form.")
+
+
+class RowLimits(ConfigModel):
+    """What happens to rows that are too long, or bad."""
+
+    max_tokens: PositiveInt = Field(default=1024, description="Longest sample, prompt included. Tokens.")
+    too_long: Literal["skip", "cut", "refuse"] = Field(
+        default="skip",
+        description="Samples over the limit: leave them out and count them, train on their beginning, or stop.",
+    )
+    bad_rows: Literal["refuse", "skip"] = Field(
+        default="refuse",
+        description="Rows that cannot be trained on (an empty response, roles that the chat template refuses): stop, "
+        "naming file and line, or leave them out and count them.",
+    )
+
+
+class ConversationData(RowLimits):
+    """What supervised training reads."""
+
+    sources: Annotated[tuple[ConversationSource, ...], Field(min_length=1)] = Field(description="Datasets, weighted.")
+    train_on: Literal["all", "last"] = Field(
+        default="all", description="Which of a conversation's assistant turns are trained: all, or the last one."
+    )
+
+
+class LabelledData(RowLimits):
+    """What training on unpaired verdicts reads."""
+
+    sources: Annotated[tuple[LabelledSource, ...], Field(min_length=1)] = Field(description="Datasets, weighted.")
+
+
+class PairData(RowLimits):
+    """What preference training reads."""
+
+    sources: Annotated[tuple[PairSource, ...], Field(min_length=1)] = Field(description="Datasets, weighted.")

@@ -1,0 +1,137 @@
+"""Rows that cannot be trained on: refused with file and line, or left out and counted by what is wrong with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+from roll_like.errors import DataError
+
+
+class Problem(StrEnum):
+    """What is wrong with a row, as reports say it."""
+
+    NO_ASSISTANT = "without an assistant turn"
+    EMPTY = "with an empty response"
+    ROLES = "with roles that the chat template refuses"
+    REWRITTEN = "with a turn that the chat template does not write as it is"
+    IDENTICAL = "with identical chosen and rejected"
+    NO_SHARED_PROMPT = "without a prompt that chosen and rejected share"
+    TOO_LONG = "over the limit of tokens"
+
+
+class BadRow(Exception):
+    """A row, or a part of one, cannot be trained on; whoever reads the rows decides what that means.
+
+    Args:
+        problem: What is wrong, in general.
+        message: What is wrong here, to be read after the row's origin.
+        fix: What the reader should change.
+    """
+
+    def __init__(self, problem: Problem, message: str, fix: str | None = None) -> None:
+        super().__init__(problem, message, fix)
+        self.problem = problem
+        self.message = message
+        self.fix = fix
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """Rows left out for one reason.
+
+    Attributes:
+        problem: The reason.
+        count: Rows; of a conversation that was cut into parts, each part that is over the limit.
+        first: Origin of the first of them, with what is wrong there.
+    """
+
+    problem: Problem
+    count: int
+    first: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowsReport:
+    """What became of one source's rows.
+
+    Attributes:
+        name: The source.
+        rows: Rows read.
+        kept: Rows that are trained on.
+        samples: Samples of them: more than rows where conversations were cut into parts.
+        tokens: Tokens of the samples.
+        trained: Tokens among them that the loss applies to.
+        shortened: Samples that were cut at the limit.
+        first_shortened: Origin of the first of them.
+        longest: Tokens of the longest sample, kept or not.
+        left_out: What was left out, by reason, in the order of `Problem`.
+    """
+
+    name: str
+    rows: int
+    kept: int
+    samples: int
+    tokens: int
+    trained: int
+    shortened: int
+    first_shortened: str | None
+    longest: int
+    left_out: tuple[LeftOut, ...]
+
+    def __str__(self) -> str:
+        text = f"{self.name}: {self.kept} of {self.rows} rows"
+        if self.samples != self.kept:
+            text += f" as {self.samples} samples"
+        text += f", {self.trained} of {self.tokens} tokens trained"
+        if self.shortened:
+            text += f"; {self.shortened} shortened, first {self.first_shortened}"
+        for left in self.left_out:
+            text += f"; {left.count} {left.problem} left out, first {left.first}"
+        return text
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts what becomes of rows.
+
+    Args:
+        bad_rows: Whether a bad row is an error, or left out. What is over the limit is always left out: whoever
+            refuses it does not ask here.
+        key: The section that has `bad_rows`, for messages.
+    """
+
+    bad_rows: Literal["refuse", "skip"]
+    key: str
+    rows: int = 0
+    shortened: int = 0
+    first_shortened: str | None = None
+    longest: int = 0
+    _left: dict[Problem, tuple[int, str]] = field(default_factory=dict)
+
+    def leave(self, origin: str, bad: BadRow) -> None:
+        """Count a row that is left out.
+
+        Raises:
+            DataError: Bad rows are refused.
+        """
+        if self.bad_rows == "refuse" and bad.problem is not Problem.TOO_LONG:
+            skip = f"set {self.key}.bad_rows: skip to leave such rows out"
+            raise DataError(f"{origin}: {bad.message}", fix=f"{bad.fix}, or {skip}" if bad.fix else skip) from bad
+        count, first = self._left.get(bad.problem, (0, f"{origin} ({bad.message})"))
+        self._left[bad.problem] = (count + 1, first)
+
+    def shorten(self, origin: str, tokens: int) -> None:
+        """Count a sample that was cut at the limit, and had so many tokens."""
+        self.shortened += 1
+        self.first_shortened = self.first_shortened or f"{origin} ({tokens} tokens)"
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """What was left out so far."""
+        return tuple(
+            LeftOut(problem=problem, count=self._left[problem][0], first=self._left[problem][1])
+            for problem in Problem
+            if problem in self._left
+        )

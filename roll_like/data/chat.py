@@ -1,0 +1,183 @@
+"""A tokenizer with its chat template: messages to text, text to tokens, the only way there is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from jinja2 import TemplateError
+
+from roll_like.errors import EnvError
+from roll_like.types import IntArray
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_GENERATION_BLOCK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+#: A message as chat templates take it: `role`, `content`, and what a template knows beside (`tool_calls`, `name`).
+ChatMessage: TypeAlias = Mapping[str, Any]
+
+
+class Renderer:
+    """A tokenizer with its chat template. One may serve any number of conversations of one thread.
+
+    Args:
+        tokenizer: Has a chat template.
+        template_options: Further variables of the template, such as `enable_thinking`.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, template_options: Mapping[str, Any] | None = None
+    ) -> None:
+        self.tokenizer: Any = tokenizer
+        self.template_options = dict(template_options or {})
+        special = {token_id for token_id, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        self.special_ids = frozenset(special | {self.tokenizer.eos_token_id} - {None})
+
+    @cached_property
+    def end_of_turn(self) -> int | None:
+        """The special token after an assistant's text, or None where the template writes none."""
+        mark = sentinel("")
+        try:
+            text = self.render([_USER, {"role": "assistant", "content": mark}, _USER], ())
+        except EnvError:
+            return None
+        if mark not in text:
+            return None
+        after = self.encode(text.partition(mark)[2])
+        at = self.first_special(after)
+        return None if at is None else int(after[at])
+
+    @cached_property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end a turn and are no part of its text."""
+        return frozenset({self.end_of_turn, self.tokenizer.eos_token_id} - {None})
+
+    def render(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], *, generation_prompt: bool = True
+    ) -> str:
+        """Return the template's text of messages, with or without the generation prompt.
+
+        Raises:
+            EnvError: The template refuses the messages.
+        """
+        try:
+            text = self.tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] or None,
+                add_generation_prompt=generation_prompt,
+                tokenize=False,
+                **self.template_options,
+            )
+        except (
+            TemplateError,
+            TypeError,
+        ) as error:  # a TypeError is a message without text where the template adds it up
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise EnvError(
+                f"the chat template refuses messages with the roles {roles}: {error}",
+                fix="change the messages that the environment gives, or model.chat_template",
+            ) from error
+        return str(text)
+
+    @cached_property
+    def marks_generation(self) -> bool:
+        """Whether the template says with `{% generation %}` blocks what an assistant writes."""
+        template = self.tokenizer.chat_template
+        texts = template.values() if isinstance(template, Mapping) else [template or ""]
+        return any(_GENERATION_BLOCK.search(text) for text in texts)
+
+    def generated(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[tuple[int, int], ...]:
+        """Return the spans of the template's `{% generation %}` blocks in the rendering without generation prompt.
+
+        The template must take the messages, which `render` tells.
+        """
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        schemas = [dict(tool) for tool in tools] or None
+        _, spans = render_jinja_template(
+            [[dict(message) for message in messages]],
+            tools=schemas,
+            chat_template=self.tokenizer.get_chat_template(None, schemas),
+            return_assistant_tokens_mask=True,
+            **{**self.tokenizer.special_tokens_map, **self.template_options},
+        )
+        return tuple((int(begin), int(end)) for begin, end in spans[0])
+
+    def encode(self, text: str) -> IntArray:
+        """Return the tokens of a rendered text, shape [T]; nothing is added to it."""
+        return np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"], np.int32)
+
+    @cached_property
+    def _anchor(self) -> str:
+        """What to put before a text so that it is tokenised as the middle of a sequence; often nothing.
+
+        Tokenizers of the SentencePiece kind put a space before the first word of a sequence.
+        """
+        begun, after = self.encode("a").tolist(), self.encode(f"{self.tokenizer.eos_token}a").tolist()
+        return self.tokenizer.eos_token if after[:1] == [self.tokenizer.eos_token_id] and after[1:] != begun else ""
+
+    def encode_pieces(self, pieces: Sequence[tuple[str, bool]]) -> list[IntArray]:
+        """Return the tokens of texts in one call of the tokenizer, which is several times as fast.
+
+        Args:
+            pieces: Texts; each with whether it begins a sequence, or goes on with one.
+        """
+        if not pieces:
+            return []
+        anchors = ["" if begins else self._anchor for _, begins in pieces]
+        texts = [anchor + text for anchor, (text, _) in zip(anchors, pieces, strict=True)]
+        encoded = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        return [np.asarray(ids[1:] if anchor else ids, np.int32) for anchor, ids in zip(anchors, encoded, strict=True)]
+
+    def decode(self, token_ids: npt.ArrayLike) -> str:
+        """Return the text of tokens, special ones included."""
+        ids = np.asarray(token_ids).tolist()
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def first_special(self, token_ids: IntArray) -> int | None:
+        """Return the place of the first special token."""
+        return next((at for at, token_id in enumerate(token_ids.tolist()) if token_id in self.special_ids), None)
+
+    def glue(
+        self, history: Sequence[ChatMessage], turn: ChatMessage, new: Sequence[ChatMessage], tools: Sequence[Any]
+    ) -> str | None:
+        """Return what the template writes after an assistant's turn: its end, the new messages, the next header.
+
+        None where the template does not write the turn's text exactly once.
+        """
+        mark = sentinel(str((history, new, tools)))
+        try:
+            text = self.render([*history, {**turn, "content": mark}, *new], tools)
+        except EnvError:
+            return None
+        if text.count(mark) != 1:
+            return None
+        after = text.partition(mark)[2]
+        if turn.get("tool_calls"):  # they stand between the text and the end of the turn
+            at = -1 if self.end_of_turn is None else after.find(self.decode([self.end_of_turn]))
+            return after[at:] if at >= 0 else None
+        return after
+
+
+_USER: ChatMessage = {"role": "user", "content": "."}
+
+
+def sentinel(text: str) -> str:
+    """Return a word that is not in `text`, and that no template has a reason to change."""
+    number = 0
+    while (mark := f"xq{number}turnqx") in text:
+        number += 1
+    return mark
+
+
+def squeezed(text: str) -> str:
+    """Return a text without its white space."""
+    return "".join(text.split())

@@ -1,0 +1,255 @@
+"""Datasets of conversations to samples: which tokens are the assistant's, which of them are trained.
+
+Two kinds of rows, also mixed in one file:
+
+    {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
+    {"prompt": "Hi", "completion": "Hello"}
+
+A prompt and a completion are texts or lists of messages; either kind may have `tools`. Where the loss applies is
+decided by the chat template, exactly: see `roll_like.data.turns`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from roll_like.config.training_data import (
+    ConversationData,
+    ConversationSource,
+    LabelledData,
+    LabelledSource,
+    RowLimits,
+)
+from roll_like.data.bad_rows import BadRow, Problem, Tally
+from roll_like.data.chat import ChatMessage, Renderer
+from roll_like.data.messages import (
+    read_messages,
+    read_prompt,
+    read_tools,
+    require_fields,
+    says_nothing,
+    short,
+    with_system,
+)
+from roll_like.data.rows import Row
+from roll_like.data.samples import (
+    ConversationSample,
+    Reader,
+    SampleSet,
+    SampleSource,
+    fit,
+    load_source,
+    load_sources,
+)
+from roll_like.data.turns import Piece, sequences
+from roll_like.errors import DataError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelledSample:
+    """A response that somebody liked or did not.
+
+    Attributes:
+        sample: The conversation; what is trained is the response.
+        label: Whether it is liked.
+    """
+
+    sample: ConversationSample
+    label: bool
+
+    @property
+    def origin(self) -> str:
+        """`file:line` of its row."""
+        return self.sample.origin
+
+    @property
+    def sequences(self) -> tuple[ConversationSample, ...]:
+        """Its sequence of tokens."""
+        return (self.sample,)
+
+    def content(self) -> bytes:
+        """Return everything that training sees of it, for fingerprints."""
+        return self.sample.content() + bytes([self.label])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Conversation:
+    """A row's messages, tools, and where its response begins (0 where the row does not say)."""
+
+    messages: list[ChatMessage]
+    tools: tuple[Mapping[str, Any], ...]
+    response: int
+
+
+def load_conversations(
+    data: ConversationData, renderer: Renderer, *, section: str = "data"
+) -> SampleSet[ConversationSample]:
+    """Read conversations.
+
+    Args:
+        data: The datasets, and what happens to rows that are too long or bad.
+        renderer: Tokenizer and chat template of the model.
+        section: Where `data` stands in the configuration, for messages.
+
+    Raises:
+        DataError: A source cannot be read, a row is wrong (names file, line and key), or nothing is left of a source.
+    """
+
+    def load(source: ConversationSource, key: str) -> SampleSource[ConversationSample]:
+        def draft(row: Row) -> list[list[Piece]]:
+            found = _conversation(row, source, key)
+            turns = _turns(found)
+            return _sequences(renderer, found, turns if data.train_on == "all" else turns[-1:])
+
+        reader = Reader(draft=draft, finish=partial(_fitting, limits=data, section=section))
+        return load_source(source, reader, renderer, data, key=key, section=section)
+
+    return load_sources(data.sources, load, section)
+
+
+def load_labelled(data: LabelledData, renderer: Renderer, *, section: str = "data") -> SampleSet[LabelledSample]:
+    """Read responses with a verdict each.
+
+    Of a row with messages, the last assistant turn is what the verdict is about.
+
+    Args:
+        data: The datasets, and what happens to rows that are too long or bad.
+        renderer: Tokenizer and chat template of the model.
+        section: Where `data` stands in the configuration, for messages.
+
+    Raises:
+        DataError: A source cannot be read, a row is wrong (names file, line and key), or nothing is left of a source.
+    """
+
+    def load(source: LabelledSource, key: str) -> SampleSource[LabelledSample]:
+        def draft(row: Row) -> list[list[Piece]]:
+            _label(row, source, key)
+            found = _conversation(row, source, key)
+            return whole(_sequences(renderer, found, _turns(found)[0 if found.response else -1 :]))
+
+        def finish(row: Row, parts: list[ConversationSample], tally: Tally) -> list[LabelledSample]:
+            sample = fit(_usable(parts[0]), data, tally, section)
+            return [LabelledSample(sample=sample, label=_label(row, source, key))]
+
+        return load_source(source, Reader(draft=draft, finish=finish), renderer, data, key=key, section=section)
+
+    return load_sources(data.sources, load, section)
+
+
+def whole(found: list[list[Piece]]) -> list[list[Piece]]:
+    """Return the sequences of a response, of which there must be one.
+
+    Raises:
+        BadRow: The chat template rewrites history within the response.
+    """
+    if len(found) != 1:
+        raise BadRow(
+            Problem.REWRITTEN,
+            f"the chat template rewrites history within the response, which makes {len(found)} sequences of it",
+            fix="end the response with its first turn, or change model.chat_template",
+        )
+    return found
+
+
+def _fitting(
+    _: Row, parts: list[ConversationSample], tally: Tally, *, limits: RowLimits, section: str
+) -> list[ConversationSample]:
+    """Return the parts of a conversation that fit."""
+    kept = []
+    for part in parts:
+        try:
+            kept.append(fit(_usable(part), limits, tally, section))
+        except BadRow as bad:
+            tally.leave(part.origin, bad)
+    return kept
+
+
+def _usable(sample: ConversationSample) -> ConversationSample:
+    if sample.trained_tokens:
+        return sample
+    raise BadRow(
+        Problem.REWRITTEN,
+        "nothing stands before the assistant's only token, so nothing predicts it",
+        fix="begin the conversation with a user's message",
+    )
+
+
+def _conversation(row: Row, source: ConversationSource, key: str) -> _Conversation:
+    tools = read_tools(row, source, key)
+    if row.fields.get(source.messages_field) is not None:
+        messages = read_messages(row, source.messages_field, "user", f"{key}.messages_field")
+        return _Conversation(messages=with_system(messages, row, source, key), tools=tools, response=0)
+    if source.prompt_field not in row.fields and source.completion_field not in row.fields:
+        require_fields(row, {source.messages_field: f"{key}.messages_field, or prompt_field and completion_field,"})
+    fields = {source.prompt_field: f"{key}.prompt_field", source.completion_field: f"{key}.completion_field"}
+    require_fields(row, fields)
+    prompt = with_system(read_prompt(row, source, key), row, source, key)
+    return _Conversation(
+        messages=[*prompt, *read_response(row, source.completion_field, f"{key}.completion_field")],
+        tools=tools,
+        response=len(prompt),
+    )
+
+
+def read_response(row: Row, field: str, key: str) -> list[ChatMessage]:
+    """Return the messages of a response: the assistant's first.
+
+    Raises:
+        DataError: The field holds neither text nor messages, or the first message is not the assistant's.
+        BadRow: There is nothing in it.
+    """
+    if row.fields[field] in (None, []):
+        raise BadRow(Problem.EMPTY, f"{field!r} is {short(row.fields[field])}", fix="correct the row")
+    messages = read_messages(row, field, "assistant", key)
+    if messages[0]["role"] != "assistant":
+        raise DataError(
+            f"{row.origin}: the first message in {field!r} is of {messages[0]['role']!r}, expected 'assistant'",
+            fix="move what comes before it into the prompt",
+        )
+    return messages
+
+
+def _turns(conversation: _Conversation) -> list[int]:
+    """Return the indices of the assistant's messages; of the response alone, where the row says what that is.
+
+    Raises:
+        BadRow: There is none.
+    """
+    messages = conversation.messages
+    turns = [at for at in range(conversation.response, len(messages)) if messages[at]["role"] == "assistant"]
+    if not turns:
+        roles = ", ".join(str(message["role"]) for message in messages)
+        raise BadRow(
+            Problem.NO_ASSISTANT, f"expected a message of the role 'assistant', found {roles}", fix="correct the row"
+        )
+    return turns
+
+
+def _sequences(renderer: Renderer, conversation: _Conversation, turns: Sequence[int]) -> list[list[Piece]]:
+    require_words(conversation.messages, turns)
+    return sequences(renderer, conversation.messages, conversation.tools, turns)
+
+
+def require_words(messages: Sequence[ChatMessage], turns: Sequence[int]) -> None:
+    """Check that turns say something.
+
+    Raises:
+        BadRow: One has neither text nor calls.
+    """
+    for at in turns:
+        if says_nothing(messages[at]):
+            raise BadRow(Problem.EMPTY, f"message {at} is the assistant's and says nothing", fix="correct the row")
+
+
+def _label(row: Row, source: LabelledSource, key: str) -> bool:
+    require_fields(row, {source.label_field: f"{key}.label_field"})
+    label = row.fields[source.label_field]
+    if label in (0, 1) and isinstance(label, int):
+        return bool(label)
+    raise DataError(
+        f"{row.origin}: expected true or false (or 1 or 0) in {source.label_field!r}, found {short(label)}",
+        fix=f"correct the row, or {key}.label_field",
+    )

@@ -1,0 +1,165 @@
+"""The chat messages of a row, checked; a plain text stands for one message."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from roll_like.config.training_data import RowSource
+from roll_like.data.chat import ChatMessage
+from roll_like.data.rows import Row
+from roll_like.errors import DataError
+
+
+def read_messages(row: Row, field: str, role: str, key: str) -> list[ChatMessage]:
+    """Return the messages in a field of a row.
+
+    Args:
+        row: The row; has the field.
+        field: Holds a list of messages, or a text.
+        role: Whose message a text is.
+        key: The configuration key that names the field, for messages.
+
+    Raises:
+        DataError: It holds neither; names file and line.
+    """
+    value = row.fields[field]
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    if isinstance(value, list) and value:
+        return [_message(entry, index, row, field) for index, entry in enumerate(value)]
+    raise DataError(
+        f"{row.origin}: expected a text or a list of messages in {field!r}, found {short(value)}",
+        fix=f"correct the row, or set {key} to the field that has it",
+    )
+
+
+def read_prompt(row: Row, source: RowSource, key: str) -> list[ChatMessage]:
+    """Return the messages of a row's prompt.
+
+    Raises:
+        DataError: It is blank, or ends with an assistant's message.
+    """
+    messages = read_messages(row, source.prompt_field, "user", f"{key}.prompt_field")
+    if messages[-1]["role"] == "assistant":
+        raise DataError(
+            f"{row.origin}: the last message in {source.prompt_field!r} is the assistant's: nothing is left to answer",
+            fix="move that message into the response",
+        )
+    if not str(messages[-1]["content"]).strip():
+        raise DataError(
+            f"{row.origin}: expected a text or a list of messages in {source.prompt_field!r}, found a blank one",
+            fix=f"correct the row, or set {key}.prompt_field to the field with the prompt",
+        )
+    return messages
+
+
+def with_system(messages: Sequence[ChatMessage], row: Row, source: RowSource, key: str) -> list[ChatMessage]:
+    """Return the conversation with the source's system message before it.
+
+    Raises:
+        DataError: It has one of its own.
+    """
+    if source.system_prompt is None:
+        return list(messages)
+    if messages[0]["role"] == "system":
+        raise DataError(
+            f"{row.origin}: the row has a system message of its own, and {key}.system_prompt is set",
+            fix=f"remove one of the two (set {key}.system_prompt: null)",
+        )
+    return [{"role": "system", "content": source.system_prompt}, *messages]
+
+
+def read_tools(row: Row, source: RowSource, key: str) -> tuple[Mapping[str, Any], ...]:
+    """Return the function schemas of a row: a list of objects, or that list as JSON text.
+
+    Raises:
+        DataError: The field holds something else.
+    """
+    value = row.fields.get(source.tools_field)
+    found = _parsed(value) if isinstance(value, str) else value
+    if found is None or found == "":
+        return ()
+    if isinstance(found, list) and all(isinstance(tool, Mapping) for tool in found):
+        return tuple(_without_nulls(tool) for tool in found)
+    raise DataError(
+        f"{row.origin}: expected a list of function schemas in {source.tools_field!r}, found {short(value)}",
+        fix=f"correct the row, or {key}.tools_field",
+    )
+
+
+def require_fields(row: Row, fields: Mapping[str, str]) -> None:
+    """Check that a row has fields, given with the configuration key that names each.
+
+    Raises:
+        DataError: One is missing.
+    """
+    for field, key in fields.items():
+        if field not in row.fields:
+            names = ", ".join(map(repr, row.fields)) or "none"
+            raise DataError(
+                f"{row.origin}: the row has no field {field!r}; it has {names}",
+                fix=f"set {key} to the field that has it",
+            )
+
+
+def says_nothing(message: ChatMessage) -> bool:
+    """Return whether a message has neither text nor calls."""
+    return not str(message["content"]).strip() and not message.get("tool_calls")
+
+
+def short(value: Any) -> str:
+    """Return a value's type and its beginning, for messages."""
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '…'}"
+
+
+def _message(entry: Any, index: int, row: Row, field: str) -> ChatMessage:
+    place = f"{row.origin}: message {index} in {field!r}"
+    if not isinstance(entry, Mapping):
+        raise DataError(f"{place}: expected {{role, content}}, found {short(entry)}", fix="correct the row")
+    # Parquet gives every message the fields that any message has, as null
+    message = {name: value for name, value in entry.items() if value is not None}
+    if not isinstance(message.get("role"), str):
+        raise DataError(f"{place}: expected a text in 'role', found {short(entry.get('role'))}", fix="correct the row")
+    calls = message.get("tool_calls")
+    if calls:
+        message["tool_calls"] = [_call(call, place) for call in calls]
+    else:
+        message.pop("tool_calls", None)
+    content = message.setdefault("content", "" if message["role"] == "assistant" else None)
+    if not isinstance(content, str):
+        raise DataError(
+            f"{place}: expected a text in 'content', found {short(content)}",
+            fix="correct the row: messages are texts; join the parts of a list",
+        )
+    return message
+
+
+def _call(call: Any, place: str) -> Mapping[str, Any]:
+    """Return a tool call with its arguments as an object, as templates take them."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise DataError(
+            f"{place}: expected {{function: {{name, arguments}}}} in 'tool_calls', found {short(call)}",
+            fix="correct the row",
+        )
+    arguments = function.get("arguments")
+    found = _parsed(arguments) if isinstance(arguments, str) else _without_nulls(arguments or {})
+    return {**_without_nulls(call), "function": {**_without_nulls(function), "arguments": found}}
+
+
+def _parsed(text: str) -> Any:
+    """Return what a JSON text means, and any other text as it is."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return objects without the fields that are null, at any depth."""
+    if isinstance(value, Mapping):
+        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value

@@ -1,0 +1,194 @@
+"""Datasets of preferences to pairs of samples that share a prompt.
+
+Three kinds of rows:
+
+    {"prompt": "Hi", "chosen": "Hello", "rejected": "Go away"}
+    {"prompt": [message, …], "chosen": [message, …], "rejected": [message, …]}
+    {"chosen": [message, …], "rejected": [message, …]}
+
+Responses given as messages may begin with the prompt. Without a prompt, what both conversations begin with alike is the
+prompt, up to the assistant's message in which they part. Only turns of the responses are trained.
+
+Verdicts on single responses (`{prompt, completion, label}`) are read by
+`roll_like.data.conversations.load_labelled`; `unpaired` makes them of pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from roll_like.config.training_data import PairData, PairSource
+from roll_like.data.bad_rows import BadRow, Problem, Tally
+from roll_like.data.chat import ChatMessage, Renderer
+from roll_like.data.conversations import LabelledSample, read_response, require_words, whole
+from roll_like.data.messages import read_messages, read_prompt, read_tools, require_fields, with_system
+from roll_like.data.rows import Row
+from roll_like.data.samples import (
+    ConversationSample,
+    Reader,
+    SampleSet,
+    SampleSource,
+    fit,
+    load_source,
+    load_sources,
+)
+from roll_like.data.turns import Piece, sequences
+from roll_like.errors import DataError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairSample:
+    """Two responses to one prompt.
+
+    Attributes:
+        chosen: The preferred one.
+        rejected: The other.
+        prompt_length: Tokens that both begin with, before anything is trained.
+        origin: `file:line` of its row.
+    """
+
+    chosen: ConversationSample
+    rejected: ConversationSample
+    prompt_length: int
+    origin: str
+
+    @property
+    def sequences(self) -> tuple[ConversationSample, ...]:
+        """Its two sequences of tokens, the chosen one first."""
+        return (self.chosen, self.rejected)
+
+    def content(self) -> bytes:
+        """Return everything that training sees of it, for fingerprints."""
+        chosen, rejected = self.chosen.content(), self.rejected.content()
+        return len(chosen).to_bytes(8, "little") + chosen + rejected
+
+
+def load_pairs(data: PairData, renderer: Renderer, *, section: str = "data") -> SampleSet[PairSample]:
+    """Read pairs.
+
+    Args:
+        data: The datasets, and what happens to rows that are too long or bad.
+        renderer: Tokenizer and chat template of the model.
+        section: Where `data` stands in the configuration, for messages.
+
+    Raises:
+        DataError: A source cannot be read, a row is wrong (names file, line and key), or nothing is left of a source.
+    """
+
+    def load(source: PairSource, key: str) -> SampleSource[PairSample]:
+        def draft(row: Row) -> list[list[Piece]]:
+            prompt, chosen, rejected = _messages(row, source, key)
+            tools = read_tools(row, source, key)
+            return [_pieces(renderer, prompt, response, tools) for response in (chosen, rejected)]
+
+        def finish(row: Row, parts: list[ConversationSample], tally: Tally) -> list[PairSample]:
+            if _same(*parts):
+                raise _identical()
+            pair = [fit(part, data, tally, section) for part in parts]
+            return [_pair(row, *pair)]
+
+        return load_source(source, Reader(draft=draft, finish=finish), renderer, data, key=key, section=section)
+
+    return load_sources(data.sources, load, section)
+
+
+def unpaired(pairs: Iterable[PairSample]) -> Iterator[LabelledSample]:
+    """Yield a liked and a disliked response for each pair."""
+    for pair in pairs:
+        yield LabelledSample(sample=pair.chosen, label=True)
+        yield LabelledSample(sample=pair.rejected, label=False)
+
+
+def _pieces(
+    renderer: Renderer, prompt: list[ChatMessage], response: list[ChatMessage], tools: Sequence[Any]
+) -> list[Piece]:
+    messages = [*prompt, *response]
+    turns = [at for at in range(len(prompt), len(messages)) if messages[at]["role"] == "assistant"]
+    require_words(messages, turns)
+    (pieces,) = whole(sequences(renderer, messages, tools, turns))
+    return pieces
+
+
+def _pair(row: Row, chosen: ConversationSample, rejected: ConversationSample) -> PairSample:
+    if _same(chosen, rejected):  # they differ beyond the limit only
+        raise _identical()
+    length = chosen.prompt_length
+    if length != rejected.prompt_length or not np.array_equal(chosen.token_ids[:length], rejected.token_ids[:length]):
+        raise BadRow(
+            Problem.NO_SHARED_PROMPT,
+            "the chat template writes one prompt before chosen and another before rejected",
+            fix="change the row, or model.chat_template",
+        )
+    return PairSample(chosen=chosen, rejected=rejected, prompt_length=length, origin=row.origin)
+
+
+def _same(chosen: ConversationSample, rejected: ConversationSample) -> bool:
+    return np.array_equal(chosen.token_ids, rejected.token_ids) and np.array_equal(chosen.trained, rejected.trained)
+
+
+def _identical() -> BadRow:
+    return BadRow(Problem.IDENTICAL, "chosen and rejected are the same tokens", fix="correct the row")
+
+
+def _messages(row: Row, source: PairSource, key: str) -> tuple[list[ChatMessage], list[ChatMessage], list[ChatMessage]]:
+    """Return the prompt and the two responses of a row."""
+    keys = {source.chosen_field: f"{key}.chosen_field", source.rejected_field: f"{key}.rejected_field"}
+    require_fields(row, keys)
+    if row.fields.get(source.prompt_field) is None:
+        prompt, chosen, rejected = _parted(row, source, key)
+    else:
+        prompt = read_prompt(row, source, key)
+        chosen, rejected = (_after(prompt, row, field, keys[field], source) for field in keys)
+    return with_system(prompt, row, source, key), chosen, rejected
+
+
+def _after(prompt: list[ChatMessage], row: Row, field: str, key: str, source: PairSource) -> list[ChatMessage]:
+    """Return a response, without the prompt where it begins with that."""
+    value = row.fields[field]
+    if isinstance(value, list) and value:
+        messages = read_messages(row, field, "assistant", key)
+        if messages[0]["role"] != "assistant":
+            # the prompt may be told without the system message that the conversation begins with
+            system = messages[:1] if messages[0]["role"] == "system" and prompt[0]["role"] != "system" else []
+            begun = [*system, *prompt]
+            if messages[: len(begun)] != begun or len(messages) == len(begun):
+                raise DataError(
+                    f"{row.origin}: {field!r} does not begin with the messages of {source.prompt_field!r} and go on",
+                    fix=f"correct the row, or take {source.prompt_field!r} out of it",
+                )
+            prompt[:] = begun
+            return messages[len(begun) :]
+    return read_response(row, field, key)
+
+
+def _parted(row: Row, source: PairSource, key: str) -> tuple[list[ChatMessage], list[ChatMessage], list[ChatMessage]]:
+    """Return what two conversations begin with alike, and how each goes on from there."""
+    both = []
+    for field, name in ((source.chosen_field, "chosen_field"), (source.rejected_field, "rejected_field")):
+        if not isinstance(row.fields[field], list):
+            raise DataError(
+                f"{row.origin}: the row has no {source.prompt_field!r}, and {field!r} is no list of messages, "
+                "whose beginning would be the prompt",
+                fix=f"add the prompt to the row, or set {key}.prompt_field to the field that has it",
+            )
+        if not row.fields[field]:
+            raise BadRow(Problem.EMPTY, f"{field!r} has no messages", fix="correct the row")
+        both.append(read_messages(row, field, "assistant", f"{key}.{name}"))
+    chosen, rejected = both
+    if chosen == rejected:
+        raise _identical()
+    shared = 0
+    while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
+        shared += 1
+    prompt, responses = chosen[:shared], (chosen[shared:], rejected[shared:])
+    if not prompt or not all(response and response[0]["role"] == "assistant" for response in responses):
+        raise BadRow(
+            Problem.NO_SHARED_PROMPT,
+            f"chosen and rejected part at message {shared}, expected both to go on with the assistant's there",
+            fix="correct the row",
+        )
+    return prompt, *responses

@@ -1,0 +1,185 @@
+r"""Where an assistant's turns are in what a chat template writes: exactly, or not at all.
+
+A model is trained on what it would have to write for a conversation to go on as it did: everything from the end of its
+prompt to the end-of-turn token, and nothing else. For every such turn the history before it is rendered with the
+generation prompt, and with the turn itself:
+
+    prompt   <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n
+    shown    <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n
+    trained                                                         ^^^^^^^^^^^^^^^
+
+What the template writes after a turn's text is found by a rendering with a sentinel in place of that text: a text may
+spell an end-of-turn token. A turn must stand in the rendering as it stands in the row, white space aside; where the
+template writes something else (it drops the reasoning, repeats the text, or leaves it out) there is nothing that could
+rightly be trained on. Where the template has `{% generation %}` blocks, only what is in them is trained, and the
+end-of-turn token where it follows one.
+
+**Cuts.** Some templates rewrite history: they drop the reasoning of earlier turns, say. Then the rendering of a later
+turn does not begin with that of an earlier one, and the conversation becomes several sequences. Each holds the turns
+that were written in its context, so that every turn is trained exactly once, in the context in which the model would
+write it.
+
+**Tokens.** A sequence is tokenised in pieces that end where a turn begins and where it ends, as an engine does that is
+given a prompt and samples the rest: no token is half the model's and half the prompt's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from roll_like.data.bad_rows import BadRow, Problem
+from roll_like.data.chat import ChatMessage, Renderer, sentinel, squeezed
+from roll_like.errors import EnvError
+
+Span: TypeAlias = tuple[int, int]
+#: A text, and whether its tokens are trained.
+Piece: TypeAlias = tuple[str, bool]
+
+_PLAIN = {"role", "content", "name", "tool_calls"}
+_FIX = "change the row, or model.chat_template"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An assistant's turn in the rendering of the conversation up to it.
+
+    Attributes:
+        text: The rendering, without a generation prompt.
+        spans: What is trained, in characters of the text: not empty, in order.
+    """
+
+    text: str
+    spans: tuple[Span, ...]
+
+
+def sequences(
+    renderer: Renderer, messages: Sequence[ChatMessage], tools: Sequence[Any], turns: Sequence[int]
+) -> list[list[Piece]]:
+    """Return the sequences that train some turns of a conversation: one, unless the template rewrites history.
+
+    Each ends with the last token that is trained.
+
+    Args:
+        renderer: Tokenizer and chat template.
+        messages: The conversation.
+        tools: Function schemas for the template.
+        turns: Indices of the messages to train on, in order; the assistant's.
+
+    Raises:
+        BadRow: The template refuses the messages, or does not write one of these turns as it is.
+    """
+    found: list[list[Piece]] = []
+    before = ""
+    for at in turns:
+        turn = find_turn(renderer, messages, at, tools)
+        position = len(before)
+        if not found or not turn.text.startswith(before):
+            found.append([])
+            position = 0
+        for begin, end in turn.spans:
+            found[-1] += [(turn.text[position:begin], False), (turn.text[begin:end], True)]
+            position = end
+        before = turn.text[:position]
+    return found
+
+
+def find_turn(renderer: Renderer, messages: Sequence[ChatMessage], at: int, tools: Sequence[Any]) -> Turn:
+    """Return where the turn `messages[at]` is in the rendering of the conversation up to it.
+
+    Raises:
+        BadRow: The template refuses the messages, or does not write the turn as it is.
+    """
+    turn = messages[at]
+    shown = _render(renderer, messages[: at + 1], tools)
+    prompt = _render(renderer, messages[:at], tools, generation_prompt=True) if at else None
+    if turn.get("content"):
+        begin, end = _of_text(renderer, messages, at, tools, shown, prompt)
+    else:
+        begin, end = _of_calls(renderer, at, shown, prompt)
+    if not squeezed(shown[begin:end]):
+        raise _rewritten(at, "writes nothing of it")
+    if not renderer.marks_generation:
+        return Turn(shown, ((begin, end),))
+    return Turn(shown, _marked(renderer, messages, at, tools, shown, (begin, end)))
+
+
+def _of_text(
+    renderer: Renderer, messages: Sequence[ChatMessage], at: int, tools: Sequence[Any], shown: str, prompt: str | None
+) -> Span:
+    """Return the span of a turn that has a text."""
+    turn = messages[at]
+    mark = sentinel(str((messages, tools)))
+    marked = _render(renderer, [*messages[:at], {**turn, "content": mark}], tools)
+    if (count := marked.count(mark)) != 1:
+        raise _rewritten(at, f"writes the text {count} times")
+    before, _, after = marked.partition(mark)
+    if not shown.endswith(after) or len(shown) < len(after):
+        raise _rewritten(at, "ends it depending on its text")
+    end_of_text = len(shown) - len(after)
+    said = squeezed(turn["content"])
+    in_place = shown.startswith(before) and squeezed(shown[len(before) : end_of_text]) == said
+    end = end_of_text + _end_within(renderer, after, calls=bool(turn.get("tool_calls")))
+    if prompt is not None and shown.startswith(prompt) and len(prompt) <= end_of_text:
+        if not in_place and squeezed(shown[len(prompt) : end_of_text]) != said:
+            raise _rewritten(at, f"writes {_short(shown[len(prompt) : end_of_text])} for {_short(turn['content'])}")
+        return len(prompt), end
+    # the generation prompt is none of the conversation: it opens a reasoning, say, that this turn does not have
+    if in_place and set(turn) <= _PLAIN:
+        return len(before), end
+    raise _rewritten(at, "writes something else than its own generation prompt and the turn")
+
+
+def _of_calls(renderer: Renderer, at: int, shown: str, prompt: str | None) -> Span:
+    """Return the span of a turn that has no text: it calls tools."""
+    if prompt is None or not shown.startswith(prompt):
+        raise _rewritten(at, "writes something else than its own generation prompt and the calls")
+    ended = "" if renderer.end_of_turn is None else renderer.decode([renderer.end_of_turn])
+    place = shown.rfind(ended, len(prompt)) if ended else -1
+    return len(prompt), len(shown.rstrip()) if place < 0 else place + len(ended)
+
+
+def _end_within(renderer: Renderer, after: str, *, calls: bool) -> int:
+    """Return how many characters of what follows a turn's text are still the turn: through its end-of-turn token."""
+    ids = renderer.encode(after)
+    special = [int(token) for token in ids if int(token) in renderer.special_ids]
+    if not special:
+        return len(after.rstrip()) if calls else 0
+    # calls may be opened by special tokens of their own; the last one ends the turn
+    ended = renderer.decode([special[-1] if calls else special[0]])
+    place = after.rfind(ended) if calls else after.find(ended)
+    return place + len(ended) if place >= 0 else 0
+
+
+def _marked(
+    renderer: Renderer, messages: Sequence[ChatMessage], at: int, tools: Sequence[Any], shown: str, turn: Span
+) -> tuple[Span, ...]:
+    """Return what of a turn the template's generation blocks hold, and the end-of-turn token that follows them."""
+    begin, end = turn
+    clipped = [(max(one, begin), min(other, end)) for one, other in renderer.generated(messages[: at + 1], tools)]
+    spans = [span for span in clipped if span[0] < span[1]]
+    if not spans:
+        raise _rewritten(at, "has none of it in a {% generation %} block")
+    left = renderer.encode(shown[spans[-1][1] : end])
+    text = "".join(renderer.decode([token]) for token in left if int(token) not in renderer.special_ids)
+    if not squeezed(text):
+        spans[-1] = (spans[-1][0], end)
+    return tuple(spans)
+
+
+def _render(
+    renderer: Renderer, messages: Sequence[ChatMessage], tools: Sequence[Any], *, generation_prompt: bool = False
+) -> str:
+    try:
+        return renderer.render(messages, tools, generation_prompt=generation_prompt)
+    except EnvError as error:
+        raise BadRow(Problem.ROLES, error.message, fix="change the row's roles, or model.chat_template") from error
+
+
+def _rewritten(at: int, what: str) -> BadRow:
+    return BadRow(Problem.REWRITTEN, f"message {at} is the assistant's, and the chat template {what}", fix=_FIX)
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else text[:39] + "…")
