@@ -1,0 +1,80 @@
+"""What docs/data.md says of data is so."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tiny_model import make_tiny_tokenizer
+
+from roll_like.config.training_data import ConversationData, LabelledData, PairData
+from roll_like.data.bad_rows import BadRow, LeftOut, Problem, RowsReport, Tally
+from roll_like.data.chat import Renderer
+from roll_like.data.conversations import load_conversations, load_labelled
+from roll_like.data.pairs import load_pairs
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+
+
+def block(language: str) -> str:
+    (text,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, flags=re.M | re.S)
+    return text
+
+
+def test_the_python_works(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    names: dict[str, object] = {}
+    exec(block("python").replace("path/to/a/model", str(tiny_model)).replace("=128", "=1024"), names)
+    (report,) = names["samples"].report
+    assert capsys.readouterr().out == f"{report}\n"
+    assert names["sample"].trained.any()
+
+
+def test_the_rows_are_read(tmp_path: Path) -> None:
+    render = Renderer(make_tiny_tokenizer())
+    rows = [json.loads(line) for line in block("json").splitlines()]
+    samples = []
+    for number, row in enumerate(rows):
+        file = tmp_path / f"{number}.jsonl"
+        file.write_text(json.dumps(row))
+        data = {"sources": [{"path": str(file)}]}
+        if "chosen" in row:
+            samples += load_pairs(PairData.model_validate(data), render).samples
+        elif "label" in row:
+            samples += load_labelled(LabelledData.model_validate(data), render).samples
+        else:
+            samples += load_conversations(ConversationData.model_validate(data), render).samples
+    assert len({sample.sequences[0].content() for sample in samples}) == 1
+    assert samples[3].content() == samples[4].content()
+
+
+def test_every_reason_is_explained() -> None:
+    table = PAGE.partition("| reason in the report | row |\n|---|---|\n")[2].partition("\n\n")[0]
+    assert [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()] == list(Problem)
+
+
+def test_the_report_is_worded_so() -> None:
+    tally = Tally("skip", "data")
+    empty = BadRow(Problem.EMPTY, "message 1 is the assistant's and says nothing")
+    for line in (7, 12, 13):
+        tally.leave(f"talk.jsonl:{line}", empty)
+    tally.leave("talk.jsonl:40", BadRow(Problem.TOO_LONG, "160 tokens, the limit is 128"))
+    assert tally.left_out[0] == LeftOut(problem=Problem.EMPTY, count=3, first=f"talk.jsonl:7 ({empty.message})")
+    report = RowsReport(
+        name="talk",
+        rows=100,
+        kept=96,
+        samples=96,
+        tokens=20384,
+        trained=5120,
+        shortened=0,
+        first_shortened=None,
+        longest=160,
+        left_out=tally.left_out,
+    )
+    assert f"\n{report}\n" in PAGE
