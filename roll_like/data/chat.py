@@ -121,8 +121,11 @@ class Renderer:
 
         Tokenizers of the SentencePiece kind put a space before the first word of a sequence.
         """
-        begun, after = self.encode("a").tolist(), self.encode(f"{self.tokenizer.eos_token}a").tolist()
-        return self.tokenizer.eos_token if after[:1] == [self.tokenizer.eos_token_id] and after[1:] != begun else ""
+        eos, eos_id = self.tokenizer.eos_token, self.tokenizer.eos_token_id
+        if eos is None:
+            return ""
+        begun, after = self.encode("a").tolist(), self.encode(f"{eos}a").tolist()
+        return str(eos) if after[:1] == [eos_id] and after[1:] != begun else ""
 
     def encode_pieces(self, pieces: Sequence[tuple[str, bool]]) -> list[IntArray]:
         """Return the tokens of texts in one call of the tokenizer, which is several times as fast.

@@ -179,11 +179,12 @@ def _usable(sample: ConversationSample) -> ConversationSample:
 
 def _conversation(row: Row, source: ConversationSource, key: str) -> _Conversation:
     tools = read_tools(row, source, key)
-    if row.fields.get(source.messages_field) is not None:
+    in_two = source.prompt_field in row.fields or source.completion_field in row.fields
+    # a table has every column in every row: what is null there may be told in the other form
+    if not in_two or row.fields.get(source.messages_field) is not None:
+        require_fields(row, {source.messages_field: f"{key}.messages_field, or prompt_field and completion_field,"})
         messages = read_messages(row, source.messages_field, "user", f"{key}.messages_field")
         return _Conversation(messages=with_system(messages, row, source, key), tools=tools, response=0)
-    if source.prompt_field not in row.fields and source.completion_field not in row.fields:
-        require_fields(row, {source.messages_field: f"{key}.messages_field, or prompt_field and completion_field,"})
     fields = {source.prompt_field: f"{key}.prompt_field", source.completion_field: f"{key}.completion_field"}
     require_fields(row, fields)
     prompt = with_system(read_prompt(row, source, key), row, source, key)

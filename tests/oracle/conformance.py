@@ -19,7 +19,20 @@ TOLERANCE = 1e-5
 START, END = "<!-- table: written by make oracle -->", "<!-- end of table -->"
 HAND_COMPUTED = "hand-computed only"
 #: What is compared, in the order of the page.
-KINDS = ("advantage", "loss", "aggregation", "kl", "entropy", "correction", "figure", "shaping", "value", "logprobs")
+KINDS = (
+    "advantage",
+    "loss",
+    "preference",
+    "distillation",
+    "aggregation",
+    "kl",
+    "entropy",
+    "correction",
+    "figure",
+    "shaping",
+    "value",
+    "logprobs",
+)
 
 #: Distribution whose version the table names, by the first word of a reference.
 PACKAGES = {

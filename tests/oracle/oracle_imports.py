@@ -16,6 +16,7 @@ from torch.distributions import Distribution
 #: What importing the references warns of; everything else stays an error.
 WARNINGS = (
     ("TRL currently supports vLLM versions", UserWarning),  # it imports vLLM where it is installed
+    ("You are importing from 'trl.experimental'", UserWarning),
     (r"`torch.jit.script_method` is deprecated", DeprecationWarning),
 )
 

@@ -7,7 +7,7 @@ from typing import get_args
 from roll_like.algorithms.aggregation import Aggregation
 from roll_like.algorithms.kl import KLEstimator
 from roll_like.config.algorithm import CorrectionConfig, RejectConfig
-from roll_like.registry import ADVANTAGES, LOSSES, Registry
+from roll_like.registry import ADVANTAGES, DISTILLATION_LOSSES, LOSSES, PREFERENCE_LOSSES, Registry
 
 
 def computed() -> list[tuple[str, str]]:
@@ -15,6 +15,8 @@ def computed() -> list[tuple[str, str]]:
     return [
         *(("advantage", name) for name in _built_in(ADVANTAGES)),
         *(("loss", name) for name in _built_in(LOSSES)),
+        *(("preference", name) for name in _built_in(PREFERENCE_LOSSES)),
+        *(("distillation", name) for name in [*_built_in(DISTILLATION_LOSSES), "on_policy"]),
         *(("aggregation", name) for name in get_args(Aggregation)),
         *(("kl", name) for name in [*get_args(KLEstimator), "adaptive"]),
         *(("correction", name) for name in _corrections()),

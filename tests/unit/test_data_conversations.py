@@ -102,6 +102,26 @@ def test_a_system_prompt_and_tools(tmp_path: Path) -> None:
     assert '"name": "add", "parameters"' in text
 
 
+def test_parquet_gives_every_row_the_fields_of_any(tmp_path: Path, render: Renderer) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    call = {"id": "1", "function": {"name": "add", "arguments": "{}"}}
+    rows = [
+        {"messages": [HI, HELLO]},
+        {
+            "messages": [HI, {**HELLO, "tool_calls": [call]}],
+            "tools": [{"type": "function", "function": {"name": "add"}}],
+        },
+        {"prompt": "Hi", "completion": "Hello"},
+    ]
+    columns = dict.fromkeys(("messages", "tools", "prompt", "completion"))
+    pq.write_table(pa.Table.from_pylist([{**columns, **row} for row in rows]), tmp_path / "talk.parquet")
+    samples = load(tmp_path / "talk.parquet", render).samples
+    assert [sample.origin for sample in samples] == [f"{tmp_path / 'talk.parquet'}:{row}" for row in (1, 2, 3)]
+    assert samples[0].content() == samples[2].content()
+
+
 def test_a_template_that_rewrites_history_cuts_a_conversation_into_parts(tmp_path: Path) -> None:
     qwen = renderer("Qwen3")
     file = write_lines(tmp_path / "talk.jsonl", LONGER, FINE)
@@ -167,6 +187,7 @@ def test_rows_that_the_template_spoils(tmp_path: Path, template: str, row: Any, 
     [
         ({"text": "a"}, "no field 'messages'; it has 'text'", "data.sources[0].messages_field"),
         ({"prompt": "a"}, "no field 'completion'; it has 'prompt'", "data.sources[0].completion_field"),
+        ({"messages": None}, "expected a text or a list of messages in 'messages', found NoneType", "messages_field"),
         ({"messages": 3}, "expected a text or a list of messages in 'messages', found int 3", "messages_field"),
         ({"messages": ["a"]}, "message 0 in 'messages': expected {role, content}, found str 'a'", "correct the row"),
         ({"messages": [{"content": "a"}]}, "expected a text in 'role'", "correct the row"),

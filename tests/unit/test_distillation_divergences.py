@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from roll_like.algorithms.distillation import DistillationConfig, DistillationLoss, Outcomes
+from roll_like.algorithms.distillation.divergences import LIKELY
 from roll_like.registry import DISTILLATION_LOSSES
 
 #: The teacher's and the student's distribution over three tokens.
@@ -238,3 +239,22 @@ def test_a_users_own_loss(monkeypatch: pytest.MonkeyPatch):
 
     made = DISTILLATION_LOSSES.get("squared")(Squared.Config(type="squared"))
     assert made.divergence(outcomes(TEACHER, STUDENT)).item() == pytest.approx(0.35**2 + 0.05**2 + 0.4**2)
+
+
+def test_a_head_of_any_length():
+    # a nearly flat teacher over more tokens than are looked at first, and a sharp one: a row's head is its own
+    generator = torch.Generator().manual_seed(0)
+    flat, sharp = (scale * torch.randn(1, 5 * LIKELY, generator=generator, dtype=torch.float64) for scale in (0.1, 9.0))
+    student = torch.randn(2, 5 * LIKELY, generator=generator, dtype=torch.float64).log_softmax(-1)
+    teacher = torch.cat([flat, sharp]).log_softmax(-1)
+    loss = distillation_loss("adaptive_kl")
+    shares = []
+    for ours, theirs in zip(student.exp().tolist(), teacher.exp().tolist(), strict=True):
+        order = sorted(range(len(theirs)), key=lambda at: -theirs[at])
+        mass = np.cumsum([theirs[at] for at in order])
+        size = max(1, int((mass <= 0.5).sum()))
+        gaps = np.abs(np.array(ours) - np.array(theirs))
+        shares.append(gaps[order[:size]].sum() / gaps.sum())
+        assert (size > LIKELY) == (len(shares) == 1)
+    assert loss.head_share(Outcomes(student, teacher)).tolist() == pytest.approx(shares)
+    assert loss.head_share(Outcomes(student[1:], teacher[1:])).tolist() == pytest.approx(shares[1:])

@@ -90,15 +90,15 @@ def distillation_losses(
         )
     weight_VD = weight_VD.to(hidden_ND.dtype)  # mixed precision: a master weight in float32
     cut = Cut(loss.config.temperature, chunk_tokens, chunk_vocab, keep=False)
-    labels_N = hidden_ND.new_zeros(len(hidden_ND), dtype=torch.int64) if targets_N is None else targets_N.long()
+    labels_N = None if targets_N is None else targets_N.long()
     of = _of_top_k if isinstance(teacher, TeacherTopK) else _of_whole_rows
-    divergence_N, cross_entropy_N, figures = of(hidden_ND, weight_VD, bias, labels_N, teacher, loss, cut)
+    divergence_N, logprob_N, figures = of(hidden_ND, weight_VD, bias, labels_N, teacher, loss, cut)
     losses_N = loss.divergence_factor * divergence_N
     figures = {"distill/divergence": divergence_N.detach(), **figures}
     if loss.config.ce_weight:
-        losses_N = losses_N + loss.config.ce_weight * cross_entropy_N
+        losses_N = losses_N - loss.config.ce_weight * logprob_N
     if targets_N is not None:
-        figures["distill/cross_entropy"] = cross_entropy_N.detach()
+        figures["distill/cross_entropy"] = -logprob_N.detach()
     return TokenLosses(losses_N, figures)
 
 
@@ -160,16 +160,16 @@ def _of_top_k(
     hidden_ND: Tensor,
     weight_VD: Tensor,
     bias: Tensor | None,
-    labels_N: Tensor,
+    labels_N: Tensor | None,
     teacher: Teacher,
     loss: DistillationLoss,
     cut: Cut,
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return divergence and cross-entropy of each token, and its figures."""
+    """Return divergence and log-probability of each token, and its figures."""
     assert isinstance(teacher, TeacherTopK)
     teacher.check(len(weight_VD), loss.config.temperature)
     ids_NK = teacher.ids_NK.long()
-    chosen_NK, rest_N, target_N, total_N, best_N = ChosenLogits.apply(  # type: ignore[no-untyped-call]
+    chosen_NK, rest_N, logprob_N, best_N = ChosenLogits.apply(  # type: ignore[no-untyped-call]
         hidden_ND, weight_VD, bias, ids_NK, labels_N, cut
     )
     rest = loss.config.tail == "rest" and ids_NK.shape[1] < len(weight_VD)
@@ -183,20 +183,20 @@ def _of_top_k(
             "distill/teacher_entropy": known,
             "distill/teacher_mass": teacher.mass().clamp(max=1.0),
         }
-    return loss.divergence(outcomes), total_N - target_N, figures
+    return loss.divergence(outcomes), logprob_N, figures
 
 
 def _of_whole_rows(
     hidden_ND: Tensor,
     weight_VD: Tensor,
     bias: Tensor | None,
-    labels_N: Tensor,
+    labels_N: Tensor | None,
     teacher: Teacher,
     loss: DistillationLoss,
     cut: Cut,
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return divergence and cross-entropy of each token, and its figures."""
-    divergence_N, cross_entropy_N, figures_FN, best_2N = FullDivergence.apply(  # type: ignore[no-untyped-call]
+    """Return divergence and log-probability of each token, and its figures."""
+    divergence_N, logprob_N, figures_FN, best_2N = FullDivergence.apply(  # type: ignore[no-untyped-call]
         hidden_ND, weight_VD, bias, labels_N, teacher, loss, cut
     )
     figures = {
@@ -204,7 +204,7 @@ def _of_whole_rows(
         "distill/top1_agreement": best_2N[0] == best_2N[1],
         "distill/teacher_entropy": figures_FN[1],
     }
-    return divergence_N, cross_entropy_N, figures
+    return divergence_N, logprob_N, figures
 
 
 def _spread(values: Tensor, kept_N: Tensor) -> Tensor:

@@ -32,72 +32,9 @@ TEMPORARIES = 12
 class ChosenLogits(torch.autograd.Function):
     """Logits at chosen tokens and what is needed of all others; gradients for hidden states, weight and bias.
 
-    Returns (chosen_NK, rest_N, target_N, total_N, best_N): logits/T at `ids_NK`; the log-sum-exp of logits/T of all
-    other tokens, −∞ where there are none; the logit at `targets_N` and the log-sum-exp of all logits, both at
-    temperature 1; and the most likely token.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, bias: Tensor | None, ids_NK: Tensor, targets_N: Tensor, cut: Cut
-    ) -> tuple[Tensor, ...]:
-        """Stream over the vocabulary; `cut` says in what blocks, and T."""
-        plain = Cut(1.0, cut.chunk_tokens, cut.chunk_vocab, keep=False)
-        blocks = Blocks(hidden_ND, weight_VD, bias, plain, temporaries=2)
-        count, temperature = len(hidden_ND), cut.temperature
-        chosen_NK = hidden_ND.new_zeros(ids_NK.shape, dtype=blocks.wide)
-        rest_N, total_N, top_N = (hidden_ND.new_full((count,), -math.inf, dtype=blocks.wide) for _ in range(3))
-        target_N, best_N = hidden_ND.new_zeros(count, dtype=blocks.wide), torch.zeros_like(targets_N)
-        with torch.autocast(hidden_ND.device.type, enabled=False):
-            for rows, columns, tile, scratch in _tiles(blocks):
-                chosen = _Place(ids_NK[rows], columns)
-                target = _Place(targets_N[rows, None], columns)
-                largest, place = tile.max(1)
-                best_N[rows] = torch.where(largest > top_N[rows], place + columns.start, best_N[rows])
-                top_N[rows] = torch.maximum(largest, top_N[rows])
-                total_N[rows] = torch.logaddexp(total_N[rows], tile.logsumexp(1))
-                target_N[rows] += target.read(tile).squeeze(1)
-                chosen_NK[rows] += chosen.read(tile) / temperature
-                others = chosen.without(torch.div(tile, temperature, out=scratch))
-                rest_N[rows] = torch.logaddexp(rest_N[rows], others.logsumexp(1))
-        ctx.save_for_backward(hidden_ND, weight_VD, bias, ids_NK, targets_N, rest_N, total_N)
-        ctx.temperature, ctx.plain = temperature, plain
-        ctx.mark_non_differentiable(best_N)
-        return chosen_NK, rest_N, target_N, total_N, best_N
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Stream again: a softmax over the others, one over all, and single entries."""
-        hidden_ND, weight_VD, bias, ids_NK, targets_N, rest_N, total_N = ctx.saved_tensors
-        chosen_NK, rest_grad_N, target_N, total_grad_N = grads[:4]
-        largest = torch.cat([chosen_NK, torch.stack([rest_grad_N, target_N, total_grad_N], 1)], 1).abs().amax(1)
-        sums = HeadGradients(Blocks(hidden_ND, weight_VD, bias, ctx.plain, temporaries=2), largest, ctx)
-        # where everything is chosen there is no rest, and its −∞ must not meet the −∞ of a chosen token
-        finite_rest_N = torch.where(rest_N == -math.inf, 0.0, rest_N)
-        scaled = [sums.scaled(grad) for grad in (chosen_NK, rest_grad_N, target_N, total_grad_N)]
-        with torch.autocast(hidden_ND.device.type, enabled=False):
-            for rows, columns, block_CK in sums.blocks_again():
-                for part, tile, scratch in sums.blocks.tiles(block_CK, columns):
-                    at = slice(rows.start + part.start, rows.start + part.stop)
-                    chosen, rest, target, total = (grad[at] for grad in scaled)
-                    places = _Place(ids_NK[at], columns)
-                    others = places.without(torch.div(tile, ctx.temperature, out=scratch))
-                    gradient = others.sub_(finite_rest_N[at, None]).exp_().mul_(rest[:, None])
-                    places.add(gradient, chosen)
-                    gradient.div_(ctx.temperature)
-                    gradient.addcmul_(tile.sub_(total_N[at, None]).exp_(), total[:, None])
-                    _Place(targets_N[at, None], columns).add(gradient, target[:, None])
-                    block_CK[part] = gradient
-                sums.add(rows, columns, block_CK)
-        return *sums.results(), None, None, None
-
-
-class FullDivergence(torch.autograd.Function):
-    """Divergence and cross-entropy of each token from whole rows of both models' logits, some rows at a time.
-
-    Returns (divergence_N, cross_entropy_N, figures_FN, best_2N): figures are the forward KL and the teacher's entropy,
-    `best` the most likely token of student and teacher; neither has a gradient.
+    Returns (chosen_NK, rest_N, logprob_N, best_N): logits/T at `ids_NK`; the log-sum-exp of logits/T of all other
+    tokens, −∞ where there are none; the log-probability at temperature 1 of `targets_N`, NaN where None; and the most
+    likely token.
     """
 
     @staticmethod
@@ -106,25 +43,103 @@ class FullDivergence(torch.autograd.Function):
         hidden_ND: Tensor,
         weight_VD: Tensor,
         bias: Tensor | None,
-        targets_N: Tensor,
+        ids_NK: Tensor,
+        targets_N: Tensor | None,
+        cut: Cut,
+    ) -> tuple[Tensor, ...]:
+        """Stream over the vocabulary; `cut` says in what blocks, and T."""
+        plain = Cut(1.0, cut.chunk_tokens, cut.chunk_vocab, keep=False)
+        blocks = Blocks(hidden_ND, weight_VD, bias, plain, temporaries=2)
+        count, temperature = len(hidden_ND), cut.temperature
+        chosen_NK = hidden_ND.new_zeros(ids_NK.shape, dtype=blocks.wide)
+        rest_N, total_N, top_N = (hidden_ND.new_full((count,), -math.inf, dtype=blocks.wide) for _ in range(3))
+        target_N = hidden_ND.new_full((count,), math.nan if targets_N is None else 0.0, dtype=blocks.wide)
+        best_N = torch.zeros(count, dtype=torch.int64, device=hidden_ND.device)
+        with torch.autocast(hidden_ND.device.type, enabled=False):
+            for rows, columns, tile, scratch in _tiles(blocks):
+                chosen = _Place(ids_NK[rows], columns)
+                largest, place = tile.max(1)
+                best_N[rows] = torch.where(largest > top_N[rows], place + columns.start, best_N[rows])
+                top_N[rows] = torch.maximum(largest, top_N[rows])
+                if targets_N is not None:
+                    total_N[rows] = torch.logaddexp(total_N[rows], tile.logsumexp(1))
+                    target_N[rows] += _Place(targets_N[rows, None], columns).read(tile).squeeze(1)
+                chosen_NK[rows] += chosen.read(tile) / temperature
+                others = chosen.without(torch.div(tile, temperature, out=scratch))
+                rest_N[rows] = torch.logaddexp(rest_N[rows], others.logsumexp(1))
+        ctx.save_for_backward(hidden_ND, weight_VD, bias, ids_NK, targets_N, rest_N, total_N)
+        ctx.temperature, ctx.plain = temperature, plain
+        ctx.mark_non_differentiable(best_N)
+        ctx.set_materialize_grads(False)
+        return chosen_NK, rest_N, target_N - total_N, best_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Stream again: a softmax over the others, one over all, and single entries."""
+        hidden_ND, weight_VD, bias, ids_NK, targets_N, rest_N, total_N = ctx.saved_tensors
+        present = [grad if grad.ndim == 2 else grad[:, None] for grad in grads[:3] if grad is not None]
+        if not present:
+            return (None,) * 6
+        largest_N = torch.cat(present, 1).abs().amax(1)
+        sums = HeadGradients(Blocks(hidden_ND, weight_VD, bias, ctx.plain, temporaries=2), largest_N, ctx)
+        # where everything is chosen there is no rest, and its −∞ must not meet the −∞ of a chosen token
+        finite_rest_N = torch.where(rest_N == -math.inf, 0.0, rest_N)
+        chosen_NK, others_N, hard_N = (None if grad is None else sums.scaled(grad) for grad in grads[:3])
+        with torch.autocast(hidden_ND.device.type, enabled=False):
+            for rows, columns, block_CK in sums.blocks_again():
+                for part, tile, scratch in sums.blocks.tiles(block_CK, columns):
+                    at = slice(rows.start + part.start, rows.start + part.stop)
+                    gradient, places = scratch.zero_(), _Place(ids_NK[at], columns)
+                    if others_N is not None:
+                        logits = places.without(torch.div(tile, ctx.temperature, out=scratch))
+                        gradient = logits.sub_(finite_rest_N[at, None]).exp_().mul_(others_N[at, None])
+                    if chosen_NK is not None:
+                        places.add(gradient, chosen_NK[at])
+                    gradient.div_(ctx.temperature)
+                    if hard_N is not None:
+                        gradient.addcmul_(tile.sub_(total_N[at, None]).exp_(), -hard_N[at, None])
+                        _Place(targets_N[at, None], columns).add(gradient, hard_N[at, None])
+                    block_CK[part] = gradient
+                sums.add(rows, columns, block_CK)
+        return *sums.results(), None, None, None
+
+
+class FullDivergence(torch.autograd.Function):
+    """Divergence and log-probability of each token from whole rows of both models' logits, some rows at a time.
+
+    Returns (divergence_N, logprob_N, figures_FN, best_2N): the log-probability is that of `targets_N` at temperature 1,
+    NaN where None; figures are the forward KL and the teacher's entropy, `best` the most likely token of student and
+    teacher, without gradient.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias: Tensor | None,
+        targets_N: Tensor | None,
         teacher: TeacherLogits | TeacherHead,
         loss: DistillationLoss,
         cut: Cut,
     ) -> tuple[Tensor, ...]:
         """Go through the tokens; `cut` says how many logits exist at a time, and T."""
+        count = len(hidden_ND)
         rows = max(1, cut.chunk_tokens * min(cut.chunk_vocab, len(weight_VD)) // len(weight_VD))
         whole = Cut(1.0, rows, len(weight_VD), keep=False)
         blocks = Blocks(hidden_ND, weight_VD, bias, whole, temporaries=TEMPORARIES)
-        divergence_N, cross_entropy_N = (hidden_ND.new_zeros(len(hidden_ND), dtype=blocks.wide) for _ in range(2))
-        figures_FN = hidden_ND.new_zeros(2, len(hidden_ND), dtype=blocks.wide)
-        best_2N = targets_N.new_zeros(2, len(hidden_ND))
+        divergence_N, logprob_N = (hidden_ND.new_full((count,), math.nan, dtype=blocks.wide) for _ in range(2))
+        figures_FN = hidden_ND.new_zeros(2, count, dtype=blocks.wide)
+        best_2N = torch.zeros(2, count, dtype=torch.int64, device=hidden_ND.device)
         theirs = _TeacherRows(teacher, whole, blocks.wide)
         with torch.autocast(hidden_ND.device.type, enabled=False):
             for at, _, tile, _ in _tiles(blocks):
                 teacher_RV = theirs.logprobs(at, cut.temperature)
                 outcomes = Outcomes((tile / cut.temperature).log_softmax(-1), teacher_RV)
                 divergence_N[at] = loss.divergence(outcomes)
-                cross_entropy_N[at] = _cross_entropy(tile, targets_N[at])
+                if targets_N is not None:
+                    logprob_N[at] = tile.gather(1, targets_N[at, None]).squeeze(1) - tile.logsumexp(1)
                 figures_FN[0, at] = kl(teacher_RV, outcomes.student_NM)
                 figures_FN[1, at] = entropy(teacher_RV)
                 best_2N[0, at], best_2N[1, at] = tile.argmax(-1), teacher_RV.argmax(-1)
@@ -132,7 +147,7 @@ class FullDivergence(torch.autograd.Function):
         ctx.teacher, ctx.loss, ctx.whole, ctx.temperature = teacher, loss, whole, cut.temperature
         ctx.mark_non_differentiable(figures_FN, best_2N)
         ctx.set_materialize_grads(False)
-        return divergence_N, cross_entropy_N, figures_FN, best_2N
+        return divergence_N, logprob_N, figures_FN, best_2N
 
     @staticmethod
     @once_differentiable
@@ -155,11 +170,8 @@ class FullDivergence(torch.autograd.Function):
                         teacher_RV = theirs.logprobs(at, ctx.temperature)
                         gradient_RV += _slope(ctx.loss, tile, teacher_RV, ctx.temperature, soft_N[at])
                     if hard_N is not None:
-                        probabilities_RV = tile.softmax(-1)
-                        probabilities_RV.scatter_add_(
-                            1, targets_N[at, None], probabilities_RV.new_full((len(tile), 1), -1.0)
-                        )
-                        gradient_RV.addcmul_(probabilities_RV, hard_N[at, None])
+                        gradient_RV.addcmul_(tile.softmax(-1), -hard_N[at, None])
+                        gradient_RV.scatter_add_(1, targets_N[at, None], hard_N[at, None])
                     block_CV[part] = gradient_RV
                 sums.add(rows, columns, block_CV)
         return *sums.results(), None, None, None, None
@@ -178,10 +190,6 @@ def _slope(
 def entropy(logprobs_NM: Tensor) -> Tensor:
     """Return the entropy of each row in nats, shape [N], from log-probabilities that may be −∞."""
     return -(logprobs_NM.exp() * logprobs_NM.masked_fill(logprobs_NM == -math.inf, 0.0)).sum(-1)
-
-
-def _cross_entropy(logits_RV: Tensor, targets_R: Tensor) -> Tensor:
-    return -logits_RV.log_softmax(-1).gather(1, targets_R[:, None]).squeeze(1)
 
 
 def _tiles(blocks: Blocks) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
