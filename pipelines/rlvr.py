@@ -65,7 +65,7 @@ class RLVRPipeline:
 
     def export(self, directory: Path, summary: Summary) -> None:
         """Write the trained model as a Hugging Face directory, with a card of the run."""
-        export_model(self.workers.actor, self.config, directory, summary)
+        export_model(self.workers.actor.cluster, self.config, directory, summary)
 
     @classmethod
     def launch(cls, config: RLVRConfig, *, resume: str | None = None) -> RunResult:

@@ -14,6 +14,7 @@ from roll_like.cluster import Cluster, RaySession, ResourceManager
 from roll_like.config.algorithm import DifficultyConfig
 from roll_like.config.load import dump_config
 from roll_like.config.policy_gradient import PolicyGradientConfig
+from roll_like.config.run import RunConfig
 from roll_like.errors import ConfigError
 from roll_like.inference.worker import InferenceWorker
 from roll_like.loop import DriverLoop
@@ -34,8 +35,8 @@ from roll_like.start import (
 from roll_like.training.advantages import Advantages
 from roll_like.training.critic import CriticEngine
 from roll_like.training.engine import TrainingEngine
+from roll_like.training.language_model import LanguageModelRank
 from roll_like.training.start import start_trainer
-from roll_like.training.worker import DeepSpeedWorker
 from roll_like.values import reduce
 from roll_like.weights.sync import SyncReport, WeightSync
 
@@ -55,6 +56,7 @@ class Beside(Protocol):
 
 ConfigT = TypeVar("ConfigT", bound=PolicyGradientConfig)
 BesideT = TypeVar("BesideT", bound=Beside)
+LanguageModelT = TypeVar("LanguageModelT", bound=LanguageModelRank)
 
 
 @dataclass(kw_only=True)
@@ -187,19 +189,21 @@ def start_workers(
     )
 
 
-def export_model(actor: TrainingEngine, config: PolicyGradientConfig, directory: Path, summary: Summary) -> None:
-    """Write the actor's model as a Hugging Face directory, with a card of the run."""
+def export_model(trained: Cluster[LanguageModelT], config: RunConfig, directory: Path, summary: Summary) -> None:
+    """Write a trained model as a Hugging Face directory, with a card of the run."""
     figures = summary.figures
+    measured = "eval/avg" if figures["eval_loss_after"] is None else "eval/loss"
+    before, after = ("eval_before", "eval_after") if measured == "eval/avg" else ("eval_loss_before", "eval_loss_after")
     card = ModelCard(
         name=str(figures["name"]),
         base_model=config.model.path,
         pipeline=config.pipeline,
         steps=int(figures["steps"]),
-        evaluation={"eval/avg": (figures["eval_before"], figures["eval_after"])},
+        evaluation={measured: (figures[before], figures[after])},
         figures={name: figures[name] for name in ("reward_first", "reward_last") if figures[name] is not None},
         config_yaml=dump_config(config),
     )
-    actor.cluster.everywhere(DeepSpeedWorker.export, str(directory), config.model, card)
+    trained.everywhere(LanguageModelRank.export, str(directory), config.model, card)
 
 
 def evaluate_model(

@@ -13,17 +13,16 @@ from typing import Any, Protocol
 from roll_like.checkpoint import Checkpoint, CheckpointStore
 from roll_like.cluster import RaySession, ResourceManager
 from roll_like.config.load import dump_config
-from roll_like.config.policy_gradient import PolicyGradientConfig
+from roll_like.config.run import RunConfig
 from roll_like.errors import CheckpointError, ConfigError
 from roll_like.metrics import files
 from roll_like.metrics.manager import MetricsManager
 from roll_like.metrics.summary import Summary, write_summary
 from roll_like.metrics.timing import StepTimer
-from roll_like.rollout.evaluate import Evaluator
 from roll_like.rollout.filling import Collected
 from roll_like.rollout.metrics import rollout_rows
 from roll_like.signals import StopRequested, StopSignal
-from roll_like.values import Metrics
+from roll_like.values import Metric, Metrics
 
 
 class Stateful(Protocol):
@@ -44,6 +43,19 @@ class SavedEngine(Protocol):
 
     def load(self, directory: Path) -> None:
         """Read it back."""
+
+
+class Evaluates(Protocol):
+    """Measures the model that is trained."""
+
+    def due(self, finished: int, total: int) -> bool:
+        """Return whether to evaluate after `finished` of `total` steps."""
+
+    def evaluate(self) -> tuple[Mapping[str, Metric], Collected | None]:
+        """Return `eval/…`, and the judged answers where there are any."""
+
+    def score(self, values: Mapping[str, float]) -> float | None:
+        """Return what the best checkpoint has most of."""
 
 
 class Pipeline(Protocol):
@@ -92,7 +104,7 @@ class RunState:
         self,
         *,
         directory: Path,
-        config: PolicyGradientConfig,
+        config: RunConfig,
         metrics: MetricsManager,
         signal: StopSignal,
         store: CheckpointStore,
@@ -126,7 +138,7 @@ class RunState:
 
     def steps(self) -> Iterator[int]:
         """Yield the steps that are left, 0-based; between two of them, write a checkpoint when one is due."""
-        for step in range(self.first_step, self._config.steps):
+        for step in range(self.first_step, self._config.total_steps):
             if self._signal.requested:
                 raise StopRequested
             self.timer.restart()
@@ -148,9 +160,9 @@ class RunState:
         """Write the samples of the step that was just logged, for people."""
         self.metrics.log_rollouts(self.finished, rollout_rows(collected.groups))
 
-    def evaluate(self, evaluator: Evaluator[Any] | None) -> None:
+    def evaluate(self, evaluator: Evaluates | None) -> None:
         """Evaluate the current weights if that is due after the steps that are finished."""
-        if evaluator is None or not evaluator.due(self.finished, self._config.steps):
+        if evaluator is None or not evaluator.due(self.finished, self._config.total_steps):
             return
         if self.finished in self._evaluated_steps():  # a resumed run did it before it was killed
             return
@@ -158,8 +170,9 @@ class RunState:
         with self.interruptible():
             metrics, collected = evaluator.evaluate()
         values = self.metrics.log_evaluation(self.finished, metrics)
-        self.metrics.log_rollouts(self.finished, rollout_rows(collected.groups), kind="eval")
-        self._score = values.get("eval/avg")
+        if collected is not None:
+            self.metrics.log_rollouts(self.finished, rollout_rows(collected.groups), kind="eval")
+        self._score = evaluator.score(values)
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -204,7 +217,7 @@ class RunContext:
 
 
 def launch(
-    config: PolicyGradientConfig,
+    config: RunConfig,
     build: Callable[[Any, RunContext], Pipeline],
     *,
     resume: str | None = None,
@@ -236,7 +249,7 @@ def launch(
                 config.metrics,
                 directory,
                 directory.name,
-                config.steps,
+                config.total_steps,
                 config.model_dump(mode="json", by_alias=True),
                 state=checkpoint.state["metrics"] if checkpoint else None,
             )
@@ -273,7 +286,7 @@ def launch(
     )
 
 
-def find_run(config: PolicyGradientConfig, resume: str | None) -> tuple[Path, bool]:
+def find_run(config: RunConfig, resume: str | None) -> tuple[Path, bool]:
     """Return the run's folder and whether it is continued.
 
     A new run never writes into an old one's folder: the name gets `-2`, `-3`, … A bare `--resume`

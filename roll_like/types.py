@@ -226,14 +226,27 @@ class Group(Generic[SampleT]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicySample:
-    """A trajectory that is ready to be trained on.
+class TrainingSample:
+    """A sequence that is ready to be trained on, whatever the loss.
 
     Attributes:
         group_id: Samples with the same id share a prompt (and may share its computation).
         token_ids: Prompt and response tokens, shape [T].
         prompt_length: Leading tokens that all samples of the group share.
         sampled: True where the loss applies, shape [T].
+    """
+
+    group_id: str
+    token_ids: IntArray
+    prompt_length: int
+    sampled: BoolArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySample(TrainingSample):
+    """A trajectory that is ready to be trained on.
+
+    Attributes:
         turns: Index of the turn that sampled the token, −1 where not sampled, shape [T].
         behaviour_logprobs: What the inference engine reported, shape [T].
         advantages: Advantage of each sampled token, 0 elsewhere, shape [T].
@@ -241,10 +254,6 @@ class PolicySample:
         policy_version: Oldest version that sampled any of its tokens.
     """
 
-    group_id: str
-    token_ids: IntArray
-    prompt_length: int
-    sampled: BoolArray
     turns: IntArray
     behaviour_logprobs: FloatArray
     advantages: FloatArray

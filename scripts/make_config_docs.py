@@ -14,6 +14,7 @@ from pathlib import Path
 from roll_like.config.agentic import AgenticConfig
 from roll_like.config.rlvr import RLVRConfig
 from roll_like.config.schema import json_schema, markdown, write_json
+from roll_like.config.sft import SFTConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -54,15 +55,26 @@ extend each other, how keys are changed on the command line, and what a span is.
 """
 
 
+SFT = """\
+# Configuration of supervised runs
+
+Every key of a `pipeline: sft` file, generated as [configuration.md](configuration.md) is, which also says how files
+extend each other, how keys are changed on the command line, and what a span is. JSON Schema:
+[schema/sft.json](schema/sft.json). What becomes of rows: [supervised.md](supervised.md).
+"""
+
+
 def files() -> dict[Path, str]:
     """Return each generated file's text."""
-    rlvr, agentic = json_schema(RLVRConfig), json_schema(AgenticConfig)
+    rlvr, agentic, sft = (json_schema(config) for config in (RLVRConfig, AgenticConfig, SFTConfig))
     docs = ROOT / "docs"
     return {
         docs / "schema/rlvr.json": write_json(rlvr),
         docs / "schema/agentic.json": write_json(agentic),
+        docs / "schema/sft.json": write_json(sft),
         docs / "configuration.md": _page(INTRODUCTION, markdown(rlvr)),
         docs / "configuration_agentic.md": _page(AGENTIC, markdown(agentic, rlvr, "configuration.md")),
+        docs / "configuration_sft.md": _page(SFT, markdown(sft, rlvr, "configuration.md")),
     }
 
 

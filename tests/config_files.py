@@ -8,11 +8,13 @@ from typing import Any, ClassVar
 
 import yaml
 
-from roll_like.check import Report, check
+from roll_like.check import Report, check, check_run
+from roll_like.check.conversations import conversation_findings, supervised_plan
 from roll_like.check.data import prompt_findings
 from roll_like.check.environments import environment_findings
 from roll_like.config.agentic import AgenticConfig
 from roll_like.config.rlvr import RLVRConfig
+from roll_like.config.sft import SFTConfig
 
 MINIMAL: dict[str, Any] = {
     "pipeline": "rlvr",
@@ -74,6 +76,25 @@ class RecordingPipeline:
     def evaluate(cls, config: RLVRConfig, model: str) -> dict[str, float]:
         cls.calls.append(("evaluate", config, model))
         return {"eval/avg": 0.5}
+
+
+class RecordingSFTPipeline:
+    """The same for `pipeline: sft`."""
+
+    Config: ClassVar[type[SFTConfig]] = SFTConfig
+
+    @classmethod
+    def launch(cls, config: SFTConfig, resume: str | None = None) -> None:
+        RecordingPipeline.calls.append(("launch", config, resume))
+
+    @classmethod
+    def check(cls, config: SFTConfig) -> Report:
+        return check_run(config, supervised_plan, conversation_findings)
+
+    @classmethod
+    def evaluate(cls, config: SFTConfig, model: str) -> dict[str, float]:
+        RecordingPipeline.calls.append(("evaluate", config, model))
+        return {"eval/loss": 0.5}
 
 
 class RecordingAgenticPipeline:

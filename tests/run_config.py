@@ -105,6 +105,26 @@ def write_episodes_run(directory: Path, model_path: Path, **changes: Any) -> Pat
     return _write(directory, config | changes)
 
 
+def write_sft_run(directory: Path, model_path: Path, **changes: Any) -> Path:
+    """The same for a supervised run, with conversations of its own."""
+    words = ("abc", "moon", "hello", "x1y2", "tea", "zebra", "quick", "dog")
+    rows = [
+        json.dumps({"prompt": f"Say {word} {n} times", "completion": word * n}) for word in words for n in (1, 2, 3)
+    ]
+    (directory / "train.jsonl").write_text("".join(f"{row}\n" for row in rows[:20]))
+    (directory / "eval.jsonl").write_text("".join(f"{row}\n" for row in rows[20:]))
+    config = _shared(directory, model_path)
+    config["resources"]["spans"] = {"training": "0-1"}
+    del config["inference"]
+    config |= {
+        "pipeline": "sft",
+        "data": {"sources": [{"path": str(directory / "train.jsonl")}], "samples_per_step": 8, "max_tokens": 64},
+        "evaluation": {"sources": [{"path": str(directory / "eval.jsonl")}]},
+        "training": {"optimizer": {"lr": 3.0e-3}, "max_tokens_per_micro_batch": 256},
+    }
+    return _write(directory, config | changes)
+
+
 def _shared(directory: Path, model_path: Path) -> dict[str, Any]:
     return {
         "name": "tiny",

@@ -11,18 +11,35 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from roll_like.check.findings import Finding
-from roll_like.check.machine import check_engine_args, check_hardware, check_output, check_settings
-from roll_like.check.model import check_critic, check_model, check_reference, check_sizes, check_tokenizer
+from roll_like.check.machine import (
+    check_engine_args,
+    check_hardware,
+    check_output,
+    check_settings,
+    idle_devices,
+)
+from roll_like.check.model import (
+    check_critic,
+    check_engines,
+    check_model,
+    check_reference,
+    check_tokenizer,
+    check_window,
+)
 from roll_like.config.plan import Plan, plan
 from roll_like.config.policy_gradient import PolicyGradientConfig
+from roll_like.config.run import RunConfig
+from roll_like.data.bad_rows import RowsReport
 from roll_like.data.tasks import SourceReport
 from roll_like.errors import ConfigError
+from roll_like.models.shape import ModelShape
 
 if TYPE_CHECKING:
     from rich.console import Console
     from transformers import PreTrainedTokenizerBase
 
-ConfigT = TypeVar("ConfigT", bound=PolicyGradientConfig)
+ConfigT = TypeVar("ConfigT", bound=RunConfig)
+PolicyT = TypeVar("PolicyT", bound=PolicyGradientConfig)
 
 
 @dataclass(slots=True)
@@ -31,7 +48,7 @@ class Report:
 
     plan: Plan
     findings: list[Finding] = field(default_factory=list)
-    sources: list[SourceReport] = field(default_factory=list)
+    sources: list[SourceReport | RowsReport] = field(default_factory=list)
 
     @property
     def errors(self) -> list[Finding]:
@@ -40,23 +57,46 @@ class Report:
 
 
 #: What a pipeline checks besides: given the configuration, the tokenizer (None where it cannot be had) and the report.
-Further: TypeAlias = "Callable[[ConfigT, PreTrainedTokenizerBase | None, Report], Iterator[Finding]]"
+Further: TypeAlias = "Callable[[PolicyT, PreTrainedTokenizerBase | None, Report], Iterator[Finding]]"
 
 
-def check(config: ConfigT, further: Further[ConfigT]) -> Report:
-    """Return every problem of `config` that can be known before a run, and its plan."""
+def check(config: PolicyT, further: Further[PolicyT]) -> Report:
+    """Return every problem of a policy's run that can be known before it, and its plan."""
+
+    def of_policies(
+        config: PolicyT, tokenizer: PreTrainedTokenizerBase | None, shape: ModelShape | None, report: Report
+    ) -> Iterator[Finding]:
+        yield from check_window(config, shape, "rollout")
+        yield from check_engines(config, shape)
+        yield from check_reference(config, shape)
+        yield from check_critic(config, shape)
+        yield from further(config, tokenizer, report)
+        yield from check_engine_args(config)
+        yield from check_settings(config, report.plan)
+
+    return check_run(config, plan, of_policies)
+
+
+def check_run(
+    config: ConfigT,
+    planned: Callable[[ConfigT, ModelShape | None], Plan],
+    further: Callable[[ConfigT, PreTrainedTokenizerBase | None, ModelShape | None, Report], Iterator[Finding]],
+) -> Report:
+    """Return every problem of any run that can be known before it, and its plan.
+
+    Args:
+        config: The run's configuration.
+        planned: Makes its plan.
+        further: Yields what is wrong beside model, tokenizer, disk and hardware.
+    """
     findings: list[Finding] = []
     model, shape = check_model(config, findings)
     tokenizer = check_tokenizer(config, model, findings)
-    report = Report(plan(config, shape), findings)
-    findings += check_sizes(config, shape)
-    findings += check_reference(config, shape)
-    findings += check_critic(config, shape)
-    findings += further(config, tokenizer, report)
-    findings += check_engine_args(config)
+    report = Report(planned(config, shape), findings)
+    findings += further(config, tokenizer, shape, report)
     findings += check_output(config, shape)
     findings += check_hardware(config, report.plan)
-    findings += check_settings(config, report.plan)
+    findings += idle_devices(report.plan)
     return report
 
 
@@ -94,4 +134,4 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-__all__ = ["Finding", "Report", "check", "refuse_errors", "show"]
+__all__ = ["Finding", "Report", "check", "check_run", "refuse_errors", "show"]

@@ -13,7 +13,8 @@ from pathlib import Path
 from roll_like.check.findings import Finding
 from roll_like.config.plan import GIB, Plan
 from roll_like.config.policy_gradient import PolicyGradientConfig
-from roll_like.config.sections import VLLMConfig
+from roll_like.config.run import RunConfig
+from roll_like.config.sections import DeepSpeedConfig, VLLMConfig
 from roll_like.models.shape import ModelShape
 
 
@@ -49,7 +50,7 @@ def _vllm_arguments() -> set[str]:
     }
 
 
-def check_output(config: PolicyGradientConfig, shape: ModelShape | None) -> Iterator[Finding]:
+def check_output(config: RunConfig, shape: ModelShape | None) -> Iterator[Finding]:
     """Yield what keeps the run from writing its folder: no directory, no permission, no space."""
     folder = (config.output_dir / config.name).expanduser().absolute()
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
@@ -61,8 +62,7 @@ def check_output(config: PolicyGradientConfig, shape: ModelShape | None) -> Iter
         return
     saved = config.checkpoint
     width = 4 if config.model.dtype == "float32" else 2
-    trained = 1 if config.critic is None else 2
-    one = trained * shape.parameters * (width + (8 if width == 4 else 12))
+    one = config.trained_models * shape.parameters * (width + (8 if width == 4 else 12))
     written = bool(saved.every) or saved.at_end
     kept = (saved.keep + (saved.keep_best and config.evaluation is not None)) if written else 0
     export = shape.parameters * width if saved.export else 0
@@ -78,7 +78,7 @@ def check_output(config: PolicyGradientConfig, shape: ModelShape | None) -> Iter
         )
 
 
-def check_hardware(config: PolicyGradientConfig, made: Plan) -> Iterator[Finding]:
+def check_hardware(config: RunConfig, made: Plan) -> Iterator[Finding]:
     """Yield what this machine lacks; what the run takes elsewhere is a note."""
     resources = config.resources
     if resources.device == "cuda" or resources.address is not None:
@@ -109,18 +109,27 @@ def check_hardware(config: PolicyGradientConfig, made: Plan) -> Iterator[Finding
 
 def check_settings(config: PolicyGradientConfig, made: Plan) -> Iterator[Finding]:
     """Yield settings that are valid and may not be meant."""
-    warmups = {"training": (config.training.optimizer.warmup_steps, made.updates)}
+    sat_out = 0
     if config.critic is not None:
         sat_out = min(config.critic.warmup_steps, config.steps) * config.algorithm.updates_per_step
-        warmups["training"] = (config.training.optimizer.warmup_steps, made.updates - sat_out)
-        warmups["critic"] = (config.critic.optimizer.warmup_steps, config.steps * config.critic.updates_per_step)
-    for section, (warmup, updates) in warmups.items():
-        if warmup >= updates:
-            yield Finding(
-                "warning",
-                f"{section}.optimizer.warmup_steps",
-                f"the run has {updates} optimizer updates, so {warmup} of warm-up never reach the peak rate",
-            )
+        updates = config.steps * config.critic.updates_per_step
+        yield from warm_up_that_never_ends("critic", config.critic, updates)
+    yield from warm_up_that_never_ends("training", config.training, made.updates - sat_out)
+
+
+def warm_up_that_never_ends(section: str, settings: DeepSpeedConfig, updates: int) -> Iterator[Finding]:
+    """Yield a warm-up that is as long as the run."""
+    warmup = settings.optimizer.warmup_steps
+    if warmup >= updates:
+        yield Finding(
+            "warning",
+            f"{section}.optimizer.warmup_steps",
+            f"the run has {updates} optimizer updates, so {warmup} of warm-up never reach the peak rate",
+        )
+
+
+def idle_devices(made: Plan) -> Iterator[Finding]:
+    """Yield devices that no role uses."""
     if made.idle_devices:
         listed = ", ".join(map(str, made.idle_devices))
         yield Finding("warning", "resources.spans", f"no role uses the devices {listed}")

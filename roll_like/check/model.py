@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from roll_like.check.findings import Finding, failed, is_hub_id
 from roll_like.config.plan import roles
 from roll_like.config.policy_gradient import PolicyGradientConfig
+from roll_like.config.run import RunConfig
 from roll_like.config.sections import ModelConfig
 from roll_like.errors import RollLikeError
 from roll_like.models.load import ModelShape, load_model_shape, load_tokenizer, resolve_model
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def check_model(config: PolicyGradientConfig, findings: list[Finding]) -> tuple[ModelConfig | None, ModelShape | None]:
+def check_model(config: RunConfig, findings: list[Finding]) -> tuple[ModelConfig | None, ModelShape | None]:
     """Return the model with a local path and its sizes, or None with findings that say why not."""
     model = _localised(config.model, "model.path", findings)
     if model is None:
@@ -32,7 +33,7 @@ def check_model(config: PolicyGradientConfig, findings: list[Finding]) -> tuple[
 
 
 def check_tokenizer(
-    config: PolicyGradientConfig, model: ModelConfig | None, findings: list[Finding]
+    config: RunConfig, model: ModelConfig | None, findings: list[Finding]
 ) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer with its chat template, or None with findings that say why not."""
     template = config.model.chat_template
@@ -56,20 +57,29 @@ def check_tokenizer(
         return None
 
 
-def check_sizes(config: PolicyGradientConfig, shape: ModelShape | None) -> Iterator[Finding]:
-    """Yield lengths and divisions that the model does not allow."""
-    if shape is None:
+def check_window(config: RunConfig, shape: ModelShape | None, key: str) -> Iterator[Finding]:
+    """Yield sequences that are longer than the model allows.
+
+    Args:
+        config: The run's configuration.
+        shape: The model's sizes, where they are known.
+        key: The section that their length follows from.
+    """
+    if shape is None or shape.max_positions is None or config.context_window <= shape.max_positions:
         return
-    window = config.context_window
-    if shape.max_positions is not None and window > shape.max_positions:
-        yield Finding(
-            "error",
-            "rollout",
-            f"sequences of {window} tokens are longer than the {shape.max_positions} that the model was made for "
-            f"({config.longest_sample_terms}); lower that, or inference.max_model_len",
-        )
+    yield Finding(
+        "error",
+        key,
+        f"sequences of {config.context_window} tokens are longer than the {shape.max_positions} that the model was "
+        f"made for ({config.longest_sample_terms}); lower that"
+        + (", or inference.max_model_len" if key == "rollout" else ""),
+    )
+
+
+def check_engines(config: PolicyGradientConfig, shape: ModelShape | None) -> Iterator[Finding]:
+    """Yield divisions that the model does not allow."""
     engines = roles(config)[1].devices_per_worker
-    if config.resources.device == "cuda" and shape.heads % engines:
+    if shape is not None and config.resources.device == "cuda" and shape.heads % engines:
         yield Finding(
             "error",
             "inference.replicas",

@@ -11,7 +11,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from roll_like.config.sections import ResourcesConfig, Span
+from roll_like.config.sections import HardwareConfig, Span
 from roll_like.errors import ResourceError
 
 
@@ -52,7 +52,7 @@ class ResourceManager:
         config: The `resources` section.
     """
 
-    def __init__(self, config: ResourcesConfig) -> None:
+    def __init__(self, config: HardwareConfig) -> None:
         self.config = config
         self._groups: list[PlacementGroup] = []
         self._accelerators: list[list[str]] = []

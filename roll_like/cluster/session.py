@@ -15,7 +15,7 @@ import psutil
 import ray
 
 from roll_like.cluster import guardian
-from roll_like.config.sections import ResourcesConfig
+from roll_like.config.sections import HardwareConfig
 from roll_like.errors import ResourceError
 
 _LOCAL_STORE_BYTES = 2 * 2**30
@@ -32,7 +32,7 @@ class RaySession:
         log_dir: Where workers' logs go after a failure.
     """
 
-    def __init__(self, config: ResourcesConfig, log_dir: Path) -> None:
+    def __init__(self, config: HardwareConfig, log_dir: Path) -> None:
         self._config = config
         self._log_dir = log_dir
         self._directory: Path | None = None

@@ -8,15 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from roll_like.config.base import ConfigModel
-from roll_like.config.policy_gradient import (
-    NAME_PATTERN,
-    EvaluationSchedule,
-    GroupRolloutConfig,
-    PolicyGradientConfig,
-    Rule,
-)
+from roll_like.config.policy_gradient import EvaluationSchedule, GroupRolloutConfig, PolicyGradientConfig
 from roll_like.config.rules import POLICY_GRADIENT_RULES
 from roll_like.config.rules_agentic import AGENTIC_RULES
+from roll_like.config.run import NAME_PATTERN, Rule
 from roll_like.config.sections import PositiveFloat, PositiveInt
 
 #: First seed of evaluations: training counts up from 0, and few-shot examples are from beyond.

@@ -8,12 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from roll_like.config.sections import DeepSpeedConfig, ResourcesConfig, Span
+from roll_like.config.sections import DeepSpeedConfig, HardwareConfig, Span
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from roll_like.config.policy_gradient import PolicyGradientConfig
+    from roll_like.config.run import RunConfig
 
 GIB = 2**30
 #: Roles whose model is the one that is trained; the sizes of others are not known here.
@@ -164,9 +165,9 @@ class Plan:
 
         table = Table(title=f"Plan of {self.name}", show_header=False, title_justify="left", title_style="bold")
         groups, samples = self.units
+        product = f"{self.groups_per_step} {groups} × {self.samples_per_group} = " if groups != samples else ""
         rows = {
-            f"{samples} per step": f"{self.groups_per_step} {groups} × {self.samples_per_group} = "
-            f"{self.samples_per_step:,}",
+            f"{samples} per step": f"{product}{self.samples_per_step:,}",
             f"{samples} per update": f"{self.samples_per_step:,} / {self.updates_per_step} = "
             f"{self.samples_per_update:,}",
             "steps": f"{self.steps:,}",
@@ -224,7 +225,7 @@ def overlap(one: Span, other: Span) -> Literal["equal", "disjoint", "partial"]:
     return "partial" if one.overlaps(other) else "disjoint"
 
 
-def model_role(resources: ResourcesConfig, name: str, workers: int, workers_key: str, span: Span) -> RolePlan:
+def model_role(resources: HardwareConfig, name: str, workers: int, workers_key: str, span: Span) -> RolePlan:
     """Return where the workers of a role sit whose span is in `resources.spans`."""
     return RolePlan(
         name=name,
@@ -236,18 +237,22 @@ def model_role(resources: ResourcesConfig, name: str, workers: int, workers_key:
     )
 
 
-def roles(config: PolicyGradientConfig) -> tuple[RolePlan, ...]:
-    """Return where the workers of each role sit: trainer, engines, then whatever else the configuration has."""
+def roles(config: RunConfig) -> tuple[RolePlan, ...]:
+    """Return where the workers of each role sit: the trainer, then whatever else the configuration has."""
+    resources, workers = config.resources, config.training.workers
+    trainer = model_role(resources, "training", workers, "training.workers", resources.spans.training)
+    return (trainer, *config.further_roles)
+
+
+def policy_roles(config: PolicyGradientConfig) -> tuple[RolePlan, ...]:
+    """Return where engines, reference model and critic sit."""
     resources, spans = config.resources, config.resources.spans
-    found = [
-        model_role(resources, "training", config.training.workers, "training.workers", spans.training),
-        model_role(resources, "inference", config.inference.replicas, "inference.replicas", spans.inference),
-    ]
+    found = [model_role(resources, "inference", config.inference.replicas, "inference.replicas", spans.inference)]
     for name, section in {"reference": config.reference, "critic": config.critic}.items():
         if section is not None:
             span = getattr(spans, name) or spans.training
             found.append(model_role(resources, name, section.workers, f"{name}.workers", span))
-    return (*found, *config.further_roles)
+    return tuple(found)
 
 
 def plan(config: PolicyGradientConfig, model: ModelSizes | None = None) -> Plan:
@@ -279,12 +284,17 @@ def plan(config: PolicyGradientConfig, model: ModelSizes | None = None) -> Plan:
     )
 
 
+def trainer_memory(config: RunConfig, model: ModelSizes) -> MemoryLine:
+    """Return the estimated memory of one rank of the trainer."""
+    chunk = config.training.logprob_chunk_tokens * config.training.logprob_chunk_vocab * _BYTES["float32"]
+    parts = _training_memory(config.training, model.parameters, _BYTES[config.model.dtype])
+    return MemoryLine(role="training", parts=(*parts, ("logits of a chunk", chunk)))
+
+
 def _memory(config: PolicyGradientConfig, role: RolePlan, model: ModelSizes) -> MemoryLine:
     weights = model.parameters * _BYTES[config.model.dtype]
     if role.name == "training":
-        chunk = config.training.logprob_chunk_tokens * config.training.logprob_chunk_vocab * _BYTES["float32"]
-        parts = _training_memory(config.training, model.parameters, _BYTES[config.model.dtype])
-        return MemoryLine(role=role.name, parts=(*parts, ("logits of a chunk", chunk)))
+        return trainer_memory(config, model)
     if role.name == "critic" and config.critic is not None:
         parts = _training_memory(config.critic, model.parameters, _BYTES[config.model.dtype])
         return MemoryLine(role=role.name, parts=parts)

@@ -3,40 +3,24 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Self, TypeAlias
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from roll_like.config.algorithm import AlgorithmConfig
-from roll_like.config.base import ConfigModel, PipelineConfig
-from roll_like.config.plan import RolePlan
+from roll_like.config.plan import RolePlan, policy_roles
 from roll_like.config.rules import POLICY_GRADIENT_RULES
+from roll_like.config.run import Rule, RunConfig, ScheduleConfig
 from roll_like.config.sections import (
-    CheckpointConfig,
     CriticConfig,
     Fraction,
     InferenceConfig,
-    MetricsConfig,
-    ModelConfig,
     PositiveInt,
     ReferenceConfig,
     ResourcesConfig,
     SamplingConfig,
-    TrainingConfig,
     VLLMConfig,
 )
-from roll_like.config.violations import Violation, raise_violations
-from roll_like.registry import PIPELINES
-
-if TYPE_CHECKING:
-    from roll_like.run import RunResult
-
-#: What a run's folder may be called.
-NAME_PATTERN = r"^[A-Za-z0-9._-]+$"
-#: Looks at a whole configuration and yields what cannot work together.
-Rule: TypeAlias = Callable[..., Iterator[Violation]]
 
 
 class GroupRolloutConfig(SamplingConfig):
@@ -87,12 +71,9 @@ class GroupRolloutConfig(SamplingConfig):
         return self
 
 
-class EvaluationSchedule(ConfigModel):
+class EvaluationSchedule(ScheduleConfig):
     """When progress is measured, and how answers are sampled for it."""
 
-    every: Annotated[int, Field(ge=0)] = Field(default=0, description="Steps between evaluations; 0: before and after.")
-    before: bool = Field(default=True, description="Evaluate before the first step.")
-    after: bool = Field(default=True, description="Evaluate after the last step.")
     temperature: Annotated[float, Field(ge=0)] = Field(default=1.0, description="Sampling temperature.")
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="Nucleus.")
     max_response_tokens: PositiveInt | None = Field(default=None, description="Default: the training limit. Tokens.")
@@ -107,23 +88,14 @@ class EvaluationSchedule(ConfigModel):
         """K of avg@k and pass@k."""
 
 
-class PolicyGradientConfig(PipelineConfig):
+class PolicyGradientConfig(RunConfig):
     """What runs have in common that sample groups, judge them and move the policy by what they earned."""
 
-    #: Run after a configuration was read; each yields every violation that it finds.
     rules: ClassVar[tuple[Rule, ...]] = POLICY_GRADIENT_RULES
 
-    name: str = Field(default="run", pattern=NAME_PATTERN, description="Name of the run and of its folder.")
-    output_dir: Path = Field(default=Path("runs"), description="Folder of runs; this one is `output_dir/name`.")
-    seed: Annotated[int, Field(ge=0)] = Field(default=0, description="Seed of data order, sampling and training.")
     steps: PositiveInt = Field(description="Steps to train.")
-    import_: tuple[str, ...] = Field(
-        default=(), alias="import", description="Modules to import first; they register plugins."
-    )
-    model: ModelConfig = Field(description="Which model is trained.")
     rollout: GroupRolloutConfig
     inference: InferenceConfig = Field(default_factory=VLLMConfig, description="The engine that samples.")
-    training: TrainingConfig = Field(default_factory=TrainingConfig, description="The DeepSpeed training engine.")
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig, description="How rewards become a gradient.")
     reference: ReferenceConfig | None = Field(default=None, description="Needed by KL terms; none by default.")
     critic: CriticConfig | None = Field(
@@ -134,22 +106,16 @@ class PolicyGradientConfig(PipelineConfig):
         "`device: cpu`."
     )
     evaluation: EvaluationSchedule | None
-    checkpoint: CheckpointConfig = Field(
-        default_factory=CheckpointConfig, description="When states are written and how many are kept."
-    )
-    metrics: MetricsConfig = Field(
-        default_factory=MetricsConfig, description="Where figures go. `metrics.jsonl` is always written."
-    )
 
     @property
-    @abstractmethod
-    def longest_sample(self) -> int:
-        """Most tokens of one sequence that is sampled or trained on, its prompt included."""
+    def total_steps(self) -> int:
+        """Steps of the whole run."""
+        return self.steps
 
     @property
-    @abstractmethod
-    def longest_sample_terms(self) -> str:
-        """The keys that `longest_sample` follows from, with their values, for messages."""
+    def trained_models(self) -> int:
+        """The policy, and a critic where there is one."""
+        return 1 if self.critic is None else 2
 
     @property
     @abstractmethod
@@ -170,6 +136,11 @@ class PolicyGradientConfig(PipelineConfig):
 
     @property
     def further_roles(self) -> tuple[RolePlan, ...]:
+        """Engines, reference model and critic, then what the pipeline has beside them."""
+        return (*policy_roles(self), *self.beside_roles)
+
+    @property
+    def beside_roles(self) -> tuple[RolePlan, ...]:
         """Roles with devices, beside trainer, engines, reference model and critic."""
         return ()
 
@@ -177,17 +148,3 @@ class PolicyGradientConfig(PipelineConfig):
     def processes(self) -> dict[str, int]:
         """Worker processes without a device of their own, by what they are."""
         return {}
-
-    @model_validator(mode="after")
-    def _sections_agree(self) -> Self:
-        raise_violations(type(self).__name__, (violation for rule in self.rules for violation in rule(self)))
-        return self
-
-    def run(self, *, resume: str | None = None) -> RunResult:
-        """Train, from a notebook or a script, and return the metrics.
-
-        Args:
-            resume: Name of a run to continue, or `""` for this configuration's own.
-        """
-        result: RunResult = PIPELINES.get(self.pipeline).launch(self, resume=resume)
-        return result

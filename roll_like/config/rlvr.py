@@ -9,15 +9,10 @@ from pydantic import Field, model_validator
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
 from roll_like.config.domains import DomainConfig
 from roll_like.config.plan import RolePlan, model_role
-from roll_like.config.policy_gradient import (
-    NAME_PATTERN,
-    EvaluationSchedule,
-    GroupRolloutConfig,
-    PolicyGradientConfig,
-    Rule,
-)
+from roll_like.config.policy_gradient import EvaluationSchedule, GroupRolloutConfig, PolicyGradientConfig
 from roll_like.config.rules import POLICY_GRADIENT_RULES
 from roll_like.config.rules_rewards import RLVR_RULES
+from roll_like.config.run import NAME_PATTERN, Rule
 from roll_like.config.sections import (
     DataConfig,
     DataSource,
@@ -153,7 +148,7 @@ class RLVRConfig(PolicyGradientConfig):
         return longest, f"data.max_prompt_tokens + evaluation.max_response_tokens = {longest}"
 
     @property
-    def further_roles(self) -> tuple[RolePlan, ...]:
+    def beside_roles(self) -> tuple[RolePlan, ...]:
         """The judge, and reward pools that have devices of their own."""
         resources, judges = self.resources, []
         if self.judge is not None:

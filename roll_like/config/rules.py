@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 from roll_like.config.plan import RolePlan, overlap, roles
 from roll_like.config.rules_algorithm import ALGORITHM_RULES
+from roll_like.config.sections import DeepSpeedConfig
 from roll_like.config.violations import Violation
 
 if TYPE_CHECKING:
     from roll_like.config.policy_gradient import PolicyGradientConfig
+    from roll_like.config.run import RunConfig
 
 
 def _batches_divide(config: PolicyGradientConfig) -> Iterator[Violation]:
@@ -44,6 +46,13 @@ def _the_policy_gets_its_turn(config: PolicyGradientConfig) -> Iterator[Violatio
         )
 
 
+def budget_holds(config: RunConfig, path: tuple[str, ...], budget: int) -> Iterator[Violation]:
+    """Yield a token budget of a micro-batch that is less than one sample."""
+    longest, sizes = config.longest_sample, config.longest_sample_terms
+    if budget < longest:
+        yield Violation(path, f"{budget} tokens cannot hold one longest sample ({sizes}); set it to {longest} or more")
+
+
 def _lengths_fit(config: PolicyGradientConfig) -> Iterator[Violation]:
     longest, sizes = config.longest_sample, config.longest_sample_terms
     budgets = {("training", "max_tokens_per_micro_batch"): config.training.max_tokens_per_micro_batch}
@@ -52,10 +61,7 @@ def _lengths_fit(config: PolicyGradientConfig) -> Iterator[Violation]:
     if config.critic is not None:
         budgets["critic", "max_tokens_per_micro_batch"] = config.critic.max_tokens_per_micro_batch
     for path, budget in budgets.items():
-        if budget < longest:
-            yield Violation(
-                path, f"{budget} tokens cannot hold one longest sample ({sizes}); set it to {longest} or more"
-            )
+        yield from budget_holds(config, path, budget)
     window = config.inference.max_model_len if config.inference.type == "vllm" else None
     if window is None:
         return
@@ -73,15 +79,18 @@ def _lengths_fit(config: PolicyGradientConfig) -> Iterator[Violation]:
         )
 
 
-def _spans_fit(config: PolicyGradientConfig) -> Iterator[Violation]:
-    resources = config.resources
-    total = resources.nodes * resources.devices_per_node
-    if config.critic is None and resources.spans.critic is not None:
+def _no_span_without_a_critic(config: PolicyGradientConfig) -> Iterator[Violation]:
+    if config.critic is None and config.resources.spans.critic is not None:
         yield Violation(
             ("resources", "spans", "critic"),
             "these devices would stay idle, because there is no `critic` section; remove the span, or add `critic: {}` "
             "and an advantage estimator that learns values",
         )
+
+
+def _spans_fit(config: RunConfig) -> Iterator[Violation]:
+    resources = config.resources
+    total = resources.nodes * resources.devices_per_node
     for role in roles(config):
         path = role.span_path
         if role.span.stop > total:
@@ -94,7 +103,7 @@ def _spans_fit(config: PolicyGradientConfig) -> Iterator[Violation]:
             yield from _role_fits(config, role, path)
 
 
-def _role_fits(config: PolicyGradientConfig, role: RolePlan, path: tuple[str, ...]) -> Iterator[Violation]:
+def _role_fits(config: RunConfig, role: RolePlan, path: tuple[str, ...]) -> Iterator[Violation]:
     size, per_node = len(role.span), config.resources.devices_per_node
     if config.resources.device == "cuda" and role.name not in ("inference", "judge") and size != role.workers:
         yield Violation(
@@ -122,7 +131,7 @@ def _role_fits(config: PolicyGradientConfig, role: RolePlan, path: tuple[str, ..
             return
 
 
-def _spans_are_equal_or_disjoint(config: PolicyGradientConfig) -> Iterator[Violation]:
+def _spans_are_equal_or_disjoint(config: RunConfig) -> Iterator[Violation]:
     planned = roles(config)
     for index, role in enumerate(planned):
         for other in planned[:index]:
@@ -134,28 +143,35 @@ def _spans_are_equal_or_disjoint(config: PolicyGradientConfig) -> Iterator[Viola
                 )
 
 
-def _device_can_do_it(config: PolicyGradientConfig) -> Iterator[Violation]:
-    if config.resources.device == "cuda":
-        yield from _gpu_memory_is_shared(config)
-    else:
-        if config.model.dtype == "float16":
-            yield Violation(
-                ("model", "dtype"),
-                "float16 is slow and overflows on CPU; use bfloat16, or float32 on CPUs without it",
-            )
-        for section, trained in {"training": config.training, "critic": config.critic}.items():
-            if trained is not None and trained.offload != "none":
-                yield Violation(
-                    (section, "offload"),
-                    f"{trained.offload!r} moves states from a GPU to host memory, and resources.device is cpu, "
-                    "where they are already; set offload: none",
-                )
+def _device_can_do_it(config: RunConfig) -> Iterator[Violation]:
+    if config.resources.device == "cpu" and config.model.dtype == "float16":
+        yield Violation(
+            ("model", "dtype"), "float16 is slow and overflows on CPU; use bfloat16, or float32 on CPUs without it"
+        )
     if config.resources.nodes > 1 and config.resources.address is None:
         yield Violation(
             ("resources", "address"),
             f"a run on {config.resources.nodes} nodes joins a Ray cluster that is already there; set it to `auto` "
             "(on a node of that cluster) or to host:port",
         )
+    yield from offload_means_something(config, "training", config.training)
+
+
+def offload_means_something(config: RunConfig, section: str, trained: DeepSpeedConfig) -> Iterator[Violation]:
+    """Yield an offload to host memory where everything is there already."""
+    if config.resources.device == "cpu" and trained.offload != "none":
+        yield Violation(
+            (section, "offload"),
+            f"{trained.offload!r} moves states from a GPU to host memory, and resources.device is cpu, "
+            "where they are already; set offload: none",
+        )
+
+
+def _devices_are_shared(config: PolicyGradientConfig) -> Iterator[Violation]:
+    if config.critic is not None:
+        yield from offload_means_something(config, "critic", config.critic)
+    if config.resources.device == "cuda":
+        yield from _gpu_memory_is_shared(config)
 
 
 def _gpu_memory_is_shared(config: PolicyGradientConfig) -> Iterator[Violation]:
@@ -181,11 +197,18 @@ def _evaluation_means_something(config: PolicyGradientConfig) -> Iterator[Violat
             f"at temperature 0 all {count} samples of a group are equal; set it to 1, or evaluation.temperature "
             "above 0",
         )
-    if not (evaluation.before or evaluation.after or evaluation.every):
+
+
+def _evaluation_runs(config: RunConfig) -> Iterator[Violation]:
+    evaluation = config.evaluation
+    if evaluation is not None and not (evaluation.before or evaluation.after or evaluation.every):
         yield Violation(
             ("evaluation",), "it would never run: before and after are false and every is 0; set one, or remove it"
         )
 
+
+#: What holds for every run.
+RUN_RULES = (_spans_fit, _spans_are_equal_or_disjoint, _device_can_do_it, _evaluation_runs)
 
 #: What holds for every run that trains a policy on groups of its samples.
 POLICY_GRADIENT_RULES = (
@@ -193,8 +216,8 @@ POLICY_GRADIENT_RULES = (
     _batches_divide,
     _the_policy_gets_its_turn,
     _lengths_fit,
-    _spans_fit,
-    _spans_are_equal_or_disjoint,
-    _device_can_do_it,
+    _no_span_without_a_critic,
+    *RUN_RULES,
+    _devices_are_shared,
     _evaluation_means_something,
 )

@@ -295,28 +295,44 @@ class Span(ConfigModel):
         return self.start < other.stop and other.start < self.stop
 
 
-class SpansConfig(ConfigModel):
-    """Which devices each role has. Equal spans are colocated (time-shared), disjoint ones run side by side."""
+class TrainerSpansConfig(ConfigModel):
+    """Which devices the trainer has."""
 
     training: Span = Field(description="Devices of the training engine.")
+
+
+class SpansConfig(TrainerSpansConfig):
+    """Which devices each role has. Equal spans are colocated (time-shared), disjoint ones run side by side."""
+
     inference: Span = Field(description="Devices of the inference engines.")
     reference: Span | None = Field(default=None, description="Devices of the reference model; default: `training`.")
     judge: Span | None = Field(default=None, description="Devices of the judge model; default: `inference`.")
     critic: Span | None = Field(default=None, description="Devices of the critic; default: `training`.")
 
 
-class ResourcesConfig(ConfigModel):
-    """What hardware the run takes and how roles divide it. A device is a GPU, or a core with `device: cpu`."""
+class HardwareConfig(ConfigModel):
+    """What hardware the run takes. A device is a GPU, or a core with `device: cpu`."""
 
     device: Literal["cpu", "cuda"] = Field(description="What a device is: a CPU core or a GPU.")
     nodes: PositiveInt = Field(default=1, description="Machines.")
     devices_per_node: PositiveInt = Field(description="Cores or GPUs to take on each machine.")
     cpus_per_device: PositiveFloat = Field(default=4.0, description="CPU cores reserved beside each GPU.")
-    spans: SpansConfig = Field(description="Devices of each role.")
     address: str | None = Field(
         default=None, description="Ray cluster to join (`auto` or `host:port`); default: start one on this machine."
     )
     start_timeout_seconds: PositiveFloat = Field(default=600.0, description="How long workers may take to start.")
+
+
+class TrainerResourcesConfig(HardwareConfig):
+    """What hardware a run takes whose only role is the trainer."""
+
+    spans: TrainerSpansConfig = Field(description="Devices of each role.")
+
+
+class ResourcesConfig(TrainerResourcesConfig):
+    """What hardware the run takes and how roles divide it. A device is a GPU, or a core with `device: cpu`."""
+
+    spans: SpansConfig = Field(description="Devices of each role.")
 
 
 class CheckpointConfig(ConfigModel):

@@ -31,9 +31,12 @@ from roll_like.metrics.names import describe
 Mode = Literal["auto", "live", "plain", "quiet"]
 
 REWARD = "rollout/reward/mean"
+#: What a run is about; its change since the first step is shown.
+HEADLINES = (REWARD, "train/perplexity")
 CURVES = (
-    REWARD,
+    *HEADLINES,
     "eval/avg",
+    "eval/perplexity",
     "rollout/response_length/mean",
     "train/kl",
     "mismatch/kl",
@@ -170,7 +173,7 @@ def figure(progress: Progress, name: str) -> str:
     """Write a curve's last value and its change: `0.512 (+0.110)`."""
     change = progress.change(name)
     text = number(progress.curves[name][-1])
-    return text if change is None or name != REWARD else f"{text} ({change:+.3f})"
+    return text if change is None or name not in HEADLINES else f"{text} ({change:+.3f})"
 
 
 def step_line(progress: Progress, values: Mapping[str, float]) -> str:

@@ -128,7 +128,8 @@ class MetricsManager:
     def log(self, step: int, *parts: Metrics) -> dict[str, float]:
         """Take the figures of a training step, from as many roles as there are.
 
-        Adds throughput where `rollout/tokens`, `rollout/samples` and `time/step` are known, and memory.
+        Adds throughput where tokens, samples and `time/step` are known (`rollout/…`; `train/…` of a run that samples
+        nothing), and memory.
 
         Returns:
             Every figure of the step, reduced.
@@ -371,10 +372,12 @@ class MetricsManager:
 
 def _with_throughput(values: dict[str, float]) -> dict[str, float]:
     seconds = values.get("time/step", 0.0)
+    sampling = any(name.startswith("rollout/") for name in values)
+    kind = "rollout" if sampling else "train"  # what a run samples, or what it is given
     derived = {
-        f"throughput/{what}_per_second": values[f"rollout/{what}"] / seconds
+        f"throughput/{what}_per_second": values[f"{kind}/{what}"] / seconds
         for what in ("tokens", "samples")
-        if seconds > 0 and f"rollout/{what}" in values
+        if seconds > 0 and f"{kind}/{what}" in values
     }
     return {**derived, **values}
 

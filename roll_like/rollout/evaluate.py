@@ -66,13 +66,13 @@ class Evaluator(Generic[PlanT]):
         refuse_too_many_failures(collected, self._max_failure_fraction, "this evaluation")
         return evaluation_metrics(collected), collected
 
+    def score(self, values: Mapping[str, float]) -> float | None:
+        """Return what the best checkpoint has most of: avg@k."""
+        return values.get("eval/avg")
+
     def due(self, finished: int, total: int) -> bool:
         """Return whether to evaluate after `finished` of `total` steps."""
-        if finished == 0:
-            return self._schedule.before
-        if finished == total:
-            return self._schedule.after
-        return self._schedule.every > 0 and finished % self._schedule.every == 0
+        return self._schedule.due(finished, total)
 
 
 def evaluation_sampling(schedule: EvaluationSchedule, max_response_tokens: int) -> Sampling:

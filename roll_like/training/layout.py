@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from roll_like.training.draws import sample_seeds, uniform_draws
-from roll_like.types import BoolArray, FloatArray, IntArray, PolicySample, ReferencedSample
+from roll_like.types import BoolArray, FloatArray, IntArray, PolicySample, ReferencedSample, TrainingSample
 
 #: Rows hold a dense attention mask; beyond this many tokens it would cost more than it saves.
 MAX_SHARED_ROW_TOKENS = 8192
@@ -132,7 +132,7 @@ class _Branches:
     members: list[int] = field(default_factory=list)
 
 
-def build_rows(samples: Sequence[PolicySample], *, share_prompts: bool, max_row_tokens: int) -> list[Row]:
+def build_rows(samples: Sequence[TrainingSample], *, share_prompts: bool, max_row_tokens: int) -> list[Row]:
     """Lay samples out as rows; responses of one group share a row while it has room.
 
     Args:
@@ -229,21 +229,31 @@ def split_by_budget(rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
 
 
 def micro_batches(
-    samples: Sequence[PolicySample], *, ranks: int, max_tokens: int, share_prompts: bool
+    samples: Sequence[TrainingSample],
+    weights: Sequence[FloatArray] | None = None,
+    *,
+    ranks: int,
+    max_tokens: int,
+    share_prompts: bool,
 ) -> list[list[MicroBatch]]:
-    """Return each rank's micro-batches for a pass without a loss: weights only tell targets from repeated ones.
+    """Return each rank's micro-batches.
 
     All ranks get equally many, because ZeRO's collectives must pair up. A rank that has too few rows
     repeats one, with weight 0.
 
     Args:
         samples: The global batch.
+        weights: Weight of each token in the loss, one array [T] a sample; None for a pass without a loss, where
+            weights only tell targets from repeated ones.
         ranks: World size of the engine.
         max_tokens: Budget of one micro-batch, padding included.
         share_prompts: Whether to compute a group's prompt once.
     """
-    ones = [np.ones(len(sample.token_ids), np.float32) for sample in samples]
-    return _spread(samples, ones, lambda batch: batch, ranks=ranks, max_tokens=max_tokens, share_prompts=share_prompts)
+    if weights is None:
+        weights = [np.ones(len(sample.token_ids), np.float32) for sample in samples]
+    return _spread(
+        samples, weights, lambda batch: batch, ranks=ranks, max_tokens=max_tokens, share_prompts=share_prompts
+    )
 
 
 def policy_batches(
@@ -315,7 +325,7 @@ def value_batches(
 
 
 def per_sample(
-    samples: Sequence[PolicySample],
+    samples: Sequence[TrainingSample],
     shards: Sequence[Sequence[MicroBatch]],
     results: Sequence[Sequence[FloatArray]],
 ) -> list[FloatArray]:
@@ -329,7 +339,7 @@ def per_sample(
     return [flat[start : start + length] for start, length in zip(starts, lengths, strict=False)]
 
 
-def update_parts(samples: Sequence[PolicySample], parts: int) -> list[list[int]]:
+def update_parts(samples: Sequence[TrainingSample], parts: int) -> list[list[int]]:
     """Cut a step's samples into at most `parts` optimizer batches, as indices, in order of their groups.
 
     No group is torn apart.
@@ -365,7 +375,7 @@ def _shared(batch: MicroBatch) -> dict[str, Any]:
 
 
 def _spread(
-    samples: Sequence[PolicySample],
+    samples: Sequence[TrainingSample],
     weights: Sequence[FloatArray],
     make: Callable[[MicroBatch], BatchT],
     *,

@@ -6,27 +6,21 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from roll_like.algorithms.correction import Correction, correction_from
 from roll_like.algorithms.losses import KLTerm, LossInputs, PolicyLoss, policy_objective
 from roll_like.config.algorithm import AlgorithmConfig
-from roll_like.config.sections import ModelConfig, TrainingConfig
-from roll_like.errors import CheckpointError, EngineError
-from roll_like.models.export import ModelCard, save_hf_directory
-from roll_like.models.load import load_tokenizer
+from roll_like.errors import EngineError
 from roll_like.registry import LOSSES
-from roll_like.training.layout import MicroBatch, PolicyBatch
-from roll_like.training.policy import PolicyModule, tensors_of
-from roll_like.training.rank import DeepSpeedRank, RankSpec
+from roll_like.training.language_model import LanguageModelRank, LanguageModelSpec, computed
+from roll_like.training.layout import PolicyBatch
 from roll_like.training.whole_batch import tokens_of_all_ranks
-from roll_like.types import FloatArray
 from roll_like.values import Max, Metric, Metrics, Sum, merge
 
 if TYPE_CHECKING:
@@ -34,20 +28,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerSpec(RankSpec):
+class TrainerSpec(LanguageModelSpec):
     """What a rank of the policy, or of a reference model, needs to know.
 
     Attributes:
-        training: The `training` section.
-        frozen: Whether the model only computes log-probabilities (a reference).
-        algorithm: Loss, KL and correction.
-        temperature: Sampling temperature that log-probabilities are taken at.
+        algorithm: Loss, KL and correction. `temperature` is that of sampling.
     """
 
-    training: TrainingConfig
-    frozen: bool
     algorithm: AlgorithmConfig
-    temperature: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,26 +61,13 @@ class _Objective:
     correction: Correction
 
 
-class DeepSpeedWorker(DeepSpeedRank):
+class DeepSpeedWorker(LanguageModelRank):
     """Computes log-probabilities, takes optimizer steps and hands out weights."""
 
-    section = "training"
-    metric_prefix = "train"
-    memory_name = "trainer"
-
     def __init__(self, spec: TrainerSpec, rank: int, world_size: int) -> None:
-        super().__init__(spec, spec.training, rank, world_size)
+        super().__init__(spec, rank, world_size)
         self.spec = spec
         self._sender: WeightSender | None = None
-
-    def _module(self, causal_lm: Any) -> nn.Module:
-        training = self.spec.training
-        return PolicyModule(
-            causal_lm, chunk_tokens=training.logprob_chunk_tokens, chunk_vocab=training.logprob_chunk_vocab
-        )
-
-    def _build(self, module: nn.Module) -> Any:
-        return module.requires_grad_(False).eval() if self.spec.frozen else super()._build(module)
 
     def close(self) -> None:
         """Let go of the inference engines and leave the process group."""
@@ -101,14 +76,6 @@ class DeepSpeedWorker(DeepSpeedRank):
         super().close()
 
     # ---- computing -----------------------------------------------------------------------------
-
-    def logprobs(self, batches: Sequence[MicroBatch]) -> list[FloatArray]:
-        """Return the log-probability of every target of every micro-batch, shape [N] each."""
-        return [logprobs.cpu().numpy() for logprobs in self._logprobs_of(batches)]
-
-    @torch.no_grad()
-    def _logprobs_of(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
-        return [self._forward(batch)[0] for batch in batches]
 
     def train(self, share: TrainingShare) -> dict[str, Metric]:
         """Take one optimizer step for each of the share's updates; return this rank's metrics.
@@ -171,15 +138,7 @@ class DeepSpeedWorker(DeepSpeedRank):
             draws_N=self._tensor(batch.draws),
         )
         loss, metrics = policy_objective(inputs, what.loss, what.kl, what.entropy_coefficient, what.correction)
-        counts: Metrics = {
-            "train/computed_tokens": Sum(float(batch.tokens)),
-            "train/padding_tokens": Sum(float(batch.padding)),
-        }
-        return loss, merge([metrics, counts])
-
-    def _forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        result: tuple[Tensor, Tensor] = self._engine(*tensors_of(batch, self._device), self.spec.temperature)
-        return result
+        return loss, merge([metrics, computed(batch)])
 
     # ---- weights -------------------------------------------------------------------------------
 
@@ -192,41 +151,6 @@ class DeepSpeedWorker(DeepSpeedRank):
         if self._sender is None:
             raise EngineError("weights are sent before connect_weights")
         return self._sender.send(salt)
-
-    def export(self, directory: str, tokenizer: ModelConfig, card: ModelCard) -> None:
-        """Write a Hugging Face directory from rank 0; the other ranks take part in gathering.
-
-        Raises:
-            CheckpointError: The disk is full or not writable.
-        """
-        weights = {name: tensor.cpu().clone() for name, tensor in self.full_weights()}
-        if self.rank != 0:
-            return
-        try:
-            save_hf_directory(
-                weights,
-                self._causal_lm().config,
-                load_tokenizer(tokenizer),
-                Path(directory),
-                card,
-                trust_remote_code=self.spec.trust_remote_code,
-            )
-        except OSError as error:
-            raise CheckpointError(
-                f"the trained model cannot be written to {directory}: {error}", fix="free disk space"
-            ) from error
-
-    def _causal_lm(self) -> Any:
-        module = self._engine if self.spec.frozen else self._engine.module
-        return module.causal_lm
-
-    def _handed_out(self) -> nn.Module:
-        """Names are the Hugging Face model's own."""
-        module: nn.Module = self._causal_lm()
-        return module
-
-    def _is_sharded(self) -> bool:
-        return super()._is_sharded() and not self.spec.frozen
 
 
 def _turn_keys(batch: PolicyBatch) -> npt.NDArray[np.int64]:

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from roll_like.config.agentic import AgenticConfig
 from roll_like.config.base import PluginConfig
 from roll_like.config.rlvr import RLVRConfig
+from roll_like.config.sft import SFTConfig
 from roll_like.registry import ADVANTAGES, DISTILLATION_LOSSES, LOSSES, PREFERENCE_LOSSES, REWARDS, TRACKERS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,7 +62,7 @@ def parts(annotation: Any) -> Iterator[type[BaseModel]]:
 
 def config_classes() -> list[type[BaseModel]]:
     seen: set[type[BaseModel]] = set()
-    for config in (RLVRConfig, AgenticConfig):
+    for config in (RLVRConfig, AgenticConfig, SFTConfig):
         models(config, seen)
     for registry in (ADVANTAGES, LOSSES, PREFERENCE_LOSSES, DISTILLATION_LOSSES, REWARDS, TRACKERS):
         for name in registry.names():

@@ -24,6 +24,7 @@ from roll_like.config.agentic import AgenticConfig
 from roll_like.config.explain import all_keys
 from roll_like.config.load import load_config
 from roll_like.config.rlvr import RLVRConfig
+from roll_like.config.sft import SFTConfig
 from roll_like.registry import ADVANTAGES, LOSSES, PIPELINES, REWARDS
 from roll_like.types import StopReason
 
@@ -32,7 +33,7 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "ex
 CODE = [
     file for folder in ("roll_like", "pipelines", "rewards", "envs") for file in sorted((ROOT / folder).rglob("*.py"))
 ]
-CONFIGS = (RLVRConfig, AgenticConfig)
+CONFIGS = (RLVRConfig, AgenticConfig, SFTConfig)
 SECTIONS = [
     name for config in CONFIGS for name, field in config.model_fields.items() if "Config" in str(field.annotation)
 ]

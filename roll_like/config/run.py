@@ -1,0 +1,116 @@
+"""What every run has, whatever it trains on."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self, TypeAlias
+
+from pydantic import Field, model_validator
+
+from roll_like.config.base import ConfigModel, PipelineConfig
+from roll_like.config.plan import RolePlan
+from roll_like.config.sections import (
+    CheckpointConfig,
+    MetricsConfig,
+    ModelConfig,
+    TrainerResourcesConfig,
+    TrainingConfig,
+)
+from roll_like.config.violations import Violation, raise_violations
+from roll_like.registry import PIPELINES
+
+if TYPE_CHECKING:
+    from roll_like.run import RunResult
+
+#: What a run's folder may be called.
+NAME_PATTERN = r"^[A-Za-z0-9._-]+$"
+#: Looks at a whole configuration and yields what cannot work together.
+Rule: TypeAlias = Callable[..., Iterator[Violation]]
+
+
+class ScheduleConfig(ConfigModel):
+    """When progress is measured."""
+
+    every: Annotated[int, Field(ge=0)] = Field(default=0, description="Steps between evaluations; 0: before and after.")
+    before: bool = Field(default=True, description="Evaluate before the first step.")
+    after: bool = Field(default=True, description="Evaluate after the last step.")
+
+    def due(self, finished: int, steps: int) -> bool:
+        """Return whether to evaluate after so many of all steps."""
+        if finished == 0:
+            return self.before
+        if finished == steps:
+            return self.after
+        return self.every > 0 and finished % self.every == 0
+
+
+class RunConfig(PipelineConfig):
+    """What runs have in common: a name, a model, a trainer, hardware, checkpoints, metrics."""
+
+    #: Run after a configuration was read; each yields every violation that it finds.
+    rules: ClassVar[tuple[Rule, ...]]
+
+    name: str = Field(default="run", pattern=NAME_PATTERN, description="Name of the run and of its folder.")
+    output_dir: Path = Field(default=Path("runs"), description="Folder of runs; this one is `output_dir/name`.")
+    seed: Annotated[int, Field(ge=0)] = Field(default=0, description="Seed of data order, sampling and training.")
+    import_: tuple[str, ...] = Field(
+        default=(), alias="import", description="Modules to import first; they register plugins."
+    )
+    model: ModelConfig = Field(description="Which model is trained.")
+    training: TrainingConfig = Field(default_factory=TrainingConfig, description="The DeepSpeed training engine.")
+    checkpoint: CheckpointConfig = Field(
+        default_factory=CheckpointConfig, description="When states are written and how many are kept."
+    )
+    metrics: MetricsConfig = Field(
+        default_factory=MetricsConfig, description="Where figures go. `metrics.jsonl` is always written."
+    )
+
+    if TYPE_CHECKING:  # declared by each pipeline, with more in them, among its own keys
+        resources: TrainerResourcesConfig
+        evaluation: ScheduleConfig | None
+
+    @property
+    @abstractmethod
+    def total_steps(self) -> int:
+        """Steps of the whole run."""
+
+    @property
+    @abstractmethod
+    def longest_sample(self) -> int:
+        """Most tokens of one sequence that is sampled or trained on, its prompt included."""
+
+    @property
+    @abstractmethod
+    def longest_sample_terms(self) -> str:
+        """The keys that `longest_sample` follows from, with their values, for messages."""
+
+    @property
+    def context_window(self) -> int:
+        """Tokens that the model has to see at a time."""
+        return self.longest_sample
+
+    @property
+    def trained_models(self) -> int:
+        """How many models a checkpoint holds."""
+        return 1
+
+    @property
+    def further_roles(self) -> tuple[RolePlan, ...]:
+        """Roles with devices, beside the trainer."""
+        return ()
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Self:
+        raise_violations(type(self).__name__, (violation for rule in self.rules for violation in rule(self)))
+        return self
+
+    def run(self, *, resume: str | None = None) -> RunResult:
+        """Train, from a notebook or a script, and return the metrics.
+
+        Args:
+            resume: Name of a run to continue, or `""` for this configuration's own.
+        """
+        result: RunResult = PIPELINES.get(self.pipeline).launch(self, resume=resume)
+        return result

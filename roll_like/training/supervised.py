@@ -1,0 +1,115 @@
+"""The driver's handle on the ranks of a model that learns from given answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import numpy as np
+
+from roll_like.cluster import Cluster
+from roll_like.config.sections import TrainingConfig
+from roll_like.training.attention import MAX_DENSE_TOKENS
+from roll_like.training.engine import with_padding_fraction
+from roll_like.training.layout import MicroBatch, micro_batches, per_sample
+from roll_like.training.packing import packed
+from roll_like.training.supervised_worker import SupervisedWorker
+from roll_like.types import FloatArray, TrainingSample
+from roll_like.values import Last, Mean, Metric, Sum, merge
+
+
+class SupervisedEngine:
+    """Splits batches of given answers over ranks and runs them.
+
+    Args:
+        cluster: Started ranks.
+        training: The `training` section.
+        packing: Whether several samples share a row; the numbers are the same, with less padding.
+        span: Times a named part of a step.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster[SupervisedWorker],
+        training: TrainingConfig,
+        *,
+        packing: bool,
+        span: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
+    ) -> None:
+        self.cluster = cluster
+        self._training = training
+        self._packing = packing
+        self._span = span
+
+    def train_step(self, samples: Sequence[TrainingSample]) -> Mapping[str, Metric]:
+        """Take one optimizer step: the mean negative log-likelihood of all trained tokens of the batch, in nats.
+
+        Returns:
+            `train/…`; the loss is that before the step.
+        """
+        samples = self._rows(samples)
+        tokens = sum(int(sample.sampled.sum()) for sample in samples)
+        weights = [np.where(sample.sampled, np.float32(1 / tokens), np.float32(0)) for sample in samples]
+        shards = self._micro_batches(samples, weights)
+        metrics = merge([{"train/updates": Sum(1.0)}, *self.cluster.scatter(SupervisedWorker.train, shards)])
+        perplexity = math.exp(min(metrics["train/loss"].value, 700.0))  # beyond, there is no such float
+        return {**with_padding_fraction(metrics), "train/perplexity": Last(perplexity)}
+
+    def logprobs(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
+        """Return each sample's log-probabilities under this engine's weights, shape [T], 0 where not trained."""
+        rows = self._rows(samples)
+        shards = self._micro_batches(rows)
+        with self._span("logprobs"):
+            results = self.cluster.scatter(SupervisedWorker.logprobs, shards)
+        return per_sample(rows, shards, results)
+
+    def save(self, directory: Path) -> None:
+        """Write every rank's states under a directory that all ranks see."""
+        self.cluster.everywhere(SupervisedWorker.save, str(directory))
+
+    def load(self, directory: Path) -> None:
+        """Take back what `save` wrote."""
+        self.cluster.everywhere(SupervisedWorker.load, str(directory))
+
+    def _rows(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+        limit = min(self._training.max_tokens_per_micro_batch, MAX_DENSE_TOKENS)
+        return packed(samples, limit) if self._packing else list(samples)
+
+    def _micro_batches(
+        self, samples: Sequence[TrainingSample], weights: Sequence[FloatArray] | None = None
+    ) -> list[list[MicroBatch]]:
+        return micro_batches(
+            samples,
+            weights,
+            ranks=len(self.cluster),
+            max_tokens=self._training.max_tokens_per_micro_batch,
+            share_prompts=self._packing,
+        )
+
+
+def likelihood_metrics(
+    samples: Sequence[TrainingSample], logprobs: Sequence[FloatArray], names: Sequence[str]
+) -> dict[str, Metric]:
+    """Return `eval/loss` and `eval/perplexity` over all trained tokens, and the loss of each source.
+
+    Args:
+        samples: What was evaluated.
+        logprobs: Of each sample, shape [T], 0 where not trained.
+        names: The source of each sample.
+    """
+    losses = [-float(each.sum(dtype=np.float64)) for each in logprobs]
+    counts = [int(sample.sampled.sum()) for sample in samples]
+    total = sum(losses) / max(sum(counts), 1)
+    metrics: dict[str, Metric] = {
+        "eval/loss": Mean(total, sum(counts)),
+        "eval/perplexity": Last(math.exp(min(total, 700.0))),
+        "eval/tokens": Sum(float(sum(counts))),
+    }
+    sources = sorted(set(names))
+    for source in sources if len(sources) > 1 else ():
+        chosen = [index for index, name in enumerate(names) if name == source]
+        tokens = sum(counts[index] for index in chosen)
+        metrics[f"eval/source/{source}/loss"] = Mean(sum(losses[index] for index in chosen) / tokens, tokens)
+    return metrics

@@ -1,0 +1,51 @@
+"""A supervised run from its YAML to a model that others load; killed and resumed it is the same run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from hygiene import nothing_left
+from run_config import finish_run, read_lines, start_run, write_sft_run
+from transformers import AutoModelForCausalLM
+
+pytestmark = pytest.mark.integration
+
+
+def losses(run: Path) -> list[float]:
+    return [line["train/loss"] for line in read_lines(run / "metrics.jsonl")]
+
+
+def test_a_run_learns_and_one_that_was_killed_goes_on(tmp_path: Path, tiny_model: Path) -> None:
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    for folder in (whole, halves):
+        folder.mkdir()
+    precise = {"model": {"path": str(tiny_model), "dtype": "float32"}, "steps": None, "epochs": 4}
+    export = {"every": 1, "keep": 2, "export": True}
+    with nothing_left():
+        code, output = finish_run(write_sft_run(whole, tiny_model, **precise, checkpoint=export))
+    assert code == 0, output
+    run = whole / "runs" / "tiny"
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["steps"], summary["total_steps"]) == (10, 10)  # 4 × 20 samples, 8 a step
+    assert summary["eval_loss_after"] < summary["eval_loss_before"] - 0.5
+    assert (run / "curves.png").stat().st_size > 10_000
+    assert "eval/loss" in (run / "model" / "README.md").read_text()
+    assert AutoModelForCausalLM.from_pretrained(run / "model").num_parameters() > 0
+
+    config = write_sft_run(halves, tiny_model, **precise, metrics={"trackers": [], "console": "plain"})
+    with nothing_left():
+        process = start_run(config, start_new_session=True)
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "step  4/10" in line:
+                break
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+    code, output = finish_run(config, "--resume")
+    assert code == 0, output
+    assert losses(halves / "runs" / "tiny") == pytest.approx(losses(run), rel=1e-4)

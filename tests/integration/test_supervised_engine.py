@@ -1,0 +1,117 @@
+"""The real DeepSpeed engine on given answers: its updates are those of a plain loop, however they are computed."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
+from tiny_model import make_tiny_model
+from transformers import AutoModelForCausalLM
+
+from roll_like.cluster import ResourceManager
+from roll_like.config.sections import Span, TrainingConfig
+from roll_like.training.language_model import LanguageModelSpec
+from roll_like.training.start import start_ranks
+from roll_like.training.supervised import SupervisedEngine, likelihood_metrics
+from roll_like.training.supervised_worker import SupervisedWorker
+from roll_like.types import TrainingSample
+from roll_like.values import reduce
+
+pytestmark = pytest.mark.integration
+LR, EPS = 1e-2, 1e-2  # the large eps keeps Adam's first step from being the sign of the gradient's last bits
+
+
+@pytest.fixture(scope="module")
+def float_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("float-model"), dtype="float32")
+
+
+def batches() -> list[list[TrainingSample]]:
+    return [ragged_policy_samples(seed=seed) for seed in (0, 1)]
+
+
+def engine(
+    resources: ResourceManager, model: Path, stack: ExitStack, *, packing: bool, **training: Any
+) -> SupervisedEngine:
+    config = TrainingConfig(optimizer={"lr": LR, "max_grad_norm": 1000.0, "eps": EPS}, **training)
+    spec = LanguageModelSpec(
+        model_path=str(model),
+        dtype="float32",
+        device="cpu",
+        threads=1,
+        seed=0,
+        training=config,
+        frozen=False,
+        total_updates=10,
+        trust_remote_code=False,
+    )
+    span = Span.model_validate("0-1")
+    cluster = start_ranks("training", SupervisedWorker, spec, config.workers, resources, span, stack=stack)
+    return SupervisedEngine(cluster, config, packing=packing)
+
+
+@pytest.fixture(scope="module")
+def plain(float_model: Path) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and final weights of two AdamW steps in plain PyTorch, one sequence at a time."""
+    model = AutoModelForCausalLM.from_pretrained(float_model, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, eps=EPS, weight_decay=0.0)
+    losses = []
+    for samples in batches():
+        tokens = sum(int(sample.sampled.sum()) for sample in samples)
+        optimizer.zero_grad()
+        total = 0.0
+        for sample in samples:
+            ids = torch.from_numpy(sample.token_ids).long()
+            logprobs = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+            loss = -logprobs[torch.from_numpy(sample.sampled[1:])].sum() / tokens
+            loss.backward()
+            total += float(loss.detach())
+        optimizer.step()
+        losses.append(total)
+    return losses, {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("packing", "options"),
+    [
+        (False, {}),
+        (True, {"zero_stage": 2, "max_tokens_per_micro_batch": 64}),
+        (True, {"workers": 2, "zero_stage": 1, "max_tokens_per_micro_batch": 48}),
+        (True, {"workers": 2, "zero_stage": 3, "max_tokens_per_micro_batch": 64, "gradient_checkpointing": True}),
+    ],
+)
+def test_updates_are_those_of_a_plain_loop(
+    resources: ResourceManager,
+    float_model: Path,
+    plain: tuple[list[float], dict[str, torch.Tensor]],
+    packing: bool,
+    options: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    losses, weights = plain
+    first, second = batches()
+    with ExitStack() as stack:
+        trainer = engine(resources, float_model, stack, packing=packing, **options)
+        assert reduce(trainer.train_step(first))["train/loss"] == pytest.approx(losses[0], rel=1e-5)
+        trainer.save(tmp_path)
+        trainer.train_step(first)  # away from where the checkpoint was taken, and back
+        trainer.load(tmp_path)
+        assert reduce(trainer.train_step(second))["train/loss"] == pytest.approx(losses[1], rel=1e-5)
+        found = trainer.cluster.everywhere(SupervisedWorker.snapshot)[0]
+        logprobs = trainer.logprobs(first)
+    for name, parameter in weights.items():
+        assert torch.from_numpy(found[name]).sub(parameter).abs().max() < 2e-6, name
+    model = AutoModelForCausalLM.from_pretrained(float_model, dtype=torch.float32)
+    model.load_state_dict(weights, strict=False)
+    ids = torch.from_numpy(first[0].token_ids).long()
+    with torch.no_grad():
+        expected = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+    mask = first[0].sampled
+    assert torch.from_numpy(logprobs[0][mask]).sub(expected[torch.from_numpy(mask[1:])]).abs().max() < 1e-4
+    values = reduce(likelihood_metrics(first, logprobs, ["all"] * len(first)))
+    tokens = sum(int(sample.sampled.sum()) for sample in first)
+    assert values["eval/loss"] == pytest.approx(-sum(float(each.sum()) for each in logprobs) / tokens, rel=1e-5)

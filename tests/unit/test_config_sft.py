@@ -1,0 +1,117 @@
+"""What a supervised configuration refuses, its plan, and what its check finds in conversations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from config_files import changed
+from pydantic import ValidationError
+
+from roll_like.check import Report, check_run
+from roll_like.check.conversations import conversation_findings, supervised_plan
+from roll_like.config.sft import SFTConfig
+from roll_like.teaching import steps_of, with_steps
+
+MINIMAL: dict[str, Any] = {
+    "pipeline": "sft",
+    "steps": 10,
+    "model": {"path": "org/model"},
+    "data": {"sources": [{"path": "train.jsonl"}], "samples_per_step": 4, "max_tokens": 128},
+    "resources": {"device": "cpu", "devices_per_node": 2, "spans": {"training": "0-1"}},
+}
+
+
+def config(**changes: Any) -> SFTConfig:
+    return SFTConfig.model_validate(changed(MINIMAL, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "expected"),
+    [
+        ({"steps": None}, "steps", "neither is set; set one of them"),
+        ({"epochs": 2}, "steps", "both are set; set one of them"),
+        (
+            {"training": {"max_tokens_per_micro_batch": 100}},
+            "training.max_tokens_per_micro_batch",
+            "100 tokens cannot hold one longest sample (data.max_tokens = 128); set it to 128 or more",
+        ),
+        (
+            {"data__samples_per_step": 1, "training": {"workers": 2}},
+            "training.workers",
+            "one step has 1 samples, fewer than 2 workers",
+        ),
+        ({"resources__spans__training": "0-3"}, "resources.spans.training", "ends after the last device"),
+        ({"resources__spans__inference": "0-1"}, "resources.spans.inference", "Extra inputs"),
+        ({"model__dtype": "float16"}, "model.dtype", "overflows on CPU"),
+        (
+            {"evaluation": {"sources": [{"path": "e.jsonl"}], "before": False, "after": False}},
+            "evaluation",
+            "it would never run",
+        ),
+        ({"data__sources": []}, "data.sources", "at least 1 item"),
+    ],
+)
+def test_what_cannot_work_is_refused(changes: dict[str, Any], key: str, expected: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        config(**changes)
+    found = {".".join(map(str, error["loc"])): error["msg"] for error in caught.value.errors()}
+    assert expected in found[key]
+
+
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with ten good rows to train on and two others to evaluate."""
+    monkeypatch.chdir(tmp_path)
+    for name, words in (("train", range(10)), ("eval", range(10, 12))):
+        lines = [json.dumps({"prompt": f"Say {word}", "completion": f"It is {word}."}) for word in words]
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return tmp_path
+
+
+def report(tiny_model: Path, **changes: Any) -> Report:
+    return check_run(config(model={"path": str(tiny_model)}, **changes), supervised_plan, conversation_findings)
+
+
+def only(found: Report, level: str) -> str:
+    [finding] = [finding for finding in found.findings if finding.level == level]
+    return str(finding)
+
+
+def test_a_good_configuration_has_no_findings_and_a_plan(rows: Path, tiny_model: Path) -> None:
+    found = report(tiny_model, evaluation={"sources": [{"path": "eval.jsonl"}]})
+    assert found.findings == []
+    assert (found.plan.samples_per_step, found.plan.updates, len(found.plan.roles)) == (4, 10, 1)
+    assert [line.role for line in found.plan.memory] == ["training"]
+    assert [str(source).partition(",")[0] for source in found.sources] == ["train: 10 of 10 rows", "eval: 2 of 2 rows"]
+
+
+def test_epochs_are_steps_once_the_data_was_read(rows: Path, tiny_model: Path) -> None:
+    assert report(tiny_model, steps=None, epochs=2.5).plan.steps == 7  # 25 samples, 4 a step
+    asked = config(model={"path": str(tiny_model)}, steps=None, epochs=2.5)
+    assert (steps_of(asked, 10), steps_of(config(), 10)) == (7, 10)
+    resolved = with_steps(asked)
+    assert (resolved.total_steps, resolved.epochs) == (7, None)
+    assert SFTConfig.model_validate(resolved.model_dump(by_alias=True)) == resolved
+    with pytest.raises(ValueError, match="follow from the data"):
+        _ = asked.total_steps
+
+
+def test_bad_rows_are_named_or_counted(rows: Path, tiny_model: Path) -> None:
+    with (rows / "train.jsonl").open("a") as file:
+        file.write('{"messages": [{"role": "user", "content": "Hi"}]}\n')
+    found = report(tiny_model)
+    assert "train.jsonl:11" in only(found, "error")
+    skipped = report(tiny_model, data__bad_rows="skip")
+    assert not skipped.errors
+    assert "1 without an assistant turn left out, first train.jsonl:11" in str(skipped.sources[0])
+
+
+def test_what_may_not_be_meant_is_a_warning(rows: Path, tiny_model: Path) -> None:
+    assert "the data has 10" in only(report(tiny_model, data__samples_per_step=16), "warning")
+    both = report(tiny_model, evaluation={"sources": [{"path": "train.jsonl", "name": "again"}]})
+    assert "10 of 10 samples are also trained on, first train.jsonl:1" in only(both, "warning")
+    warm = report(tiny_model, training={"optimizer": {"warmup_steps": 10}})
+    assert "10 of warm-up never reach the peak rate" in only(warm, "warning")
