@@ -91,19 +91,19 @@ def test_a_policy_that_equals_its_reference_is_at_chance() -> None:
 
 def test_figures_of_samples() -> None:
     samples = make_samples(
-        [-1.0, -2.0, -5.0, -9.0], [True, False, True, True], reference=[-3.0, -4.0, -4.0, -9.0], tokens=[2, 4, 1, 7]
+        [-1.0, -2.0, -5.0, -9.0], [True, False, True, True], reference=[-3.0, -4.0, -5.25, -9.0], tokens=[2, 4, 1, 7]
     )
     samples = dataclasses.replace(samples, weights_S=torch.tensor([0.5, 0.25, 0.25, 0.0]))
     objective, metrics = preference_objective(samples, kto(0.5, beta=0.4))
-    # gains 1.5 and −1.5 of desirable samples, and 1.5 of the one that should be below
-    up, down = 1 / (1 + math.exp(0.6)), 1 / (1 + math.exp(-0.6))
-    assert objective.item() == pytest.approx(0.5 * up + 0.25 * down + 0.25 * down)
+    # log-ratios 2 and 0.25 of desirable samples, and 2 of the one that should be below the baseline of 0.5
+    above, wrong, below = (1 / (1 + math.exp(0.4 * gain)) for gain in (1.5, -1.5, -0.25))
+    assert objective.item() == pytest.approx(0.5 * above + 0.25 * wrong + 0.25 * below)
     assert reduce(metrics) == pytest.approx(
         {
             "train/loss": objective.item(),
             "train/preference_loss": objective.item(),
             "preference/samples": 3.0,
-            "preference/reward_chosen": 0.2,
+            "preference/reward_chosen": 0.45,
             "preference/reward_rejected": 0.8,
             "preference/accuracy": 1 / 3,
             "preference/logprob_chosen": -3.0,
