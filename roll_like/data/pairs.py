@@ -86,8 +86,6 @@ def load_pairs(data: PairData, renderer: Renderer, *, section: str = "data") -> 
             return [_pieces(renderer, prompt, response, tools) for response in (chosen, rejected)]
 
         def finish(row: Row, parts: list[ConversationSample], tally: Tally) -> list[PairSample]:
-            if _same(*parts):
-                raise _identical()
             pair = [fit(part, data, tally, section) for part in parts]
             return [_pair(row, *pair)]
 
@@ -114,7 +112,8 @@ def _pieces(
 
 
 def _pair(row: Row, chosen: ConversationSample, rejected: ConversationSample) -> PairSample:
-    if _same(chosen, rejected):  # they differ beyond the limit only
+    # after the cut at the limit, which may take away what they differ in
+    if np.array_equal(chosen.token_ids, rejected.token_ids) and np.array_equal(chosen.trained, rejected.trained):
         raise _identical()
     length = chosen.prompt_length
     if length != rejected.prompt_length or not np.array_equal(chosen.token_ids[:length], rejected.token_ids[:length]):
@@ -124,10 +123,6 @@ def _pair(row: Row, chosen: ConversationSample, rejected: ConversationSample) ->
             fix="change the row, or model.chat_template",
         )
     return PairSample(chosen=chosen, rejected=rejected, prompt_length=length, origin=row.origin)
-
-
-def _same(chosen: ConversationSample, rejected: ConversationSample) -> bool:
-    return np.array_equal(chosen.token_ids, rejected.token_ids) and np.array_equal(chosen.trained, rejected.trained)
 
 
 def _identical() -> BadRow:

@@ -57,7 +57,7 @@ def ours(case: DistillationCase, name: str, teacher: str = "head", **settings: A
         "student_top_k": lambda: case.student_top_k,
     }
     options = {"temperature": case.temperature, "scale_by_temperature": False, **settings}
-    weights_N = case.mask_N / case.mask_N.sum()
+    weights_N = case.mask_N.double() / case.mask_N.sum()
     losses = distillation_losses(
         pair.hidden_ND,
         pair.weight_VD,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from typing import Any
 
@@ -134,9 +135,9 @@ def test_templates_that_change_turns_are_trained_on_what_they_write_or_not_at_al
         assert text.endswith("<|im_end|>")
         body = text.removesuffix("<|im_end|>")
         if name == "trims":
-            assert body == content.strip()
+            assert body == plain(content.strip())
         elif name == "opens reasoning":
-            assert body == content.removeprefix("<think>\n")
+            assert body == plain(content.removeprefix("<think>\n"))
         else:
             written = squeezed(body)
             assert written in (squeezed(plain(content)), "<think></think>" + squeezed(plain(content)))
@@ -196,21 +197,20 @@ def test_reasoning_in_a_field_of_its_own() -> None:
         sequences(renderer("Qwen3, thinking off"), messages, (), [1])
 
 
-CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 1}}}
-
-
 @pytest.mark.parametrize("content", ["", "Let me add. <|im_end|>"])
-def test_tool_calls_are_trained_and_their_results_are_not(content: str) -> None:
+@pytest.mark.parametrize("value", ["1", "<|im_end|>"])
+def test_tool_calls_are_trained_and_their_results_are_not(content: str, value: str) -> None:
     render = renderer("Qwen2.5")
+    function = {"name": "add", "arguments": {"a": value, "b": 1}}
     messages = [
         {"role": "user", "content": "1 + 1?"},
-        {"role": "assistant", "content": content, "tool_calls": [CALL]},
+        {"role": "assistant", "content": content, "tool_calls": [{"type": "function", "function": function}]},
         {"role": "tool", "content": "secret"},
         {"role": "assistant", "content": "2"},
     ]
     (pieces,) = sequences(render, messages, [TOOL], [1, 3])
     said = [text for text, trained in pieces if trained]
-    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 1}}\n</tool_call><|im_end|>'
+    call = f"<tool_call>\n{json.dumps(function)}\n</tool_call><|im_end|>"
     assert said == [f"{content}\n{call}" if content else call, "2<|im_end|>"]
 
 
