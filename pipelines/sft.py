@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 
 from roll_like.build import export_model
 from roll_like.check import Report, check_run, refuse_errors
-from roll_like.check.conversations import conversation_findings, supervised_plan
+from roll_like.check.given import conversation_findings, given_plan
 from roll_like.config.sft import SFTConfig
 from roll_like.metrics.summary import Summary
 from roll_like.models.load import resolve_model
@@ -21,7 +21,6 @@ from roll_like.teaching import (
     evaluate_likelihood,
     samples_metrics,
     start_supervised,
-    with_steps,
 )
 from roll_like.training.supervised import SupervisedEngine
 
@@ -80,12 +79,13 @@ class SFTPipeline:
             resume: None starts anew; "" continues the latest run of this name; else the run to continue.
         """
         refuse_errors(cls.check(config))
-        return launch(with_steps(config), cls.build, resume=resume)
+        lasting = config if config.epochs is None else config.lasting(len(conversations_of(config)))
+        return launch(lasting, cls.build, resume=resume)
 
     @classmethod
     def check(cls, config: SFTConfig) -> Report:
         """Return every problem that can be known before a run, and its plan."""
-        return check_run(config, supervised_plan, conversation_findings)
+        return check_run(config, given_plan, conversation_findings)
 
     @classmethod
     def evaluate(cls, config: SFTConfig, model: str) -> dict[str, float]:

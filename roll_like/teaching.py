@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from typing import Any
@@ -26,20 +25,6 @@ from roll_like.values import Max, Mean, Metric, Sum, reduce
 def conversations_of(config: SFTConfig) -> SampleSet[ConversationSample]:
     """Return the samples that are trained on."""
     return load_conversations(config.data, _renderer(config))
-
-
-def steps_of(config: SFTConfig, samples: int) -> int:
-    """Return the steps of a run whose data has so many samples."""
-    if config.steps is not None:
-        return config.steps
-    return math.ceil((config.epochs or 0) * samples / config.data.samples_per_step)
-
-
-def with_steps(config: SFTConfig) -> SFTConfig:
-    """Return the configuration with the number of steps that its `epochs` are, where it has those."""
-    if config.epochs is None:
-        return config
-    return config.model_copy(update={"steps": steps_of(config, len(conversations_of(config))), "epochs": None})
 
 
 class ExampleSource:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from roll_like.config.agentic import AgenticConfig
+from roll_like.config.dpo import DPOConfig
 from roll_like.config.rlvr import RLVRConfig
 from roll_like.config.schema import json_schema, markdown, write_json
 from roll_like.config.sft import SFTConfig
@@ -64,16 +65,27 @@ extend each other, how keys are changed on the command line, and what a span is.
 """
 
 
+DPO = """\
+# Configuration of preference runs
+
+Every key of a `pipeline: dpo` file, generated as [configuration.md](configuration.md) is, which also says how files
+extend each other, how keys are changed on the command line, and what a span is. JSON Schema:
+[schema/dpo.json](schema/dpo.json). What is learned from pairs: [preferences.md](preferences.md).
+"""
+
+
 def files() -> dict[Path, str]:
     """Return each generated file's text."""
-    rlvr, agentic, sft = (json_schema(config) for config in (RLVRConfig, AgenticConfig, SFTConfig))
+    rlvr, agentic, sft, dpo = map(json_schema, (RLVRConfig, AgenticConfig, SFTConfig, DPOConfig))
     docs = ROOT / "docs"
     return {
         docs / "schema/rlvr.json": write_json(rlvr),
         docs / "schema/agentic.json": write_json(agentic),
         docs / "schema/sft.json": write_json(sft),
+        docs / "schema/dpo.json": write_json(dpo),
         docs / "configuration.md": _page(INTRODUCTION, markdown(rlvr)),
         docs / "configuration_agentic.md": _page(AGENTIC, markdown(agentic, rlvr, "configuration.md")),
+        docs / "configuration_dpo.md": _page(DPO, markdown(dpo, rlvr, "configuration.md")),
         docs / "configuration_sft.md": _page(SFT, markdown(sft, rlvr, "configuration.md")),
     }
 

@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 import yaml
 
 from roll_like.check import Report, check, check_run
-from roll_like.check.conversations import conversation_findings, supervised_plan
 from roll_like.check.data import prompt_findings
 from roll_like.check.environments import environment_findings
+from roll_like.check.given import conversation_findings, given_plan, pair_findings
 from roll_like.config.agentic import AgenticConfig
+from roll_like.config.dpo import DPOConfig
 from roll_like.config.rlvr import RLVRConfig
 from roll_like.config.sft import SFTConfig
 
@@ -78,6 +79,25 @@ class RecordingPipeline:
         return {"eval/avg": 0.5}
 
 
+class RecordingDPOPipeline:
+    """The same for `pipeline: dpo`."""
+
+    Config: ClassVar[type[DPOConfig]] = DPOConfig
+
+    @classmethod
+    def launch(cls, config: DPOConfig, resume: str | None = None) -> None:
+        RecordingPipeline.calls.append(("launch", config, resume))
+
+    @classmethod
+    def check(cls, config: DPOConfig) -> Report:
+        return check_run(config, given_plan, pair_findings)
+
+    @classmethod
+    def evaluate(cls, config: DPOConfig, model: str) -> dict[str, float]:
+        RecordingPipeline.calls.append(("evaluate", config, model))
+        return {"eval/loss": 0.5}
+
+
 class RecordingSFTPipeline:
     """The same for `pipeline: sft`."""
 
@@ -89,7 +109,7 @@ class RecordingSFTPipeline:
 
     @classmethod
     def check(cls, config: SFTConfig) -> Report:
-        return check_run(config, supervised_plan, conversation_findings)
+        return check_run(config, given_plan, conversation_findings)
 
     @classmethod
     def evaluate(cls, config: SFTConfig, model: str) -> dict[str, float]:

@@ -125,6 +125,26 @@ def write_sft_run(directory: Path, model_path: Path, **changes: Any) -> Path:
     return _write(directory, config | changes)
 
 
+def write_dpo_run(directory: Path, model_path: Path, **changes: Any) -> Path:
+    """The same for a preference run, with pairs of its own: what is chosen repeats a word as it is."""
+    words = ("abc", "moon", "hello", "x1y2", "tea", "zebra", "quick", "dog")
+    pairs = [(f"Say {word} {times} times", word * times, word[::-1] * 3) for word in words for times in (1, 2, 3)]
+    rows = [json.dumps({"prompt": prompt, "chosen": chosen, "rejected": other}) for prompt, chosen, other in pairs]
+    (directory / "train.jsonl").write_text("".join(f"{row}\n" for row in rows[:20]))
+    (directory / "eval.jsonl").write_text("".join(f"{row}\n" for row in rows[20:]))
+    config = _shared(directory, model_path)
+    config["resources"]["spans"] = {"training": "0-1"}
+    del config["inference"]
+    config |= {
+        "pipeline": "dpo",
+        "data": {"sources": [{"path": str(directory / "train.jsonl")}], "pairs_per_step": 8, "max_tokens": 64},
+        "evaluation": {"sources": [{"path": str(directory / "eval.jsonl")}]},
+        "training": {"optimizer": {"lr": 1.0e-3}, "max_tokens_per_micro_batch": 256},
+        "reference": {},
+    }
+    return _write(directory, config | changes)
+
+
 def _shared(directory: Path, model_path: Path) -> dict[str, Any]:
     return {
         "name": "tiny",

@@ -90,10 +90,15 @@ def check_engines(config: PolicyGradientConfig, shape: ModelShape | None) -> Ite
 
 def check_reference(config: PolicyGradientConfig, shape: ModelShape | None) -> list[Finding]:
     """Return what is wrong with a reference model of its own."""
-    if config.reference is None or config.reference.path is None:
+    return check_vocabulary(config, shape, None if config.reference is None else config.reference.path)
+
+
+def check_vocabulary(config: RunConfig, shape: ModelShape | None, reference: str | None) -> list[Finding]:
+    """Return what is wrong with a reference model that is not the trained one."""
+    if reference is None:
         return []
     findings: list[Finding] = []
-    section = config.model.model_copy(update={"path": config.reference.path, "revision": None, "tokenizer": None})
+    section = config.model.model_copy(update={"path": reference, "revision": None, "tokenizer": None})
     model = _localised(section, "reference.path", findings)
     if model is None:
         return findings

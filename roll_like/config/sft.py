@@ -7,9 +7,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from roll_like.config.rules import RUN_RULES, budget_holds
-from roll_like.config.run import NAME_PATTERN, Rule, RunConfig, ScheduleConfig
-from roll_like.config.sections import PositiveFloat, PositiveInt, TrainerResourcesConfig
+from roll_like.config.given import GivenDataConfig
+from roll_like.config.rules import budget_holds
+from roll_like.config.run import NAME_PATTERN, Rule, ScheduleConfig
+from roll_like.config.sections import PositiveInt, TrainerResourcesConfig
 from roll_like.config.training_data import ConversationData, ConversationSource
 from roll_like.config.violations import Violation
 
@@ -32,39 +33,19 @@ class SFTEvaluationConfig(ScheduleConfig):
     )
 
 
-def _steps_or_epochs(config: SFTConfig) -> Iterator[Violation]:
-    if (config.steps is None) == (config.epochs is None):
-        found = "both are set" if config.steps is not None else "neither is set"
-        yield Violation(("steps",), f"a run lasts a number of `steps`, or of `epochs`, and {found}; set one of them")
-
-
 def _budget_holds_a_sample(config: SFTConfig) -> Iterator[Violation]:
     yield from budget_holds(
         config, ("training", "max_tokens_per_micro_batch"), config.training.max_tokens_per_micro_batch
     )
 
 
-def _ranks_have_work(config: SFTConfig) -> Iterator[Violation]:
-    samples, workers = config.data.samples_per_step, config.training.workers
-    if samples < workers:
-        yield Violation(
-            ("training", "workers"),
-            f"one step has {samples} samples, fewer than {workers} workers, so some would have nothing to do; use at "
-            f"most {samples} workers, or raise data.samples_per_step",
-        )
-
-
-class SFTConfig(RunConfig):
+class SFTConfig(GivenDataConfig):
     """One run of supervised fine-tuning: everything a YAML file may say."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (*RUN_RULES, _steps_or_epochs, _budget_holds_a_sample, _ranks_have_work)
+    rules: ClassVar[tuple[Rule, ...]] = (*GivenDataConfig.rules, _budget_holds_a_sample)
 
     pipeline: Literal["sft"] = Field(default="sft", description="This pipeline.")
     name: str = Field(default="sft", pattern=NAME_PATTERN, description="Name of the run and of its folder.")
-    steps: PositiveInt | None = Field(default=None, description="Steps to train; or set `epochs`.")
-    epochs: PositiveFloat | None = Field(
-        default=None, description="Passes over the data, as many steps as that takes; or set `steps`."
-    )
     data: SFTDataConfig = Field(description="What the model learns from, and how much of it in a step.")
     resources: TrainerResourcesConfig = Field(
         description="What hardware the run takes. A device is a GPU, or a core with `device: cpu`."
@@ -74,11 +55,9 @@ class SFTConfig(RunConfig):
     )
 
     @property
-    def total_steps(self) -> int:
-        """Steps of the whole run; known for `epochs` once the data was read."""
-        if self.steps is None:
-            raise ValueError("the steps of `epochs` follow from the data: see pipelines/sft.py")
-        return self.steps
+    def items_per_step(self) -> tuple[int, str]:
+        """How many samples one step takes."""
+        return self.data.samples_per_step, "samples"
 
     @property
     def longest_sample(self) -> int:

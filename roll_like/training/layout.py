@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from roll_like.errors import EngineError
 from roll_like.training.draws import sample_seeds, uniform_draws
 from roll_like.types import BoolArray, FloatArray, IntArray, PolicySample, ReferencedSample, TrainingSample
 
@@ -118,6 +119,18 @@ class ValueBatch(MicroBatch):
 
     old_values: FloatArray
     returns: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairBatch(MicroBatch):
+    """What is learned from pairs, beside the rows: samples 2·i and 2·i + 1 are the answers of pair i.
+
+    Attributes:
+        reference_sums: Of the reference model, log-probability of each answer in the batch, in the order of their
+            sample ids, shape [R]; empty where there is none.
+    """
+
+    reference_sums: FloatArray
 
 
 BatchT = TypeVar("BatchT", bound=MicroBatch)
@@ -322,6 +335,38 @@ def value_batches(
         return ValueBatch(**_shared(batch), old_values=old.of(batch), returns=targets.of(batch))
 
     return _spread(samples, weights, make, ranks=ranks, max_tokens=max_tokens, share_prompts=share_prompts)
+
+
+def pair_batches(
+    samples: Sequence[TrainingSample], reference_sums: FloatArray | None, *, ranks: int, max_tokens: int
+) -> list[list[PairBatch]]:
+    """Return each rank's micro-batches of one optimizer step over pairs; both answers of a pair are in one row.
+
+    Args:
+        samples: Chosen and rejected answers in turn; those of a pair share their `group_id`.
+        reference_sums: Log-probability of each answer under the reference model, shape [len(samples)]; None without.
+        ranks: World size of the engine.
+        max_tokens: Budget of one micro-batch, padding included.
+
+    Raises:
+        EngineError: A pair is longer than a row may be.
+    """
+    longest = min(max_tokens, MAX_SHARED_ROW_TOKENS)
+    for chosen, rejected in zip(samples[::2], samples[1::2], strict=True):
+        length = len(chosen.token_ids) + len(rejected.token_ids) - chosen.prompt_length - 2
+        if length > longest:
+            raise EngineError(
+                f"a pair takes {length} tokens, and a row {longest} at most",
+                fix="raise training.max_tokens_per_micro_batch, or lower data.max_tokens",
+            )
+    nothing = np.zeros(0, np.float32)
+    ones = [np.ones(len(sample.token_ids), np.float32) for sample in samples]
+
+    def make(batch: MicroBatch) -> PairBatch:
+        sums = nothing if reference_sums is None else reference_sums[np.unique(batch.sample_ids)]
+        return PairBatch(**_shared(batch), reference_sums=sums)
+
+    return _spread(samples, ones, make, ranks=ranks, max_tokens=max_tokens, share_prompts=True)
 
 
 def per_sample(

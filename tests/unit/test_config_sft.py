@@ -11,9 +11,8 @@ from config_files import changed
 from pydantic import ValidationError
 
 from roll_like.check import Report, check_run
-from roll_like.check.conversations import conversation_findings, supervised_plan
+from roll_like.check.given import conversation_findings, given_plan
 from roll_like.config.sft import SFTConfig
-from roll_like.teaching import steps_of, with_steps
 
 MINIMAL: dict[str, Any] = {
     "pipeline": "sft",
@@ -72,7 +71,7 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def report(tiny_model: Path, **changes: Any) -> Report:
-    return check_run(config(model={"path": str(tiny_model)}, **changes), supervised_plan, conversation_findings)
+    return check_run(config(model={"path": str(tiny_model)}, **changes), given_plan, conversation_findings)
 
 
 def only(found: Report, level: str) -> str:
@@ -91,8 +90,8 @@ def test_a_good_configuration_has_no_findings_and_a_plan(rows: Path, tiny_model:
 def test_epochs_are_steps_once_the_data_was_read(rows: Path, tiny_model: Path) -> None:
     assert report(tiny_model, steps=None, epochs=2.5).plan.steps == 7  # 25 samples, 4 a step
     asked = config(model={"path": str(tiny_model)}, steps=None, epochs=2.5)
-    assert (steps_of(asked, 10), steps_of(config(), 10)) == (7, 10)
-    resolved = with_steps(asked)
+    assert (asked.steps_for(10), config().steps_for(10)) == (7, 10)
+    resolved = asked.lasting(10)
     assert (resolved.total_steps, resolved.epochs) == (7, None)
     assert SFTConfig.model_validate(resolved.model_dump(by_alias=True)) == resolved
     with pytest.raises(ValueError, match="follow from the data"):

@@ -21,6 +21,7 @@ from config_files import RecordingPipeline
 
 from roll_like import Completion, cli, errors
 from roll_like.config.agentic import AgenticConfig
+from roll_like.config.dpo import DPOConfig
 from roll_like.config.explain import all_keys
 from roll_like.config.load import load_config
 from roll_like.config.rlvr import RLVRConfig
@@ -33,7 +34,7 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "ex
 CODE = [
     file for folder in ("roll_like", "pipelines", "rewards", "envs") for file in sorted((ROOT / folder).rglob("*.py"))
 ]
-CONFIGS = (RLVRConfig, AgenticConfig, SFTConfig)
+CONFIGS = (RLVRConfig, AgenticConfig, SFTConfig, DPOConfig)
 SECTIONS = [
     name for config in CONFIGS for name, field in config.model_fields.items() if "Config" in str(field.annotation)
 ]

@@ -1,0 +1,131 @@
+"""Given data, conversations and pairs: whether rows are there, fit, and can be trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from roll_like.check.findings import Finding, failed, is_hub_id
+from roll_like.check.machine import warm_up_that_never_ends
+from roll_like.check.model import check_vocabulary, check_window
+from roll_like.config.dpo import DPOConfig
+from roll_like.config.given import GivenDataConfig
+from roll_like.config.plan import Plan, roles, trainer_memory
+from roll_like.config.sft import SFTConfig
+from roll_like.data.chat import Renderer
+from roll_like.data.conversations import load_conversations
+from roll_like.data.pairs import load_pairs
+from roll_like.data.samples import SampleSet
+from roll_like.errors import RollLikeError
+from roll_like.models.shape import ModelShape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from roll_like.check import Report
+
+
+def given_plan(config: GivenDataConfig, model: ModelShape | None) -> Plan:
+    """Return the plan of a run on given data; the steps of `epochs` are 0 until the data was read."""
+    count, what = config.items_per_step
+    return Plan(
+        name=config.name,
+        steps=config.steps or 0,
+        groups_per_step=count,
+        samples_per_group=1,
+        units=(what, what),
+        updates_per_step=1,
+        max_sample_tokens=config.longest_sample,
+        roles=roles(config),
+        processes=(),
+        placement="colocated",
+        device=config.resources.device,
+        devices=config.resources.nodes * config.resources.devices_per_node,
+        memory=() if model is None else (trainer_memory(config, model),),
+    )
+
+
+def conversation_findings(
+    config: SFTConfig, tokenizer: PreTrainedTokenizerBase | None, shape: ModelShape | None, report: Report
+) -> Iterator[Finding]:
+    """Yield what is wrong with conversations; tell the report what became of each source's rows, and the steps."""
+    yield from check_window(config, shape, "data")
+    data = {"data": config.data}
+    if config.evaluation is not None:
+        data["evaluation"] = config.data.model_copy(update={"sources": config.evaluation.sources})
+    yield from _findings(config, data, load_conversations, tokenizer, report)
+
+
+def pair_findings(
+    config: DPOConfig, tokenizer: PreTrainedTokenizerBase | None, shape: ModelShape | None, report: Report
+) -> Iterator[Finding]:
+    """Yield what is wrong with pairs and the reference model; tell the report the same as of conversations."""
+    yield from check_window(config, shape, "data")
+    yield from check_vocabulary(config, shape, None if config.reference is None else config.reference.path)
+    data = {"data": config.data}
+    if config.evaluation is not None:
+        data["evaluation"] = config.data.model_copy(update={"sources": config.evaluation.sources})
+    yield from _findings(config, data, load_pairs, tokenizer, report)
+
+
+def _findings(
+    config: GivenDataConfig,
+    sections: dict[str, Any],
+    load: Callable[..., SampleSet[Any]],
+    tokenizer: PreTrainedTokenizerBase | None,
+    report: Report,
+) -> Iterator[Finding]:
+    loaded: dict[str, SampleSet[Any]] = {}
+    for section, data in sections.items():
+        found = _load(data, section, load, tokenizer)
+        if isinstance(found, Finding):
+            yield found
+        elif found is not None:
+            loaded[section] = found
+            report.sources += found.report
+    if "data" not in loaded:
+        return
+    items, (count, what) = len(loaded["data"]), config.items_per_step
+    report.plan = replace(report.plan, steps=config.steps_for(items))
+    yield from warm_up_that_never_ends("training", config.training, report.plan.updates)
+    if items < count:
+        yield Finding(
+            "warning",
+            f"data.{what}_per_step",
+            f"one step takes {count} {what} and the data has {items}, so that a step holds some of them several times; "
+            "lower it, or add data",
+        )
+    if "evaluation" in loaded:
+        yield from _no_overlap(loaded["data"], loaded["evaluation"], what)
+
+
+def _no_overlap(data: SampleSet[Any], evaluation: SampleSet[Any], what: str) -> Iterator[Finding]:
+    trained = {item.content() for item in data}
+    both = [item for item in evaluation if item.content() in trained]
+    if both:
+        yield Finding(
+            "warning",
+            "evaluation.sources",
+            f"{len(both)} of {len(evaluation)} {what} are also trained on, first {both[0].origin}; the evaluation will "
+            "look better than it is",
+        )
+
+
+def _load(
+    data: Any, section: str, load: Callable[..., SampleSet[Any]], tokenizer: PreTrainedTokenizerBase | None
+) -> SampleSet[Any] | Finding | None:
+    """Return the samples or pairs, or why they cannot be had here."""
+    remote = [source.path for source in data.sources if is_hub_id(source.path)]
+    if remote:
+        return Finding(
+            "note",
+            f"{section}.sources",
+            f"{', '.join(remote)}: not checked, because it is on the hub; it is read when the run starts",
+        )
+    if tokenizer is None:
+        return None  # a finding of its own
+    try:
+        return load(data, Renderer(tokenizer), section=section)
+    except RollLikeError as error:
+        return failed(f"{section}.sources", error)

@@ -1,0 +1,66 @@
+"""What runs have in common that learn from data as it is: how long they last, and how much a step takes."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import ClassVar, Self
+
+from pydantic import Field
+
+from roll_like.config.rules import RUN_RULES
+from roll_like.config.run import Rule, RunConfig
+from roll_like.config.sections import PositiveFloat, PositiveInt
+from roll_like.config.violations import Violation
+
+
+def _steps_or_epochs(config: GivenDataConfig) -> Iterator[Violation]:
+    if (config.steps is None) == (config.epochs is None):
+        found = "both are set" if config.steps is not None else "neither is set"
+        yield Violation(("steps",), f"a run lasts a number of `steps`, or of `epochs`, and {found}; set one of them")
+
+
+def _ranks_have_work(config: GivenDataConfig) -> Iterator[Violation]:
+    workers, (count, what) = config.training.workers, config.items_per_step
+    if count < workers:
+        yield Violation(
+            ("training", "workers"),
+            f"one step has {count} {what}, fewer than {workers} workers, so some would have nothing to do; use at "
+            f"most {count} workers, or raise data.{what}_per_step",
+        )
+
+
+class GivenDataConfig(RunConfig):
+    """A run that learns from given data, a step at a time."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (*RUN_RULES, _steps_or_epochs, _ranks_have_work)
+
+    steps: PositiveInt | None = Field(default=None, description="Steps to train; or set `epochs`.")
+    epochs: PositiveFloat | None = Field(
+        default=None, description="Passes over the data, as many steps as that takes; or set `steps`."
+    )
+
+    @property
+    @abstractmethod
+    def items_per_step(self) -> tuple[int, str]:
+        """How much of the data one step takes, and what it is counted in."""
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run; known for `epochs` once the data was read."""
+        if self.steps is None:
+            raise ValueError("the steps of `epochs` follow from the data; use `lasting`")
+        return self.steps
+
+    def steps_for(self, items: int) -> int:
+        """Return the steps of a run whose data has so many samples or pairs."""
+        if self.steps is not None:
+            return self.steps
+        return math.ceil((self.epochs or 0) * items / self.items_per_step[0])
+
+    def lasting(self, items: int) -> Self:
+        """Return the configuration with the steps that its `epochs` are, where it has those."""
+        if self.epochs is None:
+            return self
+        return self.model_copy(update={"steps": self.steps_for(items), "epochs": None})

@@ -1,0 +1,85 @@
+"""The driver's handle on the ranks of a model that learns from preferences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import numpy as np
+
+from roll_like.cluster import Cluster
+from roll_like.config.sections import TrainingConfig
+from roll_like.training.engine import with_padding_fraction
+from roll_like.training.layout import micro_batches, pair_batches, per_sample
+from roll_like.training.preference_worker import PreferenceShare, PreferenceWorker
+from roll_like.types import FloatArray, TrainingSample
+from roll_like.values import Metric, Sum, merge
+
+
+class PreferenceEngine:
+    """Splits batches of pairs over ranks and runs them.
+
+    A batch of pairs is a list of samples, chosen and rejected answers in turn, with the answers of a pair in one group.
+
+    Args:
+        cluster: Started ranks.
+        training: The `training` section.
+        span: Times a named part of a step.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster[PreferenceWorker],
+        training: TrainingConfig,
+        *,
+        span: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
+    ) -> None:
+        self.cluster = cluster
+        self._training = training
+        self._span = span
+
+    def train_step(self, samples: Sequence[TrainingSample], reference_sums: FloatArray | None) -> Mapping[str, Metric]:
+        """Take one optimizer step over pairs.
+
+        Args:
+            samples: Pairs, as described above.
+            reference_sums: Log-probability of each answer under the reference model; None where the loss has none.
+        """
+        parts = self.cluster.scatter(PreferenceWorker.train, self._shares(samples, reference_sums))
+        return with_padding_fraction(merge([{"train/updates": Sum(1.0)}, *parts]))
+
+    def measure(self, samples: Sequence[TrainingSample], reference_sums: FloatArray | None) -> dict[str, Metric]:
+        """Return the figures of pairs under the current weights, without a step."""
+        return merge(self.cluster.scatter(PreferenceWorker.measure, self._shares(samples, reference_sums)))
+
+    def sums(self, samples: Sequence[TrainingSample]) -> FloatArray:
+        """Return the log-probability of each answer under this engine's weights, shape [len(samples)]."""
+        shards = micro_batches(
+            samples,
+            ranks=len(self.cluster),
+            max_tokens=self._training.max_tokens_per_micro_batch,
+            share_prompts=True,
+        )
+        with self._span("logprobs"):
+            results = self.cluster.scatter(PreferenceWorker.logprobs, shards)
+        logprobs = per_sample(samples, shards, results)
+        return np.array([float(each.sum(dtype=np.float64)) for each in logprobs], np.float32)
+
+    def save(self, directory: Path) -> None:
+        """Write every rank's states under a directory that all ranks see."""
+        self.cluster.everywhere(PreferenceWorker.save, str(directory))
+
+    def load(self, directory: Path) -> None:
+        """Take back what `save` wrote."""
+        self.cluster.everywhere(PreferenceWorker.load, str(directory))
+
+    def _shares(self, samples: Sequence[TrainingSample], reference_sums: FloatArray | None) -> list[PreferenceShare]:
+        shards = pair_batches(
+            samples,
+            reference_sums,
+            ranks=len(self.cluster),
+            max_tokens=self._training.max_tokens_per_micro_batch,
+        )
+        chosen = sum(int(sample.sampled.sum()) for sample in samples[::2])
+        return [PreferenceShare(batches=batches, pairs=len(samples) // 2, chosen_tokens=chosen) for batches in shards]

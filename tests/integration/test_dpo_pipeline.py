@@ -1,0 +1,43 @@
+"""A preference run from its YAML: it learns, and one that was stopped and resumed is the same run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hygiene import nothing_left
+from run_config import finish_run, read_lines, write_dpo_run
+
+pytestmark = pytest.mark.integration
+
+
+def losses(run: Path) -> list[float]:
+    return [line["train/loss"] for line in read_lines(run / "metrics.jsonl")]
+
+
+def test_preferences_are_learned_and_a_resumed_run_keeps_its_reference(tmp_path: Path, tiny_model: Path) -> None:
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    for folder in (whole, halves):
+        folder.mkdir()
+    precise = {"model": {"path": str(tiny_model), "dtype": "float32"}, "steps": 6}
+    with nothing_left():
+        code, output = finish_run(write_dpo_run(whole, tiny_model, **precise))
+    assert code == 0, output
+    run = whole / "runs" / "tiny"
+    found = losses(run)
+    assert found[0] == pytest.approx(0.6931, abs=1e-3)  # log 2: the policy is its reference
+    before, after = read_lines(run / "evaluations.jsonl")
+    assert before["eval/accuracy"] == pytest.approx(0.5, abs=0.26)
+    assert after["eval/accuracy"] > 0.9
+    assert after["eval/loss"] < before["eval/loss"] - 0.1
+    assert (run / "curves.png").stat().st_size > 10_000
+    assert json.loads((run / "summary.json").read_text())["eval_loss_after"] == after["eval/loss"]
+
+    config = write_dpo_run(halves, tiny_model, **precise)
+    code, output = finish_run(config, "steps=3")
+    assert code == 0, output
+    code, output = finish_run(config, "--resume")
+    assert code == 0, output
+    assert "asking the reference model" not in output  # what it said is in the run's folder
+    assert losses(halves / "runs" / "tiny") == pytest.approx(found, rel=1e-4)

@@ -1,0 +1,141 @@
+"""The real DeepSpeed engine on pairs: its updates are those of a plain loop, however they are computed."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_model import make_tiny_model
+from transformers import AutoModelForCausalLM
+
+from roll_like.cluster import ResourceManager
+from roll_like.config.sections import Span, TrainingConfig
+from roll_like.errors import EngineError
+from roll_like.registry import PREFERENCE_LOSSES
+from roll_like.training.preference import PreferenceEngine
+from roll_like.training.preference_worker import PreferenceSpec, PreferenceWorker
+from roll_like.training.start import start_ranks
+from roll_like.types import FloatArray, TrainingSample
+from roll_like.values import reduce
+
+pytestmark = pytest.mark.integration
+LR, EPS, BETA = 1e-2, 1e-2, 0.5
+
+
+@pytest.fixture(scope="module")
+def float_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("float-model"), dtype="float32")
+
+
+def pairs(count: int = 5, vocabulary: int = 400, seed: int = 0) -> list[TrainingSample]:
+    """Ragged pairs: chosen and rejected answers in turn."""
+    random = np.random.default_rng(seed)
+    samples = []
+    for index in range(count):
+        prompt = random.integers(5, vocabulary, random.integers(3, 10))
+        for _ in range(2):
+            tokens = np.concatenate([prompt, random.integers(5, vocabulary, random.integers(2, 12))]).astype(np.int32)
+            samples.append(
+                TrainingSample(
+                    group_id=str(index),
+                    token_ids=tokens,
+                    prompt_length=len(prompt),
+                    sampled=np.arange(len(tokens)) >= len(prompt),
+                )
+            )
+    return samples
+
+
+def reference_of(samples: list[TrainingSample]) -> FloatArray:
+    """What a reference model could have said: near what a random model says."""
+    noise = np.random.default_rng(1).normal(size=len(samples))
+    return np.array([-6.0 * sample.sampled.sum() for sample in samples], np.float32) + noise.astype(np.float32)
+
+
+def answer_logprob(model: Any, sample: TrainingSample) -> torch.Tensor:
+    ids = torch.from_numpy(sample.token_ids).long()
+    logprobs = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+    return logprobs[torch.from_numpy(sample.sampled[1:])].sum()
+
+
+def engine(resources: ResourceManager, model: Path, stack: ExitStack, **training: Any) -> PreferenceEngine:
+    config = TrainingConfig(optimizer={"lr": LR, "max_grad_norm": 1000.0, "eps": EPS}, **training)
+    spec = PreferenceSpec(
+        model_path=str(model),
+        dtype="float32",
+        device="cpu",
+        threads=1,
+        seed=0,
+        training=config,
+        frozen=False,
+        total_updates=10,
+        trust_remote_code=False,
+        loss=PREFERENCE_LOSSES.get("dpo").Config.model_validate({"type": "dpo", "beta": BETA, "nll_coefficient": 0.3}),
+    )
+    span = Span.model_validate("0-1")
+    cluster = start_ranks("training", PreferenceWorker, spec, config.workers, resources, span, stack=stack)
+    return PreferenceEngine(cluster, config)
+
+
+@pytest.fixture(scope="module")
+def plain(float_model: Path) -> tuple[float, dict[str, torch.Tensor]]:
+    """Loss and weights after one AdamW step in plain PyTorch, written from the paper's formula (arXiv:2305.18290)."""
+    model = AutoModelForCausalLM.from_pretrained(float_model, dtype=torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, eps=EPS, weight_decay=0.0)
+    samples = pairs()
+    reference = reference_of(samples)
+    tokens = sum(int(sample.sampled.sum()) for sample in samples[::2])
+    loss = torch.tensor(0.0)
+    for at in range(0, len(samples), 2):
+        chosen, rejected = (answer_logprob(model, samples[at + side]) for side in (0, 1))
+        margin = (chosen - float(reference[at])) - (rejected - float(reference[at + 1]))
+        loss = loss - torch.nn.functional.logsigmoid(BETA * margin) / (len(samples) // 2) - 0.3 * chosen / tokens
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach()), {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"zero_stage": 3, "max_tokens_per_micro_batch": 48},
+        {"workers": 2, "zero_stage": 1, "max_tokens_per_micro_batch": 32},
+        {"workers": 2, "zero_stage": 2, "gradient_checkpointing": True},
+    ],
+)
+def test_an_update_is_that_of_a_plain_loop(
+    resources: ResourceManager,
+    float_model: Path,
+    plain: tuple[float, dict[str, torch.Tensor]],
+    options: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    loss, weights = plain
+    samples = pairs()
+    reference = reference_of(samples)
+    with ExitStack() as stack:
+        trainer = engine(resources, float_model, stack, **options)
+        trainer.save(tmp_path)
+        trainer.train_step(samples, reference)  # away from where the checkpoint was taken, and back
+        trainer.load(tmp_path)
+        measured = reduce(trainer.measure(samples, reference))
+        report = reduce(trainer.train_step(samples, reference))
+        found = trainer.cluster.everywhere(PreferenceWorker.snapshot)[0]
+        sums = trainer.sums(samples)
+        with pytest.raises(EngineError, match="a row 10 at most"):
+            PreferenceEngine(trainer.cluster, TrainingConfig(max_tokens_per_micro_batch=10)).measure(samples, reference)
+    assert measured["train/loss"] == pytest.approx(loss, rel=1e-5)
+    assert report["train/loss"] == pytest.approx(loss, rel=1e-5)
+    assert (report["preference/pairs"], report["train/updates"]) == (5, 1)
+    for name, parameter in weights.items():
+        assert torch.from_numpy(found[name]).sub(parameter).abs().max() < 2e-6, name
+    model = AutoModelForCausalLM.from_pretrained(float_model, dtype=torch.float32)
+    model.load_state_dict(weights, strict=False)
+    with torch.no_grad():
+        expected = [float(answer_logprob(model, sample)) for sample in samples]
+    assert sums.tolist() == pytest.approx(expected, abs=1e-3)
