@@ -190,6 +190,15 @@ def finish_run(config: Path, *arguments: str, timeout: float = 300) -> tuple[int
     return process.returncode, output
 
 
+def evaluated(config: Path, model: Path) -> dict[str, float]:
+    """Return what `roll-like eval` says of a model."""
+    command = [sys.executable, "-m", "roll_like.cli", "eval", "--config", str(config), "--model", str(model)]
+    done = subprocess.run(command, cwd=config.parent, text=True, capture_output=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read a JSONL file."""
     return [json.loads(line) for line in path.read_text().splitlines()]

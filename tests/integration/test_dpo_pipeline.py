@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from hygiene import nothing_left
-from run_config import finish_run, read_lines, write_dpo_run
+from run_config import evaluated, finish_run, read_lines, write_dpo_run
 
 pytestmark = pytest.mark.integration
 
@@ -22,7 +22,8 @@ def test_preferences_are_learned_and_a_resumed_run_keeps_its_reference(tmp_path:
         folder.mkdir()
     precise = {"model": {"path": str(tiny_model), "dtype": "float32"}, "steps": 6}
     with nothing_left():
-        code, output = finish_run(write_dpo_run(whole, tiny_model, **precise))
+        config = write_dpo_run(whole, tiny_model, **precise, checkpoint={"export": True})
+        code, output = finish_run(config)
     assert code == 0, output
     run = whole / "runs" / "tiny"
     found = losses(run)
@@ -33,6 +34,10 @@ def test_preferences_are_learned_and_a_resumed_run_keeps_its_reference(tmp_path:
     assert after["eval/loss"] < before["eval/loss"] - 0.1
     assert (run / "curves.png").stat().st_size > 10_000
     assert json.loads((run / "summary.json").read_text())["eval_loss_after"] == after["eval/loss"]
+
+    alone = evaluated(config, run / "model")
+    assert alone["eval/loss"] == pytest.approx(after["eval/loss"], rel=1e-3)
+    assert alone["eval/accuracy"] == after["eval/accuracy"]
 
     config = write_dpo_run(halves, tiny_model, **precise)
     code, output = finish_run(config, "steps=3")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from hygiene import nothing_left
-from run_config import finish_run, read_lines, start_run, write_sft_run
+from run_config import evaluated, finish_run, read_lines, start_run, write_sft_run
 from transformers import AutoModelForCausalLM
 
 pytestmark = pytest.mark.integration
@@ -26,7 +26,8 @@ def test_a_run_learns_and_one_that_was_killed_goes_on(tmp_path: Path, tiny_model
     precise = {"model": {"path": str(tiny_model), "dtype": "float32"}, "steps": None, "epochs": 4}
     export = {"every": 1, "keep": 2, "export": True}
     with nothing_left():
-        code, output = finish_run(write_sft_run(whole, tiny_model, **precise, checkpoint=export))
+        config = write_sft_run(whole, tiny_model, **precise, checkpoint=export)
+        code, output = finish_run(config)
     assert code == 0, output
     run = whole / "runs" / "tiny"
     summary = json.loads((run / "summary.json").read_text())
@@ -35,6 +36,9 @@ def test_a_run_learns_and_one_that_was_killed_goes_on(tmp_path: Path, tiny_model
     assert (run / "curves.png").stat().st_size > 10_000
     assert "eval/loss" in (run / "model" / "README.md").read_text()
     assert AutoModelForCausalLM.from_pretrained(run / "model").num_parameters() > 0
+
+    alone = evaluated(config, run / "model")
+    assert alone["eval/loss"] == pytest.approx(summary["eval_loss_after"], rel=1e-3)
 
     config = write_sft_run(halves, tiny_model, **precise, metrics={"trackers": [], "console": "plain"})
     with nothing_left():
