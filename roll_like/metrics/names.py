@@ -181,7 +181,12 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("time/checkpoint", "s", "checkpoint", "Time of writing a checkpoint within the step."),
     ("time/idle", "s", "idle", "The step's time that none of the spans covers."),
     ("time/<name>", "s", "<name>", "Time of another part of the step."),
-    ("throughput/tokens_per_second", "tokens/s", "tokens/s", "Sampled tokens of the step over its wall time."),
+    (
+        "throughput/tokens_per_second",
+        "tokens/s",
+        "tokens/s",
+        "Tokens sampled, or given and trained on, over the step's wall time.",
+    ),
     ("throughput/samples_per_second", "samples/s", "samples/s", "Samples of the step over its wall time."),
     ("throughput/<name>", "", "<name>", "A further rate."),
     ("memory/rss_gib", "GiB", "memory", "Resident memory of all processes of the run; shared pages count in each."),
