@@ -3,7 +3,7 @@
 BIN := .venv/bin
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup demo test unit oracle oracle-setup tokenizers lint types imports docs lock mlflow clean
+.PHONY: help setup demo test test-all unit oracle oracle-setup tokenizers lint types imports docs lock mlflow clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -14,7 +14,10 @@ setup:  ## Make .venv from the pinned lock (does nothing when it is up to date)
 demo: setup  ## Train the quickstart: a real pretrained model, a few minutes on two CPU cores
 	@$(BIN)/python run_pipeline.py --config configs/rlvr_quickstart.yaml
 
-test: lint types imports oracle-setup tokenizers  ## Lint, types, import contract and all tests that a CPU can run
+test: lint types imports oracle-setup tokenizers  ## Lint, types, import contract, all tests but those marked slow
+	$(BIN)/pytest tests -m "not gpu and not slow"
+
+test-all: lint types imports oracle-setup tokenizers  ## The same and the slow ones: every test that a CPU can run
 	$(BIN)/pytest tests -m "not gpu"
 
 unit: setup  ## Unit and oracle tests only: two minutes, without Ray

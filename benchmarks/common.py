@@ -15,23 +15,31 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from roll_like.config.rlvr import RLVRConfig
+from roll_like.config.run import RunConfig
 from roll_like.config.source import read_source
 
+ConfigT = TypeVar("ConfigT", bound=RunConfig)
 ROOT = Path(__file__).resolve().parent.parent
-QUICKSTART = ROOT / "configs" / "rlvr_quickstart.yaml"
+CONFIGS = ROOT / "configs"
+QUICKSTART = CONFIGS / "rlvr_quickstart.yaml"
 #: Where `pip install --target` puts what only a benchmark needs (requirements/bench.txt).
 EXTRA_PACKAGES = ROOT / ".bench"
 
 
 def quickstart(*overrides: str) -> RLVRConfig:
     """Return the quickstart's configuration, with dotted `key=value` overrides."""
+    return configuration(RLVRConfig, QUICKSTART, *overrides)
+
+
+def configuration(kind: type[ConfigT], path: Path, *overrides: str) -> ConfigT:
+    """Return a configuration of the repository, with dotted `key=value` overrides."""
     os.chdir(ROOT)  # its data paths are relative
-    return RLVRConfig.model_validate(read_source(QUICKSTART, overrides).values)
+    return kind.model_validate(read_source(path, overrides).values)
 
 
 def say(text: str) -> None:

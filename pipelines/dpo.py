@@ -1,4 +1,4 @@
-"""Preference training: make chosen answers likelier than rejected ones."""
+"""Preference training: make answers that are preferred likelier than those that are not."""
 
 from __future__ import annotations
 
@@ -8,25 +8,28 @@ from typing import ClassVar, Self
 
 from roll_like.build import export_model
 from roll_like.check import Report, check_run, refuse_errors
-from roll_like.check.given import given_plan, pair_findings
+from roll_like.check.given import given_plan, preference_findings
 from roll_like.comparing import (
-    PairFeed,
     PreferenceEvaluator,
     References,
-    answers_of,
+    Trainer,
+    asked_of,
+    batch_of,
     evaluate_preferences,
-    evaluated_pairs_of,
-    pairs_of,
+    evaluated_preferences_of,
+    preferences_of,
     references_of,
     start_preference,
-    step_metrics,
 )
 from roll_like.config.dpo import DPOConfig
+from roll_like.iterating import evaluate_iterations, start_iterations
+from roll_like.labelling import trained_answers
 from roll_like.metrics.summary import Summary
 from roll_like.models.load import resolve_model
+from roll_like.pairing import PreferenceSource
 from roll_like.registry import PIPELINES
-from roll_like.run import RunContext, RunResult, RunState, launch
-from roll_like.training.preference import PreferenceEngine
+from roll_like.run import Evaluates, RunContext, RunResult, RunState, launch
+from roll_like.teaching import samples_metrics, warn_of_rows
 
 
 @PIPELINES.register("dpo")
@@ -38,41 +41,53 @@ class DPOPipeline:
 
     config: DPOConfig
     run_state: RunState
-    pairs: PairFeed
-    trainer: PreferenceEngine
+    preferences: PreferenceSource
+    trainer: Trainer
     references: References
-    evaluator: PreferenceEvaluator | None
+    evaluator: Evaluates | None
 
     def run(self) -> None:
-        """Train to the end: each step prefers what was chosen a little more than the reference model does."""
+        """Train to the end: each step prefers what is liked a little more than the reference model does."""
         state = self.run_state
         state.evaluate(self.evaluator)
         for step in state.steps():
-            pairs = self.pairs.take()
-            answers = answers_of(pairs)
-            reference = self.references.sums(pairs)
+            answers = batch_of(self.config, self.preferences.take(self.config.items_per_step[0]))
+            reference = self.references.sums(answers)
             with state.timer("train"):
                 report = self.trainer.train_step(answers, reference)
-            state.log(step, report, step_metrics(answers))
+            state.log(step, report, samples_metrics(trained_answers(answers)))
             state.evaluate(self.evaluator)
 
     @classmethod
     def build(cls, config: DPOConfig, run: RunContext) -> Self:
         """Start the policy, ask the reference, and put the parts together, where a resumed run left them."""
+        if config.iterations is not None:
+            sampled = start_iterations(config, run)
+            return cls(
+                config=config,
+                run_state=run.state,
+                preferences=sampled.pairs,
+                trainer=sampled.trainer,
+                references=sampled.references,
+                evaluator=sampled.evaluator,
+            )
         run.state.metrics.phase("reading the data")
-        data, evaluated = pairs_of(config), evaluated_pairs_of(config)
-        for source in data.report:
-            if source.left_out or source.shortened:
-                run.state.metrics.warn(str(source))
-        feed = PairFeed(data.order(seed=config.seed, shuffle=config.data.shuffle), config.data.pairs_per_step)
+        data, evaluated = preferences_of(config), evaluated_preferences_of(config)
+        warn_of_rows(run.state.metrics, data.report)
+        order = data.order(seed=config.seed, shuffle=config.data.shuffle)
         run.state.metrics.phase("starting workers")
         model = resolve_model(config.model)
         trainer = start_preference(config, model, run.resources, run.stack, span_timer=run.state.timer)
-        references = references_of(config, run, trainer, [data, *([] if evaluated is None else [evaluated])])
-        run.state.keep([trainer], pairs=feed)
+        references = references_of(config, run, trainer, asked_of(config, data, evaluated))
+        run.state.keep([trainer], pairs=order)
         evaluator = None if evaluated is None else PreferenceEvaluator(config, evaluated, trainer, references)
         return cls(
-            config=config, run_state=run.state, pairs=feed, trainer=trainer, references=references, evaluator=evaluator
+            config=config,
+            run_state=run.state,
+            preferences=order,
+            trainer=trainer,
+            references=references,
+            evaluator=evaluator,
         )
 
     def export(self, directory: Path, summary: Summary) -> None:
@@ -88,15 +103,15 @@ class DPOPipeline:
             resume: None starts anew; "" continues the latest run of this name; else the run to continue.
         """
         refuse_errors(cls.check(config))
-        lasting = config if config.epochs is None else config.lasting(len(pairs_of(config)))
+        lasting = config if config.epochs is None else config.lasting(len(preferences_of(config)))
         return launch(lasting, cls.build, resume=resume)
 
     @classmethod
     def check(cls, config: DPOConfig) -> Report:
         """Return every problem that can be known before a run, and its plan."""
-        return check_run(config, given_plan, pair_findings)
+        return check_run(config, given_plan, preference_findings)
 
     @classmethod
     def evaluate(cls, config: DPOConfig, model: str) -> dict[str, float]:
-        """Measure a model by the evaluation's pairs, against the configuration's reference."""
-        return evaluate_preferences(config, model)
+        """Measure a model by the evaluation's rows, against the configuration's reference, and by its rewards."""
+        return evaluate_preferences(config, model) if config.iterations is None else evaluate_iterations(config, model)

@@ -10,17 +10,20 @@ from roll_like.build import export_model
 from roll_like.check import Report, check_run, refuse_errors
 from roll_like.check.given import conversation_findings, given_plan
 from roll_like.config.sft import SFTConfig
+from roll_like.data.order import Order
+from roll_like.data.samples import ConversationSample
 from roll_like.metrics.summary import Summary
 from roll_like.models.load import resolve_model
 from roll_like.registry import PIPELINES
 from roll_like.run import RunContext, RunResult, RunState, launch
 from roll_like.teaching import (
-    ExampleSource,
     LikelihoodEvaluator,
     conversations_of,
     evaluate_likelihood,
     samples_metrics,
     start_supervised,
+    training_samples,
+    warn_of_rows,
 )
 from roll_like.training.supervised import SupervisedEngine
 
@@ -34,7 +37,7 @@ class SFTPipeline:
 
     config: SFTConfig
     run_state: RunState
-    examples: ExampleSource
+    examples: Order[ConversationSample]
     trainer: SupervisedEngine
     evaluator: LikelihoodEvaluator | None
 
@@ -43,7 +46,7 @@ class SFTPipeline:
         state = self.run_state
         state.evaluate(self.evaluator)
         for step in state.steps():
-            samples = self.examples.take()
+            samples = training_samples(self.examples.take(self.config.data.samples_per_step))
             with state.timer("train"):
                 report = self.trainer.train_step(samples)
             state.log(step, report, samples_metrics(samples))
@@ -54,11 +57,8 @@ class SFTPipeline:
         """Start the trainer and put the parts together, where a resumed run left them."""
         run.state.metrics.phase("reading the data")
         data = conversations_of(config)
-        for source in data.report:
-            if source.left_out or source.shortened:
-                run.state.metrics.warn(str(source))
-        order = data.order(seed=config.seed, shuffle=config.data.shuffle)
-        examples = ExampleSource(order, config.data.samples_per_step)
+        warn_of_rows(run.state.metrics, data.report)
+        examples = data.order(seed=config.seed, shuffle=config.data.shuffle)
         run.state.metrics.phase("starting workers")
         model = resolve_model(config.model)
         trainer = start_supervised(config, model, run.resources, run.stack, span_timer=run.state.timer)

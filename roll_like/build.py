@@ -6,24 +6,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from roll_like.algorithms.advantages import AdvantageEstimator
 from roll_like.algorithms.kl import KLController
-from roll_like.cluster import Cluster, RaySession, ResourceManager
+from roll_like.cluster import Cluster, ResourceManager
 from roll_like.config.algorithm import DifficultyConfig
 from roll_like.config.load import dump_config
 from roll_like.config.policy_gradient import PolicyGradientConfig
 from roll_like.config.run import RunConfig
-from roll_like.errors import ConfigError
 from roll_like.inference.worker import InferenceWorker
 from roll_like.loop import DriverLoop
 from roll_like.metrics.summary import Summary
 from roll_like.models.export import ModelCard
 from roll_like.models.load import ResolvedModel, resolve_model
 from roll_like.registry import ADVANTAGES
-from roll_like.rollout.evaluate import Evaluator
-from roll_like.run import RunContext, RunState
+from roll_like.run import Evaluates, RunContext, RunState, measuring
 from roll_like.start import (
     start_critic,
     start_inference,
@@ -34,7 +32,7 @@ from roll_like.start import (
 )
 from roll_like.training.advantages import Advantages
 from roll_like.training.critic import CriticEngine
-from roll_like.training.engine import TrainingEngine
+from roll_like.training.engine import Reference, TrainingEngine
 from roll_like.training.language_model import LanguageModelRank
 from roll_like.training.start import start_trainer
 from roll_like.values import reduce
@@ -81,7 +79,7 @@ class Workers:
     model: ResolvedModel
     actor: TrainingEngine
     critic: CriticEngine | None
-    kl_reference: TrainingEngine | None
+    kl_reference: Reference | None
     advantages: Advantages
     inference: Cluster[InferenceWorker]
     weights: WeightSync
@@ -160,7 +158,7 @@ def start_workers(
         kl_controller=kl,
         span_timer=timer,
     )
-    reference = start_reference(config, run, model)
+    reference = start_reference(config, run, model, actor)
     critic = start_critic(config, run, model)
     wait_for_inference()
     beside.wait()
@@ -184,33 +182,38 @@ def start_workers(
             difficulty=difficulty or {},
         ),
         inference=inference,
-        weights=start_weight_sync(config, actor, inference),
+        weights=start_weight_sync(config, actor.cluster, inference),
         time_shared=time_shared(config, actor, critic),
     )
 
 
 def export_model(trained: Cluster[LanguageModelT], config: RunConfig, directory: Path, summary: Summary) -> None:
     """Write a trained model as a Hugging Face directory, with a card of the run."""
+    trained.everywhere(LanguageModelRank.export, str(directory), config.model, model_card(config, summary))
+
+
+def model_card(config: RunConfig, summary: Summary) -> ModelCard:
+    """Return what is known of a run, for the directory of its model."""
     figures = summary.figures
     measured = "eval/avg" if figures["eval_loss_after"] is None else "eval/loss"
     before, after = ("eval_before", "eval_after") if measured == "eval/avg" else ("eval_loss_before", "eval_loss_after")
-    card = ModelCard(
+    accuracy = {name: tuple(pair) for name, pair in figures["before_after"].items() if name == "eval/accuracy"}
+    return ModelCard(
         name=str(figures["name"]),
         base_model=config.model.path,
         pipeline=config.pipeline,
         steps=int(figures["steps"]),
-        evaluation={measured: (figures[before], figures[after])},
+        evaluation={measured: (figures[before], figures[after]), **accuracy},
         figures={name: figures[name] for name in ("reward_first", "reward_last") if figures[name] is not None},
         config_yaml=dump_config(config),
     )
-    trained.everywhere(LanguageModelRank.export, str(directory), config.model, card)
 
 
 def evaluate_model(
     config: ConfigT,
     model_path: str,
     beside_of: Callable[[ConfigT, ResourceManager, ExitStack], BesideT],
-    evaluator_of: Callable[[ConfigT, BesideT, Cluster[InferenceWorker], DriverLoop], Evaluator[Any] | None],
+    evaluator_of: Callable[[ConfigT, BesideT, Cluster[InferenceWorker], DriverLoop], Evaluates | None],
 ) -> dict[str, float]:
     """Measure a model by the configuration's evaluation, without a trainer.
 
@@ -223,14 +226,9 @@ def evaluate_model(
     Raises:
         ConfigError: The configuration has no `evaluation` section.
     """
-    if config.evaluation is None:
-        raise ConfigError("this configuration has no `evaluation` section", fix="add one")
-    config = config.model_copy(update={"model": config.model.model_copy(update={"path": model_path})})
-    with ExitStack() as stack:
+    config = config.evaluating(model_path)
+    with measuring(config) as (resources, stack):
         runner = stack.enter_context(DriverLoop())
-        stack.enter_context(RaySession(config.resources, config.output_dir / "evaluation-logs"))
-        resources = stack.enter_context(ResourceManager(config.resources))
-        resources.allocate()
         inference = start_inference(config, resolve_model(config.model), resources, stack)
         wait_for_inference = inference.begin(InferenceWorker.start)
         beside = beside_of(config, resources, stack)
@@ -238,7 +236,6 @@ def evaluate_model(
         wait_for_inference()
         beside.wait()
         evaluator = evaluator_of(config, beside, inference, runner)
-        if evaluator is None:
-            raise ConfigError("this configuration has no `evaluation` section", fix="add one")
+        assert evaluator is not None, "there is an evaluation"
         metrics, _ = evaluator.evaluate()
     return reduce(metrics)

@@ -1,45 +1,58 @@
-"""What preference runs are made of: the pairs of each step, what the reference model says of them, the evaluation."""
+"""What preference runs are made of: the answers of each step, what the reference model says of them, the evaluation."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from pathlib import Path
-from typing import Any, Protocol
+from itertools import chain
+from typing import Any, Protocol, TypeAlias, cast
 
-import numpy as np
-
-from roll_like.cluster import RaySession, ResourceManager
+from roll_like.cluster import ResourceManager
 from roll_like.config.dpo import DPOConfig
+from roll_like.config.run import ScheduleConfig
 from roll_like.config.sections import Span, TrainingConfig
 from roll_like.data.chat import Renderer
-from roll_like.data.order import Order
-from roll_like.data.pairs import PairSample, load_pairs
+from roll_like.data.pairs import PairSample, Preference, load_preferences, verdicts
 from roll_like.data.samples import SampleSet
-from roll_like.errors import ConfigError
+from roll_like.labelling import verdict_answers
 from roll_like.models.load import ResolvedModel, load_tokenizer, resolve_model
-from roll_like.run import RunContext
-from roll_like.training.preference import PreferenceEngine
+from roll_like.precomputed import PrecomputedReference
+from roll_like.registry import PREFERENCE_LOSSES
+from roll_like.run import RunContext, measuring
+from roll_like.training.preference import AnswersEngine, PreferenceEngine
 from roll_like.training.preference_worker import PreferenceSpec, PreferenceWorker
-from roll_like.training.start import Timer, start_ranks
+from roll_like.training.start import Timer, rank_fields, start_ranks
+from roll_like.training.unpaired import UnpairedEngine
+from roll_like.training.unpaired_worker import UnpairedWorker
 from roll_like.types import FloatArray, TrainingSample
-from roll_like.values import Max, Mean, Metric, Sum, reduce
+from roll_like.values import Metric, reduce
 
 #: Where a run keeps what its reference model said.
-REFERENCE_FILE = "pair_logprobs.npz"
+REFERENCE_FILE = "reference_logprobs.npz"
+
+#: Learns from pairs, or from single answers.
+Trainer: TypeAlias = AnswersEngine[Any]
 
 
-def pairs_of(config: DPOConfig) -> SampleSet[PairSample]:
-    """Return the pairs that are trained on."""
-    return load_pairs(config.data, Renderer(load_tokenizer(config.model)))
+def preferences_of(config: DPOConfig) -> SampleSet[Preference]:
+    """Return the pairs, or the single answers, that are trained on."""
+    return load_preferences(config.data, Renderer(load_tokenizer(config.model)))
 
 
-def evaluated_pairs_of(config: DPOConfig) -> SampleSet[PairSample] | None:
-    """Return the pairs of the evaluation, where there is one."""
-    if config.evaluation is None:
-        return None
-    data = config.data.model_copy(update={"sources": config.evaluation.sources})
-    return load_pairs(data, Renderer(load_tokenizer(config.model)), section="evaluation")
+def evaluated_preferences_of(config: DPOConfig) -> SampleSet[Preference] | None:
+    """Return those of the evaluation, where there is one."""
+    rows = config.evaluated_rows
+    return (
+        None if rows is None else load_preferences(rows, Renderer(load_tokenizer(config.model)), section="evaluation")
+    )
+
+
+def batch_of(config: DPOConfig, preferences: Sequence[Preference]) -> list[TrainingSample]:
+    """Return what the loss takes: the answers of pairs in turn, or single answers and what their baseline needs."""
+    loss = PREFERENCE_LOSSES.get(config.algorithm.loss.type)
+    if loss.paired:
+        return answers_of(cast("Sequence[PairSample]", preferences))  # the configuration's rules let nothing else in
+    return verdict_answers([*verdicts(preferences)], max_tokens=config.data.max_tokens, baseline=loss.needs_batch)
 
 
 def answers_of(pairs: Sequence[PairSample]) -> list[TrainingSample]:
@@ -57,16 +70,16 @@ def answers_of(pairs: Sequence[PairSample]) -> list[TrainingSample]:
 
 
 class References(Protocol):
-    """Says how likely the reference model finds answers."""
+    """Says how likely the reference model finds sequences."""
 
-    def sums(self, pairs: Sequence[PairSample]) -> FloatArray | None:
-        """Return the log-probability of each answer, chosen and rejected in turn; None without a reference."""
+    def sums(self, samples: Sequence[TrainingSample]) -> FloatArray | None:
+        """Return the log-probability of each sample's trained tokens, summed up; None without a reference."""
 
 
 class NoReference:
     """For losses that compare with nothing."""
 
-    def sums(self, pairs: Sequence[PairSample]) -> None:  # noqa: ARG002 - what all references are asked
+    def sums(self, samples: Sequence[TrainingSample]) -> None:  # noqa: ARG002 - what all references are asked
         """Return nothing."""
         return
 
@@ -81,131 +94,91 @@ class ReferenceCluster:
     def __init__(self, engine: PreferenceEngine) -> None:
         self._engine = engine
 
-    def sums(self, pairs: Sequence[PairSample]) -> FloatArray:
-        """Return the log-probability of each answer."""
-        return self._engine.sums(answers_of(pairs))
+    def sums(self, samples: Sequence[TrainingSample]) -> FloatArray:
+        """Return the log-probability of each sample."""
+        return self._engine.sums(samples)
 
 
-class PrecomputedReference:
-    """What a reference model said of all pairs before the first step.
+class WithoutAdapters:
+    """The policy itself, with its adapters switched off.
 
     Args:
-        sums: Log-probability of the chosen and of the rejected answer, by the content of the pair.
+        policy: Its ranks.
     """
 
-    def __init__(self, sums: Mapping[bytes, tuple[float, float]]) -> None:
-        self._sums = sums
+    def __init__(self, policy: Trainer) -> None:
+        self._policy = policy
 
-    def sums(self, pairs: Sequence[PairSample]) -> FloatArray:
-        """Return the log-probability of each answer."""
-        return np.array([each for pair in pairs for each in self._sums[pair.content()]], np.float32)
-
-    @classmethod
-    def compute(cls, engine: PreferenceEngine, pairs: Sequence[PairSample]) -> PrecomputedReference:
-        """Ask an engine now."""
-        sums = engine.sums(answers_of(pairs)).reshape(-1, 2)
-        return cls({pair.content(): (float(c), float(r)) for pair, (c, r) in zip(pairs, sums, strict=True)})
-
-    @classmethod
-    def read(cls, path: Path, pairs: Sequence[PairSample], fingerprint: str) -> PrecomputedReference | None:
-        """Return what an earlier process of the run wrote, or nothing where it wrote none, or of other data."""
-        if not path.is_file():
-            return None
-        with np.load(path) as kept:
-            if str(kept["fingerprint"]) != fingerprint:
-                return None
-            sums = kept["sums"]
-        return cls({pair.content(): (float(c), float(r)) for pair, (c, r) in zip(pairs, sums, strict=True)})
-
-    def write(self, path: Path, pairs: Sequence[PairSample], fingerprint: str) -> None:
-        """Keep it for a resumed run."""
-        sums = np.array([self._sums[pair.content()] for pair in pairs], np.float32)
-        part = path.with_name(f"{path.stem}.part.npz")
-        np.savez(part, sums=sums, fingerprint=np.array(fingerprint))
-        part.replace(path)
+    def sums(self, samples: Sequence[TrainingSample]) -> FloatArray:
+        """Return the log-probability of each sample."""
+        return self._policy.sums(samples, adapters=False)
 
 
-def references_of(
-    config: DPOConfig, run: RunContext, trainer: PreferenceEngine, sets: Sequence[SampleSet[PairSample]]
-) -> References:
+def asked_of(
+    config: DPOConfig, data: SampleSet[Preference], evaluated: SampleSet[Preference] | None
+) -> Iterator[TrainingSample]:
+    """Yield everything that the reference model will be asked about in a run.
+
+    Which answers are mismatched depends on what else is in their step, so the steps are gone through as they will come.
+    """
+    if PREFERENCE_LOSSES.get(config.algorithm.loss.type).paired:
+        yield from batch_of(config, data.samples)
+    else:
+        order = data.order(seed=config.seed, shuffle=config.data.shuffle)
+        for _ in range(config.total_steps):
+            yield from batch_of(config, order.take(config.items_per_step[0]))
+    if evaluated is not None:
+        yield from batch_of(config, evaluated.samples)
+
+
+def references_of(config: DPOConfig, run: RunContext, trainer: Trainer, asked: Iterable[TrainingSample]) -> References:
     """Return what the reference model says; the trainer has not taken a step yet.
 
     Args:
         config: The run's configuration.
         run: What it is built on.
         trainer: The policy before its first step.
-        sets: Everything that will be asked about.
+        asked: Everything that will be asked about.
     """
     reference = config.reference
     if reference is None:
         return NoReference()
+    if reference.mode == "adapter_off":
+        return WithoutAdapters(trainer)
     if reference.mode == "cluster":
         return ReferenceCluster(_start_reference(config, run.resources, run.stack, run.state.timer))
-    pairs = [pair for each in sets for pair in each]
-    fingerprint = "/".join([reference.path or config.model.path, *(each.fingerprint for each in sets)])
-    path = run.state.directory / REFERENCE_FILE
-    kept = PrecomputedReference.read(path, pairs, fingerprint)
-    if kept is not None:
-        return kept
+    model, path = reference.path or config.model.path, run.state.directory / REFERENCE_FILE
+    known = PrecomputedReference.read(path, model)
+    further = known.lacks(asked)
+    if (first := next(further, None)) is None:
+        return known
     run.state.metrics.phase("asking the reference model")
     with ExitStack() as stack:
         engine = trainer if reference.path is None else _start_reference(config, run.resources, stack)
-        computed = PrecomputedReference.compute(engine, pairs)
-    computed.write(path, pairs, fingerprint)
+        computed = known.asking(engine, chain([first], further))
+    computed.write(path, model)
     return computed
 
 
-class PairFeed:
-    """Brings a step's pairs.
+class PairEvaluator:
+    """Measures how often a model prefers what it should, on pairs that it is not trained on.
 
     Args:
-        order: In which order they come.
-        pairs_per_step: How many a step has.
+        schedule: When.
+        measure: Returns `train/loss` and `preference/…` of these pairs, without a step.
     """
 
-    def __init__(self, order: Order[PairSample], pairs_per_step: int) -> None:
-        self._order = order
-        self._pairs_per_step = pairs_per_step
-
-    def take(self) -> list[PairSample]:
-        """Return the pairs of the next step."""
-        return [self._order.next() for _ in range(self._pairs_per_step)]
-
-    def state(self) -> dict[str, Any]:
-        """Return the data position."""
-        return self._order.state()
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken."""
-        self._order.load_state(state)
-
-
-class PreferenceEvaluator:
-    """Measures how often the policy prefers what it should, on pairs that it is not trained on.
-
-    Args:
-        config: The run's configuration; has an `evaluation` section.
-        pairs: What to evaluate on.
-        trainer: The policy.
-        references: What it is compared with.
-    """
-
-    def __init__(
-        self, config: DPOConfig, pairs: SampleSet[PairSample], trainer: PreferenceEngine, references: References
-    ) -> None:
-        assert config.evaluation is not None, "the caller asked"
-        self._schedule = config.evaluation
-        self._pairs = pairs.samples
-        self._trainer = trainer
-        self._references = references
+    def __init__(self, schedule: ScheduleConfig, measure: Callable[[], Mapping[str, Metric]]) -> None:
+        self._schedule = schedule
+        self._measure = measure
 
     def due(self, finished: int, total: int) -> bool:
         """Return whether to evaluate after `finished` of `total` steps."""
         return self._schedule.due(finished, total)
 
     def evaluate(self) -> tuple[Mapping[str, Metric], None]:
-        """Return `eval/loss`, `eval/accuracy`, `eval/reward_margin` and the other figures of pairs."""
-        measured = self._trainer.measure(answers_of(self._pairs), self._references.sums(self._pairs))
+        """Return `eval/loss`, `eval/accuracy` and the other figures of pairs."""
+        measured = self._measure()
         figures = {"train/loss": "eval/loss"} | {
             name: f"eval/{name.removeprefix('preference/')}" for name in measured if name.startswith("preference/")
         }
@@ -213,7 +186,25 @@ class PreferenceEvaluator:
 
     def score(self, values: Mapping[str, float]) -> float | None:
         """Return what the best checkpoint has most of: right preferences."""
-        return values.get("eval/accuracy")
+        return values.get("eval/pair_accuracy", values.get("eval/accuracy"))
+
+
+class PreferenceEvaluator(PairEvaluator):
+    """The same of a policy that is compared with a reference.
+
+    Args:
+        config: The run's configuration; has an `evaluation` section.
+        preferences: What to evaluate on.
+        trainer: The policy.
+        references: What it is compared with.
+    """
+
+    def __init__(
+        self, config: DPOConfig, preferences: SampleSet[Preference], trainer: Trainer, references: References
+    ) -> None:
+        assert config.evaluation is not None, "the caller asked"
+        batch = batch_of(config, preferences.samples)
+        super().__init__(config.evaluation, lambda: trainer.measure(batch, references.sums(batch)))
 
 
 def start_preference(
@@ -223,10 +214,15 @@ def start_preference(
     stack: ExitStack,
     *,
     span_timer: Timer = lambda name: nullcontext(),
-) -> PreferenceEngine:
-    """Start the policy's ranks."""
-    span = config.resources.spans.training
-    return _start(config, model, config.training, "training", span, resources, stack, span_timer, frozen=False)
+) -> Trainer:
+    """Start the policy's ranks: of a model that learns from pairs, or from single answers, as the loss does."""
+    span, training, loss = config.resources.spans.training, config.training, config.algorithm.loss
+    spec = _spec(config, model, training, span, frozen=False)
+    if PREFERENCE_LOSSES.get(loss.type).paired:
+        pairs = start_ranks("training", PreferenceWorker, spec, training.workers, resources, span, stack=stack)
+        return PreferenceEngine(pairs, training, span=span_timer)
+    answers = start_ranks("training", UnpairedWorker, spec, training.workers, resources, span, stack=stack)
+    return UnpairedEngine(answers, training, loss, span=span_timer)
 
 
 def evaluate_preferences(config: DPOConfig, model_path: str) -> dict[str, float]:
@@ -235,33 +231,18 @@ def evaluate_preferences(config: DPOConfig, model_path: str) -> dict[str, float]
     Raises:
         ConfigError: The configuration has no `evaluation` section.
     """
-    pairs = evaluated_pairs_of(config)
-    if pairs is None:
-        raise ConfigError("this configuration has no `evaluation` section", fix="add one")
-    measured = config.model_copy(update={"model": config.model.model_copy(update={"path": model_path}), "steps": 1})
-    with ExitStack() as stack:
-        stack.enter_context(RaySession(config.resources, config.output_dir / "evaluation-logs"))
-        resources = stack.enter_context(ResourceManager(config.resources))
-        resources.allocate()
+    measured = config.evaluating(model_path).model_copy(update={"steps": 1})
+    preferences = evaluated_preferences_of(config)
+    assert preferences is not None, "there is an evaluation"
+    with measuring(config) as (resources, stack):
         references: References = NoReference()
         if config.reference is not None:
             with ExitStack() as short:
                 asked = _start_reference(config, resources, short)
-                references = PrecomputedReference.compute(asked, pairs.samples)
+                references = PrecomputedReference({}).asking(asked, batch_of(config, preferences.samples))
         trainer = start_preference(measured, resolve_model(measured.model), resources, stack)
-        metrics, _ = PreferenceEvaluator(config, pairs, trainer, references).evaluate()
+        metrics, _ = PreferenceEvaluator(config, preferences, trainer, references).evaluate()
     return reduce(metrics)
-
-
-def step_metrics(answers: Sequence[TrainingSample]) -> dict[str, Metric]:
-    """Return how many answers a step has, and their lengths."""
-    lengths = [len(answer.token_ids) for answer in answers]
-    return {
-        "train/samples": Sum(float(len(answers))),
-        "train/tokens": Sum(float(sum(int(answer.sampled.sum()) for answer in answers))),
-        "train/sample_length/mean": Mean(sum(lengths) / len(lengths), len(lengths)),
-        "train/sample_length/max": Max(float(max(lengths))),
-    }
 
 
 def _start_reference(
@@ -272,7 +253,7 @@ def _start_reference(
 ) -> PreferenceEngine:
     assert config.reference is not None, "the caller asked"
     path = config.reference.path
-    model = resolve_model(config.model if path is None else config.model.model_copy(update={"path": path}))
+    model = resolve_model(config.model if path is None else config.model.at(path))
     training = TrainingConfig(
         workers=config.reference.workers,
         max_tokens_per_micro_batch=config.reference.max_tokens_per_micro_batch,
@@ -280,33 +261,17 @@ def _start_reference(
         logprob_chunk_vocab=config.training.logprob_chunk_vocab,
     )
     span = config.resources.spans.reference or config.resources.spans.training
-    return _start(config, model, training, "reference", span, resources, stack, span_timer, frozen=True)
+    spec = _spec(config, model, training, span, frozen=True)
+    cluster = start_ranks("reference", PreferenceWorker, spec, training.workers, resources, span, stack=stack)
+    return PreferenceEngine(cluster, training, span=span_timer)
 
 
-def _start(
-    config: DPOConfig,
-    model: ResolvedModel,
-    training: TrainingConfig,
-    role: str,
-    span: Span,
-    resources: ResourceManager,
-    stack: ExitStack,
-    span_timer: Timer,
-    *,
-    frozen: bool,
-) -> PreferenceEngine:
-    spec = PreferenceSpec(
-        model_path=str(model.path),
-        dtype=config.model.dtype,
-        device=config.resources.device,
-        threads=len(span) // training.workers,
-        seed=config.seed,
-        total_updates=1 if frozen else config.total_steps,
-        trust_remote_code=config.model.trust_remote_code,
-        imports=config.import_,
+def _spec(
+    config: DPOConfig, model: ResolvedModel, training: TrainingConfig, span: Span, *, frozen: bool
+) -> PreferenceSpec:
+    return PreferenceSpec(
+        **rank_fields(config, model, span, training.workers, total_updates=1 if frozen else config.total_steps),
         training=training,
         frozen=frozen,
         loss=config.algorithm.loss,
     )
-    cluster = start_ranks(role, PreferenceWorker, spec, training.workers, resources, span, stack=stack)
-    return PreferenceEngine(cluster, training, span=span_timer)

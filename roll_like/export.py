@@ -7,14 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from roll_like.checkpoint import read_checkpoint
 from roll_like.config.load import load_config
+from roll_like.config.run import RunConfig
 from roll_like.errors import CheckpointError
+from roll_like.models.classifier import load_classifier
 from roll_like.models.export import ModelCard, save_hf_directory
-from roll_like.models.load import load_tokenizer, resolve_model
+from roll_like.models.load import ResolvedModel, from_anywhere, load_causal_lm, load_tokenizer, resolve_model
+from roll_like.models.lora import Adapter, adapter_parameters, add_adapters, load_adapters, named_weights
+from roll_like.models.precision import precision_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_PREFIX = "causal_lm."
+#: Where the Hugging Face model is in the modules that ranks train.
+_PREFIXES = ("causal_lm.", "classifier.")
 
 
 def export_checkpoint(checkpoint: Path, output: Path) -> None:
@@ -39,20 +44,44 @@ def export_checkpoint(checkpoint: Path, output: Path) -> None:
         steps=found.step,
         config_yaml=(checkpoint / "config.yaml").read_text(),
     )
+    weights, adapter = merged_weights(checkpoint), None
+    if config.training.lora is not None:
+        weights, adapter = _with_base(weights, config, model)
     save_hf_directory(
-        merged_weights(checkpoint),
+        weights,
         AutoConfig.from_pretrained(model.path, trust_remote_code=config.model.trust_remote_code),
         load_tokenizer(config.model),
         output,
         card,
-        dtype=config.model.dtype,
+        dtype=precision_of(config),
         base_dir=model.path,
         trust_remote_code=config.model.trust_remote_code,
+        adapter=adapter,
+        task=config.task,
     )
 
 
+def _with_base(
+    trained: dict[str, Tensor], config: RunConfig, model: ResolvedModel
+) -> tuple[dict[str, Tensor], Adapter]:
+    """Return the weights of a model with a checkpoint's adapters merged, and the adapters; the base is not in it."""
+    lora = config.training.lora
+    assert lora is not None, "the caller asked"
+    dtype, trusted = precision_of(config), config.model.trust_remote_code
+    loaded: Any = (
+        load_classifier(model.path, dtype, seed=config.seed, trust_remote_code=trusted)
+        if config.task == "text-classification"
+        else load_causal_lm(model.path, dtype, trust_remote_code=trusted)
+    )
+    add_adapters(loaded, lora, seed=config.seed)
+    load_adapters(loaded, trained)
+    tensors = {name: parameter.detach() for name, parameter in adapter_parameters(loaded)}
+    adapter = Adapter.of(loaded, lora, tensors, base=from_anywhere(model.label, model.path), task=config.task)
+    return {weight.name: weight.merged(weight.parameter.dtype) for weight in named_weights(loaded)}, adapter
+
+
 def merged_weights(checkpoint: Path) -> dict[str, Tensor]:
-    """Return a checkpoint's whole parameters by their Hugging Face names.
+    """Return a checkpoint's whole parameters by their Hugging Face names; with adapters, only what was trained.
 
     Raises:
         CheckpointError: DeepSpeed cannot put the shards together.
@@ -72,4 +101,9 @@ def merged_weights(checkpoint: Path) -> dict[str, Tensor]:
         raise CheckpointError(
             f"the shards in {checkpoint} cannot be merged: {type(error).__name__}: {error}"
         ) from error
-    return {name.removeprefix(_PREFIX): weight.detach() for name, weight in weights.items() if name.startswith(_PREFIX)}
+    return {
+        name.removeprefix(prefix): weight.detach()
+        for name, weight in weights.items()
+        for prefix in _PREFIXES
+        if name.startswith(prefix)
+    }

@@ -12,8 +12,8 @@ from typing import cast
 from roll_like.build import Progress
 from roll_like.cluster import Cluster, ResourceManager, thread_environment
 from roll_like.config.domains import domain_filters, domain_rewards
+from roll_like.config.prompts import PromptConfig, RewardPoolConfig, RewardsConfig
 from roll_like.config.reward_names import DEFAULT_POOL, JUDGE_URLS_VARIABLE
-from roll_like.config.rlvr import RewardPoolConfig, RewardsConfig, RLVRConfig
 from roll_like.config.sections import ModelConfig
 from roll_like.data.order import TaskOrder
 from roll_like.data.tasks import TaskSet, load_tasks
@@ -47,7 +47,7 @@ class Judging:
         stack: Ends them when it is closed.
     """
 
-    def __init__(self, config: RLVRConfig, resources: ResourceManager, stack: ExitStack) -> None:
+    def __init__(self, config: PromptConfig, resources: ResourceManager, stack: ExitStack) -> None:
         self._config = config
         self._resources = resources
         self._stack = stack
@@ -83,13 +83,18 @@ class Judging:
         )
 
 
-def tasks_of(config: RLVRConfig) -> TaskSet:
+def tasks_of(config: PromptConfig) -> TaskSet:
     """Return the training tasks."""
     return load_tasks(config.data.sources, load_tokenizer(config.model), config.data.max_prompt_tokens)
 
 
 def prompt_rollouts(
-    config: RLVRConfig, scheduler: GenerateScheduler, runner: DriverLoop, warn: Callable[[str], None]
+    config: PromptConfig,
+    scheduler: GenerateScheduler,
+    runner: DriverLoop,
+    warn: Callable[[str], None],
+    *,
+    unit: str = "step",
 ) -> SynchronousRollouts[GroupPlan]:
     """Return the source of a step's groups of answers.
 
@@ -98,6 +103,7 @@ def prompt_rollouts(
         scheduler: Fills groups.
         runner: The driver's event loop.
         warn: Told about prompts that are left out.
+        unit: What the groups are sampled for, for messages.
     """
     tasks = tasks_of(config)
     for report in tasks.report:
@@ -119,11 +125,12 @@ def prompt_rollouts(
         runner=runner,
         needs_baseline=baseline,
         filters=domain_filters(config),
+        unit=unit,
     )
 
 
 def prompt_evaluator(
-    config: RLVRConfig, scheduler: GenerateScheduler, runner: DriverLoop
+    config: PromptConfig, scheduler: GenerateScheduler, runner: DriverLoop
 ) -> Evaluator[GroupPlan] | None:
     """Return what measures the policy, or nothing where there is no `evaluation` section."""
     schedule = config.evaluation
@@ -147,7 +154,7 @@ def prompt_evaluator(
     )
 
 
-def _start_judge(config: RLVRConfig, resources: ResourceManager, stack: ExitStack) -> Cluster[ServerWorker] | None:
+def _start_judge(config: PromptConfig, resources: ResourceManager, stack: ExitStack) -> Cluster[ServerWorker] | None:
     """Start the judge's processes, or nothing where there is none; their models are loaded by `ServerWorker.start`."""
     judge = config.judge
     if judge is None:
@@ -182,7 +189,7 @@ def _start_judge(config: RLVRConfig, resources: ResourceManager, stack: ExitStac
 
 
 def _start_rewards(
-    config: RLVRConfig, resources: ResourceManager, stack: ExitStack, judge: Cluster[ServerWorker] | None
+    config: PromptConfig, resources: ResourceManager, stack: ExitStack, judge: Cluster[ServerWorker] | None
 ) -> RewardPools:
     """Start the pools of reward workers: those of `rewards.pools`, and one for all other rewards."""
     urls = [] if judge is None else judge.everywhere(ServerWorker.url)
@@ -201,7 +208,7 @@ def _start_rewards(
 
 
 def _start_pool(
-    config: RLVRConfig,
+    config: PromptConfig,
     name: str,
     pool: RewardPoolConfig,
     section: RewardsConfig,

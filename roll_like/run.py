@@ -19,9 +19,11 @@ from roll_like.metrics import files
 from roll_like.metrics.manager import MetricsManager
 from roll_like.metrics.summary import Summary, write_summary
 from roll_like.metrics.timing import StepTimer
+from roll_like.models.precision import settled
 from roll_like.rollout.filling import Collected
 from roll_like.rollout.metrics import rollout_rows
 from roll_like.signals import StopRequested, StopSignal
+from roll_like.types import Group, Scored
 from roll_like.values import Metric, Metrics
 
 
@@ -124,6 +126,8 @@ class RunState:
         self._boundary: dict[str, Any] = {}
         self._written_at: int | None = resumed.step if resumed else None
         self._score: float | None = None
+        self._noted: list[Metrics] = []
+        self._sampled: list[Group[Scored]] = []
 
     def keep(self, engines: Sequence[SavedEngine], **parts: Stateful) -> None:
         """Name what checkpoints hold, and bring it to where the resumed checkpoint left it."""
@@ -151,10 +155,19 @@ class RunState:
 
     def log(self, step: int, *parts: Metrics) -> dict[str, float]:
         """Finish a step: hand its figures on, and take the driver's states for a checkpoint."""
-        values = self.metrics.log(step + 1, *parts, self.timer.metrics())
+        values = self.metrics.log(step + 1, *parts, *self._noted, self.timer.metrics())
         self.finished = step + 1
         self._boundary = self._states()
+        if self._sampled:
+            self.metrics.log_rollouts(self.finished, rollout_rows(self._sampled))
+        self._noted, self._sampled = [], []
         return values
+
+    def note(self, figures: Metrics, collected: Collected | None = None) -> None:
+        """Take figures and samples of the step under way, from a part that the loop does not mention."""
+        self._noted.append(figures)
+        if collected is not None:
+            self._sampled += collected.groups
 
     def keep_rollouts(self, collected: Collected) -> None:
         """Write the samples of the step that was just logged, for people."""
@@ -232,6 +245,7 @@ def launch(
     Raises:
         RollLikeError: Something of the run failed; the message says what and how to go on.
     """
+    config = settled(config)
     directory, resumed_run = find_run(config, resume)
     stopped = False
     with ExitStack() as stack:
@@ -284,6 +298,16 @@ def launch(
         metrics=[values for _, values in metrics.history],
         stopped=stopped,
     )
+
+
+@contextmanager
+def measuring(config: RunConfig) -> Iterator[tuple[ResourceManager, ExitStack]]:
+    """Hold the configuration's hardware for an evaluation without a run; what goes onto the stack is closed first."""
+    with ExitStack() as stack:
+        stack.enter_context(RaySession(config.resources, config.output_dir / "evaluation-logs"))
+        resources = stack.enter_context(ResourceManager(config.resources))
+        resources.allocate()
+        yield resources, stack
 
 
 def find_run(config: RunConfig, resume: str | None) -> tuple[Path, bool]:

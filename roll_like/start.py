@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Literal
+from typing import Literal, TypeVar
 
 from roll_like.cluster import Cluster, ResourceManager, thread_environment
 from roll_like.config.policy_gradient import PolicyGradientConfig
@@ -11,17 +11,21 @@ from roll_like.config.sections import TrainingConfig
 from roll_like.inference.base import EngineSpec
 from roll_like.inference.worker import InferenceWorker, engine_environment
 from roll_like.models.load import ResolvedModel, resolve_model
+from roll_like.models.precision import precision_of
 from roll_like.run import RunContext
 from roll_like.training.critic import CriticEngine
 from roll_like.training.critic_worker import CriticSpec
-from roll_like.training.engine import TrainingEngine
-from roll_like.training.start import start_critic_engine, start_trainer
-from roll_like.training.worker import DeepSpeedWorker, TrainerSpec
+from roll_like.training.engine import Reference, TrainingEngine, WithoutAdapters
+from roll_like.training.language_model import LanguageModelRank
+from roll_like.training.start import rank_fields, start_critic_engine, start_trainer
+from roll_like.training.worker import TrainerSpec
 from roll_like.weights.engines import ActorEngines
 from roll_like.weights.gpu import VLLMTransfer
 from roll_like.weights.shared_memory import SharedMemoryTransfer
 from roll_like.weights.sync import WeightSync
 from roll_like.weights.transfer import WeightTransfer
+
+LanguageModelT = TypeVar("LanguageModelT", bound=LanguageModelRank)
 
 
 def time_shared(
@@ -41,30 +45,32 @@ def trainer_spec(
     config: PolicyGradientConfig, model: ResolvedModel, training: TrainingConfig, *, frozen: bool
 ) -> TrainerSpec:
     """Return what the ranks of an actor or of a reference model need to know."""
-    span = config.resources.spans.training
     learning_steps = config.steps - (0 if config.critic is None else config.critic.warmup_steps)
     return TrainerSpec(
-        model_path=str(model.path),
-        dtype=config.model.dtype,
-        device=config.resources.device,
-        threads=len(span) // training.workers,
-        seed=config.seed,
+        **rank_fields(
+            config,
+            model,
+            config.resources.spans.training,
+            training.workers,
+            total_updates=learning_steps * config.algorithm.updates_per_step,
+        ),
         training=training,
         frozen=frozen,
         algorithm=config.algorithm,
         temperature=config.rollout.temperature,
-        total_updates=learning_steps * config.algorithm.updates_per_step,
-        trust_remote_code=config.model.trust_remote_code,
-        imports=config.import_,
     )
 
 
-def start_reference(config: PolicyGradientConfig, run: RunContext, actor_model: ResolvedModel) -> TrainingEngine | None:
-    """Start the frozen model that KL terms compare with, or nothing where there is none."""
+def start_reference(
+    config: PolicyGradientConfig, run: RunContext, actor_model: ResolvedModel, actor: TrainingEngine
+) -> Reference | None:
+    """Start the frozen model that KL terms compare with, where it is not the actor itself; nothing without one."""
     if config.reference is None:
         return None
+    if config.reference.mode == "adapter_off":
+        return WithoutAdapters(actor)
     path = config.reference.path
-    model = actor_model if path is None else resolve_model(config.model.model_copy(update={"path": path}))
+    model = actor_model if path is None else resolve_model(config.model.at(path))
     training = TrainingConfig(
         workers=config.reference.workers,
         max_tokens_per_micro_batch=config.reference.max_tokens_per_micro_batch,
@@ -89,17 +95,10 @@ def start_critic(config: PolicyGradientConfig, run: RunContext, actor_model: Res
     critic = config.critic
     if critic is None:
         return None
-    model = actor_model if critic.path is None else resolve_model(config.model.model_copy(update={"path": critic.path}))
+    model = actor_model if critic.path is None else resolve_model(config.model.at(critic.path))
     span = config.resources.spans.critic or config.resources.spans.training
     spec = CriticSpec(
-        model_path=str(model.path),
-        dtype=config.model.dtype,
-        device=config.resources.device,
-        threads=len(span) // critic.workers,
-        seed=config.seed,
-        total_updates=config.steps * critic.updates_per_step,
-        trust_remote_code=config.model.trust_remote_code,
-        imports=config.import_,
+        **rank_fields(config, model, span, critic.workers, total_updates=config.steps * critic.updates_per_step),
         critic=critic,
     )
     return start_critic_engine(spec, run.resources, span, stack=run.stack, span_timer=run.state.timer)
@@ -115,7 +114,7 @@ def start_inference(
     spec = EngineSpec(
         model_path=str(model.path),
         tokenizer_path=str(model.tokenizer_path),
-        dtype=config.model.dtype,
+        dtype=precision_of(config),
         device=device,
         threads=share if device == "cpu" else 1,
         tensor_parallel_size=1 if device == "cpu" else share,
@@ -140,18 +139,18 @@ def start_inference(
 
 
 def start_weight_sync(
-    config: PolicyGradientConfig, actor: TrainingEngine, inference: Cluster[InferenceWorker]
+    config: PolicyGradientConfig, trained: Cluster[LanguageModelT], inference: Cluster[InferenceWorker]
 ) -> WeightSync:
-    """Connect the actor's ranks with the engines."""
+    """Connect the ranks of the model that is trained with the engines."""
     engines = ActorEngines(inference.handle())
     transfer: WeightTransfer = SharedMemoryTransfer(engines)
     backend = weight_backend(config)
     if backend != "shared_memory":
-        address, port = actor.cluster.on(0, DeepSpeedWorker.address)
+        address, port = trained.on(0, LanguageModelRank.address)
         share = len(config.resources.spans.inference) // config.inference.replicas
         transfer = VLLMTransfer(client=engines, backend=backend, gpus_per_engine=share, address=address, port=port)
-    actor.cluster.everywhere(DeepSpeedWorker.connect_weights, transfer)
-    return WeightSync(lambda salt: actor.cluster.everywhere(DeepSpeedWorker.send_weights, salt)[0], engines)
+    trained.everywhere(LanguageModelRank.connect_weights, transfer)
+    return WeightSync(lambda salt: trained.everywhere(LanguageModelRank.send_weights, salt)[0], engines)
 
 
 def weight_backend(config: PolicyGradientConfig) -> Literal["shared_memory", "ipc", "nccl"]:

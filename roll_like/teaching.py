@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from typing import Any
 
-from roll_like.cluster import RaySession, ResourceManager
+from roll_like.cluster import ResourceManager
 from roll_like.config.sft import SFTConfig
+from roll_like.data.bad_rows import RowsReport
 from roll_like.data.chat import Renderer
 from roll_like.data.conversations import load_conversations
-from roll_like.data.order import Order
 from roll_like.data.samples import ConversationSample, SampleSet
-from roll_like.errors import ConfigError
+from roll_like.metrics.manager import MetricsManager
 from roll_like.models.load import ResolvedModel, load_tokenizer, resolve_model
+from roll_like.run import measuring
 from roll_like.training.language_model import LanguageModelSpec
-from roll_like.training.start import Timer, start_ranks
+from roll_like.training.start import Timer, rank_fields, start_ranks
 from roll_like.training.supervised import SupervisedEngine, likelihood_metrics
 from roll_like.training.supervised_worker import SupervisedWorker
 from roll_like.types import TrainingSample
@@ -27,29 +27,12 @@ def conversations_of(config: SFTConfig) -> SampleSet[ConversationSample]:
     return load_conversations(config.data, _renderer(config))
 
 
-class ExampleSource:
-    """Brings a step's samples.
-
-    Args:
-        order: In which order they come.
-        samples_per_step: How many a step has.
-    """
-
-    def __init__(self, order: Order[ConversationSample], samples_per_step: int) -> None:
-        self._order = order
-        self._samples_per_step = samples_per_step
-
-    def take(self) -> list[TrainingSample]:
-        """Return the samples of the next step."""
-        return [_training_sample(self._order.next(), index) for index in range(self._samples_per_step)]
-
-    def state(self) -> dict[str, Any]:
-        """Return the data position."""
-        return self._order.state()
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken."""
-        self._order.load_state(state)
+def training_samples(conversations: Sequence[ConversationSample]) -> list[TrainingSample]:
+    """Return conversations as the trainer takes them: each for itself."""
+    return [
+        TrainingSample(group_id=str(index), token_ids=each.token_ids, prompt_length=0, sampled=each.trained)
+        for index, each in enumerate(conversations)
+    ]
 
 
 class LikelihoodEvaluator:
@@ -66,7 +49,7 @@ class LikelihoodEvaluator:
         self._trainer = trainer
         data = config.data.model_copy(update={"sources": config.evaluation.sources})
         loaded = load_conversations(data, _renderer(config), section="evaluation")
-        self._samples = [_training_sample(sample, index) for index, sample in enumerate(loaded)]
+        self._samples = training_samples(loaded.samples)
         self._names = [source.name for source in loaded.sources for _ in source.samples]
 
     def due(self, finished: int, total: int) -> bool:
@@ -103,14 +86,7 @@ def start_supervised(
     """
     span, training = config.resources.spans.training, config.training
     spec = LanguageModelSpec(
-        model_path=str(model.path),
-        dtype=config.model.dtype,
-        device=config.resources.device,
-        threads=len(span) // training.workers,
-        seed=config.seed,
-        total_updates=1 if frozen else config.total_steps,
-        trust_remote_code=config.model.trust_remote_code,
-        imports=config.import_,
+        **rank_fields(config, model, span, training.workers, total_updates=1 if frozen else config.total_steps),
         training=training,
         frozen=frozen,
     )
@@ -124,31 +100,35 @@ def evaluate_likelihood(config: SFTConfig, model_path: str) -> dict[str, float]:
     Raises:
         ConfigError: The configuration has no `evaluation` section.
     """
-    if config.evaluation is None:
-        raise ConfigError("this configuration has no `evaluation` section", fix="add one")
-    config = config.model_copy(update={"model": config.model.model_copy(update={"path": model_path})})
-    with ExitStack() as stack:
-        stack.enter_context(RaySession(config.resources, config.output_dir / "evaluation-logs"))
-        resources = stack.enter_context(ResourceManager(config.resources))
-        resources.allocate()
+    config = config.evaluating(model_path)
+    with measuring(config) as (resources, stack):
         trainer = start_supervised(config, resolve_model(config.model), resources, stack, frozen=True)
         metrics, _ = LikelihoodEvaluator(config, trainer).evaluate()
     return reduce(metrics)
 
 
 def samples_metrics(samples: Sequence[TrainingSample]) -> dict[str, Metric]:
-    """Return how many samples a step has, and their lengths."""
-    lengths = [len(sample.token_ids) for sample in samples]
+    """Return how many samples a step has, how many of their tokens are trained, and how long they are."""
+    trained = sum(int(sample.sampled.sum()) for sample in samples)
+    return length_metrics([len(sample.token_ids) for sample in samples], trained=trained)
+
+
+def length_metrics(lengths: Sequence[int], *, trained: int) -> dict[str, Metric]:
+    """Return the same of samples of so many tokens each, of which so many are trained in all."""
     return {
-        "train/samples": Sum(float(len(samples))),
+        "train/samples": Sum(float(len(lengths))),
+        "train/tokens": Sum(float(trained)),
         "train/sample_length/mean": Mean(sum(lengths) / len(lengths), len(lengths)),
         "train/sample_length/max": Max(float(max(lengths))),
     }
 
 
+def warn_of_rows(metrics: MetricsManager, report: Iterable[RowsReport]) -> None:
+    """Warn of sources of which rows were left out or shortened."""
+    for source in report:
+        if source.left_out or source.shortened:
+            metrics.warn(str(source))
+
+
 def _renderer(config: SFTConfig) -> Renderer:
     return Renderer(load_tokenizer(config.model))
-
-
-def _training_sample(sample: ConversationSample, index: int) -> TrainingSample:
-    return TrainingSample(group_id=str(index), token_ids=sample.token_ids, prompt_length=0, sampled=sample.trained)

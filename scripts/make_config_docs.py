@@ -9,11 +9,16 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from roll_like.config.agentic import AgenticConfig
+from roll_like.config.distill import DistillConfig
 from roll_like.config.dpo import DPOConfig
+from roll_like.config.on_policy_distill import OnPolicyDistillConfig
+from roll_like.config.reward_model import RewardModelRunConfig
 from roll_like.config.rlvr import RLVRConfig
+from roll_like.config.run import RunConfig
 from roll_like.config.schema import json_schema, markdown, write_json
 from roll_like.config.sft import SFTConfig
 
@@ -47,47 +52,68 @@ keys in files whose first line is
 """
 
 
-AGENTIC = """\
-# Configuration of agentic runs
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page that says what differs from `configuration.md`.
 
-Every key of a `pipeline: agentic` file, generated as [configuration.md](configuration.md) is, which also says how files
-extend each other, how keys are changed on the command line, and what a span is. JSON Schema:
-[schema/agentic.json](schema/agentic.json). What environments and episodes are: [environments.md](environments.md).
+    Attributes:
+        config: The configuration class.
+        runs: What its runs are called.
+        more: What else to read: a sentence with a link.
+    """
+
+    config: type[RunConfig]
+    runs: str
+    more: str
+
+    @property
+    def pipeline(self) -> str:
+        """Name of the pipeline, and of the files."""
+        return str(self.config.model_fields["pipeline"].default)
+
+    @property
+    def introduction(self) -> str:
+        """How the page begins."""
+        return f"""\
+# Configuration of {self.runs}
+
+Every key of a `pipeline: {self.pipeline}` file, generated as [configuration.md](configuration.md) is, which also
+says how files extend each other, how keys are changed on the command line, and what a span is. JSON Schema:
+[schema/{self.pipeline}.json](schema/{self.pipeline}.json). {self.more}
 """
 
 
-SFT = """\
-# Configuration of supervised runs
-
-Every key of a `pipeline: sft` file, generated as [configuration.md](configuration.md) is, which also says how files
-extend each other, how keys are changed on the command line, and what a span is. JSON Schema:
-[schema/sft.json](schema/sft.json). What becomes of rows: [supervised.md](supervised.md).
-"""
-
-
-DPO = """\
-# Configuration of preference runs
-
-Every key of a `pipeline: dpo` file, generated as [configuration.md](configuration.md) is, which also says how files
-extend each other, how keys are changed on the command line, and what a span is. JSON Schema:
-[schema/dpo.json](schema/dpo.json). What is learned from pairs: [preferences.md](preferences.md).
-"""
+PAGES = (
+    Page(AgenticConfig, "agentic runs", "What environments and episodes are: [environments.md](environments.md)."),
+    Page(SFTConfig, "supervised runs", "What becomes of rows: [supervised.md](supervised.md)."),
+    Page(DPOConfig, "preference runs", "What is learned from pairs: [preferences.md](preferences.md)."),
+    Page(
+        RewardModelRunConfig,
+        "runs that train a reward model",
+        "What is learned from pairs: [reward_models.md](reward_models.md).",
+    ),
+    Page(DistillConfig, "distillation runs", "What students and teachers do: [distillation.md](distillation.md)."),
+    Page(
+        OnPolicyDistillConfig,
+        "on-policy distillation runs",
+        "What students and teachers do: [distillation.md](distillation.md).",
+    ),
+)
 
 
 def files() -> dict[Path, str]:
     """Return each generated file's text."""
-    rlvr, agentic, sft, dpo = map(json_schema, (RLVRConfig, AgenticConfig, SFTConfig, DPOConfig))
-    docs = ROOT / "docs"
-    return {
+    docs, rlvr = ROOT / "docs", json_schema(RLVRConfig)
+    written = {
         docs / "schema/rlvr.json": write_json(rlvr),
-        docs / "schema/agentic.json": write_json(agentic),
-        docs / "schema/sft.json": write_json(sft),
-        docs / "schema/dpo.json": write_json(dpo),
         docs / "configuration.md": _page(INTRODUCTION, markdown(rlvr)),
-        docs / "configuration_agentic.md": _page(AGENTIC, markdown(agentic, rlvr, "configuration.md")),
-        docs / "configuration_dpo.md": _page(DPO, markdown(dpo, rlvr, "configuration.md")),
-        docs / "configuration_sft.md": _page(SFT, markdown(sft, rlvr, "configuration.md")),
     }
+    for page in PAGES:
+        schema = json_schema(page.config)
+        written[docs / f"schema/{page.pipeline}.json"] = write_json(schema)
+        lines = markdown(schema, rlvr, "configuration.md")
+        written[docs / f"configuration_{page.pipeline}.md"] = _page(page.introduction, lines)
+    return written
 
 
 def _page(introduction: str, lines: Iterable[str]) -> str:

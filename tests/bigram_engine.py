@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ class BigramEngine:
         self.table_VV = table_VV.clone().requires_grad_()
         self.param_groups: list[dict[str, Any]] = [{"lr": LR}]
         self.optimizer = self
+        self.module = SimpleNamespace(causal_lm=SimpleNamespace(training=True))
         self._boundary = False
         self._norm = 0.0
 
@@ -55,6 +57,9 @@ class BigramEngine:
         logprobs_NV = self.table_VV[tokens_BL.flatten()[sources_N]].div(temperature).log_softmax(-1)
         entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
         return logprobs_NV.gather(1, targets_N[:, None])[:, 0], entropy_N
+
+    def train(self, mode: bool) -> None:
+        self.module.causal_lm.training = mode
 
     def backward(self, loss: Tensor) -> None:
         loss.backward()

@@ -11,9 +11,19 @@ import yaml
 from roll_like.check import Report, check, check_run
 from roll_like.check.data import prompt_findings
 from roll_like.check.environments import environment_findings
-from roll_like.check.given import conversation_findings, given_plan, pair_findings
+from roll_like.check.given import (
+    conversation_findings,
+    given_plan,
+    lesson_findings,
+    preference_findings,
+    scored_pair_findings,
+)
+from roll_like.check.teachers import tutored_findings
 from roll_like.config.agentic import AgenticConfig
+from roll_like.config.distill import DistillConfig
 from roll_like.config.dpo import DPOConfig
+from roll_like.config.on_policy_distill import OnPolicyDistillConfig
+from roll_like.config.reward_model import RewardModelRunConfig
 from roll_like.config.rlvr import RLVRConfig
 from roll_like.config.sft import SFTConfig
 
@@ -90,10 +100,29 @@ class RecordingDPOPipeline:
 
     @classmethod
     def check(cls, config: DPOConfig) -> Report:
-        return check_run(config, given_plan, pair_findings)
+        return check_run(config, given_plan, preference_findings)
 
     @classmethod
     def evaluate(cls, config: DPOConfig, model: str) -> dict[str, float]:
+        RecordingPipeline.calls.append(("evaluate", config, model))
+        return {"eval/loss": 0.5}
+
+
+class RecordingRewardModelPipeline:
+    """The same for `pipeline: reward_model`."""
+
+    Config: ClassVar[type[RewardModelRunConfig]] = RewardModelRunConfig
+
+    @classmethod
+    def launch(cls, config: RewardModelRunConfig, resume: str | None = None) -> None:
+        RecordingPipeline.calls.append(("launch", config, resume))
+
+    @classmethod
+    def check(cls, config: RewardModelRunConfig) -> Report:
+        return check_run(config, given_plan, scored_pair_findings)
+
+    @classmethod
+    def evaluate(cls, config: RewardModelRunConfig, model: str) -> dict[str, float]:
         RecordingPipeline.calls.append(("evaluate", config, model))
         return {"eval/loss": 0.5}
 
@@ -115,6 +144,44 @@ class RecordingSFTPipeline:
     def evaluate(cls, config: SFTConfig, model: str) -> dict[str, float]:
         RecordingPipeline.calls.append(("evaluate", config, model))
         return {"eval/loss": 0.5}
+
+
+class RecordingDistillPipeline:
+    """The same for `pipeline: distill`."""
+
+    Config: ClassVar[type[DistillConfig]] = DistillConfig
+
+    @classmethod
+    def launch(cls, config: DistillConfig, resume: str | None = None) -> None:
+        RecordingPipeline.calls.append(("launch", config, resume))
+
+    @classmethod
+    def check(cls, config: DistillConfig) -> Report:
+        return check_run(config, given_plan, lesson_findings)
+
+    @classmethod
+    def evaluate(cls, config: DistillConfig, model: str) -> dict[str, float]:
+        RecordingPipeline.calls.append(("evaluate", config, model))
+        return {"eval/loss": 0.5}
+
+
+class RecordingOnPolicyDistillPipeline:
+    """The same for `pipeline: on_policy_distill`."""
+
+    Config: ClassVar[type[OnPolicyDistillConfig]] = OnPolicyDistillConfig
+
+    @classmethod
+    def launch(cls, config: OnPolicyDistillConfig, resume: str | None = None) -> None:
+        RecordingPipeline.calls.append(("launch", config, resume))
+
+    @classmethod
+    def check(cls, config: OnPolicyDistillConfig) -> Report:
+        return check(config, tutored_findings)
+
+    @classmethod
+    def evaluate(cls, config: OnPolicyDistillConfig, model: str) -> dict[str, float]:
+        RecordingPipeline.calls.append(("evaluate", config, model))
+        return {"eval/reverse_kl": 0.5}
 
 
 class RecordingAgenticPipeline:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -125,6 +126,27 @@ def write_sft_run(directory: Path, model_path: Path, **changes: Any) -> Path:
     return _write(directory, config | changes)
 
 
+def write_distill_run(directory: Path, model_path: Path, teacher_path: Path, **changes: Any) -> Path:
+    """The same for a student that follows a teacher on the conversations of a supervised run."""
+    path = write_sft_run(directory, model_path)
+    config = yaml.safe_load(path.read_text())
+    config |= {"pipeline": "distill", "teachers": {"tiny": {"path": str(teacher_path)}}, "algorithm": {"top_k": 32}}
+    return _write(directory, config | changes)
+
+
+def write_tutored_run(directory: Path, model_path: Path, teacher_path: Path, **changes: Any) -> Path:
+    """The same for a student that follows a teacher on its own answers, to the prompts of an RLVR run."""
+    path = write_run(directory, model_path)
+    config = yaml.safe_load(path.read_text())
+    del config["rewards"]
+    config |= {
+        "pipeline": "on_policy_distill",
+        "teachers": {"tiny": {"path": str(teacher_path)}},
+        "evaluation": {"sources": [{"path": str(directory / "eval.jsonl")}], "samples_per_prompt": 4},
+    }
+    return _write(directory, config | changes)
+
+
 def write_dpo_run(directory: Path, model_path: Path, **changes: Any) -> Path:
     """The same for a preference run, with pairs of its own: what is chosen repeats a word as it is."""
     words = ("abc", "moon", "hello", "x1y2", "tea", "zebra", "quick", "dog")
@@ -143,6 +165,48 @@ def write_dpo_run(directory: Path, model_path: Path, **changes: Any) -> Path:
         "reference": {},
     }
     return _write(directory, config | changes)
+
+
+def verdict_rows(directory: Path) -> dict[str, Any]:
+    """Write the pairs of `write_dpo_run` as single answers, two in three of them liked; return a `data` section."""
+    lines = []
+    for at, pair in enumerate(read_lines(directory / "train.jsonl")):
+        side = "rejected" if at % 3 == 0 else "chosen"
+        row = {"prompt": pair["prompt"], "completion": pair[side], "label": side == "chosen"}
+        lines.append(json.dumps(row) + "\n")
+    (directory / "verdicts.jsonl").write_text("".join(lines))
+    source = {"path": str(directory / "verdicts.jsonl")}
+    return {"type": "labels", "sources": [source], "samples_per_step": 8, "max_tokens": 64}
+
+
+def write_iterations_run(directory: Path, model_path: Path, **changes: Any) -> Path:
+    """The same for a preference run on the policy's own answers: those with more letters e are preferred."""
+    write_run(directory, model_path)  # prompts and reward
+    config: dict[str, Any] = {
+        "pipeline": "dpo",
+        **_shared(directory, model_path),
+        "import": ["tiny_rewards"],
+        "data": {"pairs_per_step": 8, "max_tokens": 96},
+        "iterations": {
+            "prompts": {"sources": [{"path": str(directory / "train.jsonl")}], "max_prompt_tokens": 64},
+            "rollout": {"prompts_per_iteration": 16, "samples_per_prompt": 4, "max_response_tokens": 12},
+            "rewards": {"use": [{"type": "letter_e"}]},
+            "inference": {"type": "hf"},
+            "epochs": 2,
+            "evaluation": {"sources": [{"path": str(directory / "eval.jsonl")}], "samples_per_prompt": 4},
+        },
+        "reference": {"refresh": "iteration"},
+    }
+    del config["inference"]
+    return _write(directory, config | changes)
+
+
+def write_reward_model_run(directory: Path, model_path: Path, **changes: Any) -> Path:
+    """The same for a run that trains a reward model, on pairs like those."""
+    path = write_dpo_run(directory, model_path, **changes)
+    config = yaml.safe_load(path.read_text()) | {"pipeline": "reward_model"}
+    del config["reference"]
+    return _write(directory, config)
 
 
 def _shared(directory: Path, model_path: Path) -> dict[str, Any]:
@@ -188,6 +252,20 @@ def finish_run(config: Path, *arguments: str, timeout: float = 300) -> tuple[int
     process = start_run(config, *arguments)
     output, _ = process.communicate(timeout=timeout)
     return process.returncode, output
+
+
+def kill_run(config: Path, said: str) -> None:
+    """Start a run and end its driver by SIGKILL as soon as it prints something."""
+    process = start_run(config, start_new_session=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if said in line:
+            break
+    else:
+        raise AssertionError(f"the run ended by itself, without {said!r}")
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
 
 
 def evaluated(config: Path, model: Path) -> dict[str, float]:

@@ -32,6 +32,7 @@ from roll_like.config.run import RunConfig
 from roll_like.data.bad_rows import RowsReport
 from roll_like.data.tasks import SourceReport
 from roll_like.errors import ConfigError
+from roll_like.models.precision import settled
 from roll_like.models.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def check_run(
         planned: Makes its plan.
         further: Yields what is wrong beside model, tokenizer, disk and hardware.
     """
+    config = settled(config)
     findings: list[Finding] = []
     model, shape = check_model(config, findings)
     tokenizer = check_tokenizer(config, model, findings)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from roll_like.check.findings import Finding, failed, is_hub_id
 from roll_like.config.domains import domain_rewards
-from roll_like.config.rlvr import RLVRConfig
+from roll_like.config.prompts import PromptConfig
 from roll_like.config.sections import DataSource
 from roll_like.data.tasks import TaskSet, TaskSource, load_source
 from roll_like.errors import RollLikeError
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from roll_like.check import Report
 
 
-def prompt_findings(config: RLVRConfig, tokenizer: PreTrainedTokenizerBase | None, report: Report) -> Iterator[Finding]:
+def prompt_findings(
+    config: PromptConfig, tokenizer: PreTrainedTokenizerBase | None, report: Report
+) -> Iterator[Finding]:
     """Yield what is wrong with tasks and rewards; tell the report what became of each source's rows."""
     findings: list[Finding] = []
     tasks = load_all(config, tokenizer, findings)
@@ -33,7 +35,7 @@ def prompt_findings(config: RLVRConfig, tokenizer: PreTrainedTokenizerBase | Non
 
 
 def load_all(
-    config: RLVRConfig, tokenizer: PreTrainedTokenizerBase | None, findings: list[Finding]
+    config: PromptConfig, tokenizer: PreTrainedTokenizerBase | None, findings: list[Finding]
 ) -> dict[str, list[TaskSource]]:
     """Return the tasks of `data` and `evaluation`, as far as they can be read here; the rest becomes findings."""
     sections = {"data": config.data.sources, "evaluation": config.evaluation.sources if config.evaluation else ()}
@@ -85,7 +87,7 @@ def _load_one(
     return tasks
 
 
-def check_tasks(config: RLVRConfig, tasks: dict[str, list[TaskSource]]) -> Iterator[Finding]:
+def check_tasks(config: PromptConfig, tasks: dict[str, list[TaskSource]]) -> Iterator[Finding]:
     """Yield what is odd about the number of tasks and about those in both training and evaluation."""
     count = sum(len(source.tasks) for source in tasks["data"])
     if len(tasks["data"]) == len(config.data.sources) and count < config.rollout.prompts_per_step:
@@ -107,7 +109,7 @@ def check_tasks(config: RLVRConfig, tasks: dict[str, list[TaskSource]]) -> Itera
             )
 
 
-def check_rewards(config: RLVRConfig, sources: Sequence[TaskSource]) -> Iterator[Finding]:
+def check_rewards(config: PromptConfig, sources: Sequence[TaskSource]) -> Iterator[Finding]:
     """Yield, for each reward and source, the first row that the reward cannot judge."""
     for index, section in enumerate(config.rewards.use):
         key = f"rewards.use.{index}"

@@ -1,22 +1,28 @@
-"""Given data, conversations and pairs: whether rows are there, fit, and can be trained on."""
+"""Given data, conversations and preferences: whether rows are there, fit, and can be trained on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from roll_like.check.findings import Finding, failed, is_hub_id
+from roll_like.check.iterations import iteration_findings
+from roll_like.check.labels import label_findings
 from roll_like.check.machine import warm_up_that_never_ends
-from roll_like.check.model import check_vocabulary, check_window
+from roll_like.check.model import check_score, check_vocabulary, check_window
+from roll_like.check.teachers import teacher_findings
+from roll_like.config.distill import DistillConfig
 from roll_like.config.dpo import DPOConfig
 from roll_like.config.given import GivenDataConfig
 from roll_like.config.plan import Plan, roles, trainer_memory
+from roll_like.config.reward_model import RewardModelRunConfig
 from roll_like.config.sft import SFTConfig
 from roll_like.data.chat import Renderer
 from roll_like.data.conversations import load_conversations
-from roll_like.data.pairs import load_pairs
+from roll_like.data.pairs import load_preferences
 from roll_like.data.samples import SampleSet
+from roll_like.data.scored_pairs import load_scored_pairs
 from roll_like.errors import RollLikeError
 from roll_like.models.shape import ModelShape
 
@@ -57,16 +63,45 @@ def conversation_findings(
     yield from _findings(config, data, load_conversations, tokenizer, report)
 
 
-def pair_findings(
-    config: DPOConfig, tokenizer: PreTrainedTokenizerBase | None, shape: ModelShape | None, report: Report
+def lesson_findings(
+    config: DistillConfig, tokenizer: PreTrainedTokenizerBase | None, shape: ModelShape | None, report: Report
 ) -> Iterator[Finding]:
-    """Yield what is wrong with pairs and the reference model; tell the report the same as of conversations."""
+    """Yield what is wrong with teachers and conversations; tell the report the same as of supervised runs."""
     yield from check_window(config, shape, "data")
-    yield from check_vocabulary(config, shape, None if config.reference is None else config.reference.path)
+    yield from teacher_findings(config, config.teachers, tokenizer, shape, top_k=config.algorithm.top_k)
     data = {"data": config.data}
     if config.evaluation is not None:
         data["evaluation"] = config.data.model_copy(update={"sources": config.evaluation.sources})
-    yield from _findings(config, data, load_pairs, tokenizer, report)
+    yield from _findings(config, data, load_conversations, tokenizer, report)
+
+
+def preference_findings(
+    config: DPOConfig, tokenizer: PreTrainedTokenizerBase | None, shape: ModelShape | None, report: Report
+) -> Iterator[Finding]:
+    """Yield what is wrong with preferences and the reference model; tell the report the same as of conversations."""
+    yield from check_window(config, shape, "data")
+    yield from check_vocabulary(config, shape, None if config.reference is None else config.reference.path)
+    data = {"data": config.data if config.iterations is None else None, "evaluation": config.evaluated_rows}
+    present = {section: rows for section, rows in data.items() if rows is not None}
+    loaded = yield from _findings(config, present, load_preferences, tokenizer, report)
+    yield from label_findings(config, loaded)
+    if config.iterations is not None:
+        yield from iteration_findings(config, tokenizer, shape, report)
+
+
+def scored_pair_findings(
+    config: RewardModelRunConfig,
+    tokenizer: PreTrainedTokenizerBase | None,
+    shape: ModelShape | None,
+    report: Report,
+) -> Iterator[Finding]:
+    """Yield what is wrong with pairs and with the model to start from; tell the report the same as of conversations."""
+    yield from check_window(config, shape, "data")
+    yield from check_score(config, shape)
+    data = {"data": config.data}
+    if config.evaluation is not None:
+        data["evaluation"] = config.data.model_copy(update={"sources": config.evaluation.sources})
+    yield from _findings(config, data, load_scored_pairs, tokenizer, report)
 
 
 def _findings(
@@ -75,7 +110,7 @@ def _findings(
     load: Callable[..., SampleSet[Any]],
     tokenizer: PreTrainedTokenizerBase | None,
     report: Report,
-) -> Iterator[Finding]:
+) -> Generator[Finding, None, dict[str, SampleSet[Any]]]:
     loaded: dict[str, SampleSet[Any]] = {}
     for section, data in sections.items():
         found = _load(data, section, load, tokenizer)
@@ -85,7 +120,7 @@ def _findings(
             loaded[section] = found
             report.sources += found.report
     if "data" not in loaded:
-        return
+        return loaded
     items, (count, what) = len(loaded["data"]), config.items_per_step
     report.plan = replace(report.plan, steps=config.steps_for(items))
     yield from warm_up_that_never_ends("training", config.training, report.plan.updates)
@@ -97,13 +132,15 @@ def _findings(
             "lower it, or add data",
         )
     if "evaluation" in loaded:
-        yield from _no_overlap(loaded["data"], loaded["evaluation"], what)
+        yield from _no_overlap(loaded["data"], loaded["evaluation"])
+    return loaded
 
 
-def _no_overlap(data: SampleSet[Any], evaluation: SampleSet[Any], what: str) -> Iterator[Finding]:
-    trained = {item.content() for item in data}
-    both = [item for item in evaluation if item.content() in trained]
+def _no_overlap(data: SampleSet[Any], evaluation: SampleSet[Any]) -> Iterator[Finding]:
+    trained = {sequence.content() for item in data for sequence in item.sequences}
+    both = [item for item in evaluation if all(sequence.content() in trained for sequence in item.sequences)]
     if both:
+        what = "pairs" if len(both[0].sequences) > 1 else "samples"
         yield Finding(
             "warning",
             "evaluation.sources",

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from roll_like.check.findings import Finding
-from roll_like.config.plan import GIB, Plan
+from roll_like.config.plan import GIB, Plan, trained_parameters
 from roll_like.config.policy_gradient import PolicyGradientConfig
 from roll_like.config.run import RunConfig
 from roll_like.config.sections import DeepSpeedConfig, VLLMConfig
+from roll_like.models.precision import cpu_has_bfloat16
 from roll_like.models.shape import ModelShape
 
 
@@ -62,7 +63,8 @@ def check_output(config: RunConfig, shape: ModelShape | None) -> Iterator[Findin
         return
     saved = config.checkpoint
     width = 4 if config.model.dtype == "float32" else 2
-    one = config.trained_models * shape.parameters * (width + (8 if width == 4 else 12))
+    moved = trained_parameters(config, shape) + (config.trained_models - 1) * shape.parameters
+    one = moved * (width + (8 if width == 4 else 12))
     written = bool(saved.every) or saved.at_end
     kept = (saved.keep + (saved.keep_best and config.evaluation is not None)) if written else 0
     export = shape.parameters * width if saved.export else 0
@@ -94,6 +96,13 @@ def check_hardware(config: RunConfig, made: Plan) -> Iterator[Finding]:
             "resources.devices_per_node",
             f"{resources.devices_per_node} cores are asked for and this machine has {cores}; a run here needs "
             f"devices_per_node: {cores} and spans to match",
+        )
+    if config.model.dtype == "bfloat16" and not cpu_has_bfloat16():
+        yield Finding(
+            "warning",
+            "model.dtype",
+            "this CPU has no instructions for bfloat16, and emulates them: about ten times slower than float32; use "
+            "auto, or float32",
         )
     workers = {role.name: role.workers for role in made.roles}
     needed = sum(line.total * workers[line.role] for line in made.memory)

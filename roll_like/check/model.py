@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roll_like.check.findings import Finding, failed, is_hub_id
+from roll_like.config.lora import LoRAConfig
 from roll_like.config.plan import roles
 from roll_like.config.policy_gradient import PolicyGradientConfig
 from roll_like.config.run import RunConfig
 from roll_like.config.sections import ModelConfig
-from roll_like.errors import RollLikeError
-from roll_like.models.load import ModelShape, load_model_shape, load_tokenizer, resolve_model
+from roll_like.errors import ConfigError, RollLikeError
+from roll_like.models.classifier import check_outputs
+from roll_like.models.load import ModelShape, empty_model, load_model_shape, load_tokenizer, resolve_model
+from roll_like.models.lora import adapted_width
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -20,16 +24,35 @@ if TYPE_CHECKING:
 
 def check_model(config: RunConfig, findings: list[Finding]) -> tuple[ModelConfig | None, ModelShape | None]:
     """Return the model with a local path and its sizes, or None with findings that say why not."""
-    model = _localised(config.model, "model.path", findings)
+    model = localised(config.model, "model.path", findings)
     if model is None:
         return None, None
     try:
         # the tokenizer is a finding of its own
         resolved = resolve_model(model.model_copy(update={"tokenizer": None}))
-        return model.model_copy(update={"path": str(resolved.path)}), load_model_shape(resolved.path)
+        shape = load_model_shape(resolved.path)
     except RollLikeError as error:
         findings.append(failed("model.path", error))
         return None, None
+    if config.training.lora is not None:
+        shape = _with_adapters(config.training.lora, config.model, resolved.path, shape, findings)
+    return model.at(str(resolved.path)), shape
+
+
+def _with_adapters(
+    lora: LoRAConfig, model: ModelConfig, path: Path, shape: ModelShape, findings: list[Finding]
+) -> ModelShape:
+    """Return the sizes with those of the adapters; layers that the model does not have are findings."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=model.trust_remote_code)
+        return replace(shape, adapted_width=adapted_width(empty_model(config, model.trust_remote_code), lora))
+    except ConfigError as error:
+        findings.append(failed("training.lora.target_modules", error))
+    except (OSError, ValueError, KeyError) as error:
+        findings.append(Finding("error", "model.path", f"transformers cannot make such a model: {error}"))
+    return shape
 
 
 def check_tokenizer(
@@ -44,7 +67,7 @@ def check_tokenizer(
     named = config.model.tokenizer
     if named is not None:
         section = ModelConfig(path=named, cache_dir=config.model.cache_dir)
-        local = _localised(section, "model.tokenizer", findings)
+        local = localised(section, "model.tokenizer", findings)
         # a tokenizer of its own is all that is loaded, so the model may be out of reach
         base = model or config.model
         model = base.model_copy(update={"tokenizer": local.path}) if local is not None else None
@@ -98,8 +121,8 @@ def check_vocabulary(config: RunConfig, shape: ModelShape | None, reference: str
     if reference is None:
         return []
     findings: list[Finding] = []
-    section = config.model.model_copy(update={"path": reference, "revision": None, "tokenizer": None})
-    model = _localised(section, "reference.path", findings)
+    section = config.model.at(reference).model_copy(update={"tokenizer": None})
+    model = localised(section, "reference.path", findings)
     if model is None:
         return findings
     try:
@@ -115,13 +138,25 @@ def check_vocabulary(config: RunConfig, shape: ModelShape | None, reference: str
     return findings
 
 
+def check_score(config: RunConfig, shape: ModelShape | None) -> list[Finding]:
+    """Return what is wrong with the model that a reward model starts from; nothing where it is out of reach."""
+    model = localised(config.model, "model.path", []) if shape is not None else None
+    if model is None:
+        return []
+    try:
+        check_outputs(resolve_model(model).path, trust_remote_code=model.trust_remote_code)
+    except RollLikeError as error:
+        return [failed("model.path", error)]
+    return []
+
+
 def check_critic(config: PolicyGradientConfig, shape: ModelShape | None) -> list[Finding]:
     """Return what is wrong with a critic that starts from a model of its own."""
     if config.critic is None or config.critic.path is None:
         return []
     findings: list[Finding] = []
-    section = config.model.model_copy(update={"path": config.critic.path, "revision": None, "tokenizer": None})
-    model = _localised(section, "critic.path", findings)
+    section = config.model.at(config.critic.path).model_copy(update={"tokenizer": None})
+    model = localised(section, "critic.path", findings)
     if model is None:
         return findings
     try:
@@ -144,7 +179,7 @@ def check_critic(config: PolicyGradientConfig, shape: ModelShape | None) -> list
     return findings
 
 
-def _localised(config: ModelConfig, key: str, findings: list[Finding]) -> ModelConfig | None:
+def localised(config: ModelConfig, key: str, findings: list[Finding]) -> ModelConfig | None:
     """Return the model section with a hub id replaced by its cached copy, None where that needs network."""
     if not is_hub_id(config.path):
         return config

@@ -10,7 +10,7 @@ from roll_like.config.algorithm import DifficultyConfig
 from roll_like.config.base import ConfigModel
 
 if TYPE_CHECKING:
-    from roll_like.config.rlvr import RLVRConfig
+    from roll_like.config.prompts import PromptConfig
 
 
 class DomainConfig(ConfigModel):
@@ -27,17 +27,17 @@ class DomainConfig(ConfigModel):
     )
 
 
-def domain_rewards(config: RLVRConfig) -> dict[str, tuple[str, ...]]:
+def domain_rewards(config: PromptConfig) -> dict[str, tuple[str, ...]]:
     """Return the names of the rewards of each domain that names its own."""
     return {name: domain.rewards for name, domain in config.domains.items()}
 
 
-def domain_difficulty(config: RLVRConfig) -> dict[str, DifficultyConfig]:
+def domain_difficulty(config: PromptConfig) -> dict[str, DifficultyConfig]:
     """Return the difficulty band of each domain that has its own."""
     return {name: domain.difficulty for name, domain in config.domains.items() if domain.difficulty is not None}
 
 
-def domain_filters(config: RLVRConfig) -> dict[str, bool]:
+def domain_filters(config: PromptConfig) -> dict[str, bool]:
     """Return, of each domain that says so itself, whether its groups without signal are replaced."""
     settings = {name: domain.drop_groups_without_signal for name, domain in config.domains.items()}
     return {name: setting for name, setting in settings.items() if setting is not None}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 GIB = 2**30
 #: Roles whose model is the one that is trained; the sizes of others are not known here.
 MEASURED = ("training", "inference", "reference", "critic")
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_BYTES = {"auto": 2, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class ModelSizes(Protocol):
@@ -28,6 +28,11 @@ class ModelSizes(Protocol):
     @property
     def parameters(self) -> int:
         """Number of parameters."""
+        ...
+
+    @property
+    def adapted_width(self) -> int:
+        """Inputs plus outputs of all layers that have adapters; 0 without adapters."""
         ...
 
     def kv_bytes_per_token(self, bytes_per_value: int = 2) -> int:
@@ -248,7 +253,8 @@ def policy_roles(config: PolicyGradientConfig) -> tuple[RolePlan, ...]:
     """Return where engines, reference model and critic sit."""
     resources, spans = config.resources, config.resources.spans
     found = [model_role(resources, "inference", config.inference.replicas, "inference.replicas", spans.inference)]
-    for name, section in {"reference": config.reference, "critic": config.critic}.items():
+    reference = config.reference if config.reference is not None and config.reference.mode == "cluster" else None
+    for name, section in {"reference": reference, "critic": config.critic}.items():
         if section is not None:
             span = getattr(spans, name) or spans.training
             found.append(model_role(resources, name, section.workers, f"{name}.workers", span))
@@ -284,10 +290,20 @@ def plan(config: PolicyGradientConfig, model: ModelSizes | None = None) -> Plan:
     )
 
 
+def trained_parameters(config: RunConfig, model: ModelSizes) -> int:
+    """Return how many parameters the trainer moves: all of the model, or its adapters."""
+    lora = config.training.lora
+    return model.parameters if lora is None else lora.rank * model.adapted_width
+
+
 def trainer_memory(config: RunConfig, model: ModelSizes) -> MemoryLine:
     """Return the estimated memory of one rank of the trainer."""
+    trained = trained_parameters(config, model)
+    held = model.parameters if config.training.lora is None else model.parameters + trained
+    parts = _training_memory(config.training, held, trained, _BYTES[config.model.dtype])
+    if config.task == "text-classification":  # one output in place of a vocabulary
+        return MemoryLine(role="training", parts=parts)
     chunk = config.training.logprob_chunk_tokens * config.training.logprob_chunk_vocab * _BYTES["float32"]
-    parts = _training_memory(config.training, model.parameters, _BYTES[config.model.dtype])
     return MemoryLine(role="training", parts=(*parts, ("logits of a chunk", chunk)))
 
 
@@ -296,7 +312,7 @@ def _memory(config: PolicyGradientConfig, role: RolePlan, model: ModelSizes) -> 
     if role.name == "training":
         return trainer_memory(config, model)
     if role.name == "critic" and config.critic is not None:
-        parts = _training_memory(config.critic, model.parameters, _BYTES[config.model.dtype])
+        parts = _training_memory(config.critic, model.parameters, model.parameters, _BYTES[config.model.dtype])
         return MemoryLine(role=role.name, parts=parts)
     if role.name == "reference":
         return MemoryLine(role=role.name, parts=(("weights", weights),))
@@ -316,13 +332,15 @@ def _tensor_parallel(config: PolicyGradientConfig, role: RolePlan) -> int:
     return role.devices_per_worker if config.resources.device == "cuda" else 1
 
 
-def _training_memory(training: DeepSpeedConfig, parameters: int, width: int) -> tuple[tuple[str, int], ...]:
+def _training_memory(
+    training: DeepSpeedConfig, parameters: int, trained: int, width: int
+) -> tuple[tuple[str, int], ...]:
     """Bytes of one rank: ZeRO shards the optimizer from stage 1, gradients from 2, weights from 3."""
     # AdamW's two moments in float32, and a float32 copy of weights that are kept in less
-    optimizer = parameters * (8 if width == 4 else 12)
+    optimizer = trained * (8 if width == 4 else 12)
     ranks = training.workers
     return (
         ("weights", parameters * width // (ranks if training.zero_stage >= 3 else 1)),
-        ("gradients", parameters * width // (ranks if training.zero_stage >= 2 else 1)),
+        ("gradients", trained * width // (ranks if training.zero_stage >= 2 else 1)),
         ("optimizer", optimizer // (ranks if training.zero_stage >= 1 else 1)),
     )

@@ -53,10 +53,21 @@ def budget_holds(config: RunConfig, path: tuple[str, ...], budget: int) -> Itera
         yield Violation(path, f"{budget} tokens cannot hold one longest sample ({sizes}); set it to {longest} or more")
 
 
+def budget_holds_a_pair(config: RunConfig) -> Iterator[Violation]:
+    """Yield a budget of micro-batches that two of the longest samples do not fit into."""
+    budget, needed = config.training.max_tokens_per_micro_batch, 2 * config.longest_sample
+    if budget < needed:
+        yield Violation(
+            ("training", "max_tokens_per_micro_batch"),
+            f"{budget} tokens cannot hold the two answers of one pair (2 × data.max_tokens = {needed}); set it "
+            f"to {needed} or more",
+        )
+
+
 def _lengths_fit(config: PolicyGradientConfig) -> Iterator[Violation]:
     longest, sizes = config.longest_sample, config.longest_sample_terms
     budgets = {("training", "max_tokens_per_micro_batch"): config.training.max_tokens_per_micro_batch}
-    if config.reference is not None:
+    if config.reference is not None and config.reference.mode == "cluster":
         budgets["reference", "max_tokens_per_micro_batch"] = config.reference.max_tokens_per_micro_batch
     if config.critic is not None:
         budgets["critic", "max_tokens_per_micro_batch"] = config.critic.max_tokens_per_micro_batch
@@ -209,6 +220,9 @@ def _evaluation_runs(config: RunConfig) -> Iterator[Violation]:
 
 #: What holds for every run.
 RUN_RULES = (_spans_fit, _spans_are_equal_or_disjoint, _device_can_do_it, _evaluation_runs)
+
+#: What holds for whatever samples and judges, however it is trained.
+SAMPLING_RULES = (_lengths_fit, _devices_are_shared, _evaluation_means_something, _evaluation_runs)
 
 #: What holds for every run that trains a policy on groups of its samples.
 POLICY_GRADIENT_RULES = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from roll_like.config.lora import adapter_off_means_something
 from roll_like.config.violations import Violation
 from roll_like.registry import ADVANTAGES
 
@@ -34,7 +35,12 @@ def _kl_has_its_reference(config: PolicyGradientConfig) -> Iterator[Violation]:
         )
 
 
-def _groups_can_be_compared(config: PolicyGradientConfig) -> Iterator[Violation]:
+def _adapters_can_be_switched_off(config: PolicyGradientConfig) -> Iterator[Violation]:
+    yield from adapter_off_means_something(config.reference, config.training, config.resources.spans.reference)
+
+
+def groups_can_be_compared(config: PolicyGradientConfig) -> Iterator[Violation]:
+    """Yield groups that leave nothing to compare a sample with."""
     rollout, name = config.rollout, config.algorithm.advantage.type
     estimator = ADVANTAGES.get(name)
     least = estimator.minimum_samples_per_prompt
@@ -131,7 +137,8 @@ def _loss_means_something(config: PolicyGradientConfig) -> Iterator[Violation]:
 #: What to check between the `algorithm` section and the others.
 ALGORITHM_RULES = (
     _kl_has_its_reference,
-    _groups_can_be_compared,
+    groups_can_be_compared,
+    _adapters_can_be_switched_off,
     _estimator_has_its_critic,
     _shaping_has_an_effect,
     _loss_means_something,

@@ -15,10 +15,12 @@ from roll_like.config.sections import (
     CheckpointConfig,
     MetricsConfig,
     ModelConfig,
+    Task,
     TrainerResourcesConfig,
     TrainingConfig,
 )
 from roll_like.config.violations import Violation, raise_violations
+from roll_like.errors import ConfigError
 from roll_like.registry import PIPELINES
 
 if TYPE_CHECKING:
@@ -51,6 +53,8 @@ class RunConfig(PipelineConfig):
 
     #: Run after a configuration was read; each yields every violation that it finds.
     rules: ClassVar[tuple[Rule, ...]]
+    #: What the trained model is for.
+    task: ClassVar[Task] = "text-generation"
 
     name: str = Field(default="run", pattern=NAME_PATTERN, description="Name of the run and of its folder.")
     output_dir: Path = Field(default=Path("runs"), description="Folder of runs; this one is `output_dir/name`.")
@@ -105,6 +109,16 @@ class RunConfig(PipelineConfig):
     def _sections_agree(self) -> Self:
         raise_violations(type(self).__name__, (violation for rule in self.rules for violation in rule(self)))
         return self
+
+    def evaluating(self, model: str) -> Self:
+        """Return the same configuration for another model, to evaluate it.
+
+        Raises:
+            ConfigError: There is no `evaluation` section.
+        """
+        if self.evaluation is None:
+            raise ConfigError("this configuration has no `evaluation` section", fix="add one")
+        return self.model_copy(update={"model": self.model.at(model)})
 
     def run(self, *, resume: str | None = None) -> RunResult:
         """Train, from a notebook or a script, and return the metrics.

@@ -19,9 +19,12 @@ from pydantic import (
 from pydantic_core import CoreSchema
 
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
+from roll_like.config.lora import LoRAConfig
 from roll_like.registry import TRACKERS
 
 Precision = Literal["float32", "bfloat16", "float16"]
+#: What a trained model is for, by the hub's names: it writes, or it scores what others wrote.
+Task = Literal["text-generation", "text-classification"]
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -39,11 +42,32 @@ class ModelConfig(ConfigModel):
     chat_template: Path | None = Field(
         default=None, description="Jinja file that replaces the tokenizer's chat template."
     )
-    dtype: Precision = Field(default="bfloat16", description="Precision of the forward passes and of inference.")
+    dtype: Literal["auto"] | Precision = Field(
+        default="auto",
+        description="Precision of the forward passes and of inference. `auto`: bfloat16, or float32 on CPUs without "
+        "instructions for bfloat16, where that would be ten times slower.",
+    )
     trust_remote_code: bool = Field(default=False, description="Run Python code that comes with the model.")
     cache_dir: Path | None = Field(
         default=None, description="Where converted models are kept; default: `~/.cache/roll_like`."
     )
+    keep_layers: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+        default=None,
+        min_length=1,
+        description="Start from these layers of the model only, counted from 0: a smaller model, to be distilled. "
+        "Default: all.",
+    )
+
+    @field_validator("keep_layers")
+    @classmethod
+    def _ascending(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if value is not None and list(value) != sorted(set(value)):
+            raise ValueError(f"layers are named once each, in their order; found {list(value)}")
+        return value
+
+    def at(self, path: str) -> ModelConfig:
+        """Return the section for another model as it is: with all its layers, and no revision of this one's."""
+        return self.model_copy(update={"path": path, "revision": None, "keep_layers": None})
 
 
 class DataSource(ConfigModel):
@@ -222,6 +246,9 @@ class DeepSpeedConfig(ConfigModel):
 class TrainingConfig(DeepSpeedConfig):
     """The DeepSpeed training engine."""
 
+    lora: LoRAConfig | None = Field(
+        default=None, description="Train low-rank adapters and leave the model frozen; default: train all of it."
+    )
     logprob_chunk_tokens: PositiveInt = Field(default=1024, description="Rows of logits that exist at a time. Tokens.")
     logprob_chunk_vocab: PositiveInt = Field(
         default=65536, description="Columns of logits that exist at a time. Vocabulary entries."
@@ -244,6 +271,11 @@ class CriticConfig(DeepSpeedConfig):
 class ReferenceConfig(ConfigModel):
     """A frozen copy of the starting model, for KL terms."""
 
+    mode: Literal["cluster", "adapter_off"] = Field(
+        default="cluster",
+        description="`cluster`: a frozen model of its own. `adapter_off`: the trainer with its adapters switched off "
+        "(`training.lora`), and no second model.",
+    )
     workers: PositiveInt = Field(default=1, description="Ranks of the reference cluster.")
     path: str | None = Field(default=None, description="Another model with the same vocabulary; default: `model.path`.")
     max_tokens_per_micro_batch: PositiveInt = Field(default=8192, description="Budget of one forward pass. Tokens.")

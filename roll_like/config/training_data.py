@@ -56,6 +56,16 @@ class PairSource(RowSource):
     rejected_field: str = Field(default="rejected", description="Field with the other response, in the same form.")
 
 
+class ScoredPairSource(PairSource):
+    """Two responses to one prompt, the preferred one of which is to be scored higher."""
+
+    margin_field: str | None = Field(
+        default=None,
+        description="Field with a number of at least 0: by how much the preferred response should score higher; none "
+        "by default.",
+    )
+
+
 class RowLimits(ConfigModel):
     """What happens to rows that are too long, or bad."""
 
@@ -90,3 +100,15 @@ class PairData(RowLimits):
     """What preference training reads."""
 
     sources: Annotated[tuple[PairSource, ...], Field(min_length=1)] = Field(description="Datasets, weighted.")
+
+
+class ScoredPairData(RowLimits):
+    """What the training of a reward model reads."""
+
+    sources: Annotated[tuple[ScoredPairSource, ...], Field(min_length=1)] = Field(description="Datasets, weighted.")
+    max_tokens: PositiveInt = Field(default=1024, description="Longest conversation, prompt included. Tokens.")
+    too_long: Literal["skip", "refuse"] = Field(
+        default="skip",
+        description="Conversations over the limit: leave their pair out and count it, or stop. They are not cut: the "
+        "score is read at the end.",
+    )

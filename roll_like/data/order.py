@@ -108,6 +108,10 @@ class Order(Generic[ItemT]):
         """Return the next item."""
         return self._draw(self._turns.next())
 
+    def take(self, count: int) -> list[ItemT]:
+        """Return the next items."""
+        return [self.next() for _ in range(count)]
+
     def state(self) -> dict[str, Any]:
         """Return where the sequence stands, as JSON takes it."""
         return {

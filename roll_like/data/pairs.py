@@ -10,21 +10,21 @@ Responses given as messages may begin with the prompt. Without a prompt, what bo
 prompt, up to the assistant's message in which they part. Only turns of the responses are trained.
 
 Verdicts on single responses (`{prompt, completion, label}`) are read by
-`roll_like.data.conversations.load_labelled`; `unpaired` makes them of pairs.
+`roll_like.data.conversations.load_labelled`; `verdicts` makes them of pairs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from roll_like.config.training_data import PairData, PairSource
+from roll_like.config.training_data import LabelledData, PairData, PairSource
 from roll_like.data.bad_rows import BadRow, Problem, Tally
 from roll_like.data.chat import ChatMessage, Renderer
-from roll_like.data.conversations import LabelledSample, read_response, require_words, whole
+from roll_like.data.conversations import LabelledSample, load_labelled, read_response, require_words, whole
 from roll_like.data.messages import read_messages, read_prompt, read_tools, require_fields, with_system
 from roll_like.data.rows import Row
 from roll_like.data.samples import (
@@ -67,6 +67,18 @@ class PairSample:
         return len(chosen).to_bytes(8, "little") + chosen + rejected
 
 
+#: What preferences are told by.
+Preference: TypeAlias = PairSample | LabelledSample
+
+
+def load_preferences(
+    data: PairData | LabelledData, renderer: Renderer, *, section: str = "data"
+) -> SampleSet[Preference]:
+    """Read pairs, or responses with a verdict each, as `load_pairs` and `load_labelled` do."""
+    load: Any = load_pairs if isinstance(data, PairData) else load_labelled
+    return cast("SampleSet[Preference]", load(data, renderer, section=section))
+
+
 def load_pairs(data: PairData, renderer: Renderer, *, section: str = "data") -> SampleSet[PairSample]:
     """Read pairs.
 
@@ -81,7 +93,7 @@ def load_pairs(data: PairData, renderer: Renderer, *, section: str = "data") -> 
 
     def load(source: PairSource, key: str) -> SampleSource[PairSample]:
         def draft(row: Row) -> list[list[Piece]]:
-            prompt, chosen, rejected = _messages(row, source, key)
+            prompt, chosen, rejected = pair_messages(row, source, key)
             tools = read_tools(row, source, key)
             return [_pieces(renderer, prompt, response, tools) for response in (chosen, rejected)]
 
@@ -94,11 +106,14 @@ def load_pairs(data: PairData, renderer: Renderer, *, section: str = "data") -> 
     return load_sources(data.sources, load, section)
 
 
-def unpaired(pairs: Iterable[PairSample]) -> Iterator[LabelledSample]:
-    """Yield a liked and a disliked response for each pair."""
-    for pair in pairs:
-        yield LabelledSample(sample=pair.chosen, label=True)
-        yield LabelledSample(sample=pair.rejected, label=False)
+def verdicts(preferences: Iterable[Preference]) -> Iterator[LabelledSample]:
+    """Yield responses with a verdict each: of a pair, the liked one and then the other."""
+    for each in preferences:
+        if isinstance(each, LabelledSample):
+            yield each
+        else:
+            yield LabelledSample(sample=each.chosen, label=True)
+            yield LabelledSample(sample=each.rejected, label=False)
 
 
 def _pieces(
@@ -114,7 +129,7 @@ def _pieces(
 def _pair(row: Row, chosen: ConversationSample, rejected: ConversationSample) -> PairSample:
     # after the cut at the limit, which may take away what they differ in
     if np.array_equal(chosen.token_ids, rejected.token_ids) and np.array_equal(chosen.trained, rejected.trained):
-        raise _identical()
+        raise identical()
     length = chosen.prompt_length
     if length != rejected.prompt_length or not np.array_equal(chosen.token_ids[:length], rejected.token_ids[:length]):
         raise BadRow(
@@ -125,12 +140,20 @@ def _pair(row: Row, chosen: ConversationSample, rejected: ConversationSample) ->
     return PairSample(chosen=chosen, rejected=rejected, prompt_length=length, origin=row.origin)
 
 
-def _identical() -> BadRow:
+def identical() -> BadRow:
+    """Return what is wrong with a pair of two equal responses."""
     return BadRow(Problem.IDENTICAL, "chosen and rejected are the same tokens", fix="correct the row")
 
 
-def _messages(row: Row, source: PairSource, key: str) -> tuple[list[ChatMessage], list[ChatMessage], list[ChatMessage]]:
-    """Return the prompt and the two responses of a row."""
+def pair_messages(
+    row: Row, source: PairSource, key: str
+) -> tuple[list[ChatMessage], list[ChatMessage], list[ChatMessage]]:
+    """Return the prompt and the two responses of a row.
+
+    Raises:
+        DataError: They are not there, or not in a form that is read.
+        BadRow: A response is empty, both are alike, or they have no common prompt.
+    """
     keys = {source.chosen_field: f"{key}.chosen_field", source.rejected_field: f"{key}.rejected_field"}
     require_fields(row, keys)
     if row.fields.get(source.prompt_field) is None:
@@ -175,7 +198,7 @@ def _parted(row: Row, source: PairSource, key: str) -> tuple[list[ChatMessage], 
         both.append(read_messages(row, field, "assistant", f"{key}.{name}"))
     chosen, rejected = both
     if chosen == rejected:
-        raise _identical()
+        raise identical()
     shared = 0
     while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
         shared += 1

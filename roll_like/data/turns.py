@@ -92,8 +92,8 @@ def find_turn(renderer: Renderer, messages: Sequence[ChatMessage], at: int, tool
         BadRow: The template refuses the messages, or does not write the turn as it is.
     """
     turn = messages[at]
-    shown = _render(renderer, messages[: at + 1], tools)
-    prompt = _render(renderer, messages[:at], tools, generation_prompt=True) if at else None
+    shown = render(renderer, messages[: at + 1], tools)
+    prompt = render(renderer, messages[:at], tools, generation_prompt=True) if at else None
     if turn.get("content"):
         begin, end = _of_text(renderer, messages, at, tools, shown, prompt)
     else:
@@ -111,7 +111,7 @@ def _of_text(
     """Return the span of a turn that has a text."""
     turn = messages[at]
     mark = sentinel(str((messages, tools)))
-    marked = _render(renderer, [*messages[:at], {**turn, "content": mark}], tools)
+    marked = render(renderer, [*messages[:at], {**turn, "content": mark}], tools)
     if (count := marked.count(mark)) != 1:
         raise _rewritten(at, f"writes the text {count} times")
     before, _, after = marked.partition(mark)
@@ -168,9 +168,14 @@ def _marked(
     return tuple(spans)
 
 
-def _render(
+def render(
     renderer: Renderer, messages: Sequence[ChatMessage], tools: Sequence[Any], *, generation_prompt: bool = False
 ) -> str:
+    """Return the template's text of a row's messages.
+
+    Raises:
+        BadRow: The template refuses them.
+    """
     try:
         return renderer.render(messages, tools, generation_prompt=generation_prompt)
     except EnvError as error:

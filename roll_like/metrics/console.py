@@ -32,13 +32,18 @@ Mode = Literal["auto", "live", "plain", "quiet"]
 
 REWARD = "rollout/reward/mean"
 #: What a run is about; its change since the first step is shown.
-HEADLINES = (REWARD, "train/perplexity", "preference/accuracy")
+HEADLINES = (REWARD, "train/perplexity", "preference/accuracy", "distill/top1_agreement", "distill/reverse_kl")
 CURVES = (
     *HEADLINES,
     "eval/avg",
     "eval/perplexity",
+    "distill/kl",
+    "eval/top1_agreement",
+    "eval/reverse_kl",
     "preference/reward_margin",
+    "preference/margin",
     "eval/accuracy",
+    "eval/pair_accuracy",
     "rollout/response_length/mean",
     "train/kl",
     "mismatch/kl",
@@ -48,6 +53,7 @@ CURVES = (
 SPANS = {
     "time/generate": "green",
     "time/reward": "magenta",
+    "time/teach": "magenta",
     "time/logprobs": "cyan",
     "time/train": "blue",
     "time/sync": "yellow",

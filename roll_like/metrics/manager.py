@@ -128,8 +128,8 @@ class MetricsManager:
     def log(self, step: int, *parts: Metrics) -> dict[str, float]:
         """Take the figures of a training step, from as many roles as there are.
 
-        Adds throughput where tokens, samples and `time/step` are known (`rollout/…`; `train/…` of a run that samples
-        nothing), and memory.
+        Adds throughput where tokens, samples and `time/step` are known (`rollout/…`; `train/…` of a run that
+        learns from given answers or pairs), and memory.
 
         Returns:
             Every figure of the step, reduced.
@@ -372,8 +372,9 @@ class MetricsManager:
 
 def _with_throughput(values: dict[str, float]) -> dict[str, float]:
     seconds = values.get("time/step", 0.0)
-    sampling = any(name.startswith("rollout/") for name in values)
-    kind = "rollout" if sampling else "train"  # what a run samples, or what it is given
+    # what a run is given in each step comes first: it may sample in some steps only
+    sampling = "train/samples" not in values and any(name.startswith("rollout/") for name in values)
+    kind = "rollout" if sampling else "train"
     derived = {
         f"throughput/{what}_per_second": values[f"{kind}/{what}"] / seconds
         for what in ("tokens", "samples")

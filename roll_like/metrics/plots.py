@@ -19,6 +19,7 @@ Record = Mapping[str, Any]
 SPAN_COLOURS = {
     "time/generate": "#2a9d8f",
     "time/reward": "#9b5de5",
+    "time/teach": "#f4845f",
     "time/logprobs": "#48cae4",
     "time/train": "#3a6ea5",
     "time/sync": "#e9c46a",
@@ -86,22 +87,48 @@ def _panels(steps: Sequence[Record], evaluations: Sequence[Record]) -> list[Call
             lambda axis: _draw_time(axis, steps),
         ]
     if any("preference/accuracy" in record for record in steps):
+        paired = ["eval/pair_accuracy"] if any("eval/pair_accuracy" in record for record in evaluations) else []
+        sampled = any("rollout/reward/mean" in record for record in steps)
+        given = not sampled or any("eval/accuracy" in record for record in evaluations)
+        of_rewards = [lambda axis: _draw_reward(axis, steps), of_evaluations("eval/avg", "eval/pass")]
+        what = "score" if any("preference/score_chosen" in record for record in steps) else "reward"
         return [
+            *(of_rewards if sampled else ()),
             of_steps("Loss", "train/loss"),
-            of_evaluations("eval/accuracy"),
+            *([of_evaluations("eval/accuracy", *paired)] if given else ()),
             of_steps("Right preferences in training", "preference/accuracy"),
-            of_steps("Reward of chosen and rejected", "preference/reward_chosen", "preference/reward_rejected"),
+            of_steps(
+                f"{what.capitalize()} of chosen and rejected",
+                f"preference/{what}_chosen",
+                f"preference/{what}_rejected",
+            ),
             gradient,
             lambda axis: _draw_time(axis, steps),
         ]
+    if any("distill/kl" in record for record in steps):
+        return [
+            of_steps("Divergence and its loss", "distill/kl", "train/loss"),
+            of_evaluations("eval/kl", "eval/cross_entropy"),
+            of_steps("Most likely token as the teacher's", "distill/top1_agreement"),
+            lambda axis: _draw_lines(
+                axis, evaluations, "The same in the evaluation", ["eval/top1_agreement"], marker="o"
+            ),
+            gradient,
+            lambda axis: _draw_time(axis, steps),
+        ]
+    tutored = any("distill/reverse_kl" in record for record in steps)
     panels = [
-        lambda axis: _draw_reward(axis, steps),
-        of_evaluations("eval/avg", "eval/success", "eval/pass"),
+        of_steps("Reverse KL to the teachers", "distill/reverse_kl")
+        if tutored
+        else lambda axis: _draw_reward(axis, steps),
+        of_evaluations(*(("eval/reverse_kl", "eval/avg") if tutored else ("eval/avg", "eval/success", "eval/pass"))),
         of_steps("Response length", "rollout/response_length/mean"),
         of_steps("KL from reference, engine mismatch", "train/kl", "mismatch/kl"),
         gradient,
         lambda axis: _draw_time(axis, steps),
     ]
+    if tutored and any("rollout/reward/mean" in record for record in steps):
+        panels.append(lambda axis: _draw_reward(axis, steps))
     domains = sorted({key for record in steps for key in record if _DOMAIN.fullmatch(key)})
     if domains:
         panels.append(lambda axis: _draw_domains(axis, steps, domains))

@@ -31,6 +31,7 @@ _COMPARED = (
     "train/perplexity",
     "preference/accuracy",
     "preference/reward_margin",
+    "preference/margin",
     "rollout/response_length/mean",
     "rollout/truncated",
     "train/kl",
@@ -152,7 +153,9 @@ def _figures(
     ended = last_end is not None and last_end is events[-1]
     step_seconds = _total(steps, "time/step")
     samples = sum(_samples(record) for record in steps)
-    tokens = _total(steps, "rollout/tokens" if any("rollout/tokens" in step for step in steps) else "train/tokens")
+    sampling = any("rollout/tokens" in step for step in steps) and not any("train/samples" in step for step in steps)
+    tokens = _total(steps, "rollout/tokens" if sampling else "train/tokens")
+    reward_first, reward_last = _ends(steps, "rollout/reward/mean")
     return {
         "name": run["name"],
         "pipeline": run["pipeline"],
@@ -161,8 +164,8 @@ def _figures(
         "total_steps": run["total_steps"],
         "seconds": max((float(r["elapsed"]) for r in (*steps, *evaluations, *events[-1:])), default=0.0),
         "step_seconds": step_seconds,
-        "reward_first": _mean(steps[:WINDOW], "rollout/reward/mean"),
-        "reward_last": _mean(steps[-WINDOW:], "rollout/reward/mean"),
+        "reward_first": reward_first,
+        "reward_last": reward_last,
         "eval_before": _number(before, "eval/avg"),
         "eval_after": _number(after, "eval/avg"),
         "eval_after_step": after.get("step"),
@@ -188,7 +191,7 @@ def _before_after(
 ) -> dict[str, list[float | None]]:
     def compare(names: Iterable[str]) -> dict[str, list[float | None]]:
         known = (name for name in names if any(name in record for record in steps))
-        return {name: [_mean(steps[:WINDOW], name), _mean(steps[-WINDOW:], name)] for name in known}
+        return {name: _ends(steps, name) for name in known}
 
     evaluated = {name: [_number(before, name), _number(after, name)] for name in _names((before, after), "eval/")}
     rewards = ["rollout/reward/mean", *(n for n in _names(steps, "rollout/reward/") if n != "rollout/reward/mean")]
@@ -203,9 +206,14 @@ def _number(record: Mapping[str, Any], name: str) -> float | None:
     return float(record[name]) if name in record else None
 
 
-def _mean(records: Sequence[Mapping[str, Any]], name: str) -> float | None:
+def _ends(records: Sequence[Mapping[str, Any]], name: str) -> list[float | None]:
+    """Return the mean of a figure's first values, and of its last; not every step has every figure.
+
+    Of fewer than twice `WINDOW` values they are the first half and the last, so that no value is in both.
+    """
     values = [float(record[name]) for record in records if name in record]
-    return sum(values) / len(values) if values else None
+    window = max(1, min(WINDOW, len(values) // 2))
+    return [sum(part) / len(part) if part else None for part in (values[:window], values[-window:])]
 
 
 def _total(records: Iterable[Mapping[str, Any]], name: str) -> float:
@@ -213,7 +221,7 @@ def _total(records: Iterable[Mapping[str, Any]], name: str) -> float:
 
 
 def _samples(record: Mapping[str, Any]) -> float:
-    for name in ("rollout/samples", "train/samples"):
+    for name in ("train/samples", "rollout/samples"):
         if name in record:
             return float(record[name])
     return float(record.get("throughput/samples_per_second", 0.0)) * float(record.get("time/step", 0.0))

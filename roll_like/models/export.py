@@ -13,13 +13,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roll_like.config.sections import Precision
+from roll_like.config.sections import Precision, Task
 from roll_like.errors import CheckpointError
+from roll_like.models.classifier import classifier_config
+from roll_like.models.load import empty_model
+from roll_like.models.lora import Adapter
 from roll_like.models.quiet import no_progress_bars
 
 if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+
+#: Where an exported model keeps its adapters alone.
+ADAPTER_FOLDER = "adapter"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +54,9 @@ class ModelCard:
     license: str | None = None
 
 
-def render_model_card(card: ModelCard) -> str:
+def render_model_card(card: ModelCard, task: Task = "text-generation") -> str:
     """Return the card as Markdown, with the metadata header that the hub reads."""
-    header = ["library_name: transformers", "pipeline_tag: text-generation"]
+    header = ["library_name: transformers", f"pipeline_tag: {task}"]
     if re.fullmatch(r"[\w.-]+/[\w.-]+", card.base_model):  # the hub takes nothing but its own ids here
         header.append(f"base_model: {json.dumps(card.base_model)}")
     if card.license is not None:
@@ -70,10 +77,10 @@ def render_model_card(card: ModelCard) -> str:
     return "\n".join(lines)
 
 
-def write_model_card(directory: Path, card: ModelCard) -> Path:
+def write_model_card(directory: Path, card: ModelCard, task: Task = "text-generation") -> Path:
     """Write the card as `directory/README.md` and return that path."""
     path = directory / "README.md"
-    path.write_text(render_model_card(card), encoding="utf-8")
+    path.write_text(render_model_card(card, task), encoding="utf-8")
     return path
 
 
@@ -87,6 +94,8 @@ def save_hf_directory(
     dtype: Precision | None = None,
     base_dir: Path | None = None,
     trust_remote_code: bool = False,
+    adapter: Adapter | None = None,
+    task: Task = "text-generation",
 ) -> Path:
     """Write a model so that transformers and vLLM load it; all of it appears at once, or nothing.
 
@@ -99,11 +108,16 @@ def save_hf_directory(
         dtype: Precision to write; default: as the weights are.
         base_dir: Directory of the starting model, whose generation settings are kept.
         trust_remote_code: Whether the model's class comes with the model.
+        adapter: What of the model was trained, where that is less than all; goes into the folder `adapter`.
+        task: Whether it is a language model, or a sequence classifier with one output.
 
     Raises:
         CheckpointError: The weights do not fit the configuration, or the directory cannot be written.
     """
-    model = _empty_model(config, trust_remote_code)
+    config = copy.deepcopy(config)  # saving writes precision and architecture into it
+    if task == "text-classification":
+        classifier_config(config, tokenizer)
+    model = empty_model(config, trust_remote_code, task)
     weights = _fit(state_dict, model, dtype)
     out_dir = out_dir.expanduser().resolve()
     temporary: Path | None = None
@@ -118,7 +132,9 @@ def save_hf_directory(
         if base_dir is not None and (base_dir / "generation_config.json").is_file():
             shutil.copyfile(base_dir / "generation_config.json", temporary / "generation_config.json")
         if card is not None:
-            write_model_card(temporary, card)
+            write_model_card(temporary, card, task)
+        if adapter is not None:
+            adapter.write(temporary / ADAPTER_FOLDER)
         _sync(temporary)
         _swap(temporary, out_dir)
     except Exception as error:  # a full disk is an OSError, a SafetensorError or a plain Exception of tokenizers
@@ -130,18 +146,6 @@ def save_hf_directory(
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
     return out_dir
-
-
-def _empty_model(config: PretrainedConfig, trust_remote_code: bool) -> PreTrainedModel:
-    """Return the architecture without memory for weights: it knows names, shapes and ties."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    config = copy.deepcopy(config)  # saving writes precision and architecture into it
-    config.use_cache = True  # trainers switch it off for themselves; whoever generates wants it
-    with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-    return model
 
 
 def _fit(

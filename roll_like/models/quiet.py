@@ -18,3 +18,16 @@ def no_progress_bars() -> Iterator[None]:
     finally:
         if was_on:
             logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def no_warnings() -> Iterator[None]:
+    """Keep transformers from logging warnings."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)

@@ -28,6 +28,7 @@ class ModelShape:
         head_dim: Width of one head.
         max_positions: Longest context that the model was made for, in tokens; None when not stated.
         tied_embeddings: Whether the output layer is the embedding.
+        adapted_width: Inputs plus outputs of all layers that get adapters; 0 without adapters.
     """
 
     parameters: int
@@ -40,6 +41,7 @@ class ModelShape:
     head_dim: int
     max_positions: int | None
     tied_embeddings: bool
+    adapted_width: int = 0
 
     def kv_bytes_per_token(self, bytes_per_value: int = 2) -> int:
         """Return the size of one token's keys and values in all layers, in bytes."""

@@ -57,9 +57,13 @@ class RewardPools:
     async def score(self, group: Group[Trajectory]) -> Group[Scored]:
         """Return the group with the verdicts of all its rewards; a sample that one of them lost is a failure.
 
+        Without any pool, in a run that learns from something else, nobody judges and every reward is 0.
+
         Raises:
             ConfigError: No reward judges this group's task.
         """
+        if not self._shares:
+            return unjudged(group)
         asked = [
             share.pool
             for share in self._shares
@@ -71,6 +75,12 @@ class RewardPools:
             )
         parts = await asyncio.gather(*(pool.score(group) for pool in asked))
         return together(group, parts)
+
+
+def unjudged(group: Group[Trajectory]) -> Group[Scored]:
+    """Return the group for a run without rewards."""
+    samples = tuple(Scored(trajectory=one, reward=0.0, rewards={}, details={}, weights={}) for one in group.samples)
+    return Group(task=group.task, samples=samples, failures=group.failures)
 
 
 def together(group: Group[Trajectory], parts: Sequence[Group[Scored]]) -> Group[Scored]:

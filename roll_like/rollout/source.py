@@ -87,6 +87,7 @@ class SynchronousRollouts(Generic[PlanT]):
         runner: The driver's event loop.
         needs_baseline: Whether groups without `baselines` are of no use.
         filters: Whether groups without signal are replaced, of domains that say so themselves.
+        unit: What groups are collected for, for messages.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class SynchronousRollouts(Generic[PlanT]):
         runner: DriverLoop,
         needs_baseline: bool = False,
         filters: Mapping[str, bool] | None = None,
+        unit: str = "step",
     ) -> None:
         self._filler = filler
         self._order = order
@@ -109,6 +111,7 @@ class SynchronousRollouts(Generic[PlanT]):
         self._runner = runner
         self._needs_baseline = needs_baseline
         self._filters = filters or {}
+        self._unit = unit
         self._returned: deque[Task] = deque()
         self._acceptance = 1.0
 
@@ -133,7 +136,7 @@ class SynchronousRollouts(Generic[PlanT]):
         if judged:
             share = len(collected.groups) / judged
             self._acceptance = ACCEPTANCE_MEMORY * self._acceptance + (1 - ACCEPTANCE_MEMORY) * share
-        refuse_too_many_failures(collected, config.max_failure_fraction, f"step {step + 1}")
+        refuse_too_many_failures(collected, config.max_failure_fraction, f"{self._unit} {step + 1}")
         return collected
 
     def state(self) -> dict[str, Any]:

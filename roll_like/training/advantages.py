@@ -12,7 +12,7 @@ from roll_like.algorithms.advantages import AdvantageEstimator, by_parts, flatte
 from roll_like.algorithms.kl import KLController, token_penalties
 from roll_like.algorithms.shaping import RewardShaping, shape_advantages, trained_on
 from roll_like.config.algorithm import AlgorithmConfig, DifficultyConfig
-from roll_like.training.engine import TrainingEngine
+from roll_like.training.engine import Reference
 from roll_like.types import FloatArray, Group, PolicySample, Scored
 from roll_like.values import Last, Mean, Metric, Metrics
 
@@ -48,7 +48,7 @@ class Advantages:
         estimator: AdvantageEstimator,
         algorithm: AlgorithmConfig,
         kl: KLController,
-        reference: TrainingEngine | None,
+        reference: Reference | None,
         *,
         max_response_tokens: int,
         warmup_steps: int = 0,

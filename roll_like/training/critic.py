@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 
 import numpy as np
 
@@ -14,15 +13,13 @@ from roll_like.algorithms.value_loss import explained_variance
 from roll_like.cluster import Cluster
 from roll_like.config.sections import CriticConfig
 from roll_like.training.critic_worker import CriticWorker
+from roll_like.training.handle import RanksHandle
 from roll_like.training.layout import ValueBatch, micro_batches, per_sample, update_parts, value_batches
 from roll_like.types import FloatArray, PolicySample
 from roll_like.values import Mean, Metric, merge
 
-#: Where a checkpoint keeps the critic: its files are called like the policy's.
-FOLDER = "critic"
 
-
-class CriticEngine:
+class CriticEngine(RanksHandle[CriticWorker]):
     """Splits batches over the critic's ranks and runs them.
 
     Args:
@@ -31,6 +28,8 @@ class CriticEngine:
         span: Times a named part of a step.
     """
 
+    folder = "critic"
+
     def __init__(
         self,
         cluster: Cluster[CriticWorker],
@@ -38,7 +37,7 @@ class CriticEngine:
         *,
         span: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
     ) -> None:
-        self.cluster = cluster
+        super().__init__(cluster)
         self._config = config
         self._span = span
 
@@ -76,23 +75,6 @@ class CriticEngine:
         with self._span("critic"):
             trained = self.cluster.scatter(CriticWorker.train, shards)
         return merge([_fit(samples, values, returns), *trained])
-
-    def save(self, directory: Path) -> None:
-        """Write every rank's states under a directory that all ranks see."""
-        (directory / FOLDER).mkdir(exist_ok=True)
-        self.cluster.everywhere(CriticWorker.save, str(directory / FOLDER))
-
-    def load(self, directory: Path) -> None:
-        """Take back what `save` wrote."""
-        self.cluster.everywhere(CriticWorker.load, str(directory / FOLDER))
-
-    def offload(self) -> None:
-        """Make room on GPUs that are shared with other roles."""
-        self.cluster.everywhere(CriticWorker.offload)
-
-    def reload(self) -> None:
-        """Take the room back."""
-        self.cluster.everywhere(CriticWorker.reload)
 
     def _parts(self, samples: Sequence[PolicySample]) -> list[list[int]]:
         return update_parts(samples, self._config.updates_per_step)

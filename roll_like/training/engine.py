@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from roll_like.algorithms.losses import PolicyLoss
 from roll_like.cluster import Cluster
 from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.registry import LOSSES
+from roll_like.training.handle import RanksHandle
 from roll_like.training.layout import PolicyBatch, micro_batches, per_sample, policy_batches, update_parts
 from roll_like.training.worker import DeepSpeedWorker, TrainingShare
 from roll_like.types import FloatArray, PolicySample, ReferencedSample
@@ -28,7 +29,7 @@ class TrainReport:
     metrics: Mapping[str, Metric]
 
 
-class TrainingEngine:
+class TrainingEngine(RanksHandle[DeepSpeedWorker]):
     """Splits batches over ranks and runs them.
 
     Args:
@@ -53,7 +54,7 @@ class TrainingEngine:
         kl_controller: KLController | None = None,
         span: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
     ) -> None:
-        self.cluster = cluster
+        super().__init__(cluster)
         self._algorithm = algorithm
         self._loss: PolicyLoss = LOSSES.get(algorithm.loss.type)(algorithm.loss)
         self._max_response_tokens = max_response_tokens
@@ -78,30 +79,20 @@ class TrainingEngine:
             metrics = with_padding_fraction(metrics)
         return TrainReport(metrics=metrics)
 
-    def logprobs(self, samples: Sequence[PolicySample]) -> list[FloatArray]:
-        """Return each sample's log-probabilities under this engine's weights, shape [T], 0 where not sampled."""
+    def logprobs(self, samples: Sequence[PolicySample], *, adapters: bool = True) -> list[FloatArray]:
+        """Return each sample's log-probabilities under this engine's weights, shape [T], 0 where not sampled.
+
+        Args:
+            samples: What was sampled.
+            adapters: Whether with the model's adapters, where it has some, or as if it had none.
+        """
         shards = micro_batches(
             samples, ranks=len(self.cluster), max_tokens=self._max_tokens, share_prompts=self._share_prompts
         )
         with self._span("logprobs"):
-            results = self.cluster.scatter(DeepSpeedWorker.logprobs, shards)
+            worker = DeepSpeedWorker.logprobs if adapters else DeepSpeedWorker.base_logprobs
+            results = self.cluster.scatter(worker, shards)
         return per_sample(samples, shards, results)
-
-    def save(self, directory: Path) -> None:
-        """Write every rank's states under a directory that all ranks see."""
-        self.cluster.everywhere(DeepSpeedWorker.save, str(directory))
-
-    def load(self, directory: Path) -> None:
-        """Take back what `save` wrote."""
-        self.cluster.everywhere(DeepSpeedWorker.load, str(directory))
-
-    def offload(self) -> None:
-        """Make room on GPUs that are shared with other roles."""
-        self.cluster.everywhere(DeepSpeedWorker.offload)
-
-    def reload(self) -> None:
-        """Take the room back."""
-        self.cluster.everywhere(DeepSpeedWorker.reload)
 
     def _train(self, updates: Sequence[Sequence[Sequence[PolicyBatch]]], samples: int) -> list[dict[str, Metric]]:
         """Run updates on the ranks; the KL penalty's weight of the next step follows from this one's divergence."""
@@ -133,10 +124,35 @@ class TrainingEngine:
         )
 
 
-def with_reference(samples: Sequence[PolicySample], reference: TrainingEngine | None) -> Sequence[PolicySample]:
+class Reference(Protocol):
+    """What KL terms compare the policy with."""
+
+    def logprobs(self, samples: Sequence[PolicySample]) -> list[FloatArray]:
+        """Return each sample's log-probabilities, shape [T], 0 where not sampled."""
+
+
+class WithoutAdapters:
+    """The model that training started from: the policy with its adapters switched off.
+
+    Args:
+        policy: Its ranks.
+    """
+
+    def __init__(self, policy: TrainingEngine) -> None:
+        self._policy = policy
+
+    def logprobs(self, samples: Sequence[PolicySample]) -> list[FloatArray]:
+        """Return each sample's log-probabilities, shape [T], 0 where not sampled."""
+        return self._policy.logprobs(samples, adapters=False)
+
+
+def with_reference(samples: Sequence[PolicySample], reference: Reference | None) -> Sequence[PolicySample]:
     """Return the samples with the reference model's log-probabilities, or as they are without one."""
-    if reference is None:
-        return samples
+    return samples if reference is None else with_logprobs(samples, reference.logprobs(samples))
+
+
+def with_logprobs(samples: Sequence[PolicySample], reference_logprobs: Sequence[FloatArray]) -> list[ReferencedSample]:
+    """Return the samples with log-probabilities to compare with, one array [T] each."""
     return [
         ReferencedSample(
             group_id=sample.group_id,
@@ -150,7 +166,7 @@ def with_reference(samples: Sequence[PolicySample], reference: TrainingEngine | 
             policy_version=sample.policy_version,
             reference_logprobs=logprobs,
         )
-        for sample, logprobs in zip(samples, reference.logprobs(samples), strict=True)
+        for sample, logprobs in zip(samples, reference_logprobs, strict=True)
     ]
 
 

@@ -13,7 +13,7 @@ response predicts nothing and is not computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
@@ -134,6 +134,8 @@ class PairBatch(MicroBatch):
 
 
 BatchT = TypeVar("BatchT", bound=MicroBatch)
+#: A row, or what stands for one of that length.
+RowT = TypeVar("RowT", bound=Sized)
 
 
 @dataclass(slots=True)
@@ -218,9 +220,9 @@ def lay_out(prompt: IntArray, members: Sequence[tuple[int, IntArray, BoolArray]]
     )
 
 
-def balance(rows: Sequence[Row], ranks: int) -> list[list[Row]]:
+def balance(rows: Sequence[RowT], ranks: int) -> list[list[RowT]]:
     """Give every rank about as many tokens: longest row first, to the rank with the least."""
-    shares: list[list[Row]] = [[] for _ in range(ranks)]
+    shares: list[list[RowT]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
     for row in sorted(rows, key=len, reverse=True):
         rank = loads.index(min(loads))
@@ -229,9 +231,9 @@ def balance(rows: Sequence[Row], ranks: int) -> list[list[Row]]:
     return shares
 
 
-def split_by_budget(rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
+def split_by_budget(rows: Sequence[RowT], max_tokens: int) -> list[list[RowT]]:
     """Cut rows, sorted by length, into micro-batches of at most `max_tokens` padded tokens."""
-    batches: list[list[Row]] = []
+    batches: list[list[RowT]] = []
     for row in sorted(rows, key=len, reverse=True):
         # the first row of a batch is its longest and sets the padded length
         if batches and (len(batches[-1]) + 1) * len(batches[-1][0]) <= max_tokens:

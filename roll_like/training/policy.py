@@ -44,14 +44,15 @@ class PolicyModule(nn.Module):
         causal_lm: The model, with a `lm_head` and a backbone (`base_model`).
         chunk_tokens: Rows of logits that exist at a time.
         chunk_vocab: Columns of logits that exist at a time.
+        head: What becomes of the hidden states before targets.
     """
 
-    def __init__(self, causal_lm: Any, *, chunk_tokens: int, chunk_vocab: int) -> None:
+    def __init__(
+        self, causal_lm: Any, *, chunk_tokens: int, chunk_vocab: int, head: type[TokenLogprobHead] = TokenLogprobHead
+    ) -> None:
         super().__init__()
         self.causal_lm = causal_lm
-        self.head = TokenLogprobHead(
-            causal_lm.get_output_embeddings(), chunk_tokens=chunk_tokens, chunk_vocab=chunk_vocab
-        )
+        self.head = head(causal_lm.get_output_embeddings(), chunk_tokens=chunk_tokens, chunk_vocab=chunk_vocab)
 
     def forward(
         self,
@@ -61,20 +62,27 @@ class PolicyModule(nn.Module):
         sources_N: Tensor,
         targets_N: Tensor,
         temperature: float,
-    ) -> tuple[Tensor, Tensor]:
-        """Return (log-probabilities, entropies) of the targets, shape [N], float32.
+        *more: Any,
+    ) -> Any:
+        """Return what the head makes of the targets: (log-probabilities, entropies), shape [N], float32.
 
-        Each target is predicted by the output at flat index `sources_N` of [B·L].
+        Each target is predicted by the output at flat index `sources_N` of [B·L]. `more` goes to the head.
         """
+        hidden_ND = self.hidden_states(token_ids_BL, positions_BL, branches_BL, sources_N)
+        return self.head(hidden_ND, targets_N, temperature, *more)
+
+    def hidden_states(
+        self, token_ids_BL: Tensor, positions_BL: Tensor, branches_BL: Tensor, sources_N: Tensor
+    ) -> Tensor:
+        """Return the last hidden states before each target, after the final norm, shape [N, D]."""
         hidden_BLD = self.causal_lm.base_model(
             input_ids=token_ids_BL,
             position_ids=positions_BL,
             attention_mask=branch_mask(branches_BL),
             use_cache=False,
         ).last_hidden_state
-        hidden_ND = hidden_BLD.reshape(-1, hidden_BLD.shape[-1])[sources_N]
-        result: tuple[Tensor, Tensor] = self.head(hidden_ND, targets_N, temperature)
-        return result
+        hidden_ND: Tensor = hidden_BLD.reshape(-1, hidden_BLD.shape[-1])[sources_N]
+        return hidden_ND
 
 
 def branch_mask(branches_BL: Tensor) -> Tensor:

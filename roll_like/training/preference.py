@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from roll_like.cluster import Cluster
 from roll_like.config.sections import TrainingConfig
 from roll_like.training.engine import with_padding_fraction
+from roll_like.training.handle import RanksHandle
 from roll_like.training.layout import micro_batches, pair_batches, per_sample
-from roll_like.training.preference_worker import PreferenceShare, PreferenceWorker
+from roll_like.training.preference_worker import AnswersRank, PreferenceShare, PreferenceWorker
 from roll_like.types import FloatArray, TrainingSample
 from roll_like.values import Metric, Sum, merge
 
+AnswersT = TypeVar("AnswersT", bound=AnswersRank)
 
-class PreferenceEngine:
-    """Splits batches of pairs over ranks and runs them.
 
-    A batch of pairs is a list of samples, chosen and rejected answers in turn, with the answers of a pair in one group.
+class AnswersEngine(RanksHandle[AnswersT], ABC):
+    """Splits batches of answers over ranks and runs them.
 
     Args:
         cluster: Started ranks.
@@ -30,14 +32,53 @@ class PreferenceEngine:
 
     def __init__(
         self,
-        cluster: Cluster[PreferenceWorker],
+        cluster: Cluster[AnswersT],
         training: TrainingConfig,
         *,
         span: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
     ) -> None:
-        self.cluster = cluster
+        super().__init__(cluster)
         self._training = training
         self._span = span
+
+    @abstractmethod
+    def train_step(self, samples: Sequence[TrainingSample], reference_sums: FloatArray | None) -> Mapping[str, Metric]:
+        """Take one optimizer step.
+
+        Args:
+            samples: What it is over; what they are is the engine's own.
+            reference_sums: Log-probability of each under the reference model; None where the loss has none.
+        """
+
+    @abstractmethod
+    def measure(self, samples: Sequence[TrainingSample], reference_sums: FloatArray | None) -> dict[str, Metric]:
+        """Return the figures of samples under the current weights, without a step."""
+
+    def sums(self, samples: Sequence[TrainingSample], *, adapters: bool = True) -> FloatArray:
+        """Return the log-probability of each answer under this engine's weights, shape [len(samples)].
+
+        Args:
+            samples: The answers.
+            adapters: Whether with the model's adapters, where it has some, or as if it had none.
+        """
+        shards = micro_batches(
+            samples,
+            ranks=len(self.cluster),
+            max_tokens=self._training.max_tokens_per_micro_batch,
+            share_prompts=True,
+        )
+        with self._span("logprobs"):
+            worker = AnswersRank.logprobs if adapters else AnswersRank.base_logprobs
+            results = self.cluster.scatter(worker, shards)
+        logprobs = per_sample(samples, shards, results)
+        return np.array([float(each.sum(dtype=np.float64)) for each in logprobs], np.float32)
+
+
+class PreferenceEngine(AnswersEngine[PreferenceWorker]):
+    """Learns from pairs.
+
+    A batch of pairs is a list of samples, chosen and rejected answers in turn, with the answers of a pair in one group.
+    """
 
     def train_step(self, samples: Sequence[TrainingSample], reference_sums: FloatArray | None) -> Mapping[str, Metric]:
         """Take one optimizer step over pairs.
@@ -52,27 +93,6 @@ class PreferenceEngine:
     def measure(self, samples: Sequence[TrainingSample], reference_sums: FloatArray | None) -> dict[str, Metric]:
         """Return the figures of pairs under the current weights, without a step."""
         return merge(self.cluster.scatter(PreferenceWorker.measure, self._shares(samples, reference_sums)))
-
-    def sums(self, samples: Sequence[TrainingSample]) -> FloatArray:
-        """Return the log-probability of each answer under this engine's weights, shape [len(samples)]."""
-        shards = micro_batches(
-            samples,
-            ranks=len(self.cluster),
-            max_tokens=self._training.max_tokens_per_micro_batch,
-            share_prompts=True,
-        )
-        with self._span("logprobs"):
-            results = self.cluster.scatter(PreferenceWorker.logprobs, shards)
-        logprobs = per_sample(samples, shards, results)
-        return np.array([float(each.sum(dtype=np.float64)) for each in logprobs], np.float32)
-
-    def save(self, directory: Path) -> None:
-        """Write every rank's states under a directory that all ranks see."""
-        self.cluster.everywhere(PreferenceWorker.save, str(directory))
-
-    def load(self, directory: Path) -> None:
-        """Take back what `save` wrote."""
-        self.cluster.everywhere(PreferenceWorker.load, str(directory))
 
     def _shares(self, samples: Sequence[TrainingSample], reference_sums: FloatArray | None) -> list[PreferenceShare]:
         shards = pair_batches(

@@ -6,7 +6,8 @@ import os
 import random
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -18,9 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from roll_like.config.load import import_plugins
-from roll_like.config.sections import DeepSpeedConfig, Precision
+from roll_like.config.lora import LoRAConfig
+from roll_like.config.sections import DeepSpeedConfig, ModelConfig, Precision, Task
 from roll_like.errors import CheckpointError, EngineError
-from roll_like.models.load import load_causal_lm
+from roll_like.models.export import ModelCard, save_hf_directory
+from roll_like.models.load import from_anywhere, load_causal_lm, load_tokenizer
+from roll_like.models.lora import Adapter, adapter_parameters, named_weights
 from roll_like.training.attention import use_dense_attention
 from roll_like.training.deepspeed_config import deepspeed_config, learning_rate
 from roll_like.types import FloatArray
@@ -133,19 +137,24 @@ class DeepSpeedRank(ABC):
 
     def _load(self) -> Any:
         spec = self._common
-        causal_lm = load_causal_lm(Path(spec.model_path), dtype=spec.dtype, trust_remote_code=spec.trust_remote_code)
+        causal_lm = self._pretrained()
         if spec.device == "cpu":
             use_dense_attention(causal_lm)
         if self._settings.gradient_checkpointing:
             causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         return causal_lm
 
+    def _pretrained(self) -> Any:
+        """Return the Hugging Face model that the module is made around."""
+        spec = self._common
+        return load_causal_lm(Path(spec.model_path), dtype=spec.dtype, trust_remote_code=spec.trust_remote_code)
+
     def _build(self, module: nn.Module) -> Any:
         import deepspeed
 
         options = self._settings.optimizer
         optimizer = torch.optim.AdamW(
-            module.parameters(),
+            [parameter for parameter in module.parameters() if parameter.requires_grad],
             lr=options.lr,
             betas=options.betas,
             eps=options.eps,
@@ -218,31 +227,82 @@ class DeepSpeedRank(ABC):
             memory[f"memory/{self.memory_name}_gpu_gib"] = Max(torch.cuda.max_memory_allocated() / 2**30)
         return memory
 
+    def _set_mode(self) -> None:
+        """Switch dropout off where there is no gradient."""
+        learning = torch.is_grad_enabled()
+        if self._handed_out().training != learning:
+            self._engine.train(learning)
+
     def _tensor(self, array: FloatArray) -> Tensor:
         return torch.from_numpy(array).to(self._device)
 
     # ---- weights -------------------------------------------------------------------------------
 
     def full_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, tensor) of every parameter, whole, in the forward pass's precision.
+        """Yield (name, tensor) of every parameter, whole, in the forward pass's precision; adapters are merged.
 
         Under ZeRO-3 every rank must walk through this at the same time: each parameter is gathered
         when its turn comes.
         """
         dtype = DTYPES[self._common.dtype]
-        for name, parameter in self._handed_out().named_parameters():
-            if not self._is_sharded():
-                yield name, parameter.detach().to(dtype)
-                continue
-            import deepspeed
+        for weight in named_weights(self._handed_out()):
+            with self._gathered(weight.parts):
+                yield weight.name, weight.merged(dtype, copy=self._is_sharded())
 
-            with deepspeed.zero.GatheredParameters([parameter]):
-                yield name, parameter.detach().to(dtype, copy=True)
+    def _gathered(self, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[Any]:
+        """Hold parameters whole; every rank must ask for the same ones."""
+        if not self._is_sharded():
+            return nullcontext()
+        import deepspeed
+
+        gathered: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(list(parameters))
+        return gathered
 
     def snapshot(self) -> dict[str, npt.NDArray[np.float32]]:
         """Return every parameter, whole, on rank 0; nothing on the others."""
         weights = {name: tensor.float().cpu().numpy().copy() for name, tensor in self.full_weights()}
         return weights if self.rank == 0 else {}
+
+    def _write_model(
+        self,
+        directory: str,
+        tokenizer: ModelConfig,
+        card: ModelCard,
+        *,
+        task: Task = "text-generation",
+        lora: LoRAConfig | None = None,
+    ) -> None:
+        """Write what is handed out, a Hugging Face model, as a directory from rank 0; the others help gathering."""
+        weights = {name: tensor.cpu().clone() for name, tensor in self.full_weights()}
+        trained = {} if lora is None else self._trained_weights()
+        if self.rank != 0:
+            return
+        model: Any = self._handed_out()
+        base = from_anywhere(card.base_model, Path(self._common.model_path))
+        adapter = None if lora is None else Adapter.of(model, lora, trained, base=base, task=task)
+        try:
+            save_hf_directory(
+                weights,
+                model.config,
+                load_tokenizer(tokenizer),
+                Path(directory),
+                card,
+                trust_remote_code=self._common.trust_remote_code,
+                task=task,
+                adapter=adapter,
+            )
+        except OSError as error:
+            raise CheckpointError(
+                f"the trained model cannot be written to {directory}: {error}", fix="free disk space"
+            ) from error
+
+    def _trained_weights(self) -> dict[str, Tensor]:
+        """Return what is trained of a model with adapters, whole, on every rank, by the names of peft's files."""
+        trained: dict[str, Tensor] = {}
+        for name, parameter in adapter_parameters(self._handed_out()):
+            with self._gathered([parameter]):
+                trained[name] = parameter.detach().to("cpu", copy=True)
+        return trained
 
     def _handed_out(self) -> nn.Module:
         module: nn.Module = self._engine.module
@@ -261,7 +321,9 @@ class DeepSpeedRank(ABC):
         """
         state = {"updates": self.updates, "rng": random_states()}
         try:
-            self._engine.save_checkpoint(directory, tag="engine", client_state={}, save_latest=False)
+            self._engine.save_checkpoint(
+                directory, tag="engine", client_state={}, save_latest=False, exclude_frozen_parameters=True
+            )
             torch.save(state, Path(directory) / f"rank_{self.rank}.pt")
         except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
             raise CheckpointError(
@@ -276,7 +338,7 @@ class DeepSpeedRank(ABC):
             CheckpointError: Something is missing or unreadable.
         """
         try:
-            path, _ = self._engine.load_checkpoint(directory, tag="engine")
+            path, _ = self._engine.load_checkpoint(directory, tag="engine", custom_load_fn=load_trained)
             state = torch.load(Path(directory) / f"rank_{self.rank}.pt", weights_only=False)
         except (OSError, RuntimeError, ValueError, KeyError, AssertionError, EOFError) as error:
             raise CheckpointError(f"rank {self.rank} cannot read its checkpoint in {directory}: {error}") from error
@@ -298,6 +360,18 @@ class DeepSpeedRank(ABC):
 
     def _sleeps(self) -> bool:
         return self._common.device == "cuda" and self._settings.sleep and self._settings.zero_stage == 3
+
+
+def load_trained(*, src: Mapping[str, Tensor], dst: nn.Module) -> None:
+    """Load a module strictly, but for what is frozen: that is not in checkpoints."""
+    result = dst.load_state_dict(src, strict=False)
+    frozen = {name for name, each in dst.named_parameters(remove_duplicate=False) if not each.requires_grad}
+    missing = sorted(set(result.missing_keys) - frozen)
+    if missing or result.unexpected_keys:
+        raise RuntimeError(
+            f"it is of another model or of other adapters: it lacks {', '.join(missing[:3]) or 'nothing'}, and has "
+            f"{', '.join(result.unexpected_keys[:3]) or 'nothing'} besides"
+        )
 
 
 def seed_everything(seed: int) -> None:

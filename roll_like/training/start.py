@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
 from roll_like.algorithms.kl import KLController
 from roll_like.cluster import Cluster, Placement, ResourceManager, thread_environment
-from roll_like.config.sections import Span
+from roll_like.config.run import RunConfig
+from roll_like.config.sections import Precision, Span
+from roll_like.models.load import ResolvedModel
+from roll_like.models.precision import precision_of
 from roll_like.training.critic import CriticEngine
 from roll_like.training.critic_worker import CriticSpec, CriticWorker
 from roll_like.training.engine import TrainingEngine
@@ -17,6 +20,41 @@ from roll_like.training.worker import DeepSpeedWorker, TrainerSpec
 
 Timer = Callable[[str], AbstractContextManager[None]]
 RankT = TypeVar("RankT", bound=DeepSpeedRank)
+
+
+class RankFields(TypedDict):
+    """What `RankSpec` has, for the constructor of a model's own spec."""
+
+    model_path: str
+    dtype: Precision
+    device: str
+    threads: int
+    seed: int
+    total_updates: int
+    trust_remote_code: bool
+    imports: tuple[str, ...]
+
+
+def rank_fields(config: RunConfig, model: ResolvedModel, span: Span, workers: int, *, total_updates: int) -> RankFields:
+    """Return what the ranks of every model need to know.
+
+    Args:
+        config: The run's configuration.
+        model: What they load.
+        span: Their devices, divided among them.
+        workers: How many there are.
+        total_updates: Optimizer steps of the whole run.
+    """
+    return RankFields(
+        model_path=str(model.path),
+        dtype=precision_of(config),
+        device=config.resources.device,
+        threads=len(span) // workers,
+        seed=config.seed,
+        total_updates=total_updates,
+        trust_remote_code=config.model.trust_remote_code,
+        imports=config.import_,
+    )
 
 
 def start_trainer(

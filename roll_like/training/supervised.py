@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 
 import numpy as np
 
@@ -13,14 +12,15 @@ from roll_like.cluster import Cluster
 from roll_like.config.sections import TrainingConfig
 from roll_like.training.attention import MAX_DENSE_TOKENS
 from roll_like.training.engine import with_padding_fraction
+from roll_like.training.handle import RanksHandle
 from roll_like.training.layout import MicroBatch, micro_batches, per_sample
-from roll_like.training.packing import packed
+from roll_like.training.row_plan import planned
 from roll_like.training.supervised_worker import SupervisedWorker
 from roll_like.types import FloatArray, TrainingSample
 from roll_like.values import Last, Mean, Metric, Sum, merge
 
 
-class SupervisedEngine:
+class SupervisedEngine(RanksHandle[SupervisedWorker]):
     """Splits batches of given answers over ranks and runs them.
 
     Args:
@@ -38,7 +38,7 @@ class SupervisedEngine:
         packing: bool,
         span: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
     ) -> None:
-        self.cluster = cluster
+        super().__init__(cluster)
         self._training = training
         self._packing = packing
         self._span = span
@@ -65,17 +65,11 @@ class SupervisedEngine:
             results = self.cluster.scatter(SupervisedWorker.logprobs, shards)
         return per_sample(rows, shards, results)
 
-    def save(self, directory: Path) -> None:
-        """Write every rank's states under a directory that all ranks see."""
-        self.cluster.everywhere(SupervisedWorker.save, str(directory))
-
-    def load(self, directory: Path) -> None:
-        """Take back what `save` wrote."""
-        self.cluster.everywhere(SupervisedWorker.load, str(directory))
-
     def _rows(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-        limit = min(self._training.max_tokens_per_micro_batch, MAX_DENSE_TOKENS)
-        return packed(samples, limit) if self._packing else list(samples)
+        if not self._packing:
+            return list(samples)
+        budget = self._training.max_tokens_per_micro_batch
+        return planned(samples, row_tokens=min(budget, MAX_DENSE_TOKENS), max_tokens=budget, ranks=len(self.cluster))
 
     def _micro_batches(
         self, samples: Sequence[TrainingSample], weights: Sequence[FloatArray] | None = None

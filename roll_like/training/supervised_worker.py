@@ -35,6 +35,5 @@ class SupervisedWorker(LanguageModelRank):
         metrics: Metrics = {
             "train/loss": Sum(float(loss.detach())),
             "train/entropy": Mean(entropy, tokens),
-            "train/tokens": Sum(float(tokens)),
         }
         return loss, merge([metrics, computed(batch)])

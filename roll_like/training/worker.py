@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -16,15 +15,11 @@ from torch import Tensor
 from roll_like.algorithms.correction import Correction, correction_from
 from roll_like.algorithms.losses import KLTerm, LossInputs, PolicyLoss, policy_objective
 from roll_like.config.algorithm import AlgorithmConfig
-from roll_like.errors import EngineError
 from roll_like.registry import LOSSES
 from roll_like.training.language_model import LanguageModelRank, LanguageModelSpec, computed
 from roll_like.training.layout import PolicyBatch
 from roll_like.training.whole_batch import tokens_of_all_ranks
 from roll_like.values import Max, Metric, Metrics, Sum, merge
-
-if TYPE_CHECKING:
-    from roll_like.weights.transfer import SendReport, WeightSender, WeightTransfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,20 +57,11 @@ class _Objective:
 
 
 class DeepSpeedWorker(LanguageModelRank):
-    """Computes log-probabilities, takes optimizer steps and hands out weights."""
+    """Moves a policy by the advantages of what it sampled."""
 
     def __init__(self, spec: TrainerSpec, rank: int, world_size: int) -> None:
         super().__init__(spec, rank, world_size)
         self.spec = spec
-        self._sender: WeightSender | None = None
-
-    def close(self) -> None:
-        """Let go of the inference engines and leave the process group."""
-        if self._sender is not None:
-            self._sender.close()
-        super().close()
-
-    # ---- computing -----------------------------------------------------------------------------
 
     def train(self, share: TrainingShare) -> dict[str, Metric]:
         """Take one optimizer step for each of the share's updates; return this rank's metrics.
@@ -139,18 +125,6 @@ class DeepSpeedWorker(LanguageModelRank):
         )
         loss, metrics = policy_objective(inputs, what.loss, what.kl, what.entropy_coefficient, what.correction)
         return loss, merge([metrics, computed(batch)])
-
-    # ---- weights -------------------------------------------------------------------------------
-
-    def connect_weights(self, transfer: WeightTransfer) -> None:
-        """Prepare this rank's end of the way to the inference engines. They have started."""
-        self._sender = transfer.connect(self, self.rank)
-
-    def send_weights(self, salt: int) -> SendReport:
-        """Take part in moving all weights; rank 0's report says what was sent."""
-        if self._sender is None:
-            raise EngineError("weights are sent before connect_weights")
-        return self._sender.send(salt)
 
 
 def _turn_keys(batch: PolicyBatch) -> npt.NDArray[np.int64]:

@@ -79,6 +79,7 @@ def test_kill_9_and_resume_give_the_same_series(
     assert [line["step"] for line in read_lines(run / "metrics.jsonl")] == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_sigterm_writes_a_checkpoint_and_exits_0(
     tmp_path: Path, model: Path, undisturbed: list[dict[str, float]]
 ) -> None:
@@ -148,6 +149,7 @@ def test_an_engine_that_cannot_start_says_why(tmp_path: Path, model: Path) -> No
     assert not (tmp_path / "runs" / "tiny" / "metrics.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_agentic_run_goes_on_with_the_same_episodes(tmp_path: Path, model: Path) -> None:
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     for folder in (whole, halves):

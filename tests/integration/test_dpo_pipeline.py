@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from hygiene import nothing_left
-from run_config import evaluated, finish_run, read_lines, write_dpo_run
+from run_config import evaluated, finish_run, kill_run, read_lines, verdict_rows, write_dpo_run
 
 pytestmark = pytest.mark.integration
 
@@ -45,3 +45,38 @@ def test_preferences_are_learned_and_a_resumed_run_keeps_its_reference(tmp_path:
     assert code == 0, output
     assert "asking the reference model" not in output  # what it said is in the run's folder
     assert losses(halves / "runs" / "tiny") == pytest.approx(found, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_verdicts_are_learned_and_a_killed_run_goes_on_with_the_same_baseline(tmp_path: Path, tiny_model: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    configs = {}
+    # the same numbers, whether a reference was asked before the first step or is asked in each
+    for folder, mode in ((whole, "cluster"), (killed, "precomputed")):
+        folder.mkdir()
+        write_dpo_run(folder, tiny_model)  # the pairs that the verdicts are of
+        configs[folder] = write_dpo_run(
+            folder,
+            tiny_model,
+            model={"path": str(tiny_model), "dtype": "float32"},
+            steps=8,
+            data=verdict_rows(folder),
+            reference={"mode": mode},
+            algorithm={"loss": {"type": "kto", "beta": 0.5, "undesirable_weight": 2.0}},
+        )
+    with nothing_left():
+        kill_run(configs[killed], "step 3/8")
+    code, output = finish_run(configs[killed], "--resume")
+    assert code == 0, output
+    assert "asking the reference model" not in output  # also of answers after other prompts
+    code, output = finish_run(configs[whole])
+    assert code == 0, output
+    steps = [read_lines(folder / "runs" / "tiny" / "metrics.jsonl") for folder in (whole, killed)]
+    for name in ("train/loss", "preference/baseline", "preference/reward_margin", "train/tokens"):
+        series = [[step[name] for step in of_run] for of_run in steps]
+        assert series[1] == pytest.approx(series[0], rel=1e-3, abs=1e-3), name
+    assert max(step["preference/baseline"] for step in steps[0]) > 0.1  # there is something to see of it
+    assert {step["train/samples"] for step in steps[0]} == {8}
+    before, after = read_lines(whole / "runs" / "tiny" / "evaluations.jsonl")
+    assert after["eval/loss"] < before["eval/loss"] - 0.01  # of pairs that are not trained on
+    assert (after["eval/samples"], "eval/pair_accuracy" in after) == (8, True)  # four pairs

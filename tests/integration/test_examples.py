@@ -17,6 +17,7 @@ NOTEBOOKS = sorted((ROOT / "examples").rglob("*.ipynb"))
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_every_notebook_runs(path: Path, tmp_path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
@@ -66,6 +67,7 @@ def run_example(config: str, name: str, tiny_model: Path, tmp_path: Path, **more
     return steps
 
 
+@pytest.mark.slow
 def test_the_custom_rewards_train_a_model(tiny_model: Path, tmp_path: Path) -> None:
     for step in run_example("examples/custom_reward/rlvr.yaml", "custom-reward", tiny_model, tmp_path):
         total = step["rollout/reward/brief"] + 0.5 * step["rollout/reward/uses_word"]

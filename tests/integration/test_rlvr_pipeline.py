@@ -124,6 +124,7 @@ PPO = {
 }
 
 
+@pytest.mark.slow
 def test_ppo_resumes_with_its_critic(tmp_path: Path, tiny_model: Path) -> None:
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     for folder in (whole, halves):
@@ -153,6 +154,7 @@ def test_ppo_resumes_with_its_critic(tmp_path: Path, tiny_model: Path) -> None:
     assert (halves / "runs" / "tiny" / "checkpoints" / "step_000004" / "critic").is_dir()
 
 
+@pytest.mark.slow
 def test_remax_on_vllm_with_two_reward_pools(tmp_path: Path, tiny_model: Path) -> None:
     config = write_run(
         tmp_path,

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
 
 import pytest
 from hygiene import nothing_left
-from run_config import evaluated, finish_run, read_lines, start_run, write_sft_run
+from run_config import evaluated, finish_run, kill_run, read_lines, write_sft_run
 from transformers import AutoModelForCausalLM
 
 pytestmark = pytest.mark.integration
@@ -19,6 +17,7 @@ def losses(run: Path) -> list[float]:
     return [line["train/loss"] for line in read_lines(run / "metrics.jsonl")]
 
 
+@pytest.mark.slow
 def test_a_run_learns_and_one_that_was_killed_goes_on(tmp_path: Path, tiny_model: Path) -> None:
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     for folder in (whole, halves):
@@ -42,14 +41,7 @@ def test_a_run_learns_and_one_that_was_killed_goes_on(tmp_path: Path, tiny_model
 
     config = write_sft_run(halves, tiny_model, **precise, metrics={"trackers": [], "console": "plain"})
     with nothing_left():
-        process = start_run(config, start_new_session=True)
-        assert process.stdout is not None
-        for line in process.stdout:
-            if "step  4/10" in line:
-                break
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+        kill_run(config, "step  4/10")
     code, output = finish_run(config, "--resume")
     assert code == 0, output
     assert losses(halves / "runs" / "tiny") == pytest.approx(losses(run), rel=1e-4)

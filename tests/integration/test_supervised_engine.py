@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
@@ -31,7 +32,18 @@ def float_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def batches() -> list[list[TrainingSample]]:
-    return [ragged_policy_samples(seed=seed) for seed in (0, 1)]
+    """Two steps; all samples of the second begin alike, as with a chat template."""
+    beginning = np.array([7, 8, 9, 10, 11, 12], np.int32)
+    alike = [
+        TrainingSample(
+            group_id=sample.group_id,
+            token_ids=np.concatenate([beginning, sample.token_ids]),
+            prompt_length=0,
+            sampled=np.concatenate([np.zeros(len(beginning), np.bool_), sample.sampled]),
+        )
+        for sample in ragged_policy_samples(seed=1)
+    ]
+    return [ragged_policy_samples(seed=0), alike]
 
 
 def engine(

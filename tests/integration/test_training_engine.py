@@ -181,6 +181,7 @@ def whole_batch_update(resources: ResourceManager, float_model: Path) -> dict[st
         return weights(trainer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "zero_stage", "max_tokens"), [(1, 0, 48), (2, 0, 48), (2, 3, 96)])
 def test_a_loss_over_the_whole_batch_sees_all_of_it(
     resources: ResourceManager,

@@ -23,6 +23,7 @@ KINDS = (
     "advantage",
     "loss",
     "preference",
+    "reward model",
     "distillation",
     "aggregation",
     "kl",

@@ -15,6 +15,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--conformance", type=Path, help="page to write the table of differences to")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--conformance", None) and config.getoption("numprocesses", None):
+        raise pytest.UsageError("--conformance writes what one process has compared: leave out -n")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config) -> None:
     page: Path | None = config.getoption("--conformance", None)
     if page is None:

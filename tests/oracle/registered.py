@@ -16,6 +16,7 @@ def computed() -> list[tuple[str, str]]:
         *(("advantage", name) for name in _built_in(ADVANTAGES)),
         *(("loss", name) for name in _built_in(LOSSES)),
         *(("preference", name) for name in _built_in(PREFERENCE_LOSSES)),
+        ("reward model", "bradley_terry"),
         *(("distillation", name) for name in [*_built_in(DISTILLATION_LOSSES), "on_policy"]),
         *(("aggregation", name) for name in get_args(Aggregation)),
         *(("kl", name) for name in [*get_args(KLEstimator), "adaptive"]),

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import liger_preference_reference as liger
+import numpy as np
 import pytest
 import torch
 import trl_preference_reference as trl
@@ -15,6 +16,10 @@ from conformance import Row
 from hypothesis import given
 from hypothesis import strategies as st
 from preference_cases import Responses, figures, head_cases, loss_and_gradient, loss_and_head_gradients, responses
+
+from roll_like.data.conversations import LabelledSample
+from roll_like.data.samples import ConversationSample
+from roll_like.labelling import verdict_answers
 
 any_responses = responses()
 #: TRL computes the alpha divergence in float32, whose exponentials of far log-ratios are too coarse.
@@ -240,3 +245,20 @@ FIGURE_ROWS = [
 @same_cases
 def test_values_gradients_and_figures(row: Row, data: st.DataObject) -> None:
     row.check(data.draw(row.cases))
+
+
+@given(st.lists(st.text("abc", min_size=1, max_size=5), min_size=2, max_size=9, unique=True))
+def test_the_baseline_has_the_same_answers_after_the_same_prompts(prompts: list[str]) -> None:
+    rows = [(prompt, f"{at}" * (at % 3 + 1) + ".") for at, prompt in enumerate(prompts)]
+    samples = [
+        ConversationSample(
+            token_ids=np.array([ord(letter) for letter in prompt + answer], np.int32),
+            trained=np.arange(len(prompt + answer)) >= len(prompt),
+            origin=prompt,
+        )
+        for prompt, answer in rows
+    ]
+    labelled = [LabelledSample(sample=sample, label=True) for sample in samples]
+    made = verdict_answers(labelled, max_tokens=99, baseline=True)[len(rows) :]
+    texts = [("".join(map(chr, each.token_ids)), each.prompt_length) for each in made]
+    assert sorted((text[:end], text[end:]) for text, end in texts) == sorted(trl.kto_mismatched(rows, len(rows)))

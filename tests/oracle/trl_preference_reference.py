@@ -22,7 +22,15 @@ with references():
     from trl.experimental.orpo import orpo_trainer
     from trl.trainer import dpo_trainer, kto_trainer
 
-__all__ = ["cpo_loss", "cpo_loss_of_log_ratios", "dpo_figures", "dpo_loss", "kto_loss", "orpo_loss"]
+__all__ = [
+    "cpo_loss",
+    "cpo_loss_of_log_ratios",
+    "dpo_figures",
+    "dpo_loss",
+    "kto_loss",
+    "kto_mismatched",
+    "orpo_loss",
+]
 
 #: A single process: what is gathered over processes is what this one has.
 ACCELERATOR = SimpleNamespace(
@@ -113,6 +121,30 @@ def _dpo(
     return trainer._compute_loss(
         lambda **_: _outputs(logprobs_BT * case.mask_BT.to(logprobs_BT.dtype)), inputs, False
     ), trainer
+
+
+class _Rows(list[dict[str, Any]]):
+    """A dataset of a few rows, as far as `KTOTrainer` asks of it."""
+
+    def map(self, function: Any, *, batched: bool = False, batch_size: int = 1, fn_kwargs: Any = None) -> _Rows:
+        if not batched:
+            return _Rows({**row, **function(dict(row), **(fn_kwargs or {}))} for row in self)
+        made = _Rows()
+        for start in range(0, len(self), batch_size):
+            rows = self[start : start + batch_size]
+            columns = function({key: [row[key] for row in rows] for key in rows[0]})
+            made += [{key: columns[key][at] for key in columns} for at in range(len(rows))]
+        return made
+
+
+def kto_mismatched(rows: list[tuple[str, str]], batch_size: int) -> list[tuple[str, str]]:
+    """Prompts and the completions that `KTOTrainer` puts after them for its baseline; a letter is a token."""
+    trainer = _KTO(calculate_KL=True, _tokenizer=SimpleNamespace(eos_token="."))
+    args: Any = SimpleNamespace(max_length=None, per_device_train_batch_size=batch_size)
+    dataset: Any = _Rows({"prompt": prompt, "completion": completion, "label": True} for prompt, completion in rows)
+    tokenizer: Any = lambda text, **_: {"input_ids": [ord(letter) for letter in text]}  # noqa: E731 - called so
+    made = trainer._prepare_dataset(dataset, tokenizer, args, "evaluation")
+    return [tuple("".join(map(chr, row[key])) for key in ("prompt_ids", "KL_completion_ids")) for row in made]
 
 
 def kto_loss(case: Any, **settings: Any) -> tuple[Tensor, Tensor]:

@@ -6,8 +6,11 @@ from collections.abc import Iterator
 import pytest
 from config_files import (
     RecordingAgenticPipeline,
+    RecordingDistillPipeline,
     RecordingDPOPipeline,
+    RecordingOnPolicyDistillPipeline,
     RecordingPipeline,
+    RecordingRewardModelPipeline,
     RecordingSFTPipeline,
 )
 
@@ -22,6 +25,9 @@ def recording_pipeline(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Recordi
         "agentic": RecordingAgenticPipeline,
         "sft": RecordingSFTPipeline,
         "dpo": RecordingDPOPipeline,
+        "distill": RecordingDistillPipeline,
+        "on_policy_distill": RecordingOnPolicyDistillPipeline,
+        "reward_model": RecordingRewardModelPipeline,
     }
     monkeypatch.setattr(PIPELINES, "_plugins", pipelines)
     monkeypatch.setattr(PIPELINES, "_loaded", True)

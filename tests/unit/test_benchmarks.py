@@ -5,14 +5,20 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 from tests_support import policy_sample
+from transformers import AutoModelForCausalLM
+
+from roll_like.types import TrainingSample
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "common")
@@ -28,8 +34,8 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
         return importlib.import_module(name)
 
     yield import_fresh
-    for name in (*SCRIPTS, "common"):
-        sys.modules.pop(name, None)
+    for name in [name for name in sys.modules if name.split(".")[0] in {*SCRIPTS, "common", "trainers"}]:
+        sys.modules.pop(name)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -119,6 +125,68 @@ def test_a_peer_answers_until_it_is_closed_and_says_when_it_dies(load, tmp_path:
 
 def test_the_bare_loop_keeps_to_its_token_budget(load) -> None:
     samples = [policy_sample(prompt=prompt, response=4) for prompt in (30, 20, 9, 8, 2, 1)]
-    batches = load("training").cut(samples, 64)
+    batches = load("trainers.bare").cut(samples, 64)
     assert [len(batch) for batch in batches] == [1, 2, 3]
     assert [sample for batch in batches for sample in batch] == samples
+
+
+def training_work(load, *arguments: str) -> tuple[ModuleType, argparse.Namespace, object]:
+    options = load("training").parser().parse_args([*arguments, "--steps", "1"])
+    return load("trainers.bare"), options, load("trainers.batches").work_of(options)
+
+
+@pytest.mark.parametrize(("task", "rows"), [("sft", 4), ("dpo", 8)])
+def test_the_bare_loop_learns_what_the_engine_learns(load, tiny_model: Path, task: str, rows: int) -> None:
+    """Its first step's loss and gradient norm: SFT's mean over learned tokens, DPO's ln 2 against itself."""
+    data = {"sft": "samples_per_step", "dpo": "pairs_per_step"}[task]
+    overrides = [f"model.path={tiny_model}", "model.dtype=float32", f"data.{data}=4", "--threads", "1"]
+    bare, _, work = training_work(load, "--task", task, *overrides)
+    (batch,) = work.batches
+    assert (len(batch), work.tokens) == (rows, sum(len(sample.token_ids) for sample in batch))
+    loop = bare.bare_loop(task, work)
+    losses = [sum(float(loop.loss(part).detach()) for part in loop.steps[0])]
+    assert loop.turn() > 0
+    losses.append(sum(float(loop.loss(part).detach()) for part in loop.steps[0]))
+    expected = math.log(2)
+    if task == "sft":
+        trained = sum(int(sample.sampled.sum()) for sample in batch)
+        expected = -sum(plain_logprob(tiny_model, sample) for sample in batch) / trained
+    assert losses[0] == pytest.approx(expected, rel=1e-4)
+    assert losses[1] < losses[0]
+
+
+def plain_logprob(model_path: Path, sample: TrainingSample) -> float:
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    ids = torch.from_numpy(sample.token_ids).long()
+    with torch.no_grad():
+        logprobs = model(ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+    return float(logprobs[torch.from_numpy(sample.sampled[1:])].sum())
+
+
+def test_samples_of_a_step_go_to_the_peer_longest_first_and_pairs_stay_together(load) -> None:
+    lengths = (3, 9, 5, 4, 12, 2)
+    samples = [policy_sample(prompt=1, response=length) for length in lengths]
+    by_length = load("trainers.trl_side").by_length
+    assert [len(sample.token_ids) - 1 for sample in by_length(samples, 1)] == [12, 9, 5, 4, 3, 2]
+    assert [len(sample.token_ids) - 1 for sample in by_length(samples, 2)] == [12, 2, 3, 9, 5, 4]
+
+
+def test_a_peer_takes_a_turn_of_several_steps_and_says_how_long_it_took(load) -> None:
+    turns = load("trainers.trl_side").Turns()
+    callback = turns.callback(2)
+    taken: list[int] = []
+
+    def trainer() -> None:
+        for step in range(4):
+            callback.on_step_begin(None, SimpleNamespace(global_step=step), None)
+            taken.append(step)
+            callback.on_step_end(None, SimpleNamespace(global_step=step + 1), None)
+
+    beside = threading.Thread(target=trainer, daemon=True)
+    beside.start()
+    assert taken == []
+    assert turns.take() >= 0
+    assert taken == [0, 1]
+    assert turns.take() >= 0
+    beside.join(timeout=10)
+    assert taken == [0, 1, 2, 3]

@@ -1,4 +1,4 @@
-"""What a preference configuration refuses, its plan, and what its check finds in pairs."""
+"""What a preference configuration refuses, its plan, and what its check finds in pairs and verdicts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from config_files import changed
 from pydantic import ValidationError
 
 from roll_like.check import Report, check_run
-from roll_like.check.given import given_plan, pair_findings
-from roll_like.comparing import PrecomputedReference, answers_of, pairs_of
+from roll_like.check.given import given_plan, preference_findings
+from roll_like.comparing import asked_of, batch_of, preferences_of
 from roll_like.config.dpo import DPOConfig
+from roll_like.config.training_data import LabelledData, PairData
+from roll_like.precomputed import PrecomputedReference
+from roll_like.training.preference import AnswersEngine
+from roll_like.training.unpaired import MismatchedSample
 
 MINIMAL: dict[str, Any] = {
     "pipeline": "dpo",
@@ -24,6 +28,8 @@ MINIMAL: dict[str, Any] = {
     "reference": {},
     "resources": {"device": "cpu", "devices_per_node": 2, "spans": {"training": "0-1"}},
 }
+LABELS: dict[str, Any] = {"type": "labels", "sources": [{"path": "labels.jsonl"}], "samples_per_step": 4}
+KTO: dict[str, Any] = {"data": {**LABELS, "max_tokens": 128}, "algorithm": {"loss": "kto"}}
 
 
 def config(**changes: Any) -> DPOConfig:
@@ -46,7 +52,32 @@ def config(**changes: Any) -> DPOConfig:
         ),
         ({"reference": None}, "reference", "'dpo' compares with a reference model; add `reference: {}`"),
         ({"algorithm": {"loss": "simpo"}}, "reference", "'simpo' compares with no reference model"),
-        ({"algorithm": {"loss": "kto"}}, "algorithm.loss.type", "'kto' learns from single answers"),
+        ({"algorithm": {"loss": "kto"}, "reference": None}, "reference", "with a reference model; add `reference: {}`"),
+        (
+            {"data": LABELS},
+            "data.type",
+            "'dpo' compares two answers to one prompt, and rows of `type: labels` have one each; use rows of "
+            "`type: pairs`, or a loss on single answers: algorithm.loss.type = kto",
+        ),
+        ({"evaluation": {"type": "labels", "sources": [{"path": "e.jsonl"}]}}, "evaluation.type", "have one each"),
+        (
+            {"data": {"type": "lables", "sources": []}},
+            "data",
+            "expected a section with `type: pairs` (the default) or `type: labels`",
+        ),
+        ({"data__samples_per_step": 4}, "data.pairs.samples_per_step", "Extra inputs"),
+        ({**KTO, "data": {**LABELS, "samples_per_step": 1}}, "data.samples_per_step", "set it to 2 or more"),
+        ({"algorithm": {"loss": "kto"}, "data__pairs_per_step": 1}, "data.pairs_per_step", "one step has 1 pair, and"),
+        (
+            {**KTO, "training": {"max_tokens_per_micro_batch": 100}},
+            "training.max_tokens_per_micro_batch",
+            "100 tokens cannot hold one longest sample (data.max_tokens = 128); set it to 128 or more",
+        ),
+        (
+            {**KTO, "training": {"workers": 2}, "data": {**LABELS, "samples_per_step": 1}},
+            "training.workers",
+            "raise data.samples_per_step",
+        ),
         ({"algorithm": {"loss": {"type": "dpo", "betta": 1}}}, "algorithm.loss.betta", "Extra inputs"),
         (
             {"reference": {"mode": "cluster"}, "resources__spans__reference": "1-2"},
@@ -69,6 +100,23 @@ def test_losses_without_a_reference_need_none_and_a_cluster_has_a_place() -> Non
     assert [role.name for role in given_plan(config(), None).roles] == ["training"]
 
 
+def test_single_answers_and_pairs_are_told_apart_by_their_type() -> None:
+    of_pairs = config(algorithm={"loss": "kto"}, evaluation={"type": "labels", "sources": [{"path": "e.jsonl"}]})
+    assert (of_pairs.items_per_step, of_pairs.data.type) == ((4, "pairs"), "pairs")
+    of_labels = config(**KTO, evaluation={"sources": [{"path": "e.jsonl"}]})
+    assert of_labels.items_per_step == (4, "samples")
+    evaluated = (of_pairs.evaluated_rows, of_labels.evaluated_rows, config().evaluated_rows)
+    assert isinstance(evaluated[0], LabelledData)
+    assert isinstance(evaluated[1], PairData)
+    assert evaluated[2] is None
+    assert (evaluated[0].max_tokens, evaluated[1].sources[0].path) == (128, "e.jsonl")
+    # one answer fits where two would not
+    tight = {"training": {"max_tokens_per_micro_batch": 200}}
+    assert config(algorithm={"loss": "kto"}, **tight).training.max_tokens_per_micro_batch == 200
+    for each in (of_pairs, of_labels):
+        assert DPOConfig.model_validate(each.model_dump(by_alias=True)) == each
+
+
 @pytest.fixture
 def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with ten good pairs to train on and two others to evaluate."""
@@ -83,13 +131,114 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def report(tiny_model: Path, **changes: Any) -> Report:
-    return check_run(config(model={"path": str(tiny_model)}, **changes), given_plan, pair_findings)
+    return check_run(config(model={"path": str(tiny_model)}, **changes), given_plan, preference_findings)
 
 
 def test_a_good_configuration_has_no_findings_and_a_plan(rows: Path, tiny_model: Path) -> None:
     found = report(tiny_model, steps=None, epochs=2, evaluation={"sources": [{"path": "eval.jsonl"}]})
     assert found.findings == []
     assert (found.plan.steps, found.plan.samples_per_step) == (5, 4)  # 2 × 10 pairs, 4 a step
+
+
+@pytest.fixture
+def verdicts(rows: Path) -> Path:
+    """The same with ten verdicts beside them, four of which are liked."""
+    lines = [json.dumps({"prompt": f"Say {n}", "completion": f"It is {n}.", "label": n < 4}) for n in range(10)]
+    (rows / "labels.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return rows
+
+
+def messages(found: Report, level: str) -> list[str]:
+    return [str(finding) for finding in found.findings if finding.level == level]
+
+
+def test_verdicts_are_counted_and_weighed(verdicts: Path, tiny_model: Path) -> None:
+    found = report(tiny_model, **KTO, evaluation={"sources": [{"path": "eval.jsonl"}]})
+    assert messages(found, "note") == ["note: data.sources: 4 answers are liked and 6 are not"]
+    (warning,) = messages(found, "warning")
+    # 0.4 against 0.6: by λ_D of 1.5 to 2 they come to 1 to 4/3
+    assert warning.startswith(
+        "warning: algorithm.loss.desirable_weight: 40% of the answers are liked; with weights of 1"
+    )
+    assert "count 0.67 times as much" in warning
+    assert warning.endswith("set it to between 1.5 and 2")
+    assert (found.plan.units, found.plan.samples_per_step) == (("samples", "samples"), 4)
+    balanced = report(tiny_model, **{**KTO, "algorithm": {"loss": {"type": "kto", "desirable_weight": 1.6}}})
+    assert messages(balanced, "warning") == []
+    assert report(tiny_model, algorithm={"loss": "kto"}).findings == []  # of pairs there are as many of both
+
+
+def test_the_shares_of_sources_count_in_the_balance(verdicts: Path, tiny_model: Path) -> None:
+    row = {"prompt": "Say one", "completion": "It is one.", "label": True}
+    (verdicts / "more.jsonl").write_text(json.dumps(row) + "\n")
+    sources = [{"path": "labels.jsonl"}, {"path": "more.jsonl", "weight": 4}]
+    found = report(tiny_model, **{**KTO, "data": {**LABELS, "sources": sources, "max_tokens": 128}})
+    (warning,) = messages(found, "warning")  # (1 × 0.4 + 4 × 1)/5 = 0.88 of the draws
+    assert "algorithm.loss.undesirable_weight: 88% of the answers are liked" in warning
+    assert warning.endswith("between 5.5 and 7.3")
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [
+        (True, "all 10 answers have the label true, and 'kto' learns from the difference between liked answers and"),
+        (False, "add rows with the label true, or correct label_field"),
+    ],
+)
+def test_verdicts_of_one_kind_are_refused(verdicts: Path, tiny_model: Path, label: bool, expected: str) -> None:
+    lines = [json.dumps({"prompt": f"Say {n}", "completion": f"It is {n}.", "label": label}) for n in range(10)]
+    (verdicts / "labels.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    (error,) = messages(report(tiny_model, **KTO), "error")
+    assert expected in error
+    assert error.endswith("pipeline: sft") == label
+
+
+def test_answers_to_one_prompt_have_no_baseline(verdicts: Path, tiny_model: Path) -> None:
+    lines = [json.dumps({"prompt": "Say it", "completion": f"It is {n}.", "label": n == 0}) for n in range(2)]
+    (verdicts / "one.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    found = report(tiny_model, **KTO, evaluation={"type": "labels", "sources": [{"path": "one.jsonl"}]})
+    (error,) = messages(found, "error")
+    assert "evaluation.sources: all answers have one prompt" in error
+
+
+def test_answers_that_are_evaluated_and_trained_on_are_seen_in_either_form(verdicts: Path, tiny_model: Path) -> None:
+    lines = [json.dumps({"prompt": f"Say {n}", "completion": f"It is {n}.", "label": False}) for n in (3, 11)]
+    (verdicts / "again.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    found = report(
+        tiny_model, algorithm={"loss": "kto"}, evaluation={"type": "labels", "sources": [{"path": "again.jsonl"}]}
+    )
+    (warning,) = messages(found, "warning")
+    assert "1 of 2 samples are also trained on, first again.jsonl:1" in warning
+
+
+def test_everything_that_a_reference_is_asked_in_a_run_is_known_before(verdicts: Path, tiny_model: Path) -> None:
+    for changes in (KTO, {"algorithm": {"loss": "kto"}}):
+        asked = config(model={"path": str(tiny_model)}, **changes)
+        data = preferences_of(asked)
+        known = PrecomputedReference({}).asking(LengthEngine(), asked_of(asked, data, None))
+        order = data.order(seed=asked.seed)
+        mismatched = 0
+        for _ in range(asked.total_steps):
+            batch = batch_of(asked, order.take(asked.items_per_step[0]))
+            assert known.sums(batch).tolist() == [float(len(each.token_ids)) for each in batch]
+            mismatched += sum(isinstance(each, MismatchedSample) for each in batch)
+        assert mismatched == asked.total_steps * asked.items_per_step[0] * (1 if changes is KTO else 2)
+
+
+class LengthEngine(AnswersEngine[Any]):
+    """Says how long sequences are."""
+
+    def __init__(self) -> None:
+        pass
+
+    def train_step(self, samples: Any, reference_sums: Any) -> Any:
+        raise AssertionError
+
+    def measure(self, samples: Any, reference_sums: Any) -> Any:
+        raise AssertionError
+
+    def sums(self, samples: Any) -> Any:
+        return np.array([float(len(each.token_ids)) for each in samples], np.float32)
 
 
 def test_bad_pairs_are_named_or_counted(rows: Path, tiny_model: Path) -> None:
@@ -103,20 +252,26 @@ def test_bad_pairs_are_named_or_counted(rows: Path, tiny_model: Path) -> None:
 
 
 def test_what_a_reference_said_is_kept_for_a_resumed_run(rows: Path, tiny_model: Path, tmp_path: Path) -> None:
-    pairs = pairs_of(config(model={"path": str(tiny_model)})).samples
-    assert len(answers_of(pairs)) == 20
+    asked = config(model={"path": str(tiny_model)})
+    samples = [*asked_of(asked, preferences_of(asked), None)]
+    # ten chosen answers, and one rejected one to each prompt
+    assert len(samples) == 20
 
     class Engine:
+        said = 0
+
         def sums(self, samples: Any) -> Any:
+            self.said += len(samples)
             return -np.arange(len(samples), dtype=np.float32)
 
     engine: Any = Engine()
-    said = PrecomputedReference.compute(engine, pairs)
-    assert said.sums(pairs[3:5]).tolist() == [-6, -7, -8, -9]
+    said = PrecomputedReference({}).asking(engine, [*samples[:10], *samples])
+    assert engine.said == 20  # each once
+    assert said.sums(samples[6:10]).tolist() == [-6, -7, -8, -9]
     path = tmp_path / "reference.npz"
-    said.write(path, pairs, "these")
-    read = PrecomputedReference.read(path, pairs, "these")
-    assert read is not None
-    assert read.sums(pairs).tolist() == said.sums(pairs).tolist()
-    assert PrecomputedReference.read(path, pairs, "others") is None
-    assert PrecomputedReference.read(tmp_path / "none.npz", pairs, "these") is None
+    said.write(path, "these")
+    read = PrecomputedReference.read(path, "these")
+    assert read.sums(samples).tolist() == said.sums(samples).tolist()
+    assert [*read.lacks(samples)] == []
+    for other in (PrecomputedReference.read(path, "others"), PrecomputedReference.read(tmp_path / "none.npz", "these")):
+        assert len([*other.lacks(samples)]) == 20

@@ -13,7 +13,10 @@ from pydantic import BaseModel
 
 from roll_like.config.agentic import AgenticConfig
 from roll_like.config.base import PluginConfig
+from roll_like.config.distill import DistillConfig
 from roll_like.config.dpo import DPOConfig
+from roll_like.config.on_policy_distill import OnPolicyDistillConfig
+from roll_like.config.reward_model import RewardModelRunConfig
 from roll_like.config.rlvr import RLVRConfig
 from roll_like.config.sft import SFTConfig
 from roll_like.registry import ADVANTAGES, DISTILLATION_LOSSES, LOSSES, PREFERENCE_LOSSES, REWARDS, TRACKERS
@@ -63,7 +66,15 @@ def parts(annotation: Any) -> Iterator[type[BaseModel]]:
 
 def config_classes() -> list[type[BaseModel]]:
     seen: set[type[BaseModel]] = set()
-    for config in (RLVRConfig, AgenticConfig, SFTConfig, DPOConfig):
+    for config in (
+        RLVRConfig,
+        AgenticConfig,
+        SFTConfig,
+        DPOConfig,
+        DistillConfig,
+        OnPolicyDistillConfig,
+        RewardModelRunConfig,
+    ):
         models(config, seen)
     for registry in (ADVANTAGES, LOSSES, PREFERENCE_LOSSES, DISTILLATION_LOSSES, REWARDS, TRACKERS):
         for name in registry.names():

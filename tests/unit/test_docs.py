@@ -21,9 +21,12 @@ from config_files import RecordingPipeline
 
 from roll_like import Completion, cli, errors
 from roll_like.config.agentic import AgenticConfig
+from roll_like.config.distill import DistillConfig
 from roll_like.config.dpo import DPOConfig
 from roll_like.config.explain import all_keys
 from roll_like.config.load import load_config
+from roll_like.config.on_policy_distill import OnPolicyDistillConfig
+from roll_like.config.reward_model import RewardModelRunConfig
 from roll_like.config.rlvr import RLVRConfig
 from roll_like.config.sft import SFTConfig
 from roll_like.registry import ADVANTAGES, LOSSES, PIPELINES, REWARDS
@@ -34,7 +37,7 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "ex
 CODE = [
     file for folder in ("roll_like", "pipelines", "rewards", "envs") for file in sorted((ROOT / folder).rglob("*.py"))
 ]
-CONFIGS = (RLVRConfig, AgenticConfig, SFTConfig, DPOConfig)
+CONFIGS = (RLVRConfig, AgenticConfig, SFTConfig, DPOConfig, DistillConfig, OnPolicyDistillConfig, RewardModelRunConfig)
 SECTIONS = [
     name for config in CONFIGS for name, field in config.model_fields.items() if "Config" in str(field.annotation)
 ]

@@ -93,6 +93,16 @@ def logged_steps(run_dir: Path) -> list[int]:
     return [record["step"] for record in files.read(run_dir / files.METRICS)]
 
 
+def test_the_rate_of_a_run_on_pairs_is_that_of_training_also_where_it_samples(tmp_path: Path) -> None:
+    trained = {"train/samples": Sum(8), "train/tokens": Sum(60), "time/step": Sum(2)}
+    with manager(tmp_path / "demo") as metrics:
+        rates = [
+            metrics.log(step, {**trained, **sampled})["throughput/tokens_per_second"]
+            for step, sampled in enumerate(({}, {"rollout/tokens": Sum(900)}), 1)
+        ]
+    assert rates == [30, 30]
+
+
 def test_figures_of_several_roles_reduce_each_by_its_own_rule(tmp_path: Path) -> None:
     with manager(tmp_path / "demo") as metrics:
         values = metrics.log(

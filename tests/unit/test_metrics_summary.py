@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from roll_like.metrics import files
+from roll_like.metrics.plots import _panels
 from roll_like.metrics.samples import pick_pairs, samples_markdown
 from roll_like.metrics.summary import write_summary
 
@@ -64,6 +65,44 @@ def test_the_end_figures(tmp_path: Path) -> None:
     assert written["before_after"]["train/grad_norm"] == ["NaN", 1.0]
 
 
+def test_a_run_that_samples_in_some_steps_only(tmp_path: Path) -> None:
+    """Preferences among the policy's own answers: three iterations of two steps."""
+    run_dir = tmp_path / "demo"
+    (run_dir / files.ROLLOUTS).mkdir(parents=True)
+    files.replace(run_dir / files.RUN, [{**RUN, "pipeline": "dpo"}])
+    lines = [
+        {"step": step, "time": 0.0, "elapsed": 9.0 * step, "time/step": 2.0, "train/loss": 0.7, "train/samples": 8,
+         "train/tokens": 40, "preference/accuracy": 0.5 + step / 20}
+        for step in range(1, 7)
+    ]  # fmt: skip
+    for line in lines[::2]:
+        line |= {"rollout/reward/mean": line["step"] / 10, "rollout/samples": 64, "rollout/tokens": 640}
+    files.append(run_dir / files.METRICS, lines)
+    evaluations = [{"step": step, "elapsed": 1.0, "eval/avg": step / 6} for step in (0, 6)]
+    files.append(run_dir / files.EVALUATIONS, evaluations)
+    figures = write_summary(run_dir).figures
+    assert (figures["reward_first"], figures["reward_last"]) == pytest.approx((0.1, 0.5))
+    assert figures["before_after"]["preference/accuracy"] == pytest.approx([0.6, 0.75])
+    assert (figures["samples"], figures["tokens"], figures["tokens_per_second"]) == (48, 240, 20.0)
+    titles = panel_titles(lines, evaluations)
+    assert titles[:2] == ["Training reward", "Evaluation"]
+    assert "Right preferences in training" in titles
+    assert titles.count("Evaluation") == 1
+    evaluations[0]["eval/accuracy"] = 0.5  # of given pairs
+    assert panel_titles(lines, evaluations).count("Evaluation") == 2
+
+
+def panel_titles(steps: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> list[str]:
+    from matplotlib.figure import Figure
+
+    titles = []
+    for panel in _panels(steps, evaluations):
+        axis = Figure().subplots()
+        panel(axis)
+        titles.append(axis.get_title())
+    return titles
+
+
 def test_a_dead_run_is_unfinished(tmp_path: Path) -> None:
     run_dir = tmp_path / "demo"
     write_run(run_dir, steps=2)
@@ -73,7 +112,7 @@ def test_a_dead_run_is_unfinished(tmp_path: Path) -> None:
         file.write('{"step": 3, "rollout')
     figures = write_summary(run_dir).figures
     assert (figures["status"], figures["steps"], figures["seconds"]) == ("unfinished", 2, 40.0)
-    assert (figures["reward_first"], figures["reward_last"]) == pytest.approx((0.15, 0.15))
+    assert (figures["reward_first"], figures["reward_last"]) == pytest.approx((0.1, 0.2))  # no step counts as both
     assert (figures["eval_before"], figures["eval_after"]) == (None, None)
     assert (run_dir / "curves.png").read_bytes().startswith(b"\x89PNG")
 

@@ -13,7 +13,8 @@ from config_files import MINIMAL
 from tests_support import group, scored, task
 
 from roll_like import judging
-from roll_like.config.rlvr import RLVRConfig, RolloutConfig
+from roll_like.config.prompts import RolloutConfig
+from roll_like.config.rlvr import RLVRConfig
 from roll_like.data.order import TaskOrder
 from roll_like.data.tasks import SourceReport, TaskSet, TaskSource
 from roll_like.errors import GenerationError

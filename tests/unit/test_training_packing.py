@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll_like.training.layout import build_rows, micro_batches
-from roll_like.training.packing import packed
-from roll_like.training.policy import branch_mask
+from roll_like.training.attention import use_dense_attention
+from roll_like.training.layout import MicroBatch, build_rows, micro_batches, pair_batches
+from roll_like.training.packing import pack, packed
+from roll_like.training.policy import PolicyModule, branch_mask, tensors_of
 from roll_like.types import TrainingSample
 
 
@@ -20,6 +26,33 @@ def sample(length: int, index: int = 0) -> TrainingSample:
         prompt_length=0,
         sampled=np.arange(length) > 0,
     )
+
+
+def test_first_fit_decreasing_by_hand() -> None:
+    assert pack([5, 3, 4, 2], 7) == [(0, 3), (1, 2)]
+    assert pack([], 7) == []
+
+
+lengths_and_budget = st.integers(1, 40).flatmap(
+    lambda budget: st.tuples(st.lists(st.integers(1, budget), max_size=60), st.just(budget))
+)
+
+
+@given(lengths_and_budget)
+def test_every_sequence_is_in_one_row_that_has_room(case: tuple[list[int], int]) -> None:
+    lengths, budget = case
+    rows = pack(lengths, budget)
+    assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
+    assert rows == sorted(tuple(sorted(row)) for row in rows) == pack(lengths, budget)
+    assert all(sum(lengths[index] for index in row) <= budget for row in rows)
+    # no two rows are half empty together
+    assert len(rows) <= max(1, math.ceil(2 * sum(lengths) / budget))
+
+
+@pytest.mark.parametrize("lengths", [[3, 5], [0]])
+def test_a_sequence_that_does_not_fit(lengths: list[int]) -> None:
+    with pytest.raises(ValueError, match=rf"sequence {len(lengths) - 1} has {lengths[-1]} tokens, expected 1 to 4"):
+        pack(lengths, 4)
 
 
 def test_the_longest_come_first_and_each_goes_where_there_is_room() -> None:
@@ -57,3 +90,75 @@ def test_no_token_sees_another_sample_and_positions_begin_anew() -> None:
         assert set(seen.tolist()) == {owner[at]}
         own = np.flatnonzero(owner == owner[at])
         assert batch.positions_BL[0, at] == np.flatnonzero(own == at)[0]
+
+
+def of_two(prompt: Sequence[int], response: Sequence[int], index: int, *, shared: bool) -> TrainingSample:
+    """A prompt and its response; what is shared is computed once for all that have it."""
+    tokens = np.array([*prompt, *response], np.int32)
+    return TrainingSample(
+        group_id="shared" if shared else str(index),
+        token_ids=tokens,
+        prompt_length=len(prompt) if shared else 0,
+        sampled=np.arange(len(tokens)) >= len(prompt),
+    )
+
+
+def test_packed_rows_by_hand() -> None:
+    parts = [([5, 6, 7], [8, 9, 10]), ([11, 12], [13]), ([5, 6], [14, 15, 16, 17])]
+    samples = [of_two(*each, index, shared=False) for index, each in enumerate(parts)]
+    (row,) = build_rows(packed(samples, 12), share_prompts=True, max_row_tokens=12)
+    assert row.token_ids.tolist() == [5, 6, 7, 8, 9, 11, 12, 5, 6, 14, 15, 16]
+    assert row.positions.tolist() == [0, 1, 2, 3, 4, 0, 1, 0, 1, 2, 3, 4]
+    assert row.branches.tolist() == [1, 1, 1, 1, 1, 2, 2, 3, 3, 3, 3, 3]
+    assert row.targets.tolist() == [8, 9, 10, 13, 14, 15, 16, 17]
+    assert row.sources.tolist() == [2, 3, 4, 6, 8, 9, 10, 11]
+    assert row.sample_ids.tolist() == [0, 0, 0, 1, 2, 2, 2, 2]
+    assert row.target_ids.tolist() == [3, 4, 5, 2, 2, 3, 4, 5]
+
+
+def test_pairs_by_hand() -> None:
+    samples = [of_two([5, 6], response, 0, shared=True) for response in ([7, 8], [9, 10, 11])]
+    ((batch,),) = pair_batches(samples, None, ranks=1, max_tokens=12)
+    assert batch.token_ids_BL.tolist() == [[5, 6, 7, 9, 10]]
+    assert batch.positions_BL.tolist() == [[0, 1, 2, 2, 3]]
+    assert batch.branches_BL.tolist() == [[0, 0, 1, 2, 2]]
+    assert batch.targets.tolist() == [7, 8, 9, 10, 11]
+    assert batch.sources.tolist() == [1, 2, 1, 3, 4]
+    assert batch.sample_ids.tolist() == [0, 0, 1, 1, 1]
+
+
+@pytest.fixture(scope="module", params=["sdpa", "dense"])
+def policy(request: pytest.FixtureRequest, tiny_model: Path) -> PolicyModule:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32, attn_implementation="sdpa")
+    if request.param == "dense":
+        use_dense_attention(model)
+    return PolicyModule(model, chunk_tokens=64, chunk_vocab=512)
+
+
+def computed(policy: PolicyModule, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities of a batch's targets and the gradient of their sum in the first layer's queries."""
+    logprobs, _ = policy(*tensors_of(batch, torch.device("cpu")), 1.0)
+    weight = policy.causal_lm.base_model.layers[0].self_attn.q_proj.weight
+    return logprobs.detach(), torch.autograd.grad(logprobs.sum(), weight)[0]
+
+
+@pytest.mark.parametrize("form", ["packed", "pair"])
+def test_sequences_in_one_row_are_computed_as_if_each_were_alone(policy: PolicyModule, form: str) -> None:
+    random = np.random.default_rng(0)
+    if form == "packed":
+        lengths = [(9, 4), (1, 7), (5, 1), (3, 3)]
+        parts = [(random.integers(3, 512, prompt), random.integers(3, 512, length)) for prompt, length in lengths]
+        samples = [of_two(*each, index, shared=False) for index, each in enumerate(parts)]
+        ((together,),) = micro_batches(packed(samples, 64), ranks=1, max_tokens=64, share_prompts=True)
+    else:
+        prompt = random.integers(3, 512, 6)
+        samples = [of_two(prompt, random.integers(3, 512, length), 0, shared=True) for length in (5, 8)]
+        ((together,),) = pair_batches(samples, None, ranks=1, max_tokens=64)
+    assert len(together.token_ids_BL) == 1
+    alone = [micro_batches([sample], ranks=1, max_tokens=64, share_prompts=False)[0][0] for sample in samples]
+    logprobs, gradient = computed(policy, together)
+    separate = [computed(policy, batch) for batch in alone]
+    torch.testing.assert_close(logprobs, torch.cat([each for each, _ in separate]), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(gradient, sum(each for _, each in separate), atol=1e-5, rtol=1e-4)

@@ -192,7 +192,9 @@ def test_a_killed_sender_leaves_nothing_and_other_processes_can_read() -> None:
     sender.join()
     with pytest.raises(WeightSyncError, match="cannot be mapped"):
         read_bucket(from_payload(info))
-    assert set(os.listdir("/dev/shm")) <= before
+    # other processes of the machine may make files of their own meanwhile
+    left = set(os.listdir("/dev/shm")) - before
+    assert not [name for name in left if "roll" in name or str(sender.pid) in name]
 
 
 def test_changed_bytes_are_found_on_arrival() -> None:

@@ -131,8 +131,7 @@ def distillation_objective(losses: TokenLosses, weights_N: Tensor) -> tuple[Tens
     up. Tokens of weight 0 take no part, whatever their numbers.
 
     Returns:
-        The scalar to run `backward` on, and `train/loss` and `train/tokens` as Sums, each figure of a token as a
-        Mean over tokens.
+        The scalar to run `backward` on, and `train/loss` as a Sum, each figure of a token as a Mean over tokens.
 
     Raises:
         EngineError: A loss is infinite or NaN.
@@ -149,7 +148,7 @@ def distillation_objective(losses: TokenLosses, weights_N: Tensor) -> tuple[Tens
         )
     objective = (weights_N[counted_N] * losses_C).sum()
     count = len(losses_C)
-    metrics: dict[str, Metric] = {"train/loss": Sum(float(objective.detach())), "train/tokens": Sum(float(count))}
+    metrics: dict[str, Metric] = {"train/loss": Sum(float(objective.detach()))}
     if count:
         figures = torch.stack([figure.detach()[counted_N].double().mean() for figure in losses.metrics.values()])
         metrics |= {name: Mean(value, count) for name, value in zip(losses.metrics, figures.tolist(), strict=True)}

@@ -49,7 +49,7 @@ def preference_objective(inputs: PairInputs | UnpairedInputs, loss: PreferenceLo
 
 
 def _of_pairs(inputs: PairInputs, loss: PairedLoss) -> tuple[Tensor, dict[str, Metric]]:
-    _refuse_bad_values(
+    refuse_bad_values(
         "pair",
         {
             "the policy's log-probabilities of chosen responses": (inputs.chosen_logprobs_P, _DIVERGED),
@@ -86,7 +86,7 @@ def _of_pairs(inputs: PairInputs, loss: PairedLoss) -> tuple[Tensor, dict[str, M
         "preference/length_rejected": inputs.rejected_tokens_P,
     }
     of_pairs = {name: (figure_P, counted_P) for name, figure_P in figures.items()}
-    return objective, _metrics({"train/loss": objective, **sums}, of_pairs, "preference/pairs", counted_P)
+    return objective, item_metrics({"train/loss": objective, **sums}, of_pairs, "preference/pairs", counted_P)
 
 
 def _negative_log_likelihood(inputs: PairInputs, loss: PairedLoss) -> Tensor:
@@ -101,7 +101,7 @@ def _negative_log_likelihood(inputs: PairInputs, loss: PairedLoss) -> Tensor:
 
 
 def _of_samples(inputs: UnpairedInputs, loss: UnpairedLoss) -> tuple[Tensor, dict[str, Metric]]:
-    _refuse_bad_values(
+    refuse_bad_values(
         "sample",
         {
             "the policy's log-probabilities": (inputs.logprobs_S, _DIVERGED),
@@ -127,11 +127,11 @@ def _of_samples(inputs: UnpairedInputs, loss: UnpairedLoss) -> tuple[Tensor, dic
         "preference/baseline": (baseline.expand_as(rewards_S), counted_S),
     }
     sums = {"train/loss": objective, "train/preference_loss": objective}
-    return objective, _metrics(sums, figures, "preference/samples", counted_S)
+    return objective, item_metrics(sums, figures, "preference/samples", counted_S)
 
 
 @torch.no_grad()
-def _metrics(sums: Mapping[str, Tensor], figures: Figures, items: str, counted_I: Tensor) -> dict[str, Metric]:
+def item_metrics(sums: Mapping[str, Tensor], figures: Figures, items: str, counted_I: Tensor) -> dict[str, Metric]:
     """Reduce to plain numbers with one transfer from the device; what is of no item is left out."""
     totals = [total.detach().double() for total in sums.values()]
     counts = [of_I.sum().double() for _, of_I in figures.values()]
@@ -151,7 +151,7 @@ _DIVERGED = "lower training.optimizer.lr, or set model.dtype: bfloat16 where it 
 _REFERENCE = "check reference.path"
 
 
-def _refuse_bad_values(
+def refuse_bad_values(
     item: str, arrays: Mapping[str, tuple[Tensor | None, str | None]], lengths: Mapping[str, Tensor]
 ) -> None:
     """Raise where an array holds infinities or NaN, or a response has no token; one transfer from the device if not."""

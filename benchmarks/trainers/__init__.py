@@ -1,0 +1,1 @@
+"""What benchmarks/training.py compares: batches, this package's engines, bare PyTorch loops, TRL's trainers."""

@@ -1,0 +1,75 @@
+"""The engines of this package, through Ray and DeepSpeed: what a pipeline's `train_step` takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from roll_like.cluster import RaySession, ResourceManager
+from roll_like.models.load import resolve_model
+from trainers.batches import Work
+
+Turn = Callable[[], float]
+
+
+@contextmanager
+def engine_turns(task: str, work: Work[Any, Any]) -> Iterator[Mapping[str, Turn]]:
+    """Yield, by name, functions that take every step of the work once and return the seconds."""
+    start = {"grpo": _policy, "sft": _supervised, "dpo": _preference}[task]
+    with ExitStack() as stack:
+        stack.enter_context(RaySession(work.config.resources, Path("runs/benchmark-logs")))
+        resources = stack.enter_context(ResourceManager(work.config.resources))
+        resources.allocate()
+        yield start(work, resources, stack)
+
+
+def _timed(step: Callable[..., object], arguments: Sequence[tuple[Any, ...]]) -> Turn:
+    def turn() -> float:
+        began = time.perf_counter()
+        for each in arguments:
+            step(*each)
+        return time.perf_counter() - began
+
+    return turn
+
+
+def _policy(work: Work[Any, Any], resources: ResourceManager, stack: ExitStack) -> Mapping[str, Turn]:
+    from roll_like.training.start import rank_fields, start_trainer
+    from roll_like.training.worker import TrainerSpec
+
+    config = work.config
+    span = config.resources.spans.training
+    model = resolve_model(config.model)
+    spec = TrainerSpec(
+        **rank_fields(config, model, span, config.training.workers, total_updates=1000),
+        training=config.training,
+        frozen=False,
+        algorithm=config.algorithm,
+        temperature=1.0,
+    )
+    responses = config.rollout.max_response_tokens
+    engine = start_trainer("training", spec, resources, span, max_response_tokens=responses, stack=stack)
+    return {"engine": _timed(engine.train_step, [(batch,) for batch in work.batches])}
+
+
+def _supervised(work: Work[Any, Any], resources: ResourceManager, stack: ExitStack) -> Mapping[str, Turn]:
+    from roll_like.teaching import start_supervised
+    from roll_like.training.supervised import SupervisedEngine
+
+    model = resolve_model(work.config.model)
+    packed = start_supervised(work.config, model, resources, stack)
+    # the same ranks: packing is how the driver lays batches out
+    padded = SupervisedEngine(packed.cluster, work.config.training, packing=False)
+    batches = [(batch,) for batch in work.batches]
+    return {"engine": _timed(packed.train_step, batches), "engine, unpacked": _timed(padded.train_step, batches)}
+
+
+def _preference(work: Work[Any, Any], resources: ResourceManager, stack: ExitStack) -> Mapping[str, Turn]:
+    from roll_like.comparing import start_preference
+
+    engine = start_preference(work.config, resolve_model(work.config.model), resources, stack)
+    batches = [(batch, engine.sums(batch)) for batch in work.batches]
+    return {"engine": _timed(engine.train_step, batches)}

@@ -1,0 +1,91 @@
+"""Teachers: whether they are there, and speak the student's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from roll_like.check.data import prompt_findings
+from roll_like.check.findings import Finding, failed
+from roll_like.check.model import localised
+from roll_like.config.on_policy_distill import OnPolicyDistillConfig
+from roll_like.config.run import RunConfig
+from roll_like.config.teachers import TeacherConfig, teacher_model
+from roll_like.errors import RollLikeError
+from roll_like.models.load import load_model_shape, load_tokenizer, resolve_model
+from roll_like.models.shape import ModelShape
+from roll_like.models.vocabulary import refuse_other_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from roll_like.check import Report
+
+
+def tutored_findings(
+    config: OnPolicyDistillConfig, tokenizer: PreTrainedTokenizerBase | None, report: Report
+) -> Iterator[Finding]:
+    """Yield what is wrong with tasks, rewards and teachers; tell the report what became of each source's rows."""
+    yield from prompt_findings(config, tokenizer, report)
+    # only sampled tokens are scored
+    yield from teacher_findings(config, config.teachers, tokenizer, None, top_k=1)
+
+
+def teacher_findings(
+    config: RunConfig,
+    teachers: Mapping[str, TeacherConfig],
+    tokenizer: PreTrainedTokenizerBase | None,
+    shape: ModelShape | None,
+    *,
+    top_k: int | None,
+) -> Iterator[Finding]:
+    """Yield what is wrong with teachers.
+
+    Args:
+        config: The run's configuration.
+        teachers: Its `teachers` section.
+        tokenizer: The student's, where it can be had.
+        shape: The student's sizes, where they are known.
+        top_k: How many tokens teachers send; None for whole distributions.
+    """
+    for name, teacher in teachers.items():
+        key = f"teachers.{name}.path"
+        findings: list[Finding] = []
+        model = localised(teacher_model(config.model, teacher), key, findings)
+        yield from findings
+        if model is None:
+            continue
+        try:
+            theirs = load_model_shape(resolve_model(model).path)
+            if tokenizer is not None:
+                refuse_other_tokenizer(tokenizer, load_tokenizer(model), key=key, path=teacher.path)
+        except RollLikeError as error:
+            yield failed(key, error)
+            continue
+        yield from _sizes_fit(config, key, theirs, shape, top_k)
+
+
+def _sizes_fit(
+    config: RunConfig, key: str, theirs: ModelShape, ours: ModelShape | None, top_k: int | None
+) -> Iterator[Finding]:
+    if top_k is None and ours is not None and theirs.vocab_size != ours.vocab_size:
+        yield Finding(
+            "error",
+            key,
+            f"it has {theirs.vocab_size} logits a token and the student {ours.vocab_size}, so their whole "
+            "distributions cannot be compared; set algorithm.top_k, which needs the same tokens only",
+        )
+    if top_k is not None and top_k > theirs.vocab_size:
+        yield Finding(
+            "error",
+            "algorithm.top_k",
+            f"{top_k} is more than the {theirs.vocab_size} tokens of the teacher; lower it, or set it to null",
+        )
+    longest = config.longest_sample
+    if theirs.max_positions is not None and longest > theirs.max_positions:
+        yield Finding(
+            "error",
+            key,
+            f"samples of {longest} tokens are longer than the {theirs.max_positions} that the teacher was made for; "
+            f"use another model, or lower {config.longest_sample_terms}",
+        )

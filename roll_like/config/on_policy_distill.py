@@ -1,0 +1,170 @@
+"""The configuration of `pipeline: on_policy_distill`: a student samples, teachers say how likely they find it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from roll_like.config.algorithm import AlgorithmConfig, KLConfig
+from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
+from roll_like.config.plan import RolePlan
+from roll_like.config.policy_gradient import PolicyGradientConfig
+from roll_like.config.prompts import PromptConfig, RewardsConfig
+from roll_like.config.rules import POLICY_GRADIENT_RULES
+from roll_like.config.rules_algorithm import groups_can_be_compared
+from roll_like.config.rules_rewards import RLVR_RULES
+from roll_like.config.run import NAME_PATTERN, Rule
+from roll_like.config.sections import Fraction, PositiveFloat
+from roll_like.config.teachers import Teachers, teacher_roles, teachers_fit
+from roll_like.config.violations import Violation
+from roll_like.registry import REWARDS
+
+
+class OptionalRewardsConfig(RewardsConfig):
+    """How answers are judged beside the teachers; by default they are not."""
+
+    use: tuple[Annotated[PluginConfig, PluginSetting(REWARDS)], ...] = Field(
+        default=(), description="Rewards, weighted; each is reported on its own."
+    )
+
+
+class TeacherSignalConfig(ConfigModel):
+    """How the teachers' opinion of sampled tokens becomes a gradient."""
+
+    use: Literal["advantage", "loss"] = Field(
+        default="advantage",
+        description="`advantage`: the negative reverse KL of each token is its advantage, for the policy loss of "
+        "`algorithm` with its ratios and clipping. `loss`: the reverse KL is added to the loss.",
+    )
+    weight: PositiveFloat = Field(default=1.0, description="Weight of the teachers.")
+    reward_weight: Annotated[float, Field(ge=0)] = Field(
+        default=0.0, description="Weight of the advantages of `rewards`; 0: rewards are measured, and train nothing."
+    )
+    estimator: Literal["k1", "abs", "k2", "k3"] = Field(
+        default="k1", description="Of the reverse KL at a token, as in `algorithm.kl.estimator`; k1 is unbiased."
+    )
+    discount: Fraction = Field(
+        default=0.0,
+        description="How much of the later tokens' reverse KL a token answers for; 0: its own only. With "
+        "`use: advantage`.",
+    )
+
+
+def _judged(rule: Rule) -> Rule:
+    """Return a rule about rewards, for runs that have some."""
+
+    def when_judged(config: OnPolicyDistillConfig) -> Iterator[Violation]:
+        if config.rewards.use:
+            yield from rule(config)
+
+    return when_judged
+
+
+def _rewards_are_used(config: OnPolicyDistillConfig) -> Iterator[Violation]:
+    signal, judged = config.distillation, bool(config.rewards.use)
+    if signal.reward_weight and not judged:
+        yield Violation(
+            ("distillation", "reward_weight"),
+            f"{signal.reward_weight:g} of the advantages of rewards, and there are none; add `rewards.use`, or set it "
+            "to 0",
+        )
+    if judged:
+        return
+    if config.critic is not None or config.algorithm.kl.use == "reward":
+        path = ("critic",) if config.critic is not None else ("algorithm", "kl", "use")
+        yield Violation(path, "it belongs to rewards, and this run has none; remove it, or add `rewards.use`")
+    filtering: list[tuple[str, ...]] = [
+        ("domains", name) for name, domain in config.domains.items() if domain.drop_groups_without_signal
+    ]
+    if config.rollout.drop_groups_without_signal:
+        filtering.append(("rollout", "drop_groups_without_signal"))
+    for key in filtering:
+        yield Violation(
+            key, "without rewards no group has a signal of its own, so that all would be dropped; set it to false"
+        )
+
+
+def _teacher_has_its_place(config: OnPolicyDistillConfig) -> Iterator[Violation]:
+    signal = config.distillation
+    if signal.use == "loss":
+        if config.algorithm.kl.use != "none":
+            yield Violation(
+                ("distillation", "use"),
+                "there is room for one divergence beside the advantages, and algorithm.kl has taken it; use "
+                "`advantage`, or set algorithm.kl.use: none",
+            )
+        if signal.discount:
+            yield Violation(
+                ("distillation", "discount"),
+                "a loss looks at each token alone; remove it, or set distillation.use: advantage",
+            )
+    if config.rollout.temperature == 0:
+        yield Violation(
+            ("rollout", "temperature"),
+            "0 is greedy: there is no distribution to compare with a teacher's; use 1.0",
+        )
+    evaluation = config.evaluation
+    if evaluation is not None and evaluation.temperature != config.rollout.temperature:
+        yield Violation(
+            ("evaluation", "temperature"),
+            f"teachers score at the temperature that training samples at, {config.rollout.temperature:g}, and "
+            f"{evaluation.temperature:g} would be another distribution; make them equal",
+        )
+
+
+def _teachers_fit(config: OnPolicyDistillConfig) -> Iterator[Violation]:
+    sources = [*config.data.sources, *(() if config.evaluation is None else config.evaluation.sources)]
+    domains = [source.domain_label for source in sources]
+    yield from teachers_fit(config.teachers, domains, config.longest_sample, config.longest_sample_terms)
+
+
+class OnPolicyDistillConfig(PromptConfig):
+    """One run of on-policy distillation: everything a YAML file may say."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        *(rule for rule in POLICY_GRADIENT_RULES if rule is not groups_can_be_compared),
+        *map(_judged, (groups_can_be_compared, *RLVR_RULES)),
+        _rewards_are_used,
+        _teacher_has_its_place,
+        _teachers_fit,
+    )
+
+    pipeline: Literal["on_policy_distill"] = Field(default="on_policy_distill", description="This pipeline.")
+    name: str = Field(
+        default="on_policy_distill", pattern=NAME_PATTERN, description="Name of the run and of its folder."
+    )
+    teachers: Teachers = Field(description="Models that the student (`model`) learns from, by names of your choice.")
+    distillation: TeacherSignalConfig = Field(
+        default_factory=TeacherSignalConfig,
+        description="How the teachers' opinion of sampled tokens becomes a gradient.",
+    )
+    rewards: OptionalRewardsConfig = Field(
+        default_factory=OptionalRewardsConfig,
+        description="How answers are judged beside the teachers; by default they are not.",
+    )
+
+    @property
+    def beside_roles(self) -> tuple[RolePlan, ...]:
+        """The teachers, and what judges."""
+        teachers = teacher_roles(self.resources, self.resources.spans.training, self.teachers)
+        return (*teachers, *super().beside_roles)
+
+    def with_teacher_in_loss(self) -> PolicyGradientConfig:
+        """Return the configuration whose loss has the teachers' divergence, where that is their place.
+
+        Its gradient at a token is (log π − log π_teacher)·∇ log π, that of the reverse KL (k2), whatever the estimator.
+        """
+        signal = self.distillation
+        if signal.use != "loss":
+            return self
+        kl = KLConfig(
+            use="loss",
+            estimator=signal.estimator,
+            straight_through=signal.estimator != "k2",
+            coefficient=signal.weight,
+        )
+        changes: dict[str, Any] = {"kl": kl}
+        algorithm: AlgorithmConfig = self.algorithm.model_copy(update=changes)
+        return self.model_copy(update={"algorithm": algorithm})

@@ -1,0 +1,177 @@
+"""What the pipelines share whose policy answers prompts, and whose answers are judged by rewards."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
+from roll_like.config.domains import DomainConfig
+from roll_like.config.plan import RolePlan, model_role
+from roll_like.config.policy_gradient import EvaluationSchedule, GroupRolloutConfig, PolicyGradientConfig
+from roll_like.config.rules import POLICY_GRADIENT_RULES
+from roll_like.config.rules_rewards import RLVR_RULES
+from roll_like.config.run import Rule
+from roll_like.config.sections import (
+    DataConfig,
+    DataSource,
+    JudgeServerConfig,
+    PositiveFloat,
+    PositiveInt,
+    ResourcesConfig,
+    Span,
+)
+from roll_like.registry import REWARDS
+
+
+class RolloutConfig(GroupRolloutConfig):
+    """What one step samples: `prompts_per_step × samples_per_prompt = samples_per_step`."""
+
+    groups_key: ClassVar[str] = "prompts_per_step"
+    samples_key: ClassVar[str] = "samples_per_prompt"
+
+    prompts_per_step: PositiveInt = Field(description="Groups that one step trains on.")
+    samples_per_prompt: PositiveInt = Field(description="Samples of each group.")
+    samples_per_step: PositiveInt | None = Field(
+        default=None, description="Their product. Optional; checked when written."
+    )
+
+    @property
+    def groups(self) -> int:
+        """Groups that one step trains on."""
+        return self.prompts_per_step
+
+    @property
+    def samples_per_group(self) -> int:
+        """Samples of each group."""
+        return self.samples_per_prompt
+
+    @model_validator(mode="after")
+    def _arithmetic(self) -> Self:
+        self._refuse_wrong_product("samples_per_step", self.samples_per_step)
+        return self
+
+
+class EvaluationConfig(EvaluationSchedule):
+    """How progress is measured on tasks that are not trained on."""
+
+    samples_key: ClassVar[str] = "samples_per_prompt"
+
+    sources: Annotated[tuple[DataSource, ...], Field(min_length=1)] = Field(description="Datasets.")
+    samples_per_prompt: PositiveInt = Field(default=4, description="k of avg@k and pass@k.")
+    max_tasks: PositiveInt | None = Field(default=None, description="Use the first so many tasks; default: all.")
+
+    @property
+    def samples_per_group(self) -> int:
+        """K of avg@k and pass@k."""
+        return self.samples_per_prompt
+
+
+class RewardPoolConfig(ConfigModel):
+    """Workers of their own for some rewards."""
+
+    rewards: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+        description="Names of the rewards in `rewards.use` that its workers hold; no other pool does."
+    )
+    workers: PositiveInt = Field(default=1, description="Worker processes.")
+    span: Span | None = Field(
+        default=None, description="Devices that the workers share, for rewards with a model; none by default."
+    )
+
+
+class RewardsConfig(ConfigModel):
+    """How answers are judged."""
+
+    use: Annotated[tuple[Annotated[PluginConfig, PluginSetting(REWARDS)], ...], Field(min_length=1)] = Field(
+        description="Rewards, weighted; each is reported on its own."
+    )
+    workers: PositiveInt = Field(default=1, description="Worker processes of the rewards that are in no pool.")
+    pools: dict[str, RewardPoolConfig] = Field(
+        default_factory=dict, description="Workers of their own for some rewards; none by default."
+    )
+    groups_per_worker: PositiveInt = Field(
+        default=8, description="Groups that one worker judges side by side; further ones wait for room."
+    )
+    timeout_seconds: PositiveFloat = Field(default=60.0, description="Limit of one group's scoring.")
+    retries: Annotated[int, Field(ge=0)] = Field(default=1, description="Further attempts after a failure.")
+
+
+class PromptConfig(PolicyGradientConfig):
+    """A run whose policy answers prompts, and whose answers are judged."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (*POLICY_GRADIENT_RULES, *RLVR_RULES)
+
+    rollout: RolloutConfig = Field(
+        description="What one step samples: `prompts_per_step × samples_per_prompt = samples_per_step`."
+    )
+    data: DataConfig = Field(description="What the policy is trained on.")
+    rewards: RewardsConfig = Field(description="How answers are judged.")
+    judge: JudgeServerConfig | None = Field(
+        default=None, description="A model that judges, for `llm_judge` rewards; none by default."
+    )
+    domains: dict[str, DomainConfig] = Field(
+        default_factory=dict,
+        description="How the tasks of each domain (`data.sources[].domain`) are judged and chosen. Domains that are "
+        "not named here are judged by every reward whose `sources` fit.",
+    )
+    evaluation: EvaluationConfig | None = Field(
+        default=None, description="How progress is measured on tasks that are not trained on; none by default."
+    )
+
+    @property
+    def longest_sample(self) -> int:
+        """Longest prompt plus longest response. Tokens."""
+        return self.data.max_prompt_tokens + self.rollout.max_response_tokens
+
+    @property
+    def longest_sample_terms(self) -> str:
+        """The same as a sum of keys."""
+        return (
+            f"data.max_prompt_tokens + rollout.max_response_tokens = {self.data.max_prompt_tokens} + "
+            f"{self.rollout.max_response_tokens} = {self.longest_sample}"
+        )
+
+    @property
+    def longest_response(self) -> int:
+        """Longest response. Tokens."""
+        return self.rollout.max_response_tokens
+
+    @property
+    def longest_evaluated(self) -> tuple[int, str] | None:
+        """Longest prompt plus longest evaluated response, where that has a limit of its own."""
+        if self.evaluation is None or self.evaluation.max_response_tokens is None:
+            return None
+        longest = self.data.max_prompt_tokens + self.evaluation.max_response_tokens
+        return longest, f"data.max_prompt_tokens + evaluation.max_response_tokens = {longest}"
+
+    @property
+    def beside_roles(self) -> tuple[RolePlan, ...]:
+        """The judge, and reward pools that have devices of their own."""
+        resources, judges = self.resources, []
+        if self.judge is not None:
+            span = resources.spans.judge or resources.spans.inference
+            judges.append(model_role(resources, "judge", self.judge.replicas, "judge.replicas", span))
+        return (*judges, *pool_roles(resources, self.rewards))
+
+    @property
+    def processes(self) -> dict[str, int]:
+        """The reward workers."""
+        pools = self.rewards.pools.values()
+        return {"reward workers": self.rewards.workers + sum(pool.workers for pool in pools)}
+
+
+def pool_roles(resources: ResourcesConfig, rewards: RewardsConfig) -> tuple[RolePlan, ...]:
+    """Return where the workers of reward pools sit that have devices of their own."""
+    return tuple(
+        RolePlan(
+            name=f"rewards {name}",
+            workers=pool.workers,
+            workers_key=f"rewards.pools.{name}.workers",
+            span=pool.span,
+            devices_per_node=resources.devices_per_node,
+            span_path=("rewards", "pools", name, "span"),
+        )
+        for name, pool in rewards.pools.items()
+        if pool.span is not None
+    )

@@ -1,0 +1,110 @@
+"""The `teachers` section: models that students learn from, each for the domains that it knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Annotated, TypeAlias
+
+from pydantic import Field
+
+from roll_like.config.base import ConfigModel
+from roll_like.config.plan import RolePlan, model_role
+from roll_like.config.sections import HardwareConfig, ModelConfig, PositiveInt, Span
+from roll_like.config.violations import Violation
+
+
+class TeacherConfig(ConfigModel):
+    """A frozen model that a student learns from."""
+
+    path: str = Field(
+        description="The teacher: a local directory or a hub id; GGUF and `package://` as `model.path`. Its tokenizer "
+        "must be the student's."
+    )
+    domains: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+        default=None, description="Domains of the data that it teaches; default: all that no other teacher names."
+    )
+    workers: PositiveInt = Field(default=1, description="Ranks of the teacher.")
+    max_tokens_per_micro_batch: PositiveInt = Field(default=8192, description="Budget of one forward pass. Tokens.")
+    span: Span | None = Field(default=None, description="Its devices; default: those of `training`.")
+
+
+Teachers: TypeAlias = Annotated[dict[str, TeacherConfig], Field(min_length=1)]
+
+
+def teacher_of(teachers: Mapping[str, TeacherConfig], domain: str) -> str:
+    """Return the name of a domain's teacher.
+
+    Raises:
+        KeyError: There is none; rules have refused that.
+    """
+    for name, teacher in teachers.items():
+        if teacher.domains is not None and domain in teacher.domains:
+            return name
+    for name, teacher in teachers.items():
+        if teacher.domains is None:
+            return name
+    raise KeyError(domain)
+
+
+def teacher_model(model: ModelConfig, teacher: TeacherConfig) -> ModelConfig:
+    """Return the `model` section of a teacher: the student's precision and chat template, its own tokenizer."""
+    return model.at(teacher.path).model_copy(update={"tokenizer": None})
+
+
+def teacher_roles(resources: HardwareConfig, training: Span, teachers: Mapping[str, TeacherConfig]) -> list[RolePlan]:
+    """Return where teachers sit."""
+    roles = []
+    for name, teacher in teachers.items():
+        key = f"teachers.{name}.workers"
+        role = model_role(resources, "training", teacher.workers, key, teacher.span or training)
+        path = role.span_path if teacher.span is None else ("teachers", name, "span")
+        roles.append(replace(role, name=f"teacher {name}", span_path=path))
+    return roles
+
+
+def teachers_fit(
+    teachers: Mapping[str, TeacherConfig], domains: Iterable[str], longest: int, terms: str
+) -> Iterator[Violation]:
+    """Yield domains without a teacher or with several, names that no data has, and budgets that are too small.
+
+    Args:
+        teachers: The section.
+        domains: Domains of the data, also of the evaluation's.
+        longest: Longest sample, in tokens.
+        terms: The keys that it follows from.
+    """
+    known = sorted(set(domains))
+    named = [(domain, name) for name, teacher in teachers.items() for domain in teacher.domains or ()]
+    for domain, name in named:
+        others = [other for found, other in named if found == domain and other != name]
+        if domain not in known:
+            yield Violation(
+                ("teachers", name, "domains"),
+                f"no data is of domain {domain!r}; there are {', '.join(known)} (a source's `domain` or name)",
+            )
+        if others and name < others[0]:
+            yield Violation(
+                ("teachers", name, "domains"), f"{domain!r} is also taught by {others[0]!r}; name one teacher a domain"
+            )
+    general = [name for name, teacher in teachers.items() if teacher.domains is None]
+    if len(general) > 1:
+        yield Violation(
+            ("teachers", general[1]),
+            f"{general[0]!r} and {general[1]!r} name no domains, so that both would teach the same; name `domains`",
+        )
+    taught = {domain for domain, _ in named}
+    orphans = [domain for domain in known if domain not in taught]
+    if orphans and not general:
+        yield Violation(
+            ("teachers",),
+            f"nobody teaches the domains {', '.join(orphans)}; add them to a teacher's `domains`, or leave `domains` "
+            "out of one teacher",
+        )
+    for name, teacher in teachers.items():
+        if teacher.max_tokens_per_micro_batch < longest:
+            yield Violation(
+                ("teachers", name, "max_tokens_per_micro_batch"),
+                f"{teacher.max_tokens_per_micro_batch} tokens cannot hold one longest sample ({terms}); set it to "
+                f"{longest} or more",
+            )

@@ -1,0 +1,123 @@
+"""Datasets of preferences to pairs of whole conversations, as a reward model reads them.
+
+Rows are those of `roll_like.data.pairs`. There a response is what a policy would have to write; here it is the whole
+conversation, tokenised in one piece as the chat template writes it, closing tokens included: what the `reward_model`
+reward gives to its model. The score is read at the last token, so a conversation is never cut.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from roll_like.config.training_data import ScoredPairData, ScoredPairSource
+from roll_like.data.bad_rows import BadRow, Problem, Tally
+from roll_like.data.chat import ChatMessage, Renderer
+from roll_like.data.conversations import require_words
+from roll_like.data.messages import read_tools, require_fields, short
+from roll_like.data.pairs import identical, pair_messages
+from roll_like.data.rows import Row
+from roll_like.data.samples import (
+    ConversationSample,
+    Reader,
+    SampleSet,
+    SampleSource,
+    fit,
+    load_source,
+    load_sources,
+)
+from roll_like.data.turns import Piece, render
+from roll_like.errors import DataError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredPair:
+    """Two conversations that begin alike, the first of which is to be scored higher.
+
+    Attributes:
+        chosen: The preferred one; its last token is marked as trained.
+        rejected: The other.
+        margin: By how much the preferred one should score higher.
+        origin: `file:line` of its row.
+    """
+
+    chosen: ConversationSample
+    rejected: ConversationSample
+    margin: float
+    origin: str
+
+    @property
+    def sequences(self) -> tuple[ConversationSample, ...]:
+        """Its two sequences of tokens, the chosen one first."""
+        return (self.chosen, self.rejected)
+
+    def content(self) -> bytes:
+        """Return everything that training sees of it, for fingerprints."""
+        chosen, rejected = self.chosen.content(), self.rejected.content()
+        return len(chosen).to_bytes(8, "little") + chosen + rejected + struct.pack("<d", self.margin)
+
+
+def load_scored_pairs(data: ScoredPairData, renderer: Renderer, *, section: str = "data") -> SampleSet[ScoredPair]:
+    """Read pairs of conversations.
+
+    Args:
+        data: The datasets, and what happens to rows that are too long or bad.
+        renderer: Tokenizer and chat template of the model.
+        section: Where `data` stands in the configuration, for messages.
+
+    Raises:
+        DataError: A source cannot be read, a row is wrong (names file, line and key), or nothing is left of a source.
+    """
+
+    def load(source: ScoredPairSource, key: str) -> SampleSource[ScoredPair]:
+        def draft(row: Row) -> list[list[Piece]]:
+            prompt, chosen, rejected = pair_messages(row, source, key)
+            tools = read_tools(row, source, key)
+            return [_whole(renderer, prompt, response, tools) for response in (chosen, rejected)]
+
+        def finish(row: Row, parts: list[ConversationSample], tally: Tally) -> list[ScoredPair]:
+            chosen, rejected = (_read_at_its_end(fit(part, data, tally, section)) for part in parts)
+            if np.array_equal(chosen.token_ids, rejected.token_ids):
+                raise identical()
+            margin = _margin(row, source, key)
+            return [ScoredPair(chosen=chosen, rejected=rejected, margin=margin, origin=row.origin)]
+
+        return load_source(source, Reader(draft=draft, finish=finish), renderer, data, key=key, section=section)
+
+    return load_sources(data.sources, load, section)
+
+
+def _whole(
+    renderer: Renderer, prompt: Sequence[ChatMessage], response: Sequence[ChatMessage], tools: Sequence[Any]
+) -> list[Piece]:
+    messages = [*prompt, *response]
+    require_words(messages, [len(prompt) + at for at, each in enumerate(response) if each["role"] == "assistant"])
+    if messages[-1]["role"] != "assistant":
+        raise BadRow(
+            Problem.NO_ASSISTANT,
+            f"the last message is of {messages[-1]['role']!r}, expected the assistant's, which is what is scored",
+            fix="take what comes after the assistant's last message out of the row",
+        )
+    return [(render(renderer, messages, tools), False)]
+
+
+def _read_at_its_end(sample: ConversationSample) -> ConversationSample:
+    return replace(sample, trained=np.arange(len(sample)) == len(sample) - 1)
+
+
+def _margin(row: Row, source: ScoredPairSource, key: str) -> float:
+    if source.margin_field is None:
+        return 0.0
+    require_fields(row, {source.margin_field: f"{key}.margin_field"})
+    value = row.fields[source.margin_field]
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0:
+        return float(value)
+    raise DataError(
+        f"{row.origin}: expected a number of at least 0 in {source.margin_field!r}, found {short(value)}",
+        fix=f"correct the row, or {key}.margin_field",
+    )

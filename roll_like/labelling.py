@@ -1,0 +1,95 @@
+"""Single answers in preference runs: from verdicts to what a step trains on, and what its baseline is made of.
+
+The baseline of `kto` estimates how far the policy is from its reference by answers that stand after prompts that they
+do not answer. Within each step, answers are moved on: the prompt of each is followed by the answer before it, as in the
+paper (arXiv:2402.01306, section 4.1) and in TRL. Where several answers have one prompt, they move by as many places as
+the largest such group has, so that all of them end elsewhere:
+
+    prompts a b c       answers 1 2 3      after them 3 1 2
+    prompts a a b b     answers 1 2 3 4    after them 3 4 1 2
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from roll_like.data.conversations import LabelledSample
+from roll_like.data.samples import ConversationSample
+from roll_like.errors import DataError
+from roll_like.training.unpaired import MismatchedSample, VerdictSample
+from roll_like.types import TrainingSample
+
+
+def verdict_answers(labelled: Sequence[LabelledSample], *, max_tokens: int, baseline: bool) -> list[TrainingSample]:
+    """Return what a step trains on: `VerdictSample`s, and for a loss with a baseline as many `MismatchedSample`s.
+
+    Args:
+        labelled: The answers of one step.
+        max_tokens: Longest sequence. An answer after a longer prompt than its own is cut there.
+        baseline: Whether the loss has one.
+
+    Raises:
+        DataError: All answers have one prompt, so that none can be mismatched.
+    """
+    samples = [each.sample for each in labelled]
+    answers: list[TrainingSample] = [
+        VerdictSample(
+            group_id=_prompt_id(sample),
+            token_ids=sample.token_ids,
+            prompt_length=sample.prompt_length,
+            sampled=sample.trained,
+            desirable=each.label,
+        )
+        for sample, each in zip(samples, labelled, strict=True)
+    ]
+    if not baseline:
+        return answers
+    mismatched = [_after(samples[prompt], samples[answer], max_tokens) for prompt, answer in _moved_on(samples)]
+    if not mismatched:
+        raise DataError(
+            f"all {len(samples)} answers of a step have one prompt, first {samples[0].origin}; the baseline of the "
+            "loss needs answers to other prompts beside them",
+            fix="raise data.samples_per_step (or pairs_per_step), or set data.shuffle: true",
+        )
+    return [*answers, *mismatched]
+
+
+def trained_answers(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+    """Return the samples without those that are only scored for a baseline."""
+    return [sample for sample in samples if not isinstance(sample, MismatchedSample)]
+
+
+def _moved_on(samples: Sequence[ConversationSample]) -> Iterator[tuple[int, int]]:
+    """Yield whose prompt is followed by whose answer; each answer at most once, and never after its own prompt."""
+    groups: dict[str, list[int]] = {}
+    for index, sample in enumerate(samples):
+        groups.setdefault(_prompt_id(sample), []).append(index)
+    ordered = [index for members in groups.values() for index in members]
+    group_of = {index: group for group, members in groups.items() for index in members}
+    places = max(map(len, groups.values()))
+    for at, answer in enumerate(ordered):
+        prompt = ordered[(at + places) % len(ordered)]
+        # a group of more than half of the answers cannot go elsewhere as a whole
+        if group_of[prompt] != group_of[answer]:
+            yield prompt, answer
+
+
+def _after(prompt: ConversationSample, answer: ConversationSample, max_tokens: int) -> MismatchedSample:
+    """Return a prompt with another's answer; there is room for a token at least, because the prompt's own has it."""
+    begin, end = prompt.token_ids[: prompt.prompt_length], max_tokens - prompt.prompt_length
+    trained = answer.trained[answer.prompt_length :][:end]
+    last = int(np.flatnonzero(trained)[-1]) + 1
+    return MismatchedSample(
+        group_id=_prompt_id(prompt),
+        token_ids=np.concatenate([begin, answer.token_ids[answer.prompt_length :][:last]]),
+        prompt_length=len(begin),
+        sampled=np.concatenate([np.zeros(len(begin), np.bool_), trained[:last]]),
+    )
+
+
+def _prompt_id(sample: ConversationSample) -> str:
+    """Return what samples share that have one prompt."""
+    return hashlib.blake2b(sample.token_ids[: sample.prompt_length].tobytes(), digest_size=16).hexdigest()

@@ -1,0 +1,256 @@
+"""Low-rank adapters on a Hugging Face model: adding them, switching them off, merging them, writing them.
+
+Layers are peft's, injected in place: names stay the model's own, with `.base_layer` before a frozen weight and
+`.lora_A.default`, `.lora_B.default` beside it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from roll_like.config.lora import LoRAConfig
+from roll_like.config.sections import Task
+from roll_like.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+_IN_FILE = re.compile(r"\.lora_[AB]\.weight$")
+_ADAPTER = re.compile(r"\.(lora_[AB])\.default\.weight$")
+_BASE = ".base_layer"
+_FILE_PREFIX = "base_model.model."
+
+
+def linear_layers(causal_lm: Any) -> dict[str, tuple[int, int]]:
+    """Return inputs and outputs of each linear layer in a model's blocks, by its whole name.
+
+    Blocks are what is numbered: neither the head nor layers around the blocks are among them.
+    """
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+
+    head = causal_lm.get_output_embeddings()
+    found: dict[str, tuple[int, int]] = {}
+    for name, layer in causal_lm.named_modules():
+        if layer is head or re.search(r"\.\d+\.", name) is None:
+            continue
+        if isinstance(layer, nn.Linear):
+            found[name] = layer.in_features, layer.out_features
+        elif isinstance(layer, Conv1D):
+            found[name] = layer.nx, layer.nf
+    return found
+
+
+def targets(causal_lm: Any, config: LoRAConfig) -> tuple[str, ...]:
+    """Return the names of layers that get adapters, as `target_modules` says them: last parts of whole names.
+
+    Raises:
+        ConfigError: The model has no such layer; names those that it has.
+    """
+    layers = linear_layers(causal_lm)
+    there = tuple(sorted({name.rpartition(".")[2] for name in layers}))
+    if not there:
+        raise ConfigError(
+            f"training.lora: {type(causal_lm).__name__} has no linear layers in numbered blocks",
+            fix="remove the section",
+        )
+    for wanted in config.target_modules or ():
+        if not _chosen(layers, (wanted,)):
+            near = difflib.get_close_matches(wanted, there, n=1)
+            raise ConfigError(
+                f"training.lora.target_modules: the model has no linear layer {wanted!r} in its blocks; it has "
+                f"{', '.join(there)}",
+                fix=f"use {near[0]!r}" if near else "use some of these, or leave the key out for all of them",
+            )
+    return there if config.target_modules is None else config.target_modules
+
+
+def adapted_width(causal_lm: Any, config: LoRAConfig) -> int:
+    """Return inputs plus outputs of all layers that get adapters: times the rank, that is what is trained.
+
+    Raises:
+        ConfigError: As `targets`.
+    """
+    layers = linear_layers(causal_lm)
+    return sum(sum(layers[name]) for name in _chosen(layers, targets(causal_lm, config)))
+
+
+def _chosen(layers: dict[str, tuple[int, int]], wanted: tuple[str, ...]) -> list[str]:
+    return [name for name in layers if any(name == each or name.endswith(f".{each}") for each in wanted)]
+
+
+def add_adapters(causal_lm: Any, config: LoRAConfig, *, seed: int) -> None:
+    """Freeze a model and add adapters to it, in place; they change nothing until they have been trained.
+
+    Args:
+        causal_lm: The whole model, on any device but the meta device.
+        config: The `training.lora` section.
+        seed: Of the A matrices: the same on every rank, and in a resumed run.
+
+    Raises:
+        ConfigError: The model has no such layers.
+    """
+    import torch
+    from peft import inject_adapter_in_model
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        inject_adapter_in_model(_peft_config(causal_lm, config, targets(causal_lm, config)), causal_lm)
+
+
+def _peft_config(causal_lm: Any, config: LoRAConfig, names: tuple[str, ...], **more: Any) -> Any:
+    from peft import LoraConfig
+    from transformers.pytorch_utils import Conv1D
+
+    return LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        use_rslora=config.rslora,
+        lora_dropout=config.dropout,
+        target_modules=sorted(names),
+        init_lora_weights="gaussian" if config.init == "gaussian" else True,
+        fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in causal_lm.modules()),
+        **more,
+    )
+
+
+@contextmanager
+def adapters_off(module: nn.Module) -> Iterator[None]:
+    """Let a model compute as it did before it had adapters. For forward passes without gradients."""
+    layers: list[Any] = [layer for layer in module.modules() if hasattr(layer, "lora_A")]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedWeight:
+    """A parameter of a Hugging Face model under its own name, with the adapter beside it where there is one.
+
+    Attributes:
+        name: As in the model without adapters.
+        parameter: The parameter; frozen where it has an adapter.
+        layer: The layer that has the adapter.
+    """
+
+    name: str
+    parameter: nn.Parameter
+    layer: Any = None
+
+    @property
+    def parts(self) -> list[nn.Parameter]:
+        """Every parameter that the weight follows from."""
+        if self.layer is None:
+            return [self.parameter]
+        return [self.parameter, self.layer.lora_A["default"].weight, self.layer.lora_B["default"].weight]
+
+    def merged(self, dtype: torch.dtype, *, copy: bool = False) -> Tensor:
+        """Return W + scale·B·A, computed in float32; `copy` is for memory that is about to go."""
+        if self.layer is None:
+            return self.parameter.detach().to(dtype, copy=copy)
+        weight, down, up = (part.detach().float() for part in self.parts)
+        product = up @ down
+        if self.layer.fan_in_fan_out:
+            product = product.t()
+        return weight.add(product, alpha=self.layer.scaling["default"]).to(dtype)
+
+
+def named_weights(module: nn.Module) -> Iterator[NamedWeight]:
+    """Yield what a model without adapters would have as `named_parameters`, in the same order."""
+    adapted = {name: layer for name, layer in module.named_modules() if hasattr(layer, "lora_A")}
+    for name, parameter in module.named_parameters():
+        if adapted and _ADAPTER.search(name):
+            continue
+        owner, _, kind = name.rpartition(".")
+        layer = adapted.get(owner.removesuffix(_BASE))
+        if layer is None:
+            yield NamedWeight(name, parameter)
+        else:
+            yield NamedWeight(f"{owner.removesuffix(_BASE)}.{kind}", parameter, layer if kind == "weight" else None)
+
+
+def adapter_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield what is trained of a model with adapters, by the names that peft's files have: a new output, too."""
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            yield _FILE_PREFIX + _ADAPTER.sub(r".\1.weight", name), parameter
+
+
+def load_adapters(causal_lm: Any, weights: Mapping[str, Tensor]) -> None:
+    """Take the adapters of a checkpoint, and whatever else it holds.
+
+    Args:
+        causal_lm: A model that has some.
+        weights: By the model's own names. Afterwards these are what is trained of it.
+
+    Raises:
+        CheckpointError: They are of other layers.
+    """
+    there = {name for name, _ in causal_lm.named_parameters() if _ADAPTER.search(name)}
+    found = {name: weight for name, weight in weights.items() if _ADAPTER.search(name)}
+    if there != set(found):
+        raise CheckpointError(
+            f"the checkpoint holds {len(found)} tensors of adapters and the model has {len(there)}; first that only "
+            f"one of them has: {min(there ^ set(found))}",
+            fix="use the model and the training.lora that the run had",
+        )
+    causal_lm.load_state_dict(weights, strict=False)
+    for name, parameter in causal_lm.named_parameters():
+        parameter.requires_grad_(name in weights)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """Trained adapters without their model, as peft keeps them.
+
+    Attributes:
+        peft_config: A `peft.LoraConfig`.
+        tensors: By the names of peft's files.
+    """
+
+    peft_config: Any
+    tensors: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, causal_lm: Any, config: LoRAConfig, tensors: dict[str, Tensor], *, base: str, task: Task) -> Adapter:
+        """Describe a model's adapters.
+
+        Args:
+            causal_lm: The model that has them.
+            config: The `training.lora` section.
+            tensors: Theirs, whole, as `adapter_parameters` names them.
+            base: The model that they belong to: a hub id or a directory.
+            task: What the model does.
+        """
+        lora = [name for name in tensors if _IN_FILE.search(name)]
+        whole = {name.removeprefix(_FILE_PREFIX).rpartition(".")[0] for name in tensors.keys() - set(lora)}
+        written = _peft_config(
+            causal_lm,
+            config,
+            config.target_modules or tuple({name.split(".")[-3] for name in lora}),
+            base_model_name_or_path=base,
+            inference_mode=True,
+            task_type="SEQ_CLS" if task == "text-classification" else "CAUSAL_LM",
+            modules_to_save=sorted(whole) or None,
+        )
+        return cls(peft_config=written, tensors=tensors)
+
+    def write(self, directory: Path) -> None:
+        """Write what `peft.PeftModel.from_pretrained(base, directory)` reads."""
+        from safetensors.torch import save_file
+
+        directory.mkdir()
+        self.peft_config.save_pretrained(str(directory))
+        tensors = {name: tensor.cpu().clone().contiguous() for name, tensor in self.tensors.items()}
+        save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})

@@ -1,0 +1,199 @@
+"""From judged groups of answers to pairs of a better and a worse one, and back from a checkpoint.
+
+A pair's sequences are the tokens that the engine was given and sampled; nothing is decoded and tokenised again.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from roll_like.data.pairs import PairSample, Preference
+from roll_like.data.samples import ConversationSample
+from roll_like.errors import CheckpointError
+from roll_like.types import FloatArray, Group, Scored, StopReason, Trajectory
+from roll_like.values import Mean, Metric, Sum
+
+#: Rewards closer than this are equal: they are sums of floats.
+EQUAL = 1e-8
+
+
+class PreferenceSource(Protocol):
+    """Where a step's preferences come from: an order of given ones, or the policy's own answers in pairs."""
+
+    def take(self, count: int) -> Sequence[Preference]:
+        """Return the next ones."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps; plain JSON."""
+
+    def load_state(self, state: Mapping[str, Any], /) -> None:
+        """Continue where `state` was taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairingRule:
+    """Which answers of a group become pairs.
+
+    Attributes:
+        pairing: The best with the worst, two at random, or all; of those whose rewards differ enough.
+        min_margin: Smallest difference of their rewards. Equal rewards never make a pair.
+        truncated: What becomes of answers that the token limit cut: paired like others, never chosen, or in no pair.
+    """
+
+    pairing: Literal["best_worst", "random", "all"]
+    min_margin: float
+    truncated: Literal["keep", "never_chosen", "drop"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paired:
+    """What groups gave.
+
+    Attributes:
+        pairs: The pairs, in the order of their groups.
+        margins: How much better each pair's chosen answer was judged, shape [len(pairs)].
+        cut: How many chosen answers the token limit had cut.
+        groups: How many groups there were.
+        without_pair: How many of them gave none.
+        unjudged: How many of those had fewer than two judged samples, because the others were lost.
+    """
+
+    pairs: tuple[PairSample, ...]
+    margins: tuple[float, ...]
+    cut: int
+    groups: int
+    without_pair: int
+    unjudged: int
+
+    @property
+    def metrics(self) -> dict[str, Metric]:
+        """The figures of pairing; every mean is over pairs or groups."""
+        count = len(self.pairs)
+        return {
+            "iteration/pairs": Sum(float(count)),
+            "iteration/without_pair": Mean(self.without_pair / self.groups if self.groups else 0.0, self.groups),
+            "iteration/unjudged": Sum(float(self.unjudged)),
+            "iteration/margin": Mean(float(np.mean(self.margins)) if count else 0.0, count),
+            "iteration/chosen_truncated": Mean(self.cut / count if count else 0.0, count),
+        }
+
+
+def pair_groups(groups: Sequence[Group[Scored]], rule: PairingRule, seed: int) -> Paired:
+    """Make pairs of judged answers to the same prompt.
+
+    Samples that infrastructure lost are no samples of a group, so they count as no reward.
+
+    Worked example: rewards 0.2, 0.9, 0.9 and 0.5 with `min_margin: 0.5` give (1, 0) by `best_worst`, one of (1, 0) and
+    (2, 0) by `random`, and both by `all`; the numbers are places in the group.
+
+    Args:
+        groups: The judged groups.
+        rule: Which answers become pairs.
+        seed: Of the choice at random.
+    """
+    random = np.random.default_rng(seed)
+    chosen: list[tuple[Scored, Scored]] = []
+    without_pair = 0
+    for group in groups:
+        found = _eligible(group.samples, rule)
+        draw = random.random()  # of every group, so that one group's samples do not decide about the next
+        if not found:
+            without_pair += 1
+        elif rule.pairing == "best_worst":
+            chosen.append(max(found, key=_margin))  # the first of equal ones
+        elif rule.pairing == "random":
+            chosen.append(found[int(draw * len(found))])
+        else:
+            chosen += found
+    return Paired(
+        pairs=tuple(_pair(better.trajectory, worse.trajectory) for better, worse in chosen),
+        margins=tuple(map(_margin, chosen)),
+        cut=sum(_is_cut(better) for better, _ in chosen),
+        groups=len(groups),
+        without_pair=without_pair,
+        unjudged=sum(len(group.samples) < 2 for group in groups),
+    )
+
+
+def _eligible(samples: Sequence[Scored], rule: PairingRule) -> list[tuple[Scored, Scored]]:
+    """Return every pair of answers, the better one first, that may be trained on."""
+    paired = [one for one in samples if one.trajectory.response_length]
+    if rule.truncated == "drop":
+        paired = [one for one in paired if not _is_cut(one)]
+    return [
+        (better, worse)
+        for better in paired
+        for worse in paired
+        if _margin((better, worse)) > max(rule.min_margin - EQUAL, EQUAL)
+        and not (rule.truncated == "never_chosen" and _is_cut(better))
+        and not np.array_equal(better.trajectory.token_ids, worse.trajectory.token_ids)  # judged by a moody judge
+    ]
+
+
+def _margin(pair: tuple[Scored, Scored]) -> float:
+    return pair[0].reward - pair[1].reward
+
+
+def _is_cut(sample: Scored) -> bool:
+    return sample.trajectory.stop_reason is StopReason.LENGTH
+
+
+def _pair(better: Trajectory, worse: Trajectory) -> PairSample:
+    origin = better.task.origin
+    chosen, rejected = (
+        ConversationSample(token_ids=one.token_ids, trained=one.sampled, origin=origin) for one in (better, worse)
+    )
+    return PairSample(chosen=chosen, rejected=rejected, prompt_length=len(better.task.prompt_ids), origin=origin)
+
+
+def encode_pairs(pairs: Sequence[PairSample], reference_sums: FloatArray | None) -> str:
+    """Return pairs as text that JSON takes: a compressed NumPy archive in base 64.
+
+    Args:
+        pairs: At least one.
+        reference_sums: Log-probability of each answer under the reference, chosen and rejected in turn; None without.
+    """
+    answers = [answer for pair in pairs for answer in pair.sequences]
+    archive = io.BytesIO()
+    np.savez_compressed(
+        archive,
+        token_ids=np.concatenate([answer.token_ids for answer in answers]),
+        trained=np.concatenate([answer.trained for answer in answers]),
+        lengths=np.array([len(answer) for answer in answers]),
+        prompt_lengths=np.array([pair.prompt_length for pair in pairs]),
+        origins=np.array([pair.origin for pair in pairs]),
+        reference_sums=np.zeros(0, np.float32) if reference_sums is None else reference_sums,
+    )
+    return base64.b64encode(archive.getvalue()).decode("ascii")
+
+
+def decode_pairs(text: str) -> tuple[tuple[PairSample, ...], FloatArray | None]:
+    """Return the pairs and the reference's sums of what `encode_pairs` wrote.
+
+    Raises:
+        CheckpointError: It is damaged.
+    """
+    try:
+        with np.load(io.BytesIO(base64.b64decode(text, validate=True))) as kept:
+            ends = np.cumsum(kept["lengths"])[:-1]
+            tokens, trained = np.split(kept["token_ids"], ends), np.split(kept["trained"], ends)
+            lengths, origins, sums = kept["prompt_lengths"], kept["origins"], kept["reference_sums"]
+    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, binascii.Error) as error:
+        raise CheckpointError(f"the checkpoint's sampled pairs are damaged: {error!r}") from error
+    answers = [
+        ConversationSample(token_ids=ids, trained=mask, origin=str(origins[place // 2]))
+        for place, (ids, mask) in enumerate(zip(tokens, trained, strict=True))
+    ]
+    pairs = tuple(
+        PairSample(chosen=chosen, rejected=rejected, prompt_length=int(length), origin=str(origin))
+        for chosen, rejected, length, origin in zip(answers[::2], answers[1::2], lengths, origins, strict=True)
+    )
+    return pairs, sums if sums.size else None

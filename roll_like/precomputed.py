@@ -1,0 +1,77 @@
+"""What a reference model said before the first step: by the content of sequences, and kept with the run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roll_like.training.preference import AnswersEngine
+from roll_like.types import FloatArray, TrainingSample
+
+#: How many sequences a reference model is asked about in one go.
+ASKED_AT_ONCE = 4096
+
+
+class PrecomputedReference:
+    """What a reference model said of every sequence of a run before the first step.
+
+    Args:
+        sums: Log-probability of each, by the content of the sequence.
+    """
+
+    def __init__(self, sums: Mapping[bytes, float]) -> None:
+        self._sums = sums
+
+    @classmethod
+    def of(cls, samples: Sequence[TrainingSample], sums: FloatArray) -> PrecomputedReference:
+        """Return what was said of samples: the log-probability of each."""
+        return cls(dict(zip(map(_content, samples), sums.tolist(), strict=True)))
+
+    def sums(self, samples: Sequence[TrainingSample]) -> FloatArray:
+        """Return the log-probability of each sample."""
+        return np.array([self._sums[_content(sample)] for sample in samples], np.float32)
+
+    def lacks(self, samples: Iterable[TrainingSample]) -> Iterator[TrainingSample]:
+        """Yield the samples that it was not asked about, each once."""
+        seen: set[bytes] = set()
+        for sample in samples:
+            content = _content(sample)
+            if content not in self._sums and content not in seen:
+                seen.add(content)
+                yield sample
+
+    def asking(self, engine: AnswersEngine[Any], samples: Iterable[TrainingSample]) -> PrecomputedReference:
+        """Return the same with what an engine says now of further samples."""
+        sums, remaining = {**self._sums}, self.lacks(samples)
+        while asked := list(islice(remaining, ASKED_AT_ONCE)):
+            sums.update(zip(map(_content, asked), engine.sums(asked).tolist(), strict=True))
+        return PrecomputedReference(sums)
+
+    @classmethod
+    def read(cls, path: Path, model: str) -> PrecomputedReference:
+        """Return what an earlier process of the run wrote; nothing where it wrote none, or of another model."""
+        if not path.is_file():
+            return cls({})
+        with np.load(path) as kept:
+            if str(kept["model"]) != model:
+                return cls({})
+            return cls(dict(zip(map(bytes, kept["contents"]), kept["sums"].tolist(), strict=True)))
+
+    def write(self, path: Path, model: str) -> None:
+        """Keep it for a resumed run."""
+        contents = np.frombuffer(b"".join(self._sums), np.uint8).reshape(len(self._sums), -1)
+        part = path.with_name(f"{path.stem}.part.npz")
+        np.savez(part, contents=contents, sums=np.array([*self._sums.values()], np.float32), model=np.array(model))
+        part.replace(path)
+
+
+def _content(sample: TrainingSample) -> bytes:
+    """Return a hash of everything that a sample's log-probability follows from."""
+    digest = hashlib.blake2b(sample.token_ids.astype(np.int32).tobytes(), digest_size=16)
+    digest.update(np.packbits(sample.sampled).tobytes())
+    return digest.digest()

@@ -1,0 +1,83 @@
+"""What teachers say of the targets of samples, and how it finds its way into a student's micro-batches.
+
+A teacher answers for all N targets of some samples, numbered in the samples' order. Which of them a micro-batch holds
+depends on ranks and budgets, and differs between a teacher and its student.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from roll_like.training.layout import MicroBatch
+from roll_like.types import FloatArray, IntArray, TrainingSample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopKAnswers:
+    """A teacher's K most likely tokens at each target.
+
+    Attributes:
+        ids_NK: Their ids.
+        logprobs_NK: Their log-probabilities under the softmax of the whole vocabulary, at the loss's temperature.
+        entropy_N: Entropy of that softmax, in nats.
+    """
+
+    ids_NK: IntArray
+    logprobs_NK: FloatArray
+    entropy_N: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HiddenAnswers:
+    """What a teacher's logits come from, where its student has the output projection: the whole distribution.
+
+    Attributes:
+        hidden_NE: Last hidden states before each target, after the final norm.
+    """
+
+    hidden_NE: FloatArray
+
+
+Answers: TypeAlias = TopKAnswers | HiddenAnswers
+
+
+class Targets:
+    """The targets of some samples, numbered from 0 in their order.
+
+    Args:
+        samples: Whose targets.
+    """
+
+    def __init__(self, samples: Sequence[TrainingSample]) -> None:
+        self._starts = np.cumsum([0, *(len(sample.token_ids) for sample in samples)])
+        sampled = np.concatenate([np.zeros(0, np.bool_), *(sample.sampled for sample in samples)])
+        self._number = np.cumsum(sampled) - 1
+        self.count = int(sampled.sum())
+
+    def of(self, batch: MicroBatch) -> IntArray:
+        """Return the number of each target of a micro-batch of these samples, shape [N]."""
+        numbers: IntArray = self._number[self._starts[batch.sample_ids] + batch.target_ids]
+        return numbers
+
+
+def chosen(answers: Answers, numbers: IntArray) -> Answers:
+    """Return the answers for some targets."""
+    arrays: dict[str, Any] = {each.name: getattr(answers, each.name)[numbers] for each in fields(answers)}
+    return type(answers)(**arrays)
+
+
+def assembled(count: int, parts: Sequence[tuple[IntArray, Answers]]) -> Answers:
+    """Return the answers for all of `count` targets, from those of micro-batches with the numbers of their targets."""
+    kind = type(parts[0][1])
+    arrays: dict[str, Any] = {}
+    for each in fields(kind):
+        like = getattr(parts[0][1], each.name)
+        whole = np.zeros((count, *like.shape[1:]), like.dtype)
+        for numbers, answers in parts:
+            whole[numbers] = getattr(answers, each.name)
+        arrays[each.name] = whole
+    return kind(**arrays)

@@ -1,0 +1,135 @@
+"""Distillation from its YAML to a model that others load; killed and resumed it is the same run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from hygiene import nothing_left
+from run_config import (
+    evaluated,
+    finish_run,
+    read_lines,
+    start_run,
+    write_distill_run,
+    write_tutored_run,
+)
+from tiny_model import make_tiny_model
+from transformers import AutoModelForCausalLM
+
+pytestmark = pytest.mark.integration
+PLAIN = {"trackers": [], "console": "plain"}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A student, and a teacher of another size."""
+    make = tmp_path_factory.mktemp
+    return make_tiny_model(make("student"), dtype="float32"), make_tiny_model(
+        make("teacher"), dtype="float32", seed=1, layers=3
+    )
+
+
+def killed_and_resumed(config: Path, line_to_wait_for: str) -> None:
+    with nothing_left():
+        process = start_run(config, start_new_session=True)
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line_to_wait_for in line:
+                break
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+    code, output = finish_run(config, "--resume")
+    assert code == 0, output
+
+
+@pytest.mark.slow
+def test_a_student_of_given_conversations(tmp_path: Path, models: tuple[Path, Path]) -> None:
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    for folder in (whole, halves):
+        folder.mkdir()
+    settings = {"steps": 8, "checkpoint": {"every": 1, "keep": 2, "export": True}, "metrics": PLAIN}
+    with nothing_left():
+        config = write_distill_run(whole, *models, **settings)
+        code, output = finish_run(config)
+    assert code == 0, output
+    run = whole / "runs" / "tiny"
+    before, after = (read_lines(run / "evaluations.jsonl")[place] for place in (0, -1))
+    assert after["eval/kl"] < before["eval/kl"] - 0.02
+    assert after["eval/top1_agreement"] > before["eval/top1_agreement"]
+    assert (run / "curves.png").stat().st_size > 10_000
+    assert AutoModelForCausalLM.from_pretrained(run / "model").config.num_hidden_layers == 2
+    assert evaluated(config, run / "model")["eval/loss"] == pytest.approx(after["eval/loss"], rel=1e-3)
+
+    killed_and_resumed(write_distill_run(halves, *models, **settings), "step 3/8")
+    figures = [
+        [(line["train/loss"], line["distill/kl"]) for line in read_lines(folder / "runs" / "tiny" / "metrics.jsonl")]
+        for folder in (whole, halves)
+    ]
+    assert len(figures[0]) == len(figures[1]) == 8
+    for ours, theirs in zip(*figures, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_student_of_its_own_answers(tmp_path: Path, models: tuple[Path, Path]) -> None:
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    for folder in (whole, halves):
+        folder.mkdir()
+    settings = {"steps": 6, "training": {"optimizer": {"lr": 3.0e-3}}, "metrics": PLAIN}
+    with nothing_left():
+        config = write_tutored_run(whole, *models, **settings)
+        code, output = finish_run(config)
+    assert code == 0, output
+    run = whole / "runs" / "tiny"
+    before, after = (read_lines(run / "evaluations.jsonl")[place] for place in (0, -1))
+    assert after["eval/reverse_kl"] < before["eval/reverse_kl"] - 0.02
+    assert "eval/avg" not in after
+    steps = read_lines(run / "metrics.jsonl")
+    assert all("distill/reverse_kl" in step and "rollout/reward/mean" not in step for step in steps)
+
+    killed_and_resumed(write_tutored_run(halves, *models, **settings), "step 2/6")
+    again = read_lines(halves / "runs" / "tiny" / "metrics.jsonl")
+    assert [step["distill/reverse_kl"] for step in again] == pytest.approx(
+        [step["distill/reverse_kl"] for step in steps], rel=1e-4
+    )
+
+
+def test_a_teacher_in_the_loss_beside_a_reward(tmp_path: Path, models: tuple[Path, Path]) -> None:
+    config = write_tutored_run(
+        tmp_path,
+        *models,
+        steps=2,
+        distillation={"use": "loss", "weight": 0.5, "reward_weight": 1.0},
+        rewards={"use": [{"type": "letter_e"}]},
+        metrics=PLAIN,
+    )
+    with nothing_left():
+        code, output = finish_run(config)
+    assert code == 0, output
+    run = tmp_path / "runs" / "tiny"
+    for step in read_lines(run / "metrics.jsonl"):
+        # the loss is its two parts, and the divergence is that of the sampled tokens
+        assert step["train/loss"] == pytest.approx(step["train/policy_loss"] + step["train/kl_loss"], abs=1e-5)
+        assert step["train/kl_loss"] == pytest.approx(0.5 * step["train/kl"], rel=1e-3)
+        assert "rollout/reward/letter_e" in step
+    assert "eval/avg" in read_lines(run / "evaluations.jsonl")[-1]
+
+
+def test_a_teacher_with_another_tokenizer_is_refused(tmp_path: Path, models: tuple[Path, Path]) -> None:
+    other = make_tiny_model(tmp_path / "other", dtype="float32")
+    file = other / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    file.write_text(json.dumps(tokenizer))
+    code, output = finish_run(write_distill_run(tmp_path, models[0], other), "--check")
+    assert code == 1, output
+    text = " ".join(output.split())
+    assert "teachers.tiny.path" in text
+    assert "2 tokens differ, the first is 'a'" in text
+    assert "pipeline: sft" in text

@@ -1,0 +1,161 @@
+"""The real DeepSpeed engine on lessons: its updates are those of a plain loop, however they are computed."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
+from tiny_model import make_tiny_model
+from transformers import AutoModelForCausalLM
+
+from roll_like.cluster import ResourceManager
+from roll_like.config.sections import Span, TrainingConfig
+from roll_like.registry import DISTILLATION_LOSSES
+from roll_like.training.distillation import DistillationEngine, Taught, TeacherEngine
+from roll_like.training.distillation_worker import DistillationSpec, DistillationWorker
+from roll_like.training.start import start_ranks
+from roll_like.training.teacher_worker import TeacherSpec, TeacherWorker
+from roll_like.types import TrainingSample
+from roll_like.values import reduce
+
+pytestmark = pytest.mark.integration
+LR, EPS = 1e-2, 1e-2  # the large eps keeps Adam's first step from being the sign of the gradient's last bits
+VOCABULARY, TEMPERATURE, CE = 512, 2.0, 0.25
+SPAN = Span.model_validate("0-1")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
+    """A student and two teachers of other sizes, one vocabulary."""
+    make = tmp_path_factory.mktemp
+    return (
+        make_tiny_model(make("student"), dtype="float32"),
+        make_tiny_model(make("first"), dtype="float32", seed=1, layers=3),
+        make_tiny_model(make("second"), dtype="float32", seed=2, layers=1),
+    )
+
+
+def batches() -> list[list[TrainingSample]]:
+    return [ragged_policy_samples(seed=seed) for seed in (0, 1)]
+
+
+def common(model: Path, training: TrainingConfig, *, frozen: bool) -> dict[str, Any]:
+    return {
+        "model_path": str(model),
+        "dtype": "float32",
+        "device": "cpu",
+        "threads": 1,
+        "seed": 0,
+        "training": training,
+        "frozen": frozen,
+        "total_updates": 10,
+        "trust_remote_code": False,
+    }
+
+
+def teacher(
+    resources: ResourceManager, model: Path, stack: ExitStack, name: str, top_k: int | None, workers: int
+) -> TeacherEngine:
+    training = TrainingConfig(workers=workers)
+    spec = TeacherSpec(**common(model, training, frozen=True), temperature=TEMPERATURE, top_k=top_k)
+    cluster = start_ranks(name, TeacherWorker, spec, workers, resources, SPAN, stack=stack)
+    return TeacherEngine(cluster, max_tokens_per_micro_batch=80)
+
+
+def student(
+    resources: ResourceManager, model: Path, stack: ExitStack, *, packing: bool, **training: Any
+) -> DistillationEngine:
+    config = TrainingConfig(optimizer={"lr": LR, "max_grad_norm": 1000.0, "eps": EPS}, **training)
+    loss = DISTILLATION_LOSSES.get("forward_kl").Config(temperature=TEMPERATURE, ce_weight=CE)
+    spec = DistillationSpec(**common(model, config, frozen=False), loss=loss)
+    cluster = start_ranks("training", DistillationWorker, spec, config.workers, resources, SPAN, stack=stack)
+    return DistillationEngine(cluster, config, packing=packing)
+
+
+@pytest.fixture(scope="module")
+def plain(models: tuple[Path, Path, Path]) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and final weights of two AdamW steps in plain PyTorch; samples have the two teachers in turn."""
+    model, *teachers = (AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in models)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, eps=EPS, weight_decay=0.0)
+    losses = []
+    for samples in batches():
+        tokens = sum(int(sample.sampled.sum()) for sample in samples)
+        optimizer.zero_grad()
+        total = 0.0
+        for index, sample in enumerate(samples):
+            ids = torch.from_numpy(sample.token_ids).long()
+            at = torch.from_numpy(sample.sampled[1:])
+            with torch.no_grad():
+                theirs = teachers[index % 2](ids[None]).logits[0, :-1][at]
+            logits = model(ids[None]).logits[0, :-1][at]
+            cross_entropy = torch.nn.functional.cross_entropy(logits, ids[1:][at], reduction="sum")
+            divergence = torch.nn.functional.kl_div(
+                (logits / TEMPERATURE).log_softmax(-1),
+                (theirs / TEMPERATURE).log_softmax(-1),
+                log_target=True,
+                reduction="sum",
+            )
+            loss = (CE * cross_entropy + (1 - CE) * TEMPERATURE**2 * divergence) / tokens
+            loss.backward()
+            total += float(loss.detach())
+        optimizer.step()
+        losses.append(total)
+    return losses, {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("packing", "top_k", "teachers", "options"),
+    [
+        pytest.param(False, None, 1, {}, marks=pytest.mark.slow),
+        pytest.param(True, VOCABULARY, 2, {"zero_stage": 2, "max_tokens_per_micro_batch": 64}, marks=pytest.mark.slow),
+        (True, VOCABULARY, 1, {"workers": 2, "zero_stage": 1, "max_tokens_per_micro_batch": 48}),
+        (
+            True,
+            None,
+            1,
+            {"workers": 2, "zero_stage": 3, "max_tokens_per_micro_batch": 64, "gradient_checkpointing": True},
+        ),
+    ],
+)
+def test_updates_are_those_of_a_plain_loop(
+    resources: ResourceManager,
+    models: tuple[Path, Path, Path],
+    plain: tuple[list[float], dict[str, torch.Tensor]],
+    packing: bool,
+    top_k: int | None,
+    teachers: int,
+    options: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    losses, weights = plain
+    with ExitStack() as stack:
+        engines = {
+            name: teacher(resources, path, stack, name, top_k, teachers)
+            for name, path in zip(("first", "second"), models[1:], strict=True)
+        }
+        lessons = [
+            [
+                Taught(teacher=name, samples=part, answers=engines[name].answers(part))
+                for name, part in (("first", samples[::2]), ("second", samples[1::2]))
+            ]
+            for samples in batches()
+        ]
+        trainer = student(resources, models[0], stack, packing=packing, **options)
+        if top_k is None:
+            trainer.take_projections({name: engine.projection() for name, engine in engines.items()})
+        measured = reduce(trainer.measure(lessons[0]))
+        first = reduce(trainer.train_step(lessons[0]))
+        assert first["train/loss"] == pytest.approx(losses[0], rel=1e-5)
+        assert measured["distill/kl"] == pytest.approx(first["distill/kl"], rel=1e-5)
+        assert 0 < first["distill/kl"] < 10
+        trainer.save(tmp_path)
+        trainer.train_step(lessons[0])  # away from where the checkpoint was taken, and back
+        trainer.load(tmp_path)
+        assert reduce(trainer.train_step(lessons[1]))["train/loss"] == pytest.approx(losses[1], rel=1e-5)
+        found = trainer.cluster.everywhere(DistillationWorker.snapshot)[0]
+    for name, parameter in weights.items():
+        assert torch.from_numpy(found[name]).sub(parameter).abs().max() < 2e-6, name

@@ -1,0 +1,86 @@
+"""Runs with adapters from their YAML: the reference without them, vLLM with merged weights, what is exported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hygiene import nothing_left
+from peft import PeftModel
+from run_config import evaluated, finish_run, read_lines, write_dpo_run, write_run
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+pytestmark = pytest.mark.integration
+LORA = {"rank": 8, "alpha": 16}
+
+
+@pytest.mark.slow
+def test_the_reference_without_adapters_is_the_one_that_was_asked_before(tmp_path: Path, tiny_model: Path) -> None:
+    figures = {}
+    for mode in ("adapter_off", "precomputed"):
+        folder = tmp_path / mode
+        folder.mkdir()
+        config = write_dpo_run(
+            folder,
+            tiny_model,
+            steps=3,
+            training={"lora": LORA, "optimizer": {"lr": 2.0e-2}, "max_tokens_per_micro_batch": 256, "zero_stage": 2},
+            reference={"mode": mode},
+            checkpoint={"export": mode == "adapter_off"},
+        )
+        with nothing_left():
+            code, output = finish_run(config)
+        assert code == 0, output
+        run = folder / "runs" / "tiny"
+        assert (run / "reference_logprobs.npz").exists() == (mode == "precomputed")
+        steps = read_lines(run / "metrics.jsonl") + read_lines(run / "evaluations.jsonl")
+        figures[mode] = [line.get("train/loss", line.get("eval/loss")) for line in steps]
+    assert figures["adapter_off"] == pytest.approx(figures["precomputed"], rel=1e-4)
+    assert figures["adapter_off"][0] == pytest.approx(0.6931, abs=1e-3)
+    assert figures["adapter_off"][2] < 0.68  # the policy has left its reference
+
+    run = tmp_path / "adapter_off" / "runs" / "tiny"
+    exported, again = run / "model", tmp_path / "again"
+    command = [sys.executable, "-m", "roll_like.cli", "export", "--checkpoint", str(run / "checkpoints/step_000003")]
+    subprocess.run([*command, "-o", str(again)], check=True, capture_output=True, cwd=tmp_path, timeout=120)
+    for file in ("model.safetensors", "adapter/adapter_model.safetensors"):
+        one, other = load_file(exported / file), load_file(again / file)
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one), file
+    assert evaluated(config, exported)["eval/loss"] == pytest.approx(figures["adapter_off"][-1], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_vllm_samples_from_merged_weights_and_kl_is_measured_without_adapters(tmp_path: Path, tiny_model: Path) -> None:
+    config = write_run(
+        tmp_path,
+        tiny_model,
+        steps=3,
+        inference={"type": "vllm", "kv_cache_gib": 0.2, "max_running": 32},
+        training={"lora": LORA, "optimizer": {"lr": 2.0e-2}, "max_tokens_per_micro_batch": 512, "zero_stage": 1},
+        algorithm={"kl": {"use": "loss", "coefficient": 0.01}, "advantage": "rloo"},
+        reference={"mode": "adapter_off"},
+        checkpoint={"export": True},
+    )
+    with nothing_left():
+        code, output = finish_run(config)
+    assert code == 0, output
+    run = tmp_path / "runs" / "tiny"
+    first, second, third = read_lines(run / "metrics.jsonl")
+    assert abs(first["train/kl"]) < 1e-6  # the policy is its reference
+    assert third["train/kl"] > second["train/kl"] / 2 > 1e-3
+    # the trainer computes with adapters beside the matrices, the engine with what they were merged to
+    assert all(step["mismatch/logprob_difference"] < 1e-3 for step in (first, second, third))
+    prompt = torch.arange(20, 60)[None]
+    merged = AutoModelForCausalLM.from_pretrained(run / "model", dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    with torch.no_grad():
+        untrained = base(prompt).logits
+        expected = merged(prompt).logits
+        found = PeftModel.from_pretrained(base, run / "model" / "adapter")(prompt).logits
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+    assert float((untrained - expected).abs().max()) > 0.05

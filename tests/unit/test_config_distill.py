@@ -1,0 +1,136 @@
+"""Configurations of distillation: what they mean, and which mistakes they catch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from config_files import MINIMAL, changed
+from pydantic import ValidationError
+
+from roll_like.config.distill import DistillConfig
+from roll_like.config.on_policy_distill import OnPolicyDistillConfig
+from roll_like.config.teachers import teacher_model, teacher_of
+
+OFFLINE: dict[str, Any] = {
+    "pipeline": "distill",
+    "steps": 10,
+    "model": {"path": "org/small"},
+    "teachers": {"large": {"path": "org/large"}},
+    "data": {"sources": [{"path": "train.jsonl"}], "samples_per_step": 8, "max_tokens": 64},
+    "resources": {"device": "cpu", "devices_per_node": 2, "spans": {"training": "0-1"}},
+}
+ON_POLICY = {
+    **{key: value for key, value in MINIMAL.items() if key not in {"pipeline", "rewards"}},
+    "pipeline": "on_policy_distill",
+    "teachers": {"large": {"path": "org/large"}},
+}
+
+
+def refused(config: type, values: dict[str, Any]) -> str:
+    with pytest.raises(ValidationError) as caught:
+        config.model_validate(values)
+    return "\n".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in caught.value.errors())
+
+
+def test_teachers_are_found_by_domain() -> None:
+    config = DistillConfig.model_validate(
+        changed(
+            OFFLINE,
+            resources__spans={"training": "0"},
+            teachers={"maths": {"path": "m", "domains": ["maths", "logic"], "span": "1"}, "rest": {"path": "r"}},
+            data__sources=[
+                {"path": "a.jsonl", "domain": "maths"},
+                {"path": "logic.jsonl"},
+                {"path": "c.jsonl", "domain": "chat"},
+            ],
+        )
+    )
+    assert [teacher_of(config.teachers, name) for name in ("maths", "logic", "chat")] == ["maths", "maths", "rest"]
+    roles = {role.name: (str(role.span), role.workers) for role in config.further_roles}
+    assert roles == {"teacher maths": ("1", 1), "teacher rest": ("0", 1)}
+
+
+def test_a_teacher_is_no_part_of_the_student() -> None:
+    config = DistillConfig.model_validate(changed(OFFLINE, model__keep_layers=[0, 3], model__revision="abc"))
+    teacher = teacher_model(config.model, config.teachers["large"])
+    assert (teacher.path, teacher.keep_layers, teacher.revision) == ("org/large", None, None)
+    assert config.evaluation is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"teachers": {}}, "teachers"),
+        (
+            {"teachers": {"a": {"path": "x", "domains": ["maths"]}}},
+            "nobody teaches the domains train",
+        ),
+        (
+            {"teachers": {"a": {"path": "x"}, "b": {"path": "y"}}},
+            "'a' and 'b' name no domains",
+        ),
+        (
+            {"teachers": {"a": {"path": "x", "domains": ["train"]}, "b": {"path": "y", "domains": ["train"]}}},
+            "'train' is also taught by 'b'",
+        ),
+        ({"teachers": {"a": {"path": "x"}, "b": {"path": "y", "domains": ["cods"]}}}, "no data is of domain 'cods'"),
+        ({"teachers__large__max_tokens_per_micro_batch": 32}, "32 tokens cannot hold one longest sample"),
+        ({"training__max_tokens_per_micro_batch": 32}, "32 tokens cannot hold one longest sample"),
+        ({"teachers__large__span": "0-4"}, "0-4 ends after the last device"),
+        ({"model__keep_layers": [3, 1]}, "named once each, in their order"),
+        ({"algorithm__loss": {"type": "reverse_lk"}}, "reverse_kl"),
+        ({"algorithm__top_k": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_what_cannot_be_taught(changes: dict[str, Any], message: str) -> None:
+    assert message in refused(DistillConfig, changed(OFFLINE, **changes))
+
+
+def test_a_student_alone_needs_no_rewards_and_no_groups() -> None:
+    config = OnPolicyDistillConfig.model_validate(changed(ON_POLICY, rollout__samples_per_prompt=1))
+    assert config.rewards.use == ()
+    assert config.distillation.use == "advantage"
+    assert [role.name for role in config.further_roles] == ["inference", "teacher large"]
+
+
+def test_the_loss_holds_the_teachers_divergence() -> None:
+    config = OnPolicyDistillConfig.model_validate(
+        changed(ON_POLICY, distillation={"use": "loss", "weight": 0.5, "estimator": "k3"})
+    )
+    kl = config.with_teacher_in_loss().algorithm.kl
+    assert (kl.use, kl.estimator, kl.straight_through, kl.coefficient) == ("loss", "k3", True, 0.5)
+    assert config.algorithm.kl.use == "none"
+    beside = OnPolicyDistillConfig.model_validate(ON_POLICY)
+    assert beside.with_teacher_in_loss() is beside
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"distillation__reward_weight": 1.0}, "there are none; add `rewards.use`"),
+        ({"rollout__drop_groups_without_signal": True, "rollout__max_oversampling": 2.0}, "all would be dropped"),
+        ({"rollout__temperature": 0}, "no distribution to compare"),
+        ({"distillation": {"use": "loss", "discount": 0.5}}, "a loss looks at each token alone"),
+        (
+            {"distillation__use": "loss", "algorithm__kl__use": "loss", "reference": {}},
+            "room for one divergence",
+        ),
+        (
+            {"evaluation": {"sources": [{"path": "eval.jsonl"}], "temperature": 0.5}},
+            "teachers score at the temperature that training samples at",
+        ),
+        ({"critic": {}}, "it belongs to rewards"),
+        ({"teachers": {"a": {"path": "x", "domains": ["other"]}}}, "nobody teaches the domains train"),
+        (
+            {"rewards": {"use": [{"type": "ifeval", "sources": ["other"]}]}},
+            "no reward judges the data source 'train'",
+        ),
+        (
+            {"rewards": {"use": [{"type": "ifeval"}]}, "rollout__samples_per_prompt": 1},
+            "a group of one has nothing to compare with",
+        ),
+    ],
+)
+def test_what_cannot_be_taught_on_policy(changes: dict[str, Any], message: str) -> None:
+    assert message in refused(OnPolicyDistillConfig, changed(ON_POLICY, **changes))

@@ -1,0 +1,98 @@
+"""What the configuration of a reward model's run refuses, its plan, and what its check finds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from config_files import changed
+from pydantic import ValidationError
+from transformers import AutoModelForSequenceClassification
+
+from roll_like.check import Report, check_run
+from roll_like.check.given import given_plan, scored_pair_findings
+from roll_like.config.reward_model import RewardModelRunConfig
+
+MINIMAL: dict[str, Any] = {
+    "pipeline": "reward_model",
+    "steps": 10,
+    "model": {"path": "org/model"},
+    "data": {"sources": [{"path": "train.jsonl"}], "pairs_per_step": 4, "max_tokens": 128},
+    "resources": {"device": "cpu", "devices_per_node": 2, "spans": {"training": "0-1"}},
+}
+
+
+def config(**changes: Any) -> RewardModelRunConfig:
+    return RewardModelRunConfig.model_validate(changed(MINIMAL, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "expected"),
+    [
+        ({"steps": None}, "steps", "neither is set; set one of them"),
+        (
+            {"training": {"max_tokens_per_micro_batch": 200}},
+            "training.max_tokens_per_micro_batch",
+            "200 tokens cannot hold the two answers of one pair (2 × data.max_tokens = 256); set it to 256 or more",
+        ),
+        (
+            {"data__pairs_per_step": 1, "training": {"workers": 2}},
+            "training.workers",
+            "one step has 1 pairs, fewer than 2 workers",
+        ),
+        ({"data__too_long": "cut"}, "data.too_long", "Input should be 'skip' or 'refuse'"),
+        ({"algorithm": {"label_smoothing": 0.7}}, "algorithm.label_smoothing", "less than or equal to 0.5"),
+        ({"algorithm": {"loss": "dpo"}}, "algorithm.loss", "Extra inputs"),
+        ({"reference": {}}, "reference", "Extra inputs"),
+    ],
+)
+def test_what_cannot_work_is_refused(changes: dict[str, Any], key: str, expected: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        config(**changes)
+    found = {".".join(map(str, error["loc"])): error["msg"] for error in caught.value.errors()}
+    assert expected in found.get(key, ""), found
+
+
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with ten good pairs to train on and two others to evaluate."""
+    monkeypatch.chdir(tmp_path)
+    for name, numbers in (("train", range(10)), ("eval", range(10, 12))):
+        lines = [
+            json.dumps({"prompt": f"Say {number}", "chosen": f"It is {number}.", "rejected": "No."})
+            for number in numbers
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return tmp_path
+
+
+def report(model: Path, **changes: Any) -> Report:
+    return check_run(config(model={"path": str(model)}, **changes), given_plan, scored_pair_findings)
+
+
+def test_a_good_configuration_has_no_findings_and_a_plan(rows: Path, tiny_model: Path) -> None:
+    found = report(tiny_model, steps=None, epochs=2, evaluation={"sources": [{"path": "eval.jsonl"}]})
+    assert found.findings == []
+    assert (found.plan.steps, found.plan.samples_per_step) == (5, 4)  # 2 × 10 pairs, 4 a step
+    assert [source.name for source in found.sources] == ["train", "eval"]
+    assert [name for name, _ in found.plan.memory[0].parts] == ["weights", "gradients", "optimizer"]  # no logits
+
+
+def test_what_is_wrong_with_rows_and_model_is_found(rows: Path, tiny_model: Path, tmp_path: Path) -> None:
+    model = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=2)
+    for file in tiny_model.iterdir():
+        (tmp_path / "two").mkdir(exist_ok=True)
+        (tmp_path / "two" / file.name).write_bytes(file.read_bytes())
+    model.save_pretrained(tmp_path / "two")
+    found = report(tmp_path / "two", evaluation={"sources": [{"path": "train.jsonl"}]}, data__max_tokens=2048)
+    assert [(each.level, each.key) for each in found.findings] == [
+        ("error", "data"),
+        ("error", "model.path"),
+        ("warning", "evaluation.sources"),
+    ]
+    texts = [each.message for each in found.findings]
+    assert "sequences of 2048 tokens are longer than the 1024" in texts[0]
+    assert "is a classifier with 2 outputs, and a reward model has one; set model.path to a language model" in texts[1]
+    assert "10 of 10 pairs are also trained on" in texts[2]

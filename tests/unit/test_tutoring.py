@@ -1,0 +1,109 @@
+"""Teachers that score what a student sampled: who is asked, what becomes of it, and runs that nobody judges."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from config_files import changed
+from test_config_distill import ON_POLICY
+from tests_support import scored, task  # type: ignore[import-not-found]
+
+from roll_like.algorithms.advantages import policy_samples
+from roll_like.config.on_policy_distill import OnPolicyDistillConfig
+from roll_like.rollout.reward_pools import RewardPools
+from roll_like.tutoring import Tutors, reverse_kl, without_rewards
+from roll_like.types import FloatArray, Group, PolicySample, ReferencedSample, Scored
+from roll_like.values import Mean, Sum
+
+
+class Scores:
+    """A teacher that finds every token equally likely."""
+
+    def __init__(self, logprob: float) -> None:
+        self.logprob = logprob
+        self.asked = 0
+
+    def logprobs(self, samples: Sequence[PolicySample]) -> list[FloatArray]:
+        self.asked += len(samples)
+        return [np.where(sample.sampled, self.logprob, 0).astype(np.float32) for sample in samples]
+
+
+def groups() -> list[Group[Scored]]:
+    """Two answers to a task of `maths`, one to a task of `chat`; the student gave each token −1 nat."""
+    maths, chat = task(0, source="maths"), task(1, source="chat")
+    return [
+        Group(task=maths, samples=(scored(maths, 1.0), scored(maths, 0.0, sample=1)), failures=()),
+        Group(task=chat, samples=(scored(chat, 0.5),), failures=()),
+    ]
+
+
+def tutors(**distillation: Any) -> tuple[Tutors, Scores, Scores]:
+    config = OnPolicyDistillConfig.model_validate(
+        changed(
+            ON_POLICY,
+            data__sources=[{"path": "maths.jsonl"}, {"path": "chat.jsonl"}],
+            teachers={"of_maths": {"path": "m", "domains": ["maths"]}, "of_all": {"path": "a"}},
+            distillation=distillation,
+            **({"rewards": {"use": [{"type": "ifeval"}]}} if distillation.get("reward_weight") else {}),
+        )
+    )
+    first, second = Scores(-3.0), Scores(-0.5)
+    engines: Any = {"of_maths": first, "of_all": second}
+    return Tutors(config, engines), first, second
+
+
+def with_advantages(value: float) -> list[PolicySample]:
+    arrays = [np.full(len(one.trajectory.token_ids), value, np.float32) for group in groups() for one in group.samples]
+    return policy_samples(groups(), arrays)
+
+
+def test_each_domain_has_its_teacher() -> None:
+    tutoring, maths, general = tutors()
+    samples = with_advantages(0.0)
+    taught = tutoring.teach(samples, groups())
+    assert (maths.asked, general.asked) == (2, 1)
+    # −(log π − log π_teacher): −(−1 + 3) where it found the answer unlikely, −(−1 + ½) where likely
+    advantages = [sample.advantages[sample.sampled].tolist() for sample in taught.samples]
+    assert advantages == [[-2.0] * 3, [-2.0] * 3, [0.5] * 3]
+    assert [type(sample) for sample in taught.samples] == [PolicySample] * 3
+    figure = taught.metrics["distill/reverse_kl"]
+    assert (figure.value, figure.weight) == (pytest.approx((2 + 2 - 0.5) / 3), 9)  # type: ignore[union-attr]
+
+
+def test_a_teacher_beside_a_reward() -> None:
+    tutoring, *_ = tutors(weight=0.5, reward_weight=2.0)
+    taught = tutoring.teach(with_advantages(1.5), groups())
+    assert [float(sample.advantages[-1]) for sample in taught.samples] == [2 * 1.5 - 1, 2 * 1.5 - 1, 2 * 1.5 + 0.25]
+
+
+def test_a_teacher_in_the_loss_leaves_the_advantages_to_rewards() -> None:
+    tutoring, *_ = tutors(use="loss", reward_weight=1.0)
+    taught = tutoring.teach(with_advantages(1.5), groups())
+    assert [float(sample.advantages[-1]) for sample in taught.samples] == [1.5] * 3
+    kept = [sample for sample in taught.samples if isinstance(sample, ReferencedSample)]
+    assert [float(sample.reference_logprobs[-1]) for sample in kept] == [-3.0, -3.0, -0.5]
+    alone, *_ = tutors(use="loss")
+    assert not any(sample.advantages.any() for sample in alone.teach(with_advantages(1.5), groups()).samples)
+
+
+def test_no_answers_have_no_divergence() -> None:
+    assert reverse_kl([], []) == Mean(0.0, 0)
+
+
+def test_a_run_without_rewards_judges_nothing_and_shows_none() -> None:
+    group: Any = groups()[0]
+    bare: Any = Group(task=group.task, samples=tuple(one.trajectory for one in group.samples), failures=())
+    judged = asyncio.run(RewardPools([], {}).score(bare))
+    assert [(one.reward, dict(one.rewards)) for one in judged.samples] == [(0.0, {}), (0.0, {})]
+    figures = {
+        "rollout/reward/mean": Mean(0.0),
+        "rollout/groups/without_signal": Mean(1.0),
+        "eval/avg": Mean(0.0),
+        "rollout/tokens": Sum(3.0),
+        "eval/response_length": Mean(2.0),
+    }
+    assert set(without_rewards(figures)) == {"rollout/tokens", "eval/response_length"}
