@@ -197,7 +197,7 @@ FLOODS = [
         "recursion in C",
         "import sys\nsys.setrecursionlimit(1 << 30)\ndef solve(x):\n    a = []\n"
         "    for _ in range(10 ** 6): a = [a]\n    return repr(a)[:1]",
-        verdicts=RAISED | MEMORY,
+        verdicts=RAISED | MEMORY | TIMEOUT,
     ),
     _flood(
         "descriptors without end",
