@@ -2,6 +2,9 @@
 .DEFAULT_GOAL := help
 BIN := .venv/bin
 export RAY_USAGE_STATS_ENABLED := 0
+# a process a core; tests that start runs take all cores themselves, and look for processes that are left over
+FAST_TESTS = $(BIN)/pytest tests/unit tests/oracle -n logical --maxprocesses 4 --dist worksteal
+RUN_TESTS = tests/sandbox tests/integration tests/chaos
 
 .PHONY: help setup demo test test-all unit oracle oracle-setup tokenizers lint types imports docs lock mlflow clean
 
@@ -15,13 +18,15 @@ demo: setup  ## Train the quickstart: a real pretrained model, a few minutes on 
 	@$(BIN)/python run_pipeline.py --config configs/rlvr_quickstart.yaml
 
 test: lint types imports oracle-setup tokenizers  ## Lint, types, import contract, all tests but those marked slow
-	$(BIN)/pytest tests -m "not gpu and not slow"
+	$(FAST_TESTS)
+	$(BIN)/pytest $(RUN_TESTS) -m "not gpu and not slow"
 
 test-all: lint types imports oracle-setup tokenizers  ## The same and the slow ones: every test that a CPU can run
-	$(BIN)/pytest tests -m "not gpu"
+	$(FAST_TESTS)
+	$(BIN)/pytest $(RUN_TESTS) -m "not gpu"
 
-unit: setup  ## Unit and oracle tests only: two minutes, without Ray
-	$(BIN)/pytest tests/unit tests/oracle
+unit: setup  ## Unit and oracle tests only: without Ray, minutes
+	$(FAST_TESTS)
 
 oracle: oracle-setup  ## Compare the algorithms with other libraries; prints and writes docs/conformance.md
 	$(BIN)/pytest tests/oracle --conformance docs/conformance.md

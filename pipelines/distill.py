@@ -60,7 +60,7 @@ class DistillPipeline:
         warn_of_rows(run.state.metrics, data.report)
         lessons = data.order(seed=config.seed, shuffle=config.data.shuffle)
         run.state.metrics.phase("starting workers")
-        student, teachers, evaluator = start_lessons(config, run)
+        student, teachers, evaluator = start_lessons(config, run.resources, run.stack, run.state.timer)
         run.state.keep([student], lessons=lessons)
         return cls(
             config=config,

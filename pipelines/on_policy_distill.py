@@ -23,7 +23,6 @@ from roll_like.tutoring import (
     Tutoring,
     Tutors,
     tutored_evaluator,
-    tutoring_of,
     without_rewards,
 )
 
@@ -65,7 +64,7 @@ class OnPolicyDistillPipeline:
     @classmethod
     def build(cls, config: OnPolicyDistillConfig, run: RunContext) -> Self:
         """Start the workers and put the parts together, where a resumed run left them."""
-        tutoring = tutoring_of(config, run)
+        tutoring = Tutoring(config, run.resources, run.stack, run.state.timer)
         workers = start_workers(config.with_teacher_in_loss(), run, tutoring, difficulty=domain_difficulty(config))
         scheduler = tutoring.scheduler(workers.inference, workers.progress)
         rollouts = prompt_rollouts(config, scheduler, workers.runner, run.state.metrics.warn)

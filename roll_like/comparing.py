@@ -254,11 +254,9 @@ def _start_reference(
     assert config.reference is not None, "the caller asked"
     path = config.reference.path
     model = resolve_model(config.model if path is None else config.model.at(path))
-    training = TrainingConfig(
+    training = config.training.frozen(
         workers=config.reference.workers,
         max_tokens_per_micro_batch=config.reference.max_tokens_per_micro_batch,
-        logprob_chunk_tokens=config.training.logprob_chunk_tokens,
-        logprob_chunk_vocab=config.training.logprob_chunk_vocab,
     )
     span = config.resources.spans.reference or config.resources.spans.training
     spec = _spec(config, model, training, span, frozen=True)

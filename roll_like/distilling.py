@@ -11,14 +11,13 @@ from typing import cast
 from roll_like.algorithms.distillation import DistillationConfig
 from roll_like.cluster import ResourceManager
 from roll_like.config.distill import DistillationDataConfig, DistillConfig
-from roll_like.config.sections import TrainingConfig
-from roll_like.config.teachers import teacher_model, teacher_of
+from roll_like.config.teachers import teacher_of
 from roll_like.data.chat import Renderer
 from roll_like.data.conversations import load_conversations
 from roll_like.data.samples import ConversationSample, SampleSet, SampleSource
 from roll_like.models.load import ResolvedModel, load_tokenizer, resolve_model
-from roll_like.models.vocabulary import refuse_other_tokenizer
-from roll_like.run import RunContext, measuring
+from roll_like.run import measuring
+from roll_like.teachers import planned_teachers
 from roll_like.teaching import training_samples
 from roll_like.training.distillation import DistillationEngine, Taught, TeacherEngine
 from roll_like.training.distillation_worker import DistillationSpec, DistillationWorker
@@ -92,7 +91,7 @@ class DistillationEvaluator:
         self._schedule = config.evaluation
         self._student = student
         self._teachers = teachers
-        data = config.data.model_copy(update={"sources": config.evaluation.sources})
+        data = config.data.reading(config.evaluation.sources)
         self._lessons = _lessons(config, data, "evaluation").samples
         self._taught: Sequence[Taught] = ()
 
@@ -123,28 +122,20 @@ def start_teachers(
         ConfigError: A teacher has another tokenizer than the student.
         EngineError: A rank did not start.
     """
-    ours = load_tokenizer(config.model)
     engines = {}
-    for name, teacher in config.teachers.items():
-        section = teacher_model(config.model, teacher)
-        model = resolve_model(section)
-        refuse_other_tokenizer(ours, load_tokenizer(section), key=f"teachers.{name}.path", path=teacher.path)
-        training = TrainingConfig(
-            workers=teacher.workers,
-            max_tokens_per_micro_batch=teacher.max_tokens_per_micro_batch,
-            logprob_chunk_tokens=config.training.logprob_chunk_tokens,
-            logprob_chunk_vocab=config.training.logprob_chunk_vocab,
-        )
-        span = teacher.span or config.resources.spans.training
+    for teacher in planned_teachers(config):
+        workers, budget = teacher.training.workers, teacher.training.max_tokens_per_micro_batch
         spec = TeacherSpec(
-            **rank_fields(config, model, span, teacher.workers, total_updates=1),
-            training=training,
+            **rank_fields(config, teacher.model, teacher.span, workers, total_updates=1),
+            training=teacher.training,
             frozen=True,
             temperature=cast(DistillationConfig, config.algorithm.loss).temperature,
             top_k=config.algorithm.top_k,
         )
-        cluster = start_ranks(f"teacher {name}", TeacherWorker, spec, teacher.workers, resources, span, stack=stack)
-        engines[name] = TeacherEngine(cluster, max_tokens_per_micro_batch=teacher.max_tokens_per_micro_batch)
+        cluster = start_ranks(
+            f"teacher {teacher.name}", TeacherWorker, spec, workers, resources, teacher.span, stack=stack
+        )
+        engines[teacher.name] = TeacherEngine(cluster, max_tokens_per_micro_batch=budget)
     return Teachers(engines, timer)
 
 
@@ -164,11 +155,16 @@ def start_student(
 
 
 def start_lessons(
-    config: DistillConfig, run: RunContext
+    config: DistillConfig,
+    resources: ResourceManager,
+    stack: ExitStack,
+    timer: Timer = lambda name: nullcontext(),
+    *,
+    frozen: bool = False,
 ) -> tuple[DistillationEngine, Teachers, DistillationEvaluator | None]:
-    """Start student and teachers, and make what measures the student."""
-    student = start_student(config, resolve_model(config.model), run.resources, run.stack)
-    teachers = start_teachers(config, run.resources, run.stack, run.state.timer)
+    """Start student and teachers, and make what measures the student; a frozen one is only measured."""
+    student = start_student(config, resolve_model(config.model), resources, stack, frozen=frozen)
+    teachers = start_teachers(config, resources, stack, timer)
     if config.algorithm.top_k is None:
         teachers.introduce(student)
     evaluator = None if config.evaluation is None else DistillationEvaluator(config, student, teachers)
@@ -183,11 +179,9 @@ def evaluate_student(config: DistillConfig, model_path: str) -> dict[str, float]
     """
     config = config.evaluating(model_path)
     with measuring(config) as (resources, stack):
-        student = start_student(config, resolve_model(config.model), resources, stack, frozen=True)
-        teachers = start_teachers(config, resources, stack)
-        if config.algorithm.top_k is None:
-            teachers.introduce(student)
-        metrics, _ = DistillationEvaluator(config, student, teachers).evaluate()
+        _, _, evaluator = start_lessons(config, resources, stack, frozen=True)
+        assert evaluator is not None, "`evaluating` has refused that"
+        metrics, _ = evaluator.evaluate()
     return reduce(metrics)
 
 

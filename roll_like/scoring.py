@@ -61,7 +61,7 @@ def score_evaluator_of(config: RewardModelRunConfig, trainer: RewardModelEngine)
     """Return what measures how often the right conversation scores higher, where the run has an evaluation."""
     if config.evaluation is None:
         return None
-    data = config.data.model_copy(update={"sources": config.evaluation.sources})
+    data = config.data.reading(config.evaluation.sources)
     pairs = load_scored_pairs(data, Renderer(load_tokenizer(config.model)), section="evaluation")
     return PairEvaluator(config.evaluation, partial(trainer.measure, pairs.samples))
 

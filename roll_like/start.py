@@ -71,12 +71,9 @@ def start_reference(
         return WithoutAdapters(actor)
     path = config.reference.path
     model = actor_model if path is None else resolve_model(config.model.at(path))
-    training = TrainingConfig(
+    training = config.training.frozen(
         workers=config.reference.workers,
         max_tokens_per_micro_batch=config.reference.max_tokens_per_micro_batch,
-        share_prompts=config.training.share_prompts,
-        logprob_chunk_tokens=config.training.logprob_chunk_tokens,
-        logprob_chunk_vocab=config.training.logprob_chunk_vocab,
     )
     spans = config.resources.spans
     return start_trainer(

@@ -47,7 +47,7 @@ class LikelihoodEvaluator:
         assert config.evaluation is not None, "the caller asked"
         self._schedule = config.evaluation
         self._trainer = trainer
-        data = config.data.model_copy(update={"sources": config.evaluation.sources})
+        data = config.data.reading(config.evaluation.sources)
         loaded = load_conversations(data, _renderer(config), section="evaluation")
         self._samples = training_samples(loaded.samples)
         self._names = [source.name for source in loaded.sources for _ in source.samples]

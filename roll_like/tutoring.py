@@ -12,18 +12,15 @@ from roll_like.algorithms.advantages import policy_samples
 from roll_like.algorithms.distillation import with_teacher_advantages
 from roll_like.cluster import Cluster, ResourceManager
 from roll_like.config.on_policy_distill import OnPolicyDistillConfig, TeacherSignalConfig
-from roll_like.config.sections import TrainingConfig
-from roll_like.config.teachers import teacher_model, teacher_of
+from roll_like.config.teachers import teacher_of
 from roll_like.inference.worker import InferenceWorker
 from roll_like.judging import Judging, prompt_evaluator
 from roll_like.loop import DriverLoop
-from roll_like.models.load import load_tokenizer, resolve_model
-from roll_like.models.vocabulary import refuse_other_tokenizer
 from roll_like.rollout.evaluate import Evaluator
 from roll_like.rollout.filling import Collected
 from roll_like.rollout.scheduler import GroupPlan
-from roll_like.run import RunContext
 from roll_like.start import trainer_spec
+from roll_like.teachers import planned_teachers
 from roll_like.training.engine import TrainingEngine, with_logprobs
 from roll_like.training.start import Timer, start_trainer
 from roll_like.types import FloatArray, Group, PolicySample, Scored
@@ -118,27 +115,19 @@ class Tutoring(Judging):
             EngineError: A rank did not start.
         """
         super().start()
-        config, engines = self._student, {}
-        ours = load_tokenizer(config.model)
-        for name, teacher in config.teachers.items():
-            section = teacher_model(config.model, teacher)
-            refuse_other_tokenizer(ours, load_tokenizer(section), key=f"teachers.{name}.path", path=teacher.path)
-            training = TrainingConfig(
-                workers=teacher.workers,
-                max_tokens_per_micro_batch=teacher.max_tokens_per_micro_batch,
-                share_prompts=config.training.share_prompts,
-                logprob_chunk_tokens=config.training.logprob_chunk_tokens,
-                logprob_chunk_vocab=config.training.logprob_chunk_vocab,
-            )
-            engines[name] = start_trainer(
-                f"teacher {name}",
-                trainer_spec(config, resolve_model(section), training, frozen=True),
+        config = self._student
+        engines = {
+            teacher.name: start_trainer(
+                f"teacher {teacher.name}",
+                trainer_spec(config, teacher.model, teacher.training, frozen=True),
                 self._resources,
-                teacher.span or config.resources.spans.training,
+                teacher.span,
                 max_response_tokens=config.longest_response,
                 stack=self._stack,
                 span_timer=lambda _: self._timer("teach"),
             )
+            for teacher in planned_teachers(config)
+        }
         self.tutors = Tutors(config, engines)
 
 
@@ -184,11 +173,6 @@ def tutored_evaluator(
     if evaluator is None:
         return None
     return TutoredEvaluator(evaluator, tutoring.tutors, judged=bool(config.rewards.use))
-
-
-def tutoring_of(config: OnPolicyDistillConfig, run: RunContext) -> Tutoring:
-    """Return what a run starts beside engines and trainer."""
-    return Tutoring(config, run.resources, run.stack, run.state.timer)
 
 
 def reverse_kl(samples: Sequence[PolicySample], teacher_logprobs: Sequence[FloatArray]) -> Mean:

@@ -18,6 +18,7 @@ from roll_like.config.given import GivenDataConfig
 from roll_like.config.plan import Plan, roles, trainer_memory
 from roll_like.config.reward_model import RewardModelRunConfig
 from roll_like.config.sft import SFTConfig
+from roll_like.config.training_data import RowLimits
 from roll_like.data.chat import Renderer
 from roll_like.data.conversations import load_conversations
 from roll_like.data.pairs import load_preferences
@@ -57,10 +58,7 @@ def conversation_findings(
 ) -> Iterator[Finding]:
     """Yield what is wrong with conversations; tell the report what became of each source's rows, and the steps."""
     yield from check_window(config, shape, "data")
-    data = {"data": config.data}
-    if config.evaluation is not None:
-        data["evaluation"] = config.data.model_copy(update={"sources": config.evaluation.sources})
-    yield from _findings(config, data, load_conversations, tokenizer, report)
+    yield from _findings(config, _sections(config), load_conversations, tokenizer, report)
 
 
 def lesson_findings(
@@ -69,10 +67,7 @@ def lesson_findings(
     """Yield what is wrong with teachers and conversations; tell the report the same as of supervised runs."""
     yield from check_window(config, shape, "data")
     yield from teacher_findings(config, config.teachers, tokenizer, shape, top_k=config.algorithm.top_k)
-    data = {"data": config.data}
-    if config.evaluation is not None:
-        data["evaluation"] = config.data.model_copy(update={"sources": config.evaluation.sources})
-    yield from _findings(config, data, load_conversations, tokenizer, report)
+    yield from _findings(config, _sections(config), load_conversations, tokenizer, report)
 
 
 def preference_findings(
@@ -98,10 +93,12 @@ def scored_pair_findings(
     """Yield what is wrong with pairs and with the model to start from; tell the report the same as of conversations."""
     yield from check_window(config, shape, "data")
     yield from check_score(config, shape)
-    data = {"data": config.data}
-    if config.evaluation is not None:
-        data["evaluation"] = config.data.model_copy(update={"sources": config.evaluation.sources})
-    yield from _findings(config, data, load_scored_pairs, tokenizer, report)
+    yield from _findings(config, _sections(config), load_scored_pairs, tokenizer, report)
+
+
+def _sections(config: SFTConfig | DistillConfig | RewardModelRunConfig) -> dict[str, RowLimits]:
+    evaluated = {} if config.evaluation is None else {"evaluation": config.data.reading(config.evaluation.sources)}
+    return {"data": config.data, **evaluated}
 
 
 def _findings(

@@ -101,16 +101,6 @@ class DistillConfig(GivenDataConfig):
         return self.data.samples_per_step, "samples"
 
     @property
-    def longest_sample(self) -> int:
-        """Longest sample, in tokens."""
-        return self.data.max_tokens
-
-    @property
-    def longest_sample_terms(self) -> str:
-        """The same by its key."""
-        return f"data.max_tokens = {self.longest_sample}"
-
-    @property
     def further_roles(self) -> tuple[RolePlan, ...]:
         """The teachers."""
         return tuple(teacher_roles(self.resources, self.resources.spans.training, self.teachers))

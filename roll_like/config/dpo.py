@@ -175,16 +175,6 @@ class DPOConfig(GivenDataConfig):
         return rows.model_validate({**limits, "sources": self.evaluation.sources})
 
     @property
-    def longest_sample(self) -> int:
-        """Longest answer with its prompt, in tokens."""
-        return self.data.max_tokens
-
-    @property
-    def longest_sample_terms(self) -> str:
-        """The same by its key."""
-        return f"data.max_tokens = {self.longest_sample}"
-
-    @property
     def further_roles(self) -> tuple[RolePlan, ...]:
         """What samples and judges, and the reference model, where they have devices."""
         sampling = sampling_roles(self)

@@ -12,6 +12,7 @@ from pydantic import Field
 from roll_like.config.rules import RUN_RULES
 from roll_like.config.run import Rule, RunConfig
 from roll_like.config.sections import PositiveFloat, PositiveInt
+from roll_like.config.training_data import RowLimits
 from roll_like.config.violations import Violation
 
 
@@ -40,6 +41,17 @@ class GivenDataConfig(RunConfig):
     epochs: PositiveFloat | None = Field(
         default=None, description="Passes over the data, as many steps as that takes; or set `steps`."
     )
+    data: RowLimits = Field(description="What the model learns from, and how much of it in a step.")
+
+    @property
+    def longest_sample(self) -> int:
+        """Longest sample with its prompt, in tokens."""
+        return self.data.max_tokens
+
+    @property
+    def longest_sample_terms(self) -> str:
+        """The same by its key."""
+        return f"data.max_tokens = {self.longest_sample}"
 
     @property
     @abstractmethod

@@ -65,13 +65,3 @@ class RewardModelRunConfig(GivenDataConfig):
     def items_per_step(self) -> tuple[int, str]:
         """How many pairs one step takes."""
         return self.data.pairs_per_step, "pairs"
-
-    @property
-    def longest_sample(self) -> int:
-        """Longest conversation, in tokens."""
-        return self.data.max_tokens
-
-    @property
-    def longest_sample_terms(self) -> str:
-        """The same by its key."""
-        return f"data.max_tokens = {self.longest_sample}"

@@ -254,6 +254,16 @@ class TrainingConfig(DeepSpeedConfig):
         default=65536, description="Columns of logits that exist at a time. Vocabulary entries."
     )
 
+    def frozen(self, *, workers: int, max_tokens_per_micro_batch: int) -> TrainingConfig:
+        """Return what a model computes with that is not trained: ranks and budget of its own, the rest as here."""
+        return TrainingConfig(
+            workers=workers,
+            max_tokens_per_micro_batch=max_tokens_per_micro_batch,
+            share_prompts=self.share_prompts,
+            logprob_chunk_tokens=self.logprob_chunk_tokens,
+            logprob_chunk_vocab=self.logprob_chunk_vocab,
+        )
+
 
 class CriticConfig(DeepSpeedConfig):
     """A value model of its own, for advantage estimators that need one."""

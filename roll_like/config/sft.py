@@ -58,13 +58,3 @@ class SFTConfig(GivenDataConfig):
     def items_per_step(self) -> tuple[int, str]:
         """How many samples one step takes."""
         return self.data.samples_per_step, "samples"
-
-    @property
-    def longest_sample(self) -> int:
-        """Longest sample, in tokens."""
-        return self.data.max_tokens
-
-    @property
-    def longest_sample_terms(self) -> str:
-        """The same by its key."""
-        return f"data.max_tokens = {self.longest_sample}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
@@ -79,6 +80,10 @@ class RowLimits(ConfigModel):
         description="Rows that cannot be trained on (an empty response, roles that the chat template refuses): stop, "
         "naming file and line, or leave them out and count them.",
     )
+
+    def reading(self, sources: Sequence[RowSource]) -> Self:
+        """Return the section with other sources, such as those of the evaluation."""
+        return self.model_copy(update={"sources": tuple(sources)})
 
 
 class ConversationData(RowLimits):

@@ -9,12 +9,11 @@ import numpy as np
 
 from roll_like.cluster import Cluster
 from roll_like.config.sections import TrainingConfig
-from roll_like.training.attention import MAX_DENSE_TOKENS
 from roll_like.training.distillation_worker import DistillationWorker, TaughtBatch
 from roll_like.training.engine import with_padding_fraction
 from roll_like.training.handle import RanksHandle
 from roll_like.training.layout import micro_batches
-from roll_like.training.packing import packed
+from roll_like.training.row_plan import rows_of
 from roll_like.training.taught import Answers, Targets, assembled, chosen
 from roll_like.training.teacher_worker import Projection, TeacherWorker
 from roll_like.types import TrainingSample
@@ -50,8 +49,9 @@ class TeacherEngine(RanksHandle[TeacherWorker]):
 
     def answers(self, samples: Sequence[TrainingSample]) -> Answers:
         """Return the answers for all targets, in the samples' order."""
-        rows = packed(samples, min(self._max_tokens, MAX_DENSE_TOKENS))
-        shards = micro_batches(rows, ranks=len(self.cluster), max_tokens=self._max_tokens, share_prompts=True)
+        ranks = len(self.cluster)
+        rows = rows_of(samples, packing=True, max_tokens=self._max_tokens, ranks=ranks)
+        shards = micro_batches(rows, ranks=ranks, max_tokens=self._max_tokens, share_prompts=True)
         targets = Targets(samples)
         parts = [
             (targets.of(batch), answers)
@@ -99,25 +99,16 @@ class DistillationEngine(RanksHandle[DistillationWorker]):
     def _batches(self, lessons: Sequence[Taught]) -> list[list[TaughtBatch]]:
         """Return each rank's micro-batches; a micro-batch has one teacher."""
         count = sum(int(sample.sampled.sum()) for lesson in lessons for sample in lesson.samples)
+        budget = self._training.max_tokens_per_micro_batch
         shards: list[list[TaughtBatch]] = [[] for _ in range(len(self.cluster))]
         for lesson in lessons:
             targets = Targets(lesson.samples)
             weights = [np.where(sample.sampled, np.float32(1 / count), np.float32(0)) for sample in lesson.samples]
-            spread = micro_batches(
-                self._rows(lesson.samples),
-                weights,
-                ranks=len(self.cluster),
-                max_tokens=self._training.max_tokens_per_micro_batch,
-                share_prompts=self._packing,
-            )
+            rows = rows_of(lesson.samples, packing=self._packing, max_tokens=budget, ranks=len(shards))
+            spread = micro_batches(rows, weights, ranks=len(shards), max_tokens=budget, share_prompts=self._packing)
             for shard, batches in zip(shards, spread, strict=True):
                 shard += [
                     TaughtBatch(batch=batch, teacher=lesson.teacher, answers=chosen(lesson.answers, targets.of(batch)))
                     for batch in batches
                 ]
         return shards
-
-    def _rows(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-        if not self._packing:
-            return list(samples)
-        return packed(samples, min(self._training.max_tokens_per_micro_batch, MAX_DENSE_TOKENS))

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from roll_like.training.attention import MAX_DENSE_TOKENS
 from roll_like.training.layout import balance, split_by_budget
 from roll_like.training.packing import packed
 from roll_like.types import TrainingSample
@@ -45,6 +46,20 @@ def planned(samples: Sequence[TrainingSample], *, row_tokens: int, max_tokens: i
         replace(sample, group_id=rest.group_id, prompt_length=prefix)
         for sample, rest in zip(samples, best, strict=True)
     ]
+
+
+def rows_of(samples: Sequence[TrainingSample], *, packing: bool, max_tokens: int, ranks: int) -> list[TrainingSample]:
+    """Return the samples as rows hold them: several in one, with what they begin with alike, or each by itself.
+
+    Args:
+        samples: In the order that figures come back in.
+        packing: Whether several samples share a row.
+        max_tokens: Budget of one micro-batch, padding included.
+        ranks: World size of the engine.
+    """
+    if not packing:
+        return list(samples)
+    return planned(samples, row_tokens=min(max_tokens, MAX_DENSE_TOKENS), max_tokens=max_tokens, ranks=ranks)
 
 
 def common_prefix(samples: Sequence[TrainingSample]) -> int:

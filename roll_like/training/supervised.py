@@ -10,11 +10,10 @@ import numpy as np
 
 from roll_like.cluster import Cluster
 from roll_like.config.sections import TrainingConfig
-from roll_like.training.attention import MAX_DENSE_TOKENS
 from roll_like.training.engine import with_padding_fraction
 from roll_like.training.handle import RanksHandle
 from roll_like.training.layout import MicroBatch, micro_batches, per_sample
-from roll_like.training.row_plan import planned
+from roll_like.training.row_plan import rows_of
 from roll_like.training.supervised_worker import SupervisedWorker
 from roll_like.types import FloatArray, TrainingSample
 from roll_like.values import Last, Mean, Metric, Sum, merge
@@ -66,10 +65,12 @@ class SupervisedEngine(RanksHandle[SupervisedWorker]):
         return per_sample(rows, shards, results)
 
     def _rows(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-        if not self._packing:
-            return list(samples)
-        budget = self._training.max_tokens_per_micro_batch
-        return planned(samples, row_tokens=min(budget, MAX_DENSE_TOKENS), max_tokens=budget, ranks=len(self.cluster))
+        return rows_of(
+            samples,
+            packing=self._packing,
+            max_tokens=self._training.max_tokens_per_micro_batch,
+            ranks=len(self.cluster),
+        )
 
     def _micro_batches(
         self, samples: Sequence[TrainingSample], weights: Sequence[FloatArray] | None = None
