@@ -13,7 +13,6 @@ from roll_like.training.distillation_worker import DistillationWorker, TaughtBat
 from roll_like.training.engine import with_padding_fraction
 from roll_like.training.handle import RanksHandle
 from roll_like.training.layout import micro_batches
-from roll_like.training.row_plan import rows_of
 from roll_like.training.taught import Answers, Targets, assembled, chosen
 from roll_like.training.teacher_worker import Projection, TeacherWorker
 from roll_like.types import TrainingSample
@@ -49,9 +48,9 @@ class TeacherEngine(RanksHandle[TeacherWorker]):
 
     def answers(self, samples: Sequence[TrainingSample]) -> Answers:
         """Return the answers for all targets, in the samples' order."""
-        ranks = len(self.cluster)
-        rows = rows_of(samples, packing=True, max_tokens=self._max_tokens, ranks=ranks)
-        shards = micro_batches(rows, ranks=ranks, max_tokens=self._max_tokens, share_prompts=True)
+        shards = micro_batches(
+            samples, ranks=len(self.cluster), max_tokens=self._max_tokens, share_prompts=False, packing=True
+        )
         targets = Targets(samples)
         parts = [
             (targets.of(batch), answers)
@@ -104,8 +103,14 @@ class DistillationEngine(RanksHandle[DistillationWorker]):
         for lesson in lessons:
             targets = Targets(lesson.samples)
             weights = [np.where(sample.sampled, np.float32(1 / count), np.float32(0)) for sample in lesson.samples]
-            rows = rows_of(lesson.samples, packing=self._packing, max_tokens=budget, ranks=len(shards))
-            spread = micro_batches(rows, weights, ranks=len(shards), max_tokens=budget, share_prompts=self._packing)
+            spread = micro_batches(
+                lesson.samples,
+                weights,
+                ranks=len(shards),
+                max_tokens=budget,
+                share_prompts=False,
+                packing=self._packing,
+            )
             for shard, batches in zip(shards, spread, strict=True):
                 shard += [
                     TaughtBatch(batch=batch, teacher=lesson.teacher, answers=chosen(lesson.answers, targets.of(batch)))

@@ -1,57 +1,18 @@
-"""From samples to the tensors of a forward pass: shared prompts, token budgets, balanced ranks.
-
-The samples of a group share their prompt. A row holds it once, followed by every response:
-
-    tokens     p0 p1 p2 | a3 a4 | b3 b4 b5
-    positions   0  1  2 |  3  4 |  3  4  5
-    branches    0  0  0 |  1  1 |  2  2  2
-
-A token attends to the prompt and to earlier tokens of its own branch, so log-probabilities and
-gradients equal those of separate sequences, at a fraction of the tokens. The last token of a
-response predicts nothing and is not computed.
-"""
+"""From samples to the tensors of a forward pass: rows, token budgets, balanced ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Sized
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import numpy as np
 
 from roll_like.errors import EngineError
 from roll_like.training.draws import sample_seeds, uniform_draws
-from roll_like.types import BoolArray, FloatArray, IntArray, PolicySample, ReferencedSample, TrainingSample
-
-#: Rows hold a dense attention mask; beyond this many tokens it would cost more than it saves.
-MAX_SHARED_ROW_TOKENS = 8192
-PADDING = -1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One prompt and one or more of its responses.
-
-    Attributes:
-        token_ids: Inputs, shape [L].
-        positions: Rotary positions, shape [L].
-        branches: 0 for the prompt, 1… for each response, shape [L].
-        sources: Index into the row of the token whose output predicts each target, shape [N].
-        targets: Tokens to predict, shape [N].
-        sample_ids: Which sample each target belongs to, as an index into the batch, shape [N].
-        target_ids: Index of each target within its sample's own tokens, shape [N].
-    """
-
-    token_ids: IntArray
-    positions: IntArray
-    branches: IntArray
-    sources: IntArray
-    targets: IntArray
-    sample_ids: IntArray
-    target_ids: IntArray
-
-    def __len__(self) -> int:
-        return len(self.token_ids)
+from roll_like.training.row_plan import planned
+from roll_like.training.rows import MAX_SHARED_ROW_TOKENS, PADDING, Row, balance, build_rows, split_by_budget
+from roll_like.types import FloatArray, IntArray, PolicySample, ReferencedSample, TrainingSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +22,7 @@ class MicroBatch:
     Attributes:
         token_ids_BL: Inputs.
         positions_BL: Rotary positions.
-        branches_BL: 0 for the prompt, 1… for each response of the row, −1 for padding.
+        branches_BL: 0 for the prompt, 1… for what follows it (`rows.py`), −1 for padding.
         sources: Index into the flattened [B·L] outputs of the state before each target, shape [N].
         targets: Tokens to predict, shape [N].
         sample_ids: Which sample each target belongs to, as an index into the batch, shape [N].
@@ -134,113 +95,6 @@ class PairBatch(MicroBatch):
 
 
 BatchT = TypeVar("BatchT", bound=MicroBatch)
-#: A row, or what stands for one of that length.
-RowT = TypeVar("RowT", bound=Sized)
-
-
-@dataclass(slots=True)
-class _Branches:
-    """A row being built."""
-
-    prompt: IntArray
-    length: int
-    members: list[int] = field(default_factory=list)
-
-
-def build_rows(samples: Sequence[TrainingSample], *, share_prompts: bool, max_row_tokens: int) -> list[Row]:
-    """Lay samples out as rows; responses of one group share a row while it has room.
-
-    Args:
-        samples: The batch; each sample's `group_id` says whose prompt it shares.
-        share_prompts: Whether to compute a group's prompt once.
-        max_row_tokens: Largest row, in tokens. A single longer sample makes a row of its own.
-    """
-    limit = min(max_row_tokens, MAX_SHARED_ROW_TOKENS)
-    rows: list[_Branches] = []
-    open_rows: dict[str, _Branches] = {}
-    for index, sample in enumerate(samples):
-        if not sample.sampled.any():
-            continue
-        prompt = sample.token_ids[: sample.prompt_length]
-        response_length = max(len(sample.token_ids) - 1 - sample.prompt_length, 0)
-        row = open_rows.get(sample.group_id) if share_prompts else None
-        if row is None or row.length + response_length > limit or not np.array_equal(row.prompt, prompt):
-            row = _Branches(prompt=prompt, length=len(prompt))
-            rows.append(row)
-            open_rows[sample.group_id] = row
-        row.length += response_length
-        row.members.append(index)
-    return [
-        lay_out(row.prompt, [(index, samples[index].token_ids, samples[index].sampled) for index in row.members])
-        for row in rows
-    ]
-
-
-def lay_out(prompt: IntArray, members: Sequence[tuple[int, IntArray, BoolArray]]) -> Row:
-    """Return a row of sequences that begin with one prompt.
-
-    With an empty prompt these are sequences that have nothing to do with each other: none sees another, and each
-    begins at position 0.
-
-    Args:
-        prompt: What they begin with, shape [P].
-        members: For each, its index in the batch, its tokens [T] with the prompt, and where the loss applies [T]
-            (never at the first token).
-    """
-    prompt_length = len(prompt)
-    tokens, positions, branches = [prompt], [np.arange(prompt_length)], [np.zeros(prompt_length)]
-    sources, targets, sample_ids, target_ids = [], [], [], []
-    start = prompt_length
-    for branch, (index, token_ids, trained) in enumerate(members, start=1):
-        body = token_ids[prompt_length:-1]
-        tokens.append(body)
-        positions.append(prompt_length + np.arange(len(body)))
-        branches.append(np.full(len(body), branch))
-        at = np.flatnonzero(trained)
-        # token t is predicted by t-1, which is in the prompt for the first token of a response
-        previous = at - 1
-        sources.append(np.where(previous < prompt_length, previous, previous - prompt_length + start))
-        targets.append(token_ids[at])
-        sample_ids.append(np.full(len(at), index))
-        target_ids.append(at)
-        start += len(body)
-
-    def joined(parts: Sequence[np.typing.NDArray[np.generic]]) -> IntArray:
-        whole: IntArray = np.concatenate(parts).astype(np.int32)
-        return whole
-
-    return Row(
-        token_ids=joined(tokens),
-        positions=joined(positions),
-        branches=joined(branches),
-        sources=joined(sources),
-        targets=joined(targets),
-        sample_ids=joined(sample_ids),
-        target_ids=joined(target_ids),
-    )
-
-
-def balance(rows: Sequence[RowT], ranks: int) -> list[list[RowT]]:
-    """Give every rank about as many tokens: longest row first, to the rank with the least."""
-    shares: list[list[RowT]] = [[] for _ in range(ranks)]
-    loads = [0] * ranks
-    for row in sorted(rows, key=len, reverse=True):
-        rank = loads.index(min(loads))
-        shares[rank].append(row)
-        loads[rank] += len(row)
-    return shares
-
-
-def split_by_budget(rows: Sequence[RowT], max_tokens: int) -> list[list[RowT]]:
-    """Cut rows, sorted by length, into micro-batches of at most `max_tokens` padded tokens."""
-    batches: list[list[RowT]] = []
-    for row in sorted(rows, key=len, reverse=True):
-        # the first row of a batch is its longest and sets the padded length
-        if batches and (len(batches[-1]) + 1) * len(batches[-1][0]) <= max_tokens:
-            batches[-1].append(row)
-        else:
-            batches.append([row])
-    return batches
 
 
 def micro_batches(
@@ -250,6 +104,7 @@ def micro_batches(
     ranks: int,
     max_tokens: int,
     share_prompts: bool,
+    packing: bool = False,
 ) -> list[list[MicroBatch]]:
     """Return each rank's micro-batches.
 
@@ -263,11 +118,18 @@ def micro_batches(
         ranks: World size of the engine.
         max_tokens: Budget of one micro-batch, padding included.
         share_prompts: Whether to compute a group's prompt once.
+        packing: Whether several groups share a row, and what all of them begin with.
     """
     if weights is None:
         weights = [np.ones(len(sample.token_ids), np.float32) for sample in samples]
     return _spread(
-        samples, weights, lambda batch: batch, ranks=ranks, max_tokens=max_tokens, share_prompts=share_prompts
+        samples,
+        weights,
+        lambda batch: batch,
+        ranks=ranks,
+        max_tokens=max_tokens,
+        share_prompts=share_prompts,
+        packing=packing,
     )
 
 
@@ -368,7 +230,7 @@ def pair_batches(
         sums = nothing if reference_sums is None else reference_sums[np.unique(batch.sample_ids)]
         return PairBatch(**_shared(batch), reference_sums=sums)
 
-    return _spread(samples, ones, make, ranks=ranks, max_tokens=max_tokens, share_prompts=True)
+    return _spread(samples, ones, make, ranks=ranks, max_tokens=max_tokens, share_prompts=True, packing=True)
 
 
 def per_sample(
@@ -429,9 +291,11 @@ def _spread(
     ranks: int,
     max_tokens: int,
     share_prompts: bool,
+    packing: bool = False,
 ) -> list[list[BatchT]]:
     """Lay samples out, spread rows over ranks, cut them by the budget, and have `make` add what a model needs."""
-    rows = build_rows(samples, share_prompts=share_prompts, max_row_tokens=max_tokens)
+    packed = planned(samples, max_tokens=max_tokens, ranks=ranks) if packing else None
+    rows = build_rows(samples, share_prompts=share_prompts or packing, max_row_tokens=max_tokens, plan=packed)
     if not rows:
         return [[] for _ in range(ranks)]
     plans = [split_by_budget(share, max_tokens) for share in balance(rows, ranks)]

@@ -10,22 +10,6 @@ goes into the first row that has room. It never takes more than 11/9 of the fewe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-
-from roll_like.types import TrainingSample
-
-
-def packed(samples: Sequence[TrainingSample], row_tokens: int) -> list[TrainingSample]:
-    """Return the samples, in their order, with the same `group_id` for those that share a row.
-
-    Args:
-        samples: Any of at least two tokens; what they share already is forgotten.
-        row_tokens: Largest row; one sample that is longer makes all rows as long.
-    """
-    # the last token of a sample predicts nothing and takes no room
-    lengths = [len(sample.token_ids) - 1 for sample in samples]
-    row_of = {index: row for row, members in enumerate(pack(lengths, max([row_tokens, *lengths]))) for index in members}
-    return [replace(sample, group_id=f"row {row_of[index]}", prompt_length=0) for index, sample in enumerate(samples)]
 
 
 def pack(lengths: Sequence[int], budget: int) -> list[tuple[int, ...]]:

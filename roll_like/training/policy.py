@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from roll_like.algorithms.logprobs import token_logprobs
-from roll_like.training.layout import PADDING, MicroBatch
+from roll_like.training.layout import MicroBatch
+from roll_like.training.rows import FORK, PADDING
 
 
 class TokenLogprobHead(nn.Module):
@@ -93,12 +94,14 @@ def branch_mask(branches_BL: Tensor) -> Tensor:
                              1 1 1 0
                              1 1 0 1
 
-    A plain causal batch (no branch above 1, padding at the end) gives the usual causal mask.
+    A branch after a stem sees that too (`rows.py`). A plain causal batch (no branch above 1, padding at the end) gives
+    the usual causal mask.
     """
     length = branches_BL.shape[1]
     query_BL1, key_B1L = branches_BL[:, :, None], branches_BL[:, None, :]
     causal_LL = torch.ones(length, length, dtype=torch.bool, device=branches_BL.device).tril()
-    visible_BLL = ((key_B1L == 0) | (key_B1L == query_BL1)) & causal_LL & (key_B1L != PADDING)
+    seen_BLL = (key_B1L == 0) | (key_B1L == query_BL1) | (key_B1L == query_BL1 // FORK)
+    visible_BLL = seen_BLL & causal_LL & (key_B1L != PADDING)
     # a padding token sees itself: a row without any key would be NaN
     eye_LL = torch.eye(length, dtype=torch.bool, device=branches_BL.device)
     return (visible_BLL | eye_LL)[:, None]

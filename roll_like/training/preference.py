@@ -66,6 +66,7 @@ class AnswersEngine(RanksHandle[AnswersT], ABC):
             ranks=len(self.cluster),
             max_tokens=self._training.max_tokens_per_micro_batch,
             share_prompts=True,
+            packing=True,
         )
         with self._span("logprobs"):
             worker = AnswersRank.logprobs if adapters else AnswersRank.base_logprobs

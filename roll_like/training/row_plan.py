@@ -1,7 +1,7 @@
 """How samples with given answers are laid out: what they begin with in common once a row, and rows of a good length.
 
 Chat templates begin every conversation alike, often for dozens of tokens. No loss applies there, so a row needs them
-once, as a group's prompt (`layout.py`); log-probabilities and gradients are those of separate sequences.
+once, as a group's prompt (`rows.py`); log-probabilities and gradients are those of separate sequences.
 
 Long rows have little padding and few copies of the common beginning, and attention within a row costs with the square
 of its length, whatever its mask leaves out. A few lengths are tried out and the one that computes least is taken.
@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from roll_like.training.attention import MAX_DENSE_TOKENS
-from roll_like.training.layout import balance, split_by_budget
-from roll_like.training.packing import packed
+from roll_like.training.packing import pack
+from roll_like.training.rows import RowPlan, balance, split_by_budget
 from roll_like.types import TrainingSample
 
 #: Length of a row at which attention takes as long as the rest of the model: 135M parameters on CPU, from measurements.
@@ -26,40 +25,41 @@ ATTENTION_TOKENS = 1024
 MICRO_BATCH_TOKENS = 64
 
 
-def planned(samples: Sequence[TrainingSample], *, row_tokens: int, max_tokens: int, ranks: int) -> list[TrainingSample]:
-    """Return the samples, in their order, with the same `group_id` and prompt for those that share a row.
+def planned(
+    samples: Sequence[TrainingSample], *, max_tokens: int, ranks: int, row_tokens: int = MAX_DENSE_TOKENS
+) -> RowPlan:
+    """Return which groups of samples share a row, and what all begin with.
 
     Args:
-        samples: Any of at least two tokens; what they share already is forgotten.
-        row_tokens: Largest row; one sample that is longer makes a row as long.
+        samples: Any of at least two tokens.
         max_tokens: Budget of one micro-batch, padding included.
         ranks: World size of the engine.
+        row_tokens: Largest row, where the budget is larger; a group that is longer makes a row as long.
     """
     if not samples:
-        return []
+        return RowPlan(rows=(), prefix=0)
     prefix = common_prefix(samples)
-    rests = [replace(sample, token_ids=sample.token_ids[prefix:]) for sample in samples]
-    lengths = [len(rest.token_ids) - 1 for rest in rests]  # the last token predicts nothing and is not computed
-    plans = [packed(rests, room) for room in _rooms(lengths, max(row_tokens - prefix, 1))]
-    best = min(plans, key=lambda plan: _cost(_row_lengths(plan, prefix), max_tokens, ranks))
-    return [
-        replace(sample, group_id=rest.group_id, prompt_length=prefix)
-        for sample, rest in zip(samples, best, strict=True)
-    ]
+    groups: dict[str, int] = {}
+    numbers = [groups.setdefault(sample.group_id, len(groups)) for sample in samples]
+    lengths = _lengths(samples, numbers, prefix)
+    plans = [pack(lengths, room) for room in _rooms(lengths, max(min(row_tokens, max_tokens) - prefix, 1))]
+    best = min(
+        plans, key=lambda plan: _cost([prefix + sum(lengths[at] for at in row) for row in plan], max_tokens, ranks)
+    )
+    row_of = {group: row for row, members in enumerate(best) for group in members}
+    return RowPlan(rows=[row_of[number] for number in numbers], prefix=prefix)
 
 
-def rows_of(samples: Sequence[TrainingSample], *, packing: bool, max_tokens: int, ranks: int) -> list[TrainingSample]:
-    """Return the samples as rows hold them: several in one, with what they begin with alike, or each by itself.
-
-    Args:
-        samples: In the order that figures come back in.
-        packing: Whether several samples share a row.
-        max_tokens: Budget of one micro-batch, padding included.
-        ranks: World size of the engine.
-    """
-    if not packing:
-        return list(samples)
-    return planned(samples, row_tokens=min(max_tokens, MAX_DENSE_TOKENS), max_tokens=max_tokens, ranks=ranks)
+def _lengths(samples: Sequence[TrainingSample], numbers: Sequence[int], prefix: int) -> list[int]:
+    """Return how many tokens each group takes in a row after what all samples begin with."""
+    lengths = [0] * (max(numbers) + 1)
+    for sample, number in zip(samples, numbers, strict=True):
+        shared = max(sample.prompt_length - prefix, 0)
+        if lengths[number] == 0:
+            lengths[number] = shared
+        # the last token predicts nothing and is not computed
+        lengths[number] += len(sample.token_ids) - 1 - prefix - shared
+    return lengths
 
 
 def common_prefix(samples: Sequence[TrainingSample]) -> int:
@@ -77,19 +77,13 @@ def common_prefix(samples: Sequence[TrainingSample]) -> int:
 
 
 def _rooms(lengths: Sequence[int], most: int) -> list[int]:
-    """Return how much room a row may have: all of it, and what cuts the samples into more rows of equal length."""
+    """Return how much room a row may have: all of it, and what cuts the groups into more rows of equal length."""
     total, longest = sum(lengths), max(lengths)
+    most = max(most, longest)
     fewest = math.ceil(total / most)
-    # first-fit leaves about half a sample of room in each row
+    # first-fit leaves about half a group of room in each row
     rooms = [math.ceil(total / (fewest * more) + total / len(lengths) / 2) for more in (1, 1.5, 2, 3, 4, 6, 8, 12, 16)]
     return [most, *(room for room in rooms if longest <= room < most)]
-
-
-def _row_lengths(plan: Sequence[TrainingSample], prefix: int) -> list[int]:
-    lengths: dict[str, int] = {}
-    for rest in plan:
-        lengths[rest.group_id] = lengths.get(rest.group_id, prefix) + len(rest.token_ids) - 1
-    return list(lengths.values())
 
 
 def _cost(row_lengths: Sequence[int], max_tokens: int, ranks: int) -> float:

@@ -13,7 +13,6 @@ from roll_like.config.sections import TrainingConfig
 from roll_like.training.engine import with_padding_fraction
 from roll_like.training.handle import RanksHandle
 from roll_like.training.layout import MicroBatch, micro_batches, per_sample
-from roll_like.training.row_plan import rows_of
 from roll_like.training.supervised_worker import SupervisedWorker
 from roll_like.types import FloatArray, TrainingSample
 from roll_like.values import Last, Mean, Metric, Sum, merge
@@ -48,7 +47,6 @@ class SupervisedEngine(RanksHandle[SupervisedWorker]):
         Returns:
             `train/…`; the loss is that before the step.
         """
-        samples = self._rows(samples)
         tokens = sum(int(sample.sampled.sum()) for sample in samples)
         weights = [np.where(sample.sampled, np.float32(1 / tokens), np.float32(0)) for sample in samples]
         shards = self._micro_batches(samples, weights)
@@ -58,19 +56,10 @@ class SupervisedEngine(RanksHandle[SupervisedWorker]):
 
     def logprobs(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
         """Return each sample's log-probabilities under this engine's weights, shape [T], 0 where not trained."""
-        rows = self._rows(samples)
-        shards = self._micro_batches(rows)
+        shards = self._micro_batches(samples)
         with self._span("logprobs"):
             results = self.cluster.scatter(SupervisedWorker.logprobs, shards)
-        return per_sample(rows, shards, results)
-
-    def _rows(self, samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-        return rows_of(
-            samples,
-            packing=self._packing,
-            max_tokens=self._training.max_tokens_per_micro_batch,
-            ranks=len(self.cluster),
-        )
+        return per_sample(samples, shards, results)
 
     def _micro_batches(
         self, samples: Sequence[TrainingSample], weights: Sequence[FloatArray] | None = None
@@ -80,7 +69,8 @@ class SupervisedEngine(RanksHandle[SupervisedWorker]):
             weights,
             ranks=len(self.cluster),
             max_tokens=self._training.max_tokens_per_micro_batch,
-            share_prompts=self._packing,
+            share_prompts=False,
+            packing=self._packing,
         )
 
 

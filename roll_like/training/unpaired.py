@@ -96,6 +96,7 @@ class UnpairedEngine(AnswersEngine[UnpairedWorker]):
             ranks=len(self.cluster),
             max_tokens=self._training.max_tokens_per_micro_batch,
             share_prompts=True,
+            packing=True,
         )
         shares = [
             UnpairedShare(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll_like.training.attention import use_dense_attention
-from roll_like.training.layout import MicroBatch, build_rows, micro_batches, pair_batches
-from roll_like.training.packing import pack, packed
+from roll_like.training.layout import MicroBatch, micro_batches, pair_batches
+from roll_like.training.packing import pack
 from roll_like.training.policy import PolicyModule, branch_mask, tensors_of
+from roll_like.training.rows import FORK, RowPlan, build_rows
 from roll_like.types import TrainingSample
 
 
@@ -56,40 +58,20 @@ def test_a_sequence_that_does_not_fit(lengths: list[int]) -> None:
 
 
 def test_the_longest_come_first_and_each_goes_where_there_is_room() -> None:
-    lengths = [5, 9, 3, 7, 2]  # one token less is computed: 4, 8, 2, 6, 1
-    made = packed([sample(length) for length in lengths], 10)
-    shared = {}
-    for length, each in zip(lengths, made, strict=True):
-        shared.setdefault(each.group_id, []).append(length)
-    assert sorted(shared.values()) == [[2], [5, 7], [9, 3]]
-
-
-@given(st.lists(st.integers(2, 40), min_size=1, max_size=30), st.integers(20, 60))
-def test_rows_hold_every_sample_once_and_are_not_too_long(lengths: list[int], limit: int) -> None:
-    samples = [sample(length, index) for index, length in enumerate(lengths)]
-    made = packed(samples, limit)
-    assert [each.token_ids.tolist() for each in made] == [each.token_ids.tolist() for each in samples]
-    rows = build_rows(made, share_prompts=True, max_row_tokens=limit)
-    assert sum(map(len, rows)) == sum(length - 1 for length in lengths)
-    assert all(len(row) <= max(limit, max(lengths) - 1) for row in rows)
-    targets = sorted(target for row in rows for target in row.targets.tolist())
-    assert targets == sorted(token for each in samples for token in each.token_ids[1:].tolist())
-    sizes = sum(length - 1 for length in lengths)
-    if max(lengths) - 1 <= limit:  # first-fit leaves at most one row that is less than half full
-        assert len(rows) <= 2 * -(-sizes // limit)
+    assert pack([4, 8, 2, 6, 1], 10) == [(0, 3), (1, 2), (4,)]
 
 
 def test_no_token_sees_another_sample_and_positions_begin_anew() -> None:
     lengths = [4, 6, 3]
-    made = packed([sample(length, index) for index, length in enumerate(lengths)], 100)
-    ((batch,),) = micro_batches(made, ranks=1, max_tokens=100, share_prompts=True)
-    mask = branch_mask(torch.from_numpy(batch.branches_BL).long())[0, 0]
-    owner = batch.token_ids_BL[0] // 100
-    for at in range(batch.token_ids_BL.shape[1]):
+    made = [sample(length, index) for index, length in enumerate(lengths)]
+    (row,) = build_rows(made, share_prompts=True, max_row_tokens=100, plan=RowPlan(rows=[0, 0, 0], prefix=0))
+    mask = branch_mask(torch.from_numpy(row.branches[None]).long())[0, 0]
+    owner = row.token_ids // 100
+    for at in range(len(row)):
         seen = owner[mask[at].numpy()]
         assert set(seen.tolist()) == {owner[at]}
         own = np.flatnonzero(owner == owner[at])
-        assert batch.positions_BL[0, at] == np.flatnonzero(own == at)[0]
+        assert row.positions[at] == np.flatnonzero(own == at)[0]
 
 
 def of_two(prompt: Sequence[int], response: Sequence[int], index: int, *, shared: bool) -> TrainingSample:
@@ -106,7 +88,8 @@ def of_two(prompt: Sequence[int], response: Sequence[int], index: int, *, shared
 def test_packed_rows_by_hand() -> None:
     parts = [([5, 6, 7], [8, 9, 10]), ([11, 12], [13]), ([5, 6], [14, 15, 16, 17])]
     samples = [of_two(*each, index, shared=False) for index, each in enumerate(parts)]
-    (row,) = build_rows(packed(samples, 12), share_prompts=True, max_row_tokens=12)
+    plan = RowPlan(rows=[0, 0, 0], prefix=0)
+    (row,) = build_rows(samples, share_prompts=True, max_row_tokens=12, plan=plan)
     assert row.token_ids.tolist() == [5, 6, 7, 8, 9, 11, 12, 5, 6, 14, 15, 16]
     assert row.positions.tolist() == [0, 1, 2, 3, 4, 0, 1, 0, 1, 2, 3, 4]
     assert row.branches.tolist() == [1, 1, 1, 1, 1, 2, 2, 3, 3, 3, 3, 3]
@@ -127,6 +110,39 @@ def test_pairs_by_hand() -> None:
     assert batch.sample_ids.tolist() == [0, 0, 1, 1, 1]
 
 
+def test_groups_in_one_row_by_hand() -> None:
+    """Two pairs after one beginning: what the docstring of `rows` draws, with one token fewer per response."""
+    parts = [([5, 6, 7], [8, 9, 10]), ([5, 6, 7], [11, 12]), ([5, 13], [14, 15]), ([5, 13], [16])]
+    samples = [replace(of_two(*each, 0, shared=True), group_id=str(index // 2)) for index, each in enumerate(parts)]
+    (row,) = build_rows(samples, share_prompts=True, max_row_tokens=99, plan=RowPlan(rows=[0] * 4, prefix=1))
+    assert row.token_ids.tolist() == [5, 6, 7, 8, 9, 11, 13, 14]
+    assert row.positions.tolist() == [0, 1, 2, 3, 4, 3, 1, 2]
+    assert row.branches.tolist() == [0, 1, 1, 2 + FORK, 2 + FORK, 3 + FORK, 4, 5 + 4 * FORK]
+    assert row.targets.tolist() == [8, 9, 10, 11, 12, 14, 15, 16]
+    assert row.sources.tolist() == [2, 3, 4, 2, 5, 6, 7, 6]
+    assert row.sample_ids.tolist() == [0, 0, 0, 1, 1, 2, 2, 3]
+    assert row.target_ids.tolist() == [3, 4, 5, 3, 4, 2, 3, 2]
+    mask = branch_mask(torch.from_numpy(row.branches[None]).long())[0, 0].int().tolist()
+    assert mask == [
+        [1, 0, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0, 0, 0],
+        [1, 1, 1, 1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0, 1, 0, 0],
+        [1, 0, 0, 0, 0, 0, 1, 0],
+        [1, 0, 0, 0, 0, 0, 1, 1],
+    ]
+
+
+def test_a_group_with_two_prompts_has_two_stems() -> None:
+    parts = [([5, 6], [8, 9]), ([5, 7], [8, 9]), ([5, 7], [3, 4])]
+    samples = [of_two(*each, 0, shared=True) for each in parts]
+    (row,) = build_rows(samples, share_prompts=True, max_row_tokens=99, plan=RowPlan(rows=[0] * 3, prefix=1))
+    assert row.token_ids.tolist() == [5, 6, 8, 7, 8, 3]
+    assert row.sources.tolist() == [1, 2, 3, 4, 3, 5]
+
+
 @pytest.fixture(scope="module", params=["sdpa", "dense"])
 def policy(request: pytest.FixtureRequest, tiny_model: Path) -> PolicyModule:
     from transformers import AutoModelForCausalLM
@@ -144,14 +160,25 @@ def computed(policy: PolicyModule, batch: MicroBatch) -> tuple[torch.Tensor, tor
     return logprobs.detach(), torch.autograd.grad(logprobs.sum(), weight)[0]
 
 
-@pytest.mark.parametrize("form", ["packed", "pair"])
+@pytest.mark.parametrize("form", ["packed", "pair", "pairs"])
 def test_sequences_in_one_row_are_computed_as_if_each_were_alone(policy: PolicyModule, form: str) -> None:
     random = np.random.default_rng(0)
     if form == "packed":
         lengths = [(9, 4), (1, 7), (5, 1), (3, 3)]
         parts = [(random.integers(3, 512, prompt), random.integers(3, 512, length)) for prompt, length in lengths]
         samples = [of_two(*each, index, shared=False) for index, each in enumerate(parts)]
-        ((together,),) = micro_batches(packed(samples, 64), ranks=1, max_tokens=64, share_prompts=True)
+        ((together,),) = micro_batches(samples, ranks=1, max_tokens=64, share_prompts=False, packing=True)
+    elif form == "pairs":
+        head = random.integers(3, 512, 4)
+        prompts = [np.concatenate([head, random.integers(3, 512, length)]) for length in (3, 6, 0)]
+        samples = [
+            replace(of_two(prompt, random.integers(3, 512, length), 0, shared=True), group_id=str(index))
+            for index, (prompt, lengths) in enumerate(zip(prompts, [(5, 8), (1, 2), (4, 4)], strict=True))
+            for length in lengths
+        ]
+        ((together,),) = pair_batches(samples, None, ranks=1, max_tokens=64)
+        # the third prompt is the common beginning, of which at least one token stays with each group
+        assert together.tokens <= 4 + (3 + 4 + 7) + (6 + 0 + 1) + (1 + 3 + 3)
     else:
         prompt = random.integers(3, 512, 6)
         samples = [of_two(prompt, random.integers(3, 512, length), 0, shared=True) for length in (5, 8)]

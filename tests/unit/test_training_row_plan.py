@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -14,20 +15,21 @@ from transformers import AutoModelForCausalLM
 
 from roll_like.training.layout import MicroBatch, micro_batches, per_sample
 from roll_like.training.policy import PolicyModule, tensors_of
-from roll_like.training.row_plan import common_prefix, planned
+from roll_like.training.row_plan import common_prefix
 from roll_like.types import TrainingSample
+
+GROUPS = count()
 
 
 def sample(tokens: Sequence[int], trained_from: int | None = None) -> TrainingSample:
     ids = np.array(tokens, np.int32)
     start = len(ids) - 1 if trained_from is None else trained_from
-    return TrainingSample(group_id="own", token_ids=ids, prompt_length=0, sampled=np.arange(len(ids)) >= start)
+    group = str(next(GROUPS))
+    return TrainingSample(group_id=group, token_ids=ids, prompt_length=0, sampled=np.arange(len(ids)) >= start)
 
 
-def laid_out(samples: list[TrainingSample], *, row_tokens: int, max_tokens: int, ranks: int = 1) -> list[MicroBatch]:
-    made = planned(samples, row_tokens=row_tokens, max_tokens=max_tokens, ranks=ranks)
-    assert [each.token_ids.tolist() for each in made] == [each.token_ids.tolist() for each in samples]
-    shards = micro_batches(made, ranks=ranks, max_tokens=max_tokens, share_prompts=True)
+def laid_out(samples: list[TrainingSample], *, max_tokens: int, ranks: int = 1) -> list[MicroBatch]:
+    shards = micro_batches(samples, ranks=ranks, max_tokens=max_tokens, share_prompts=False, packing=True)
     return [batch for shard in shards for batch in shard]
 
 
@@ -49,22 +51,22 @@ def test_what_samples_begin_with_in_common(samples: list[TrainingSample], expect
 def test_a_common_beginning_is_computed_once_a_row() -> None:
     head = list(range(100, 120))
     samples = [sample([*head, index, index + 1, index + 2], trained_from=21) for index in range(0, 40, 4)]
-    (batch,) = laid_out(samples, row_tokens=1024, max_tokens=1024)
+    (batch,) = laid_out(samples, max_tokens=1024)
     assert batch.token_ids_BL.shape == (1, 20 + 10 * 2)
     assert batch.padding == 0
-    assert laid_out([], row_tokens=64, max_tokens=64) == []
+    assert laid_out([], max_tokens=64) == []
 
 
 def test_rows_are_short_where_attention_would_cost_more_than_padding() -> None:
     samples = [sample(np.random.default_rng(index).integers(1, 1000, 64)) for index in range(16)]
-    (batch,) = laid_out(samples, row_tokens=1024, max_tokens=1024)
+    (batch,) = laid_out(samples, max_tokens=1024)
     assert batch.token_ids_BL.shape[0] >= 8
     assert batch.padding <= 64
 
 
 def test_every_rank_has_as_much_to_do() -> None:
     samples = [sample(np.random.default_rng(index).integers(1, 1000, 33)) for index in range(12)]
-    first, second = laid_out(samples, row_tokens=1024, max_tokens=1024, ranks=2)
+    first, second = laid_out(samples, max_tokens=1024, ranks=2)
     assert first.tokens == second.tokens == 6 * 32
     assert first.weights.all()
     assert second.weights.all()
@@ -74,7 +76,7 @@ def test_every_rank_has_as_much_to_do() -> None:
 def test_every_target_is_there_once_and_no_row_is_too_long(lengths: list[int], head: int, budget: int) -> None:
     start = max(head, 1)  # nothing predicts a first token
     samples = [sample([*range(head), *(1000 * index + np.arange(1, n + 1))], start) for index, n in enumerate(lengths)]
-    batches = laid_out(samples, row_tokens=budget, max_tokens=budget)
+    batches = laid_out(samples, max_tokens=budget)
     assert all(batch.token_ids_BL.shape[1] <= max(budget, head + max(lengths)) for batch in batches)
     found = sorted(target for batch in batches for target in batch.targets.tolist())
     assert found == sorted(int(token) for each in samples for token in each.token_ids[start:])
@@ -89,8 +91,7 @@ def test_log_probabilities_are_those_of_separate_sequences(tiny_model: Path) -> 
     ]
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     module = PolicyModule(model, chunk_tokens=64, chunk_vocab=512)
-    made = planned(samples, row_tokens=128, max_tokens=128, ranks=1)
-    (shard,) = micro_batches(made, ranks=1, max_tokens=128, share_prompts=True)
+    (shard,) = micro_batches(samples, ranks=1, max_tokens=128, share_prompts=False, packing=True)
     assert sum(batch.tokens for batch in shard) < 0.8 * sum(len(each.token_ids) - 1 for each in samples)
     with torch.no_grad():
         results = [module(*tensors_of(batch, torch.device("cpu")), 1.0)[0].numpy() for batch in shard]

@@ -6,7 +6,6 @@ import numpy as np
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 
 from roll_like.training.layout import micro_batches
-from roll_like.training.packing import packed
 from roll_like.training.taught import HiddenAnswers, Targets, TopKAnswers, assembled, chosen
 
 
@@ -16,8 +15,8 @@ def test_answers_follow_their_targets_through_any_layout() -> None:
     assert targets.count == sum(int(sample.sampled.sum()) for sample in samples)
     # a teacher that says the token itself, and its place in the sample
     truth = np.concatenate([np.stack([s.token_ids, np.arange(len(s.token_ids))], 1)[s.sampled] for s in samples])
-    for rows, ranks, budget in ((packed(samples, 40), 2, 64), (samples, 1, 200), (packed(samples, 100), 3, 100)):
-        shards = micro_batches(rows, ranks=ranks, max_tokens=budget, share_prompts=True)
+    for packing, ranks, budget in ((True, 2, 64), (False, 1, 200), (True, 3, 100)):
+        shards = micro_batches(samples, ranks=ranks, max_tokens=budget, share_prompts=True, packing=packing)
         parts = [
             (
                 targets.of(batch),

@@ -1,0 +1,234 @@
+"""Rows: what forward passes read, with every common beginning computed once.
+
+The samples of a group share their prompt. A row holds it once, followed by every response:
+
+    tokens     p0 p1 p2 | a3 a4 | b3 b4 b5
+    positions   0  1  2 |  3  4 |  3  4  5
+    branches    0  0  0 |  1  1 |  2  2  2
+
+A token attends to the prompt and to earlier tokens of its own branch, so log-probabilities and
+gradients equal those of separate sequences, at a fraction of the tokens. The last token of a
+response predicts nothing and is not computed.
+
+Several groups may share a row (`row_plan.py`). Its prompt is then what all of them begin with, and the rest of a
+group's own prompt is a stem: branch s, which the group's branches see too. Those are numbered b + s · `FORK`.
+
+    tokens     p0 | s1 s2 | a3 a4    | b3       | t1 | c2
+    positions   0 |  1  2 |  3  4    |  3       |  1 |  2
+    branches    0 |  1  1 | 2 + FORK | 3 + FORK |  4 | 5 + 4 · FORK
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Sized
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+
+from roll_like.types import IntArray, TrainingSample
+
+#: Rows hold a dense attention mask; beyond this many tokens it would cost more than it saves.
+MAX_SHARED_ROW_TOKENS = 8192
+PADDING = -1
+#: More than the branches of any row: branch b after stem s has the number b + s · FORK.
+FORK = 1 << 14
+
+#: A row, or what stands for one of that length.
+RowT = TypeVar("RowT", bound=Sized)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One prompt and one or more sequences that begin with it; an empty prompt is shared by any.
+
+    Attributes:
+        token_ids: Inputs, shape [L].
+        positions: Rotary positions, shape [L].
+        branches: 0 for the prompt, 1… for what follows it, as the module says, shape [L].
+        sources: Index into the row of the token whose output predicts each target, shape [N].
+        targets: Tokens to predict, shape [N].
+        sample_ids: Which sample each target belongs to, as an index into the batch, shape [N].
+        target_ids: Index of each target within its sample's own tokens, shape [N].
+    """
+
+    token_ids: IntArray
+    positions: IntArray
+    branches: IntArray
+    sources: IntArray
+    targets: IntArray
+    sample_ids: IntArray
+    target_ids: IntArray
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowPlan:
+    """Which samples share a row.
+
+    Attributes:
+        rows: The row of each sample of the batch; samples of one group are in one row.
+        prefix: How many tokens all of them begin with alike: the prompt of every row.
+    """
+
+    rows: Sequence[int]
+    prefix: int
+
+
+@dataclass(slots=True)
+class _Stem:
+    """Samples of one group in a row, and what they share after the row's prompt."""
+
+    tokens: IntArray
+    members: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A row being built."""
+
+    prompt: IntArray
+    length: int
+    members: int = 0
+    stems: list[_Stem] = field(default_factory=list)
+    latest: dict[str, _Stem] = field(default_factory=dict)
+
+    def growth(self, sample: TrainingSample) -> int:
+        """Return how many tokens longer a sample would make the row; its last predicts nothing and is not computed."""
+        stem = self._stem(sample)
+        shared = len(self.prompt) + (0 if stem is None else len(stem.tokens))
+        return max(len(sample.token_ids) - 1 - shared, 0)
+
+    def add(self, index: int, sample: TrainingSample) -> None:
+        """Append a sample."""
+        self.length += self.growth(sample)
+        self.members += 1
+        stem = self._stem(sample)
+        if stem is None:
+            stem = _Stem(self._rest_of_prompt(sample))
+            self.stems.append(stem)
+            self.latest[sample.group_id] = stem
+        stem.members.append(index)
+
+    def _stem(self, sample: TrainingSample) -> _Stem | None:
+        """Return the stem that a sample goes on from; None where there is none yet, or nothing to share."""
+        stem = self.latest.get(sample.group_id)
+        if stem is None or not len(stem.tokens):
+            return None
+        return stem if np.array_equal(stem.tokens, self._rest_of_prompt(sample)) else None
+
+    def _rest_of_prompt(self, sample: TrainingSample) -> IntArray:
+        return sample.token_ids[len(self.prompt) : sample.prompt_length]
+
+
+def build_rows(
+    samples: Sequence[TrainingSample], *, share_prompts: bool, max_row_tokens: int, plan: RowPlan | None = None
+) -> list[Row]:
+    """Lay samples out as rows; responses of one group share a row while it has room.
+
+    Args:
+        samples: The batch; each sample's `group_id` says whose prompt it shares.
+        share_prompts: Whether to compute a group's prompt once.
+        max_row_tokens: Largest row, in tokens. A single longer sample makes a row of its own.
+        plan: Which groups share a row too; none by default.
+    """
+    limit = min(max_row_tokens, MAX_SHARED_ROW_TOKENS)
+    rows: list[_Open] = []
+    open_rows: dict[str | int, _Open] = {}
+    for index, sample in enumerate(samples):
+        if not sample.sampled.any():
+            continue
+        key = sample.group_id if plan is None else plan.rows[index]
+        prompt = sample.token_ids[: sample.prompt_length if plan is None else plan.prefix]
+        row = open_rows.get(key) if share_prompts else None
+        if (
+            row is None
+            or row.length + row.growth(sample) > limit
+            or 2 * row.members + 2 >= FORK
+            or not np.array_equal(row.prompt, prompt)
+        ):
+            row = _Open(prompt=prompt, length=len(prompt))
+            rows.append(row)
+            open_rows[key] = row
+        row.add(index, sample)
+    return [_lay_out(row, samples) for row in rows]
+
+
+def balance(rows: Sequence[RowT], ranks: int) -> list[list[RowT]]:
+    """Give every rank about as many tokens: longest row first, to the rank with the least."""
+    shares: list[list[RowT]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    for row in sorted(rows, key=len, reverse=True):
+        rank = loads.index(min(loads))
+        shares[rank].append(row)
+        loads[rank] += len(row)
+    return shares
+
+
+def split_by_budget(rows: Sequence[RowT], max_tokens: int) -> list[list[RowT]]:
+    """Cut rows, sorted by length, into micro-batches of at most `max_tokens` padded tokens."""
+    batches: list[list[RowT]] = []
+    for row in sorted(rows, key=len, reverse=True):
+        # the first row of a batch is its longest and sets the padded length
+        if batches and (len(batches[-1]) + 1) * len(batches[-1][0]) <= max_tokens:
+            batches[-1].append(row)
+        else:
+            batches.append([row])
+    return batches
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Consecutive tokens of a row: the prompt, a stem, or what a sample has of its own."""
+
+    tokens: IntArray
+    position: int
+    branch: int
+
+
+def _lay_out(row: _Open, samples: Sequence[TrainingSample]) -> Row:
+    prompt_length = len(row.prompt)
+    pieces = [_Piece(row.prompt, 0, 0)]
+    sources, targets, sample_ids, target_ids = [], [], [], []
+    start, branch = prompt_length, 0
+    for stem in row.stems:
+        stem_start, own_begin, number = start, prompt_length + len(stem.tokens), 0
+        if len(stem.tokens):
+            branch += 1
+            number = branch
+            pieces.append(_Piece(stem.tokens, prompt_length, number))
+            start += len(stem.tokens)
+        for index in stem.members:
+            branch, sample = branch + 1, samples[index]
+            own = sample.token_ids[own_begin:-1]
+            pieces.append(_Piece(own, own_begin, branch + FORK * number))
+            at = np.flatnonzero(sample.sampled)
+            # token t is predicted by t-1, which is in the prompt or the stem for the first token of a response
+            previous = at - 1
+            sources.append(
+                np.select(
+                    [previous < prompt_length, previous < own_begin],
+                    [previous, previous - prompt_length + stem_start],
+                    previous - own_begin + start,
+                )
+            )
+            targets.append(sample.token_ids[at])
+            sample_ids.append(np.full(len(at), index))
+            target_ids.append(at)
+            start += len(own)
+
+    def joined(parts: Iterator[np.typing.NDArray[np.generic]]) -> IntArray:
+        whole: IntArray = np.concatenate(list(parts)).astype(np.int32)
+        return whole
+
+    return Row(
+        token_ids=joined(piece.tokens for piece in pieces),
+        positions=joined(piece.position + np.arange(len(piece.tokens)) for piece in pieces),
+        branches=joined(np.full(len(piece.tokens), piece.branch) for piece in pieces),
+        sources=joined(iter(sources)),
+        targets=joined(iter(targets)),
+        sample_ids=joined(iter(sample_ids)),
+        target_ids=joined(iter(target_ids)),
+    )
