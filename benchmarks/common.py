@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -130,7 +131,8 @@ class Peer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._writer.close()  # the end of its input ends it
+        with suppress(BrokenPipeError):  # it has ended itself
+            self._writer.close()  # the end of its input ends it
         try:
             self._process.wait(timeout=30)
         except subprocess.TimeoutExpired:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -14,6 +14,7 @@ from roll_like.config.dpo import DPOConfig
 from roll_like.config.rlvr import RLVRConfig
 from roll_like.config.run import RunConfig
 from roll_like.config.sft import SFTConfig
+from roll_like.models.precision import settled
 from roll_like.types import PolicySample, TrainingSample
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
@@ -42,7 +43,8 @@ class Work(Generic[ConfigT, SampleT]):
 
 def work_of(options: argparse.Namespace) -> Work[Any, Any]:
     """Return what the options ask for."""
-    return {"grpo": policy_work, "sft": supervised_work, "dpo": preference_work}[options.task](options)
+    work = {"grpo": policy_work, "sft": supervised_work, "dpo": preference_work}[options.task](options)
+    return replace(work, config=settled(work.config))
 
 
 def policy_work(options: argparse.Namespace) -> Work[RLVRConfig, PolicySample]:

@@ -180,7 +180,9 @@ def _draw_lines(axis: Any, records: Sequence[Record], title: str, names: Sequenc
     if not drawn:
         _say_nothing(axis)
         return
-    axis.set_ylabel(describe(drawn[0]).unit or describe(drawn[0]).label)
+    first = describe(drawn[0])
+    # the legend names several lines
+    axis.set_ylabel(first.unit or (first.label if len(drawn) == 1 else ""))
     if len(names) > 1:
         axis.legend(frameon=False, loc="best", fontsize=8)
 
