@@ -20,7 +20,7 @@ from roll_like.data.pairs import load_pairs
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "configs" / "data"
-NAMES = ("pairs_train", "pairs_eval", "sft_train", "sft_eval")
+NAMES = ("pairs_train", "pairs_eval", "sft_train", "sft_eval", "summaries_train", "summaries_eval")
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +42,17 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 @pytest.fixture
 def cache(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a wheel of 700 how-tos and 200 summaries of 100 articles."""
+    """A folder with a wheel of 700 how-tos and 200 summaries of 100 articles, the last 20 of which are longer."""
     howtos = [
         {"question": f"How to do {n} ?", "options": f"A. first {n} \nB. other {n}", "answer": f"{'AB'[n % 2]}. …"}
         for n in range(700)
     ]
     summaries = [
-        {"article_sent": f"article {n // 2} of many.", "correct_sent": f"right {n}.", "incorrect_sent": f"wrong {n}."}
+        {
+            "article_sent": f"article {n // 2} of many." + " More." * (50 if n >= 160 else 0),
+            "correct_sent": f"right {n}.",
+            "incorrect_sent": f"wrong {n}.",
+        }
         for n in range(200)
     ]
     with zipfile.ZipFile(tmp_path / script.WHEEL, "w") as archive:
@@ -88,34 +92,37 @@ def test_another_wheel_is_refused(script: ModuleType, cache: Path) -> None:
 
 def test_pairs_that_cannot_be_used(script: ModuleType) -> None:
     fine = {"topic": "a", "prompt": "How to go?", "chosen": "walk", "rejected": "sit", "origin": ""}
-    assert script.Pair(**fine).usable
+    assert script.Pair(**fine).usable()
     for change in ({"prompt": "dresser"}, {"rejected": "walk"}, {"rejected": "x" * script.LONGEST}):
-        assert not script.Pair(**{**fine, **change}).usable
+        assert not script.Pair(**{**fine, **change}).usable()
+    assert script.Pair(**{**fine, "rejected": "x" * script.LONGEST}).usable(script.LONGEST_SUMMARY)
     with pytest.raises(ValueError, match="3 topics asked for, there are 1"):
         script.split([script.Pair(**fine)], (3, 0), 0)
 
 
 def test_nothing_that_is_evaluated_is_trained_on() -> None:
     prompts = {name: {row["prompt"].lower() for row in rows_of(FOLDER / f"{name}.jsonl")} for name in NAMES}
-    assert not (prompts["pairs_eval"] | prompts["sft_eval"]) & (prompts["pairs_train"] | prompts["sft_train"])
+    evaluated = set().union(*(prompts[name] for name in NAMES if name.endswith("eval")))
+    assert not evaluated & set().union(*(prompts[name] for name in NAMES if name.endswith("train")))
     lines = [row["origin"] for name in NAMES[:2] for row in rows_of(FOLDER / f"{name}.jsonl")]
     assert len(set(lines)) == len(lines)
     kinds = {name: {row["origin"].split("/")[0] for row in rows_of(FOLDER / f"{name}.jsonl")} for name in NAMES}
-    assert set(map(frozenset, kinds.values())) == {frozenset({"PIQA", "Factual-Summary-Pairs"})}
+    assert {name: len(kinds[name]) for name in NAMES} == dict.fromkeys(NAMES[:4], 2) | dict.fromkeys(NAMES[4:], 1)
 
 
 def test_the_files_are_small() -> None:
-    assert sum((FOLDER / f"{name}.jsonl").stat().st_size for name in NAMES) < 400_000
+    assert sum((FOLDER / f"{name}.jsonl").stat().st_size for name in NAMES) < 600_000
     counts = {name: len(rows_of(FOLDER / f"{name}.jsonl")) for name in NAMES}
-    assert min(counts["pairs_train"], counts["sft_train"]) >= 300
-    assert min(counts["pairs_eval"], counts["sft_eval"]) >= 100
+    assert min(counts["pairs_train"], counts["sft_train"], counts["summaries_train"]) >= 240
+    assert min(counts["pairs_eval"], counts["sft_eval"], counts["summaries_eval"]) >= 100
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_row_is_a_short_sample(name: str) -> None:
-    data = {"sources": [{"path": str(FOLDER / f"{name}.jsonl")}], "max_tokens": 120, "too_long": "refuse"}
+    longest = 176 if name.startswith("summaries") else 120
+    data = {"sources": [{"path": str(FOLDER / f"{name}.jsonl")}], "max_tokens": longest, "too_long": "refuse"}
     render = renderer("SmolLM2")
-    if name.startswith("pairs"):
+    if not name.startswith("sft"):
         (report,) = load_pairs(PairData.model_validate(data), render).report
     else:
         (report,) = load_conversations(ConversationData.model_validate(data), render).report
