@@ -19,11 +19,11 @@ demo: setup  ## Train the quickstart: a real pretrained model, a few minutes on 
 
 test: lint types imports oracle-setup tokenizers  ## Lint, types, import contract, all tests but those marked slow
 	$(FAST_TESTS)
-	$(BIN)/pytest $(RUN_TESTS) -m "not gpu and not slow"
+	$(BIN)/pytest $(RUN_TESTS) --durations 15 -m "not gpu and not slow"
 
 test-all: lint types imports oracle-setup tokenizers  ## The same and the slow ones: every test that a CPU can run
 	$(FAST_TESTS)
-	$(BIN)/pytest $(RUN_TESTS) -m "not gpu"
+	$(BIN)/pytest $(RUN_TESTS) --durations 15 -m "not gpu"
 
 unit: setup  ## Unit and oracle tests only: without Ray, minutes
 	$(FAST_TESTS)
