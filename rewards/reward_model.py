@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, Verdict, register_reward
-from roll_like.errors import RewardError
+from roll_like.errors import RefusedAnswerError, RewardError
 
 if TYPE_CHECKING:
     import torch
@@ -96,14 +96,14 @@ class RewardModel(Reward):
         self._model = model.to(config.device).eval()
 
     def score(self, completions: Sequence[Completion]) -> Sequence[Outcome]:
-        """Return a value for each completion; a `RewardError` for a conversation that is too long."""
+        """Return a value for each completion; a `RefusedAnswerError` for a conversation that is too long."""
         self.start()
         rows = [self._encode(completion) for completion in completions]
         fitting = [index for index, row in enumerate(rows) if len(row) <= self.config.max_tokens]
         # neighbours of equal length need little padding
         fitting.sort(key=lambda index: len(rows[index]))
         outcomes: list[Outcome] = [
-            RewardError(
+            RefusedAnswerError(
                 f"the conversation has {len(row)} tokens, above max_tokens: {self.config.max_tokens}",
                 fix="raise `max_tokens` of the reward_model reward, or lower rollout.max_response_tokens",
             )

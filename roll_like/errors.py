@@ -8,6 +8,7 @@
     ├── WorkerError        (RuntimeError)  a worker process raised or died
     ├── EnvError           (RuntimeError)  an environment failed
     ├── RewardError        (RuntimeError)  a reward failed
+    │   └── RefusedAnswerError             an answer is beyond what it judges
     ├── GenerationError    (RuntimeError)  the inference engine failed
     ├── SandboxError       (RuntimeError)  a sandbox failed
     ├── EngineError        (RuntimeError)  the training engine failed
@@ -71,6 +72,10 @@ class EnvError(RollLikeError, RuntimeError):
 
 class RewardError(RollLikeError, RuntimeError):
     """A reward failed; the sample is left out of training."""
+
+
+class RefusedAnswerError(RewardError):
+    """A reward's own limits keep it from judging an answer, one that is too long, say; the sample is left out."""
 
 
 class GenerationError(RollLikeError, RuntimeError):

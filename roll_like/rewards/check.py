@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 from pydantic import ValidationError
 
-from roll_like.errors import ConfigError, DataError, RewardError, RollLikeError
+from roll_like.errors import ConfigError, DataError, RefusedAnswerError, RewardError, RollLikeError
 from roll_like.loop import DriverLoop
 from roll_like.registry import REWARDS
 from roll_like.rewards.base import Completion, Reward, RewardCase, RewardConfig, Verdict, reward_class
@@ -210,7 +210,7 @@ def _check(reward: Reward, name: str, cases: list[RewardCase], slow: float, time
                 _check_row(reward, case, number)
             except Exception as error:  # noqa: BLE001 - a plugin may raise anything; reported
                 problems.append(f"row {number + 1} is refused: {error}")
-            asked = list(_answers(case))
+            asked = list(_answers(case, floods=number == 0))
             completions = [_completion(case, text) for _, text in asked]
             judge = partial(judge_once, reward, completions, timeout_seconds=timeout)
             trials = [loop.run(judge()), loop.run(judge())]
@@ -242,13 +242,13 @@ def _check_row(reward: Reward, case: RewardCase, number: int) -> None:
     reward.check_row(task)
 
 
-def _answers(case: RewardCase) -> Iterator[tuple[Kind, str]]:
+def _answers(case: RewardCase, *, floods: bool) -> Iterator[tuple[Kind, str]]:
     """Yield the case's own answers, empty ones, and ones that no reward should trip over or pay."""
     yield from (("gold", text) for text in case.gold)
     yield from (("wrong", text) for text in case.wrong)
     yield from (("empty", text) for text in ("", " \n\t\n"))
     yield from (("hostile", text) for text in case.hostile)
-    yield from (("hostile", text) for text in general_hostile(case.prompt))
+    yield from (("hostile", text) for text in general_hostile(case.prompt, floods=floods))
 
 
 def _checked(
@@ -267,7 +267,7 @@ def _checked(
     for (kind, text), trials in zip(asked, judged, strict=True):
         first = trials[0].outcome
         value = first.value if isinstance(first, Verdict) else None
-        problems = list(_instability(trials, slow))
+        problems = list(_instability(kind, trials, slow))
         if value is not None:
             problems += _mispaid(case, kind, value, paid, comparable=text in own or case.gold_value > 0)
         yield CheckedAnswer(
@@ -289,9 +289,11 @@ def _mispaid(case: RewardCase, kind: Kind, value: float, paid: float, *, compara
         yield f"a {kind} answer gets {value:.3g}, as much as a right one"
 
 
-def _instability(trials: list[Trial], slow: float) -> Iterator[str]:
+def _instability(kind: Kind, trials: list[Trial], slow: float) -> Iterator[str]:
     outcomes = [trial.outcome for trial in trials]
     errors = [outcome for outcome in outcomes if isinstance(outcome, RewardError)]
+    if kind == "hostile" and all(isinstance(outcome, RefusedAnswerError) for outcome in outcomes):
+        return  # refused on purpose: lost, and never paid
     values = {outcome.value for outcome in outcomes if isinstance(outcome, Verdict)}
     if errors:
         again = "" if len(errors) == len(outcomes) else " (once of twice)"

@@ -15,7 +15,7 @@ import pytest
 
 import roll_like
 from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, Verdict, check_reward, cli
-from roll_like.errors import ConfigError, DataError, PluginError, RewardError
+from roll_like.errors import ConfigError, DataError, PluginError, RefusedAnswerError, RewardError
 from roll_like.registry import REWARDS
 from roll_like.rewards.cases import general_hostile, read_cases
 from roll_like.rewards.settings import settings_of
@@ -319,3 +319,24 @@ def test_overrides_nest_and_are_yaml() -> None:
         settings_of("format", None, ["tags=[a"])
     with pytest.raises(ConfigError, match="no settings of its own"):
         settings_of("format", None, ["tags=1", "tags.a=1"])
+
+
+def test_floods_may_be_refused_and_come_once() -> None:
+    class Bounded(Reward):
+        type = "bounded"
+        per_sample = True
+        failure: type[RewardError] = RefusedAnswerError
+
+        def score(self, completions: Sequence[Completion]) -> Sequence[Any]:
+            return [self.failure("too long") if len(each.text) > 900 else Verdict(honest(each)) for each in completions]
+
+    class Broken(Bounded):
+        failure = RewardError
+
+    twice = [*CASES, *CASES]
+    report = check_reward(Bounded, twice)
+    assert report.suspicious == []
+    refused = [answer for answer in report.answers if answer.value is None]
+    assert len(refused) == 5
+    assert {answer.case for answer in refused} == {0}
+    assert len(check_reward(Broken, twice).suspicious) == 5
