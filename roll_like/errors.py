@@ -8,7 +8,7 @@
     ├── WorkerError        (RuntimeError)  a worker process raised or died
     ├── EnvError           (RuntimeError)  an environment failed
     ├── RewardError        (RuntimeError)  a reward failed
-    │   └── RefusedAnswerError             an answer is beyond what it judges
+    │   └── RefusedAnswerError (RuntimeError)  an answer is beyond what it judges
     ├── GenerationError    (RuntimeError)  the inference engine failed
     ├── SandboxError       (RuntimeError)  a sandbox failed
     ├── EngineError        (RuntimeError)  the training engine failed
