@@ -25,6 +25,8 @@ from roll_like.rollout.env_manager import EnvironmentLost
 from roll_like.rollout.episode import EnvironmentSpec, Started, Stepped
 
 THREADS = 64
+#: How long a worker may take to start again.
+START_SECONDS = 120.0
 T = TypeVar("T")
 
 
@@ -154,6 +156,7 @@ class EnvPool:
         self._deadline = deadline_seconds
         self._load = [0] * len(cluster)
         self._generation = [0] * len(cluster)
+        self._answered = [0] * len(cluster)
         self._opened = 0
         self.restarts = 0
 
@@ -171,6 +174,14 @@ class EnvPool:
     def current(self, rank: int, generation: int) -> bool:
         """Return whether a worker is still the one that an episode began on."""
         return self._generation[rank] == generation
+
+    def starting(self, rank: int) -> bool:
+        """Return whether a worker took another's place and has not answered yet."""
+        return self._answered[rank] < self._generation[rank]
+
+    def answered(self, rank: int, generation: int) -> None:
+        """A worker has answered."""
+        self._answered[rank] = max(self._answered[rank], generation)
 
     def replace(self, rank: int, generation: int) -> None:
         """Restart a worker, unless another episode that lost it has done so already."""
@@ -196,7 +207,11 @@ class RemoteEnvironment:
         self._episode = episode
 
     async def reset(self, seed: int) -> Started:
-        """Begin the episode."""
+        """Begin the episode; a worker that only starts is waited for, which does not count as the environment's time."""
+        if self._pool.starting(self._rank):
+            ready = self._pool.cluster.ask(self._rank, EnvWorker.hosted)
+            await self._within(ready, "the process", seconds=START_SECONDS)
+            self._pool.answered(self._rank, self._generation)
         asked = self._pool.cluster.ask(self._rank, EnvWorker.reset, self._episode, self._spec, seed)
         return self._value(await self._within(asked, "reset"), "reset")
 
@@ -218,15 +233,16 @@ class RemoteEnvironment:
         except (WorkerDied, TimeoutError):
             self._pool.replace(self._rank, self._generation)
 
-    async def _within(self, work: Awaitable[T], what: str) -> T:
+    async def _within(self, work: Awaitable[T], what: str, seconds: float | None = None) -> T:
+        seconds = self._pool.deadline_seconds if seconds is None else seconds
         try:
-            return await asyncio.wait_for(work, self._pool.deadline_seconds)
+            return await asyncio.wait_for(work, seconds)
         except TimeoutError:
             if not self._pool.current(self._rank, self._generation):
                 raise self._lost("another environment hung there") from None
             self._pool.replace(self._rank, self._generation)
             raise EnvError(
-                f"{what} of {self._spec.env_id} did not return within {self._pool.deadline_seconds:g} s",
+                f"{what} of {self._spec.env_id} did not return within {seconds:g} s",
                 fix="raise the environments' deadline_seconds, or mend the environment",
             ) from None
         except WorkerDied as error:

@@ -157,6 +157,33 @@ def test_a_hung_environment_goes_with_its_worker_and_the_others_are_not_to_blame
     asyncio.run(work())
 
 
+def test_the_start_of_a_worker_is_not_the_environments_time() -> None:
+    class SlowToStart(FakeCluster):
+        ready_at = 0.0
+
+        def restart(self, rank: int) -> None:
+            super().restart(rank)
+            self.ready_at = time.monotonic() + 0.4
+
+        async def ask(self, rank: int, method: Any, *arguments: Any) -> Any:
+            await asyncio.sleep(max(self.ready_at - time.monotonic(), 0))
+            return await super().ask(rank, method, *arguments)
+
+    async def work() -> None:
+        pool = pool_of(SlowToStart(1), deadline=0.1)
+        guilty = pool.open(SPEC)
+        await guilty.reset(1)
+        with pytest.raises(EnvError, match=r"did not return within 0\.1 s"):
+            await guilty.step("hang")
+        for _ in range(2):
+            fresh = pool.open(SPEC)
+            await fresh.reset(1)
+            assert (await fresh.step("hello")).reward == 0.5
+        assert pool.restarts == 1
+
+    asyncio.run(work())
+
+
 def test_a_dead_worker_is_replaced_once() -> None:
     async def work() -> None:
         cluster = FakeCluster(1)
