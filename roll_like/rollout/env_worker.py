@@ -207,7 +207,7 @@ class RemoteEnvironment:
         self._episode = episode
 
     async def reset(self, seed: int) -> Started:
-        """Begin the episode; a worker that only starts is waited for, which does not count as the environment's time."""
+        """Begin the episode; a worker that is only starting is waited for, at no cost of the environment's time."""
         if self._pool.starting(self._rank):
             ready = self._pool.cluster.ask(self._rank, EnvWorker.hosted)
             await self._within(ready, "the process", seconds=START_SECONDS)
