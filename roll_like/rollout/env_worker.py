@@ -8,10 +8,10 @@ did nothing wrong; their episodes are played again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
@@ -27,6 +27,7 @@ from roll_like.rollout.episode import EnvironmentSpec, Started, Stepped
 THREADS = 64
 #: How long a worker may take to start again.
 START_SECONDS = 120.0
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -209,29 +210,35 @@ class RemoteEnvironment:
     async def reset(self, seed: int) -> Started:
         """Begin the episode; a worker that is only starting is waited for, at no cost of the environment's time."""
         if self._pool.starting(self._rank):
-            ready = self._pool.cluster.ask(self._rank, EnvWorker.hosted)
-            await self._within(ready, "the process", seconds=START_SECONDS)
+            await self._within(self._ask(EnvWorker.hosted), "the process", seconds=START_SECONDS)
             self._pool.answered(self._rank, self._generation)
-        asked = self._pool.cluster.ask(self._rank, EnvWorker.reset, self._episode, self._spec, seed)
+        asked = self._ask(EnvWorker.reset, self._episode, self._spec, seed)
         return self._value(await self._within(asked, "reset"), "reset")
 
     async def step(self, text: str) -> Stepped:
         """Take the policy's turn."""
-        if not self._pool.current(self._rank, self._generation):
-            raise self._lost("another environment took it down")
-        asked = self._pool.cluster.ask(self._rank, EnvWorker.step, self._episode, text)
-        return self._value(await self._within(asked, "step"), "step")
+        return self._value(await self._within(self._ask(EnvWorker.step, self._episode, text), "step"), "step")
 
     async def close(self) -> None:
         """Let go of the environment; where its worker is gone, so is it."""
         self._pool.released(self._rank)
-        if not self._pool.current(self._rank, self._generation):
-            return
         try:
-            closing = self._pool.cluster.ask(self._rank, EnvWorker.close, self._episode)
-            await asyncio.wait_for(closing, self._pool.deadline_seconds)
+            await asyncio.wait_for(self._ask(EnvWorker.close, self._episode), self._pool.deadline_seconds)
+        except EnvironmentLost:
+            return
         except (WorkerDied, TimeoutError):
             self._pool.replace(self._rank, self._generation)
+
+    async def _ask(
+        self,
+        method: Callable[Concatenate[EnvWorker, P], Coroutine[Any, Any, T]],
+        *arguments: P.args,
+        **options: P.kwargs,
+    ) -> T:
+        """Ask the worker that the episode began on, and no other that has taken its place by the time of the call."""
+        if not self._pool.current(self._rank, self._generation):
+            raise self._lost("another environment took it down")
+        return await self._pool.cluster.ask(self._rank, method, *arguments, **options)
 
     async def _within(self, work: Awaitable[T], what: str, seconds: float | None = None) -> T:
         seconds = self._pool.deadline_seconds if seconds is None else seconds

@@ -184,6 +184,25 @@ def test_the_start_of_a_worker_is_not_the_environments_time() -> None:
     asyncio.run(work())
 
 
+def test_no_episode_goes_on_with_the_worker_that_took_the_place_of_its_own() -> None:
+    async def work() -> None:
+        cluster = FakeCluster(1)
+        pool = pool_of(cluster)
+        one = pool.open(SPEC)
+        await one.reset(1)
+        taking_its_turn = asyncio.create_task(one.step("hello"))
+        await asyncio.sleep(0)  # asked, and not yet sent
+        pool.replace(0, 0)
+        with pytest.raises(EnvironmentLost, match="took it down"):
+            await taking_its_turn
+        with pytest.raises(EnvironmentLost):
+            await one.reset(1)
+        await one.close()
+        assert await cluster.workers[0].hosted() == 0
+
+    asyncio.run(work())
+
+
 def test_a_dead_worker_is_replaced_once() -> None:
     async def work() -> None:
         cluster = FakeCluster(1)
