@@ -10,8 +10,9 @@ A token counts once a sample (in pairs, once an answer), prompts included, on al
 as its user sees them, padding not counted. The bare loop is what one would write by hand for speed
 (benchmarks/trainers/bare.py): padded micro-batches sorted by length, logits only where a token is learned, weights in
 `model.dtype` (bfloat16 with a float32 master copy), fused AdamW, no metrics, no Ray. TRL has the same samples of each
-step as tokens, weights in `model.dtype` without a master copy, fused AdamW, no gradient checkpointing, and micro-batches
-of `--trl-micro-batch`. Reference log-probabilities of pairs are computed before the first step on all sides.
+step as tokens, weights in `model.dtype` without a master copy, fused AdamW, no gradient checkpointing, and
+micro-batches of `--trl-micro-batch`. Reference log-probabilities of pairs are computed before the first step on all
+sides.
 """
 
 from __future__ import annotations
