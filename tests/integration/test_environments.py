@@ -46,8 +46,16 @@ class Counting(gymnasium.Env):
             mark.touch()
             os._exit(9)
         if self.seed == 5 and self.turns == 2 and not mark.exists():
-            mark.touch()
-            time.sleep(600)
+            # only after the death, and only one: else that takes a hung one with it
+            while not (self.folder / "3").exists():
+                time.sleep(0.05)
+            time.sleep(0.5)
+            try:
+                mark.touch(exist_ok=False)
+            except FileExistsError:
+                pass
+            else:
+                time.sleep(600)
         done = self.turns == 3
         return f"{self.seed + self.turns}", float(done), done, False, {"success": True} if done else {}
 
