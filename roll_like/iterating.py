@@ -22,7 +22,7 @@ from roll_like.comparing import (
     start_preference,
 )
 from roll_like.config.dpo import DPOConfig
-from roll_like.config.iterations import SampledPromptsConfig, prompts_of
+from roll_like.config.iterations import prompts_of
 from roll_like.data.order import Drawn, Order
 from roll_like.data.pairs import PairSample
 from roll_like.errors import CheckpointError, GenerationError
@@ -37,7 +37,7 @@ from roll_like.rollout.filling import Collected
 from roll_like.rollout.metrics import rollout_metrics
 from roll_like.rollout.source import RolloutSource
 from roll_like.run import Evaluates, RunContext
-from roll_like.start import start_inference, start_weight_sync
+from roll_like.start import shares_gpus, start_inference, start_weight_sync
 from roll_like.types import FloatArray, TrainingSample
 from roll_like.values import Last, Metrics, merge
 
@@ -256,7 +256,7 @@ def start_iterations(config: DPOConfig, run: RunContext) -> IterationParts:
         runner=runner,
         inference=inference,
         weights=start_weight_sync(prompts, trainer.cluster, inference),
-        shared=[trainer] if _takes_turns(prompts) else [],
+        shared=[trainer] if shares_gpus(prompts, prompts.resources.spans.training) else [],
     )
     scheduler = judging.scheduler(inference, lambda done, total: state.metrics.phase("generating", done, total))
     rollouts = prompt_rollouts(prompts, scheduler, runner, state.metrics.warn, unit="iteration")
@@ -273,12 +273,6 @@ def start_iterations(config: DPOConfig, run: RunContext) -> IterationParts:
     return IterationParts(
         trainer=trainer, pairs=pairs, references=references, evaluator=Evaluators(evaluators) if evaluators else None
     )
-
-
-def _takes_turns(prompts: SampledPromptsConfig) -> bool:
-    """Whether engines and trainer share GPUs; on CPU memory is not moved."""
-    spans = prompts.resources.spans
-    return prompts.resources.device == "cuda" and spans.training.overlaps(spans.inference)
 
 
 def evaluate_iterations(config: DPOConfig, model_path: str) -> dict[str, float]:

@@ -6,8 +6,9 @@ from contextlib import ExitStack
 from typing import Literal, TypeVar
 
 from roll_like.cluster import Cluster, ResourceManager, thread_environment
+from roll_like.config.iterations import SampledPromptsConfig
 from roll_like.config.policy_gradient import PolicyGradientConfig
-from roll_like.config.sections import TrainingConfig
+from roll_like.config.sections import Span, TrainingConfig
 from roll_like.inference.base import EngineSpec
 from roll_like.inference.worker import InferenceWorker, engine_environment
 from roll_like.models.load import ResolvedModel, resolve_model
@@ -31,14 +32,17 @@ LanguageModelT = TypeVar("LanguageModelT", bound=LanguageModelRank)
 def time_shared(
     config: PolicyGradientConfig, actor: TrainingEngine, critic: CriticEngine | None
 ) -> list[TrainingEngine | CriticEngine]:
-    """Return what is trained on the inference engines' GPUs; on CPU memory is not moved, so nothing."""
-    if config.resources.device == "cpu":
-        return []
+    """Return what is trained on the inference engines' GPUs."""
     spans = config.resources.spans
-    shared: list[TrainingEngine | CriticEngine] = [actor] if spans.training.overlaps(spans.inference) else []
-    if critic is not None and (spans.critic or spans.training).overlaps(spans.inference):
+    shared: list[TrainingEngine | CriticEngine] = [actor] if shares_gpus(config, spans.training) else []
+    if critic is not None and shares_gpus(config, spans.critic or spans.training):
         shared.append(critic)
     return shared
+
+
+def shares_gpus(config: PolicyGradientConfig | SampledPromptsConfig, span: Span) -> bool:
+    """Return whether a span's memory has to be given to the inference engines in turn; never on CPU."""
+    return config.resources.device != "cpu" and span.overlaps(config.resources.spans.inference)
 
 
 def trainer_spec(

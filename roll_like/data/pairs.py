@@ -15,13 +15,13 @@ Verdicts on single responses (`{prompt, completion, label}`) are read by
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 
-from roll_like.config.training_data import LabelledData, PairData, PairSource
+from roll_like.config.training_data import LabelledData, PairData, PairSource, RowLimits
 from roll_like.data.bad_rows import BadRow, Problem, Tally
 from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.data.conversations import LabelledSample, load_labelled, read_response, require_words, whole
@@ -30,6 +30,7 @@ from roll_like.data.rows import Row
 from roll_like.data.samples import (
     ConversationSample,
     Reader,
+    Sample,
     SampleSet,
     SampleSource,
     fit,
@@ -67,6 +68,8 @@ class PairSample:
         return len(chosen).to_bytes(8, "little") + chosen + rejected
 
 
+PairT = TypeVar("PairT", bound=Sample)
+SourceT = TypeVar("SourceT", bound=PairSource)
 #: What preferences are told by.
 Preference: TypeAlias = PairSample | LabelledSample
 
@@ -90,20 +93,48 @@ def load_pairs(data: PairData, renderer: Renderer, *, section: str = "data") -> 
     Raises:
         DataError: A source cannot be read, a row is wrong (names file, line and key), or nothing is left of a source.
     """
+    return read_pairs(
+        data.sources,
+        data,
+        renderer,
+        section,
+        _pieces,
+        lambda row, chosen, rejected, source, key: _pair(row, chosen, rejected),
+    )
 
-    def load(source: PairSource, key: str) -> SampleSource[PairSample]:
+
+def read_pairs(
+    sources: Sequence[SourceT],
+    limits: RowLimits,
+    renderer: Renderer,
+    section: str,
+    pieces: Callable[[Renderer, list[ChatMessage], list[ChatMessage], Sequence[Any]], list[Piece]],
+    pair: Callable[[Row, ConversationSample, ConversationSample, SourceT, str], PairT],
+) -> SampleSet[PairT]:
+    """Read pairs of any kind.
+
+    Args:
+        sources: The datasets.
+        limits: What happens to rows that are too long or bad.
+        renderer: Tokenizer and chat template of the model.
+        section: Where the sources stand in the configuration.
+        pieces: Makes the text of a response out of its prompt, its messages and tools.
+        pair: Makes a pair out of a row, its two responses within the limits, the source, and that one's key.
+    """
+
+    def load(source: SourceT, key: str) -> SampleSource[PairT]:
         def draft(row: Row) -> list[list[Piece]]:
             prompt, chosen, rejected = pair_messages(row, source, key)
             tools = read_tools(row, source, key)
-            return [_pieces(renderer, prompt, response, tools) for response in (chosen, rejected)]
+            return [pieces(renderer, prompt, response, tools) for response in (chosen, rejected)]
 
-        def finish(row: Row, parts: list[ConversationSample], tally: Tally) -> list[PairSample]:
-            pair = [fit(part, data, tally, section) for part in parts]
-            return [_pair(row, *pair)]
+        def finish(row: Row, parts: list[ConversationSample], tally: Tally) -> list[PairT]:
+            chosen, rejected = (fit(part, limits, tally, section) for part in parts)
+            return [pair(row, chosen, rejected, source, key)]
 
-        return load_source(source, Reader(draft=draft, finish=finish), renderer, data, key=key, section=section)
+        return load_source(source, Reader(draft=draft, finish=finish), renderer, limits, key=key, section=section)
 
-    return load_sources(data.sources, load, section)
+    return load_sources(sources, load, section)
 
 
 def verdicts(preferences: Iterable[Preference]) -> Iterator[LabelledSample]:

@@ -16,20 +16,15 @@ from typing import Any
 import numpy as np
 
 from roll_like.config.training_data import ScoredPairData, ScoredPairSource
-from roll_like.data.bad_rows import BadRow, Problem, Tally
+from roll_like.data.bad_rows import BadRow, Problem
 from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.data.conversations import require_words
-from roll_like.data.messages import read_tools, require_fields, short
-from roll_like.data.pairs import identical, pair_messages
+from roll_like.data.messages import require_fields, short
+from roll_like.data.pairs import identical, read_pairs
 from roll_like.data.rows import Row
 from roll_like.data.samples import (
     ConversationSample,
-    Reader,
     SampleSet,
-    SampleSource,
-    fit,
-    load_source,
-    load_sources,
 )
 from roll_like.data.turns import Piece, render
 from roll_like.errors import DataError
@@ -73,23 +68,20 @@ def load_scored_pairs(data: ScoredPairData, renderer: Renderer, *, section: str 
     Raises:
         DataError: A source cannot be read, a row is wrong (names file, line and key), or nothing is left of a source.
     """
+    return read_pairs(data.sources, data, renderer, section, _whole, _pair)
 
-    def load(source: ScoredPairSource, key: str) -> SampleSource[ScoredPair]:
-        def draft(row: Row) -> list[list[Piece]]:
-            prompt, chosen, rejected = pair_messages(row, source, key)
-            tools = read_tools(row, source, key)
-            return [_whole(renderer, prompt, response, tools) for response in (chosen, rejected)]
 
-        def finish(row: Row, parts: list[ConversationSample], tally: Tally) -> list[ScoredPair]:
-            chosen, rejected = (_read_at_its_end(fit(part, data, tally, section)) for part in parts)
-            if np.array_equal(chosen.token_ids, rejected.token_ids):
-                raise identical()
-            margin = _margin(row, source, key)
-            return [ScoredPair(chosen=chosen, rejected=rejected, margin=margin, origin=row.origin)]
-
-        return load_source(source, Reader(draft=draft, finish=finish), renderer, data, key=key, section=section)
-
-    return load_sources(data.sources, load, section)
+def _pair(
+    row: Row, chosen: ConversationSample, rejected: ConversationSample, source: ScoredPairSource, key: str
+) -> ScoredPair:
+    if np.array_equal(chosen.token_ids, rejected.token_ids):
+        raise identical()
+    return ScoredPair(
+        chosen=_read_at_its_end(chosen),
+        rejected=_read_at_its_end(rejected),
+        margin=_margin(row, source, key),
+        origin=row.origin,
+    )
 
 
 def _whole(

@@ -97,20 +97,22 @@ class _Open:
 
     def growth(self, sample: TrainingSample) -> int:
         """Return how many tokens longer a sample would make the row; its last predicts nothing and is not computed."""
-        stem = self._stem(sample)
-        shared = len(self.prompt) + (0 if stem is None else len(stem.tokens))
-        return max(len(sample.token_ids) - 1 - shared, 0)
+        return self._growth_after(sample, self._stem(sample))
 
     def add(self, index: int, sample: TrainingSample) -> None:
         """Append a sample."""
-        self.length += self.growth(sample)
-        self.members += 1
         stem = self._stem(sample)
+        self.length += self._growth_after(sample, stem)
+        self.members += 1
         if stem is None:
             stem = _Stem(self._rest_of_prompt(sample))
             self.stems.append(stem)
             self.latest[sample.group_id] = stem
         stem.members.append(index)
+
+    def _growth_after(self, sample: TrainingSample, stem: _Stem | None) -> int:
+        shared = len(self.prompt) + (0 if stem is None else len(stem.tokens))
+        return max(len(sample.token_ids) - 1 - shared, 0)
 
     def _stem(self, sample: TrainingSample) -> _Stem | None:
         """Return the stem that a sample goes on from; None where there is none yet, or nothing to share."""
