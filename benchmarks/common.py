@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from roll_like.config.rlvr import RLVRConfig
+from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.config.run import RunConfig
 from roll_like.config.source import read_source
 

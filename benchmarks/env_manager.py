@@ -21,14 +21,14 @@ import numpy as np
 import psutil
 from common import QUICKSTART, finish, repetition_count, say
 
-from roll_like.config.rlvr import RLVRConfig
+from roll_like.agents.conversation import Renderer
+from roll_like.agents.env_manager import EnvManager, EpisodePlan, episode_task
+from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits, Started, Stepped
+from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
+from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.source import read_source
-from roll_like.inference.base import GenerateRequest, Generation, Sampling
-from roll_like.loop import DriverLoop
+from roll_like.inference.interface import GenerateRequest, Generation, Sampling
 from roll_like.models.load import load_tokenizer
-from roll_like.rollout.conversation import Renderer
-from roll_like.rollout.env_manager import EnvManager, EpisodePlan, episode_task
-from roll_like.rollout.episode import EnvironmentSpec, EpisodeLimits, Started, Stepped
 from roll_like.types import Segment, StopReason, Task
 
 SPEC = EnvironmentSpec(name="corridor", env_id="benchmark/Corridor-v0", kwargs={})

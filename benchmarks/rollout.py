@@ -21,7 +21,7 @@ from typing import Any
 
 from common import Peer, add_common_arguments, environment_of, finish, interleaved, prompts_of, quickstart, say, serve
 
-from roll_like.config.rlvr import RLVRConfig
+from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.types import Group, Scored, Task, Trajectory
 
 
@@ -46,13 +46,13 @@ class ZeroScorer:
 def ours(config: RLVRConfig, tasks: list[Task], options: argparse.Namespace) -> Iterator[Any]:
     """Yield a function that fills all groups once and returns the seconds it took."""
     from roll_like.cluster import RaySession, ResourceManager
-    from roll_like.inference.base import Sampling
+    from roll_like.cluster.driver_loop import DriverLoop
+    from roll_like.inference.interface import Sampling
     from roll_like.inference.worker import InferenceWorker
-    from roll_like.loop import DriverLoop
     from roll_like.models.load import resolve_model
+    from roll_like.policy_gradient.start import start_inference
     from roll_like.rollout.handles import ActorReplica
     from roll_like.rollout.scheduler import GenerateScheduler, GroupPlan
-    from roll_like.start import start_inference
 
     with ExitStack() as stack:
         runner = stack.enter_context(DriverLoop())

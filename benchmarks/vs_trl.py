@@ -32,10 +32,10 @@ from common import (
     serve,
 )
 
-from pipelines.rlvr import RLVRPipeline
-from roll_like.config.rlvr import RLVRConfig
+from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
+from roll_like.builtin.pipelines.rlvr.pipeline import RLVRPipeline
 from roll_like.rollout.metrics import rollout_metrics
-from roll_like.run import launch
+from roll_like.run.launch import launch
 from roll_like.training.engine import with_reference
 
 

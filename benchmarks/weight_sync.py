@@ -73,11 +73,11 @@ class Engine:
 
 def main(options: argparse.Namespace) -> None:
     from roll_like.config.sections import VLLMConfig
-    from roll_like.inference.base import EngineSpec
-    from roll_like.inference.vllm_engine import VLLMEngine
+    from roll_like.inference.interface import EngineSpec
+    from roll_like.inference.vllm.engine import VLLMEngine
+    from roll_like.inference.weight_transfer.shared_memory_sender import SharedMemoryTransfer
+    from roll_like.inference.weight_transfer.sync import WeightSync
     from roll_like.models.load import load_causal_lm, resolve_model
-    from roll_like.weights.shared_memory import SharedMemoryTransfer
-    from roll_like.weights.sync import WeightSync
 
     path = options.model or str(resolve_model(quickstart().model).path)
     spec = EngineSpec(

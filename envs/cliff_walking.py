@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.toy_text.cliffwalking import CliffWalkingEnv
 
-from envs.planning import best_action, state_values
+from roll_like.builtin.envs.planning import best_action, state_values
 from roll_like.envs import AnsiText, DiscreteActions, FewShot, Instructions, ScaledReward, Success, TurnLimit
 from roll_like.envs import examples as solved
 from roll_like.envs.actions import Style

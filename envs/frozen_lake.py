@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_map
 
-from envs.planning import best_action, state_values
+from roll_like.builtin.envs.planning import best_action, state_values
 from roll_like.envs import AnsiText, DiscreteActions, FewShot, Instructions, Success, TextWrapper, TurnLimit
 from roll_like.envs import examples as solved
 from roll_like.envs.actions import Style

@@ -6,8 +6,8 @@ import math
 import re
 from typing import Any, Literal, TypeAlias
 
-from envs.rows import read_rows
-from envs.single_turn import AnswerStyle, SingleTurn
+from roll_like.builtin.envs.rows import read_rows
+from roll_like.builtin.envs.single_turn import AnswerStyle, SingleTurn
 from roll_like.errors import DataError, EnvError
 
 #: `exact`: the same words; `number`: the same number; `contains`: the reference stands in the answer.

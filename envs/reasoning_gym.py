@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-from envs.extras import need
-from envs.single_turn import AnswerStyle, SingleTurn
+from roll_like.builtin.envs.extras import need
+from roll_like.builtin.envs.single_turn import AnswerStyle, SingleTurn
 from roll_like.errors import EnvError
 
 ENV_ID = "roll_like/ReasoningGym-v0"

@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.toy_text.taxi import TaxiEnv
 
-from envs.planning import best_action, state_values
+from roll_like.builtin.envs.planning import best_action, state_values
 from roll_like.envs import (
     AnsiText,
     DiscreteActions,

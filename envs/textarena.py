@@ -17,7 +17,7 @@ import gymnasium
 import numpy as np
 from gymnasium.error import ResetNeeded
 
-from envs.extras import need
+from roll_like.builtin.envs.extras import need
 from roll_like.envs import FreeText
 from roll_like.errors import EnvError
 

@@ -18,7 +18,7 @@ import gymnasium
 from filelock import FileLock
 from gymnasium.error import ResetNeeded
 
-from envs.extras import need
+from roll_like.builtin.envs.extras import need
 from roll_like.envs import FreeText, read_action, write_action
 from roll_like.envs.actions import STYLES, Style
 from roll_like.errors import EnvError

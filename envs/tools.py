@@ -10,9 +10,9 @@ from typing import Any, Literal, TypeAlias
 import gymnasium
 from gymnasium.error import ResetNeeded
 
-from envs.qa import MATCHES, Match, same
-from envs.rows import read_rows
-from envs.single_turn import AnswerStyle, read_answer
+from roll_like.builtin.envs.qa import MATCHES, Match, same
+from roll_like.builtin.envs.rows import read_rows
+from roll_like.builtin.envs.single_turn import AnswerStyle, read_answer
 from roll_like.envs import Commands, FreeText
 from roll_like.errors import DataError, EnvError
 from roll_like.tools import (

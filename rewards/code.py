@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from rewards.code_block import last_program
-from rewards.code_tests import read_tests, resolve_entry_points
 from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, Verdict, register_reward
+from roll_like.builtin.rewards.code_block import last_program
+from roll_like.builtin.rewards.code_tests import read_tests, resolve_entry_points
 from roll_like.errors import ConfigError, DataError, RewardError, SandboxError
 from roll_like.sandbox import CodeEvaluator, CodeResult, Limits, StdioTest, self_test
 from roll_like.sandbox import Verdict as CodeVerdict

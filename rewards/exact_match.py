@@ -15,9 +15,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from rewards.boxed import last_boxed
-from rewards.patterns import check_pattern, last_match
 from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, Verdict, register_reward
+from roll_like.builtin.rewards.boxed import last_boxed
+from roll_like.builtin.rewards.patterns import check_pattern, last_match
 from roll_like.errors import DataError, RewardError
 from roll_like.types import Task
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from rewards.patterns import check_pattern, matches_whole
 from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, Verdict, register_reward
+from roll_like.builtin.rewards.patterns import check_pattern, matches_whole
 from roll_like.errors import DataError, RewardError
 from roll_like.types import Task
 

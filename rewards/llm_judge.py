@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rewards import judge_prompts
-from rewards.judge_client import JudgeClient, JudgeConfig, MalformedError
 from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, Verdict, register_reward
+from roll_like.builtin.rewards import judge_prompts
+from roll_like.builtin.rewards.judge_client import JudgeClient, JudgeConfig, MalformedError
 from roll_like.config.reward_names import JUDGE_URL
 from roll_like.errors import DataError, RewardError
 from roll_like.types import Task

@@ -15,8 +15,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from rewards.child_pool import ChildPool
 from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, Verdict, register_reward
+from roll_like.builtin.rewards.child_pool import ChildPool
 from roll_like.errors import DataError, RewardError
 from roll_like.types import Task
 

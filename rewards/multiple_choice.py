@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from rewards.boxed import last_boxed
 from roll_like import Completion, Reward, RewardCase, RewardConfig, Verdict, register_reward
+from roll_like.builtin.rewards.boxed import last_boxed
 from roll_like.errors import DataError, RewardError
 from roll_like.types import Task
 

@@ -209,7 +209,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from roll_like.export import export_checkpoint
+    from roll_like.run.export import export_checkpoint
 
     export_checkpoint(arguments.checkpoint, arguments.output)
     print(f"written: {arguments.output}")

@@ -12,15 +12,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from roll_like.config.agentic import AgenticConfig
-from roll_like.config.distill import DistillConfig
-from roll_like.config.dpo import DPOConfig
-from roll_like.config.on_policy_distill import OnPolicyDistillConfig
-from roll_like.config.reward_model import RewardModelRunConfig
-from roll_like.config.rlvr import RLVRConfig
+from roll_like.builtin.pipelines.agentic.config import AgenticConfig
+from roll_like.builtin.pipelines.distill.config import DistillConfig
+from roll_like.builtin.pipelines.dpo.config import DPOConfig
+from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig
+from roll_like.builtin.pipelines.reward_model.config import RewardModelRunConfig
+from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
+from roll_like.builtin.pipelines.sft.config import SFTConfig
 from roll_like.config.run import RunConfig
 from roll_like.config.schema import json_schema, markdown, write_json
-from roll_like.config.sft import SFTConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rewards.ifeval.kinds import parse_instructions
+from roll_like.builtin.rewards.ifeval.kinds import parse_instructions
 
 TOPICS = tuple(
     """

@@ -22,8 +22,8 @@ from roll_like.algorithms.kl import KLController
 from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.config.load import load_config
 from roll_like.config.sections import TrainingConfig
+from roll_like.policy_gradient.advantages import Advantages
 from roll_like.registry import ADVANTAGES
-from roll_like.training.advantages import Advantages
 from roll_like.training.engine import TrainingEngine, with_reference
 from roll_like.training.worker import DeepSpeedWorker, TrainerSpec
 from roll_like.types import FloatArray, Group, Part, PolicySample, Scored, Segment, StopReason, Trajectory

@@ -8,24 +8,24 @@ from typing import Any, ClassVar
 
 import yaml
 
+from roll_like.builtin.pipelines.agentic.check import environment_findings
+from roll_like.builtin.pipelines.agentic.config import AgenticConfig
+from roll_like.builtin.pipelines.distill.config import DistillConfig
+from roll_like.builtin.pipelines.dpo.config import DPOConfig
+from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig
+from roll_like.builtin.pipelines.reward_model.config import RewardModelRunConfig
+from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
+from roll_like.builtin.pipelines.sft.config import SFTConfig
 from roll_like.check import Report, check, check_run
 from roll_like.check.data import prompt_findings
-from roll_like.check.environments import environment_findings
-from roll_like.check.given import (
+from roll_like.check.teachers import tutored_findings
+from roll_like.offline.check import (
     conversation_findings,
     given_plan,
     lesson_findings,
     preference_findings,
     scored_pair_findings,
 )
-from roll_like.check.teachers import tutored_findings
-from roll_like.config.agentic import AgenticConfig
-from roll_like.config.distill import DistillConfig
-from roll_like.config.dpo import DPOConfig
-from roll_like.config.on_policy_distill import OnPolicyDistillConfig
-from roll_like.config.reward_model import RewardModelRunConfig
-from roll_like.config.rlvr import RLVRConfig
-from roll_like.config.sft import SFTConfig
 
 MINIMAL: dict[str, Any] = {
     "pipeline": "rlvr",

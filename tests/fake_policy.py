@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from roll_like.inference.base import GenerateRequest, Generation, Sampling
-from roll_like.rollout.conversation import Renderer
-from roll_like.rollout.env_manager import episode_task
-from roll_like.rollout.episode import EpisodeLimits, ProgramSpec
-from roll_like.rollout.proxy_episode import EpisodeSettings
+from roll_like.agents.conversation import Renderer
+from roll_like.agents.env_manager import episode_task
+from roll_like.agents.episode import EpisodeLimits, ProgramSpec
+from roll_like.agents.proxy_episode import EpisodeSettings
+from roll_like.inference.interface import GenerateRequest, Generation, Sampling
 from roll_like.types import FloatArray, IntArray, Scored, Segment, StopReason
 
 PROGRAM = ProgramSpec(name="agent", command=("agent",), timeout_seconds=10, max_programs=4)

@@ -13,9 +13,9 @@ from chat_templates import renderer
 from fake_policy import FakePolicy, episode_settings
 from openai import AsyncOpenAI
 
-from roll_like.rollout.conversation import Renderer
-from roll_like.rollout.proxy import Proxy
-from roll_like.rollout.proxy_episode import ProxyEpisode
+from roll_like.agents.conversation import Renderer
+from roll_like.agents.proxy import Proxy
+from roll_like.agents.proxy_episode import ProxyEpisode
 
 CHATML = renderer("chatml")
 HELLO: Any = [{"role": "user", "content": "hello"}]

@@ -10,10 +10,10 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from common import CONFIGS, configuration, prompts_of, quickstart
 
-from roll_like.config.dpo import DPOConfig
-from roll_like.config.rlvr import RLVRConfig
+from roll_like.builtin.pipelines.dpo.config import DPOConfig
+from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
+from roll_like.builtin.pipelines.sft.config import SFTConfig
 from roll_like.config.run import RunConfig
-from roll_like.config.sft import SFTConfig
 from roll_like.models.precision import settled
 from roll_like.types import PolicySample, TrainingSample
 
@@ -79,7 +79,7 @@ def policy_work(options: argparse.Namespace) -> Work[RLVRConfig, PolicySample]:
 
 def supervised_work(options: argparse.Namespace) -> Work[SFTConfig, TrainingSample]:
     """Return the first steps of the supervised quickstart."""
-    from roll_like.teaching import conversations_of, training_samples
+    from roll_like.builtin.pipelines.sft.examples import conversations_of, training_samples
 
     config = configuration(SFTConfig, CONFIGS / "sft_quickstart.yaml", *_given_overrides(options))
     order = conversations_of(config).order(seed=config.seed)
@@ -89,7 +89,7 @@ def supervised_work(options: argparse.Namespace) -> Work[SFTConfig, TrainingSamp
 
 def preference_work(options: argparse.Namespace) -> Work[DPOConfig, TrainingSample]:
     """Return the first steps of the preference quickstart."""
-    from roll_like.comparing import batch_of, preferences_of
+    from roll_like.builtin.pipelines.dpo.preferences import batch_of, preferences_of
 
     config = configuration(DPOConfig, CONFIGS / "dpo_quickstart.yaml", *_given_overrides(options))
     order = preferences_of(config).order(seed=config.seed)

@@ -56,7 +56,7 @@ def _policy(work: Work[Any, Any], resources: ResourceManager, stack: ExitStack) 
 
 
 def _supervised(work: Work[Any, Any], resources: ResourceManager, stack: ExitStack) -> Mapping[str, Turn]:
-    from roll_like.teaching import start_supervised
+    from roll_like.builtin.pipelines.sft.examples import start_supervised
     from roll_like.training.supervised import SupervisedEngine
 
     model = resolve_model(work.config.model)
@@ -68,7 +68,7 @@ def _supervised(work: Work[Any, Any], resources: ResourceManager, stack: ExitSta
 
 
 def _preference(work: Work[Any, Any], resources: ResourceManager, stack: ExitStack) -> Mapping[str, Turn]:
-    from roll_like.comparing import start_preference
+    from roll_like.builtin.pipelines.dpo.preferences import start_preference
 
     engine = start_preference(work.config, resolve_model(work.config.model), resources, stack)
     batches = [(batch, engine.sums(batch)) for batch in work.batches]

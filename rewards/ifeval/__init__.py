@@ -15,11 +15,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from rewards import guards
-from rewards.ifeval.ids import translate_ids
-from rewards.ifeval.kinds import Instruction, parse_instructions
-from rewards.ifeval.text import fold, is_bullet, words
 from roll_like import Completion, Reward, RewardCase, RewardConfig, Verdict, register_reward
+from roll_like.builtin.rewards import guards
+from roll_like.builtin.rewards.ifeval.ids import translate_ids
+from roll_like.builtin.rewards.ifeval.kinds import Instruction, parse_instructions
+from roll_like.builtin.rewards.ifeval.text import fold, is_bullet, words
 from roll_like.errors import DataError, RewardError
 from roll_like.types import StopReason, Task
 

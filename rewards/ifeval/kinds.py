@@ -15,8 +15,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from rewards.ifeval.language import LANGUAGES, language_of
-from rewards.ifeval.text import (
+from roll_like.builtin.rewards.ifeval.language import LANGUAGES, language_of
+from roll_like.builtin.rewards.ifeval.text import (
     COMMAS,
     QUOTES,
     fold,

@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections import Counter
 
-from rewards.ifeval.text import fold
+from roll_like.builtin.rewards.ifeval.text import fold
 
 _SCRIPTS = {
     "ARABIC": ("ar", "fa", "ur"),

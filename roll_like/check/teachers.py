@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig
 from roll_like.check.data import prompt_findings
 from roll_like.check.findings import Finding, failed
 from roll_like.check.model import localised
-from roll_like.config.on_policy_distill import OnPolicyDistillConfig
 from roll_like.config.run import RunConfig
 from roll_like.config.teachers import TeacherConfig, teacher_model
 from roll_like.errors import RollLikeError

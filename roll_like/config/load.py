@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,9 +19,6 @@ from roll_like.config.explain import explain
 from roll_like.config.source import Source, read_source
 from roll_like.errors import ConfigError, PluginError
 from roll_like.registry import PIPELINES
-
-#: Top-level packages that are installed with roll_like and that users' folders are likely to be called too.
-OWN_PACKAGES = ("pipelines", "envs", "rewards")
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> PipelineConfig:
@@ -59,10 +55,6 @@ def import_plugins(modules: object) -> None:
     Raises:
         PluginError: A module cannot be imported, with the reason.
     """
-    for package in OWN_PACKAGES:
-        _refuse_shadow(package)
-        # once imported, ours stays, whatever the working directory holds
-        importlib.import_module(package)
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
@@ -78,7 +70,7 @@ def _import(module: str) -> None:
         raise
     except ModuleNotFoundError as error:
         raise PluginError(
-            f"`import:` names {module!r}, and there is no module {error.name!r}{_collision(module)}",
+            f"`import:` names {module!r}, and there is no module {error.name!r}",
             fix="correct the name, install the package that holds it, or start in the folder that holds it",
         ) from error
     except Exception as error:  # a user's module may raise anything while it is imported
@@ -86,37 +78,6 @@ def _import(module: str) -> None:
             f"`import:` names {module!r}, which fails while it is imported: {type(error).__name__}: {error}",
             fix=f'correct the module; try: python -c "import {module}"',
         ) from error
-
-
-def _own_root() -> Path:
-    return Path(__file__).resolve().parents[2]
-
-
-def _collision(module: str) -> str:
-    package = module.partition(".")[0]
-    theirs, ours = Path.cwd() / package, _own_root() / package
-    if package not in OWN_PACKAGES or theirs.resolve() == ours or not theirs.is_dir():
-        return ""
-    return (
-        f". The folder {theirs} has the name of roll_like's own package {package!r} ({ours}), which wins; "
-        "give your folder another name"
-    )
-
-
-def _refuse_shadow(package: str) -> None:
-    """Refuse to go on when another package of the same name comes first on Python's path."""
-    found = importlib.util.find_spec(package)
-    places = [] if found is None else [Path(place).resolve() for place in found.submodule_search_locations or ()]
-    ours = _own_root() / package
-    if not ours.is_dir() or ours in places:
-        return
-    theirs = ", ".join(map(str, places)) or (found.origin if found is not None else None) or "a built-in module"
-    raise PluginError(
-        f"the package {package!r} that Python finds is {theirs}, and not roll_like's own {ours}, so its plugins are "
-        "out of reach",
-        fix="rename that folder, or take its parent out of PYTHONPATH (`python -m` puts the working directory first; "
-        "`roll-like` does not)",
-    )
 
 
 def _config_class(source: Source) -> type[PipelineConfig]:

@@ -24,7 +24,7 @@ from roll_like.errors import ConfigError
 from roll_like.registry import PIPELINES
 
 if TYPE_CHECKING:
-    from roll_like.run import RunResult
+    from roll_like.run.launch import RunResult
 
 #: What a run's folder may be called.
 NAME_PATTERN = r"^[A-Za-z0-9._-]+$"

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from roll_like.config.sections import HFConfig, VLLMConfig
-from roll_like.inference.base import (
+from roll_like.inference.interface import (
     EngineSpec,
     FailedGeneration,
     Fingerprints,
@@ -15,16 +15,16 @@ from roll_like.inference.base import (
     GenerationDelta,
     InferenceEngine,
 )
-from roll_like.inference.vllm_environment import vllm_environment
+from roll_like.inference.vllm.environment import vllm_environment
 
 
 def build_engine(config: VLLMConfig | HFConfig, spec: EngineSpec) -> InferenceEngine:
     """Return the engine that `inference.type` names, not started."""
     if isinstance(config, VLLMConfig):
-        from roll_like.inference.vllm_engine import VLLMEngine
+        from roll_like.inference.vllm.engine import VLLMEngine
 
         return VLLMEngine(config, spec)
-    from roll_like.inference.hf_engine import HFEngine
+    from roll_like.inference.hf.engine import HFEngine
 
     return HFEngine(config, spec)
 

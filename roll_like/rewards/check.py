@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 from pydantic import ValidationError
 
+from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.errors import ConfigError, DataError, RefusedAnswerError, RewardError, RollLikeError
-from roll_like.loop import DriverLoop
 from roll_like.registry import REWARDS
 from roll_like.rewards.base import Completion, Reward, RewardCase, RewardConfig, Verdict, reward_class
 from roll_like.rewards.cases import general_hostile, read_cases

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Generic
 
+from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.policy_gradient import EvaluationSchedule
-from roll_like.inference.base import Sampling
-from roll_like.loop import DriverLoop
+from roll_like.inference.interface import Sampling
 from roll_like.rollout.failures import refuse_too_many_failures
 from roll_like.rollout.filling import Collected
 from roll_like.rollout.metrics import evaluation_metrics

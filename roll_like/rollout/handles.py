@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from roll_like.cluster import Cluster, WorkerDied
-from roll_like.inference.base import EngineDied, FailedGeneration, GenerateRequest, Generation
+from roll_like.inference.interface import EngineDied, FailedGeneration, GenerateRequest, Generation
 from roll_like.inference.worker import InferenceWorker
 from roll_like.rewards.worker import RewardWorker
 from roll_like.rollout.router import ReplicaLost

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from roll_like.errors import GenerationError
-from roll_like.inference.base import FailedGeneration, GenerateRequest, Generation
+from roll_like.inference.interface import FailedGeneration, GenerateRequest, Generation
 
 POLL_SECONDS = 30.0
 #: How many homes are remembered; the oldest are forgotten, which costs their next request a cached prompt.

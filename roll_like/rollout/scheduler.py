@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from roll_like.inference.base import GenerateRequest, Sampling
+from roll_like.inference.interface import GenerateRequest, Sampling
 from roll_like.rollout.filling import Collected, Filling, FillPlan, Tally
 from roll_like.rollout.router import Replica, RequestAborted, Router, SampleLost
 from roll_like.rollout.trajectory import trajectory_of

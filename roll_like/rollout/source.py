@@ -9,9 +9,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.policy_gradient import GroupRolloutConfig
-from roll_like.inference.base import Sampling
-from roll_like.loop import DriverLoop
+from roll_like.inference.interface import Sampling
 from roll_like.rollout.failures import refuse_too_many_failures
 from roll_like.rollout.filling import Collected
 from roll_like.types import Group, Scored, Task

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from roll_like.inference.base import Generation
+from roll_like.inference.interface import Generation
 from roll_like.types import Part, Segment, Task, Trajectory
 
 

@@ -20,7 +20,7 @@ from roll_like.types import FloatArray
 from roll_like.values import Metrics, Sum
 
 if TYPE_CHECKING:
-    from roll_like.weights.transfer import SendReport, WeightSender, WeightTransfer
+    from roll_like.inference.weight_transfer.interface import SendReport, WeightSender, WeightTransfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from roll_like.algorithms.reward_model import ScoredPairs, reward_model_objective
-from roll_like.config.reward_model import RewardModelAlgorithmConfig
+from roll_like.builtin.pipelines.reward_model.config import RewardModelAlgorithmConfig
 from roll_like.config.sections import ModelConfig, TrainingConfig
 from roll_like.models.classifier import load_classifier
 from roll_like.models.export import ModelCard

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from roll_like.inference.base import Fingerprints, GenerateRequest, Generation, InferenceEngine
+from roll_like.inference.interface import Fingerprints, GenerateRequest, Generation, InferenceEngine
 
 T = TypeVar("T")
 

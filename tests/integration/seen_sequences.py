@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from talkative_environment import AFRESH
 
-from roll_like.inference.base import FailedGeneration, GenerateRequest, Generation
+from roll_like.inference.interface import FailedGeneration, GenerateRequest, Generation
 from roll_like.training.layout import PolicyBatch, policy_batches
 from roll_like.types import FloatArray, Group, PolicySample, Scored
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from roll_like.inference import vllm_worker
+from roll_like.inference.vllm import worker_extension
 
-Transfer = vllm_worker.SharedMemoryWeightTransfer
+Transfer = worker_extension.SharedMemoryWeightTransfer
 _start = Transfer.start_weight_update
 _old: list[torch.Tensor] = []
 
@@ -28,6 +28,6 @@ def keep_the_old_head(model: nn.Module) -> None:
 
 
 Transfer.start_weight_update = start_weight_update
-vllm_worker.repack_head = keep_the_old_head
+worker_extension.repack_head = keep_the_old_head
 
-WorkerExtension = vllm_worker.WorkerExtension
+WorkerExtension = worker_extension.WorkerExtension

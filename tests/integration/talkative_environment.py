@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 import gymnasium
 
+from roll_like.agents.env_worker import HostedEnvironment
+from roll_like.agents.episode import EnvironmentSpec, Started, Stepped
 from roll_like.envs import FreeText
-from roll_like.rollout.env_worker import HostedEnvironment
-from roll_like.rollout.episode import EnvironmentSpec, Started, Stepped
 
 TALKING = "test/Talking-v0"
 TEXTS = (

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from chat_templates import renderer
 
+from roll_like.agents.env_manager import EnvManager, EpisodePlan, episode_task
+from roll_like.agents.env_worker import EnvPool, EnvWorker
+from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits
 from roll_like.cluster import Cluster, ResourceManager
-from roll_like.inference.base import GenerateRequest, Generation, Sampling
-from roll_like.rollout.env_manager import EnvManager, EpisodePlan, episode_task
-from roll_like.rollout.env_worker import EnvPool, EnvWorker
-from roll_like.rollout.episode import EnvironmentSpec, EpisodeLimits
+from roll_like.inference.interface import GenerateRequest, Generation, Sampling
 from roll_like.types import Segment, StopReason
 
 pytestmark = pytest.mark.integration

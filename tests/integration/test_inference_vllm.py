@@ -18,9 +18,9 @@ from tiny_model import make_tiny_model
 
 from roll_like.config.sections import HFConfig, VLLMConfig
 from roll_like.errors import ConfigError, GenerationError
-from roll_like.inference.base import EngineDied, EngineSpec, GenerateRequest, Generation, Sampling
-from roll_like.inference.hf_engine import HFEngine, sampling_logprobs
-from roll_like.inference.vllm_engine import VLLMEngine
+from roll_like.inference.hf.engine import HFEngine, sampling_logprobs
+from roll_like.inference.interface import EngineDied, EngineSpec, GenerateRequest, Generation, Sampling
+from roll_like.inference.vllm.engine import VLLMEngine
 from roll_like.models.load import load_causal_lm
 from roll_like.types import StopReason
 

@@ -15,15 +15,15 @@ from engine_thread import EngineThread
 from seen_sequences import Recorder
 from tiny_model import make_tiny_model, make_tiny_tokenizer
 
+from roll_like.agents.agent_program import AgentPrograms
+from roll_like.agents.conversation import Renderer
+from roll_like.agents.env_manager import EnvManager, EpisodePlan, episode_task
+from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits, ProgramSpec
+from roll_like.agents.proxy import Proxy
 from roll_like.config.sections import VLLMConfig
-from roll_like.inference.base import EngineSpec, Sampling
-from roll_like.inference.vllm_engine import VLLMEngine
-from roll_like.rollout.agent_program import AgentPrograms
-from roll_like.rollout.conversation import Renderer
-from roll_like.rollout.env_manager import EnvManager, EpisodePlan, episode_task
-from roll_like.rollout.episode import EnvironmentSpec, EpisodeLimits, ProgramSpec
+from roll_like.inference.interface import EngineSpec, Sampling
+from roll_like.inference.vllm.engine import VLLMEngine
 from roll_like.rollout.filling import Collected
-from roll_like.rollout.proxy import Proxy
 from roll_like.rollout.router import Router
 from roll_like.types import StopReason
 

@@ -12,9 +12,9 @@ import torch
 from reward_support import completion
 from tiny_model import make_tiny_model
 
-from rewards.reward_model import RewardModel, RewardModelConfig
+from roll_like.builtin.pipelines.reward_model.config import RewardModelAlgorithmConfig
+from roll_like.builtin.rewards.reward_model import RewardModel, RewardModelConfig
 from roll_like.cluster import ResourceManager
-from roll_like.config.reward_model import RewardModelAlgorithmConfig
 from roll_like.config.sections import ModelConfig, Span, TrainingConfig
 from roll_like.config.training_data import ScoredPairData
 from roll_like.data.chat import Renderer

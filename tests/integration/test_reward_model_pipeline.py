@@ -15,7 +15,7 @@ from hygiene import nothing_left
 from reward_support import completion
 from run_config import evaluated, finish_run, read_lines, start_run, write_reward_model_run
 
-from rewards.reward_model import RewardModel, RewardModelConfig
+from roll_like.builtin.rewards.reward_model import RewardModel, RewardModelConfig
 
 pytestmark = pytest.mark.integration
 

@@ -26,19 +26,19 @@ from talkative_environment import TALKING, LocalPool, Talking
 from talkative_model import make_talkative_model
 from tiny_model import make_tiny_tokenizer
 
-import roll_like.rollout.episode as episode_module
+import roll_like.agents.episode as episode_module
+from roll_like.agents.conversation import Conversation, Renderer
+from roll_like.agents.env_manager import EnvManager, EpisodePlan, episode_task
+from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits
 from roll_like.algorithms.kl import KLController
 from roll_like.cluster import ResourceManager
 from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.config.sections import Span, TrainingConfig, VLLMConfig
-from roll_like.inference.base import EngineSpec, GenerateRequest, Generation, Sampling
-from roll_like.inference.vllm_engine import VLLMEngine
+from roll_like.inference.interface import EngineSpec, GenerateRequest, Generation, Sampling
+from roll_like.inference.vllm.engine import VLLMEngine
+from roll_like.policy_gradient.advantages import Advantages
 from roll_like.registry import ADVANTAGES
-from roll_like.rollout.conversation import Conversation, Renderer
-from roll_like.rollout.env_manager import EnvManager, EpisodePlan, episode_task
-from roll_like.rollout.episode import EnvironmentSpec, EpisodeLimits
 from roll_like.rollout.router import Router
-from roll_like.training.advantages import Advantages
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.start import start_trainer
 from roll_like.training.worker import TrainerSpec

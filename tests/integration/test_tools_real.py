@@ -14,7 +14,7 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
-from envs.tools import SHARED
+from roll_like.builtin.envs.tools import SHARED
 from roll_like.envs import make, tools_of
 from roll_like.errors import ConfigError, EnvError
 from roll_like.sandbox import SandboxUnavailable

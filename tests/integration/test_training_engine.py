@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from roll_like.cluster import ResourceManager
 from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.config.sections import Span, TrainingConfig
-from roll_like.export import merged_weights
+from roll_like.run.export import merged_weights
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.start import start_trainer
 from roll_like.training.worker import DeepSpeedWorker, TrainerSpec

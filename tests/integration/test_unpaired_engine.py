@@ -13,12 +13,12 @@ from test_preference_engine import answer_logprob
 from tiny_model import make_tiny_model
 from transformers import AutoModelForCausalLM
 
+from roll_like.builtin.pipelines.dpo.labels import verdict_answers
 from roll_like.cluster import ResourceManager
 from roll_like.config.sections import Span, TrainingConfig
 from roll_like.data.conversations import LabelledSample
 from roll_like.data.samples import ConversationSample
 from roll_like.errors import EngineError
-from roll_like.labelling import verdict_answers
 from roll_like.registry import PREFERENCE_LOSSES
 from roll_like.training.preference_worker import PreferenceSpec
 from roll_like.training.start import start_ranks

@@ -13,13 +13,13 @@ from tiny_model import make_tiny_model
 
 from roll_like.config.sections import HFConfig, VLLMConfig
 from roll_like.errors import WeightSyncError
-from roll_like.inference import vllm_arguments
-from roll_like.inference.base import EngineSpec, GenerateRequest, Generation, Sampling
-from roll_like.inference.hf_engine import HFEngine
-from roll_like.inference.vllm_engine import VLLMEngine
+from roll_like.inference.hf.engine import HFEngine
+from roll_like.inference.interface import EngineSpec, GenerateRequest, Generation, Sampling
+from roll_like.inference.vllm import arguments
+from roll_like.inference.vllm.engine import VLLMEngine
+from roll_like.inference.weight_transfer.shared_memory_sender import SharedMemoryTransfer
+from roll_like.inference.weight_transfer.sync import WeightSync
 from roll_like.models.load import load_causal_lm
-from roll_like.weights.shared_memory import SharedMemoryTransfer
-from roll_like.weights.sync import WeightSync
 
 pytestmark = pytest.mark.integration
 
@@ -107,7 +107,7 @@ def test_vllm_computes_with_the_trainers_weights_after_every_sync(tmp_path: Path
 
 
 def test_a_stale_output_head_is_found_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_arguments, "WORKER_EXTENSION", "stale_head_worker.WorkerExtension")
+    monkeypatch.setattr(arguments, "WORKER_EXTENSION", "stale_head_worker.WorkerExtension")
     path = make_tiny_model(tmp_path / "model")
     trainer = Trainer(path, "bfloat16")
     with EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.1), spec(path, "bfloat16"))) as engine:

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from preference_cases import Responses, figures, head_cases, loss_and_gradient, loss_and_head_gradients, responses
 
+from roll_like.builtin.pipelines.dpo.labels import verdict_answers
 from roll_like.data.conversations import LabelledSample
 from roll_like.data.samples import ConversationSample
-from roll_like.labelling import verdict_answers
 
 any_responses = responses()
 #: TRL computes the alpha divergence in float32, whose exponentials of far log-ratios are too coarse.

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rewards.code_block import last_program
+from roll_like.builtin.rewards.code_block import last_program
 from roll_like.sandbox import CallTest, CodeEvaluator, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]

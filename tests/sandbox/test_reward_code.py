@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from reward_support import completion, outcomes
 
-from rewards.code import Code, CodeConfig
 from roll_like import Verdict, check_reward
+from roll_like.builtin.rewards.code import Code, CodeConfig
 from roll_like.errors import RewardError, SandboxError
 
 ADD = "def add(a, b):\n    return a + b\n"

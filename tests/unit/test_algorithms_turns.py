@@ -14,8 +14,8 @@ from algorithm_samples import make_scored, make_task
 from roll_like.algorithms.advantages import AdvantageEstimator, by_parts, joined, policy_samples, split
 from roll_like.algorithms.kl import KLController
 from roll_like.config.algorithm import AlgorithmConfig
+from roll_like.policy_gradient.advantages import Advantages
 from roll_like.registry import ADVANTAGES
-from roll_like.training.advantages import Advantages
 from roll_like.types import FloatArray, Group, Part, PolicySample, Scored
 
 

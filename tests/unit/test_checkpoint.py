@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from roll_like.checkpoint import CheckpointStore, read_checkpoint
 from roll_like.errors import CheckpointError
+from roll_like.run.checkpoint import CheckpointStore, read_checkpoint
 
 
 def make_store(directory: Path, **changes) -> tuple[CheckpointStore, list[str]]:  # type: ignore[no-untyped-def]
@@ -100,7 +100,7 @@ def test_a_full_disk_leaves_earlier_checkpoints_alone(tmp_path: Path, monkeypatc
 WRITER = """
 import sys, time
 from pathlib import Path
-from roll_like.checkpoint import CheckpointStore
+from roll_like.run.checkpoint import CheckpointStore
 
 def save(directory):
     for index in range(20):

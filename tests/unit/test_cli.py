@@ -170,7 +170,7 @@ def test_plugins_are_listed_with_their_origin(
     monkeypatch.setenv("COLUMNS", "200")
     assert cli.main(["plugins"]) == 0
     lines = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
-    assert ["reward", "ifeval", "rewards.ifeval.IFEval"] in lines
+    assert ["reward", "ifeval", "roll_like.builtin.rewards.ifeval.IFEval"] in lines
     assert ["pipeline", "rlvr", "config_files.RecordingPipeline"] in lines
     assert any(line[:3] == ["policy", "loss", "ppo"] for line in lines)
 
@@ -195,7 +195,7 @@ def test_a_broken_plugin_package_does_not_hide_the_others(
     assert cli.main(["plugins"]) == 1
     captured = capsys.readouterr()
     assert "'mine' of group 'roll_like.advantages' cannot be imported: No module named 'broken_package'" in captured.err
-    assert "rewards.ifeval.IFEval" in captured.out
+    assert "roll_like.builtin.rewards.ifeval.IFEval" in captured.out
 
 
 def test_check_env_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:

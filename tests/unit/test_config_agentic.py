@@ -12,9 +12,9 @@ from gymnasium.envs.registration import EnvSpec
 from pydantic import ValidationError
 
 from roll_like import cli
+from roll_like.builtin.pipelines.agentic.check import environment_findings
+from roll_like.builtin.pipelines.agentic.config import AgenticConfig
 from roll_like.check import Report, check
-from roll_like.check.environments import environment_findings
-from roll_like.config.agentic import AgenticConfig
 from roll_like.config.plan import plan
 
 LAKE: dict[str, Any] = {"id": "roll_like/FrozenLake-v0", "kwargs": {"size": 3}}

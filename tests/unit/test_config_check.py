@@ -11,9 +11,9 @@ import pytest
 from config_files import changed, write
 
 from roll_like import Reward, cli, register_reward
+from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.check import Report, check, refuse_errors
 from roll_like.check.data import prompt_findings
-from roll_like.config.rlvr import RLVRConfig
 from roll_like.errors import ConfigError
 from roll_like.registry import REWARDS
 

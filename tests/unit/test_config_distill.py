@@ -8,8 +8,8 @@ import pytest
 from config_files import MINIMAL, changed
 from pydantic import ValidationError
 
-from roll_like.config.distill import DistillConfig
-from roll_like.config.on_policy_distill import OnPolicyDistillConfig
+from roll_like.builtin.pipelines.distill.config import DistillConfig
+from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig
 from roll_like.config.teachers import teacher_model, teacher_of
 
 OFFLINE: dict[str, Any] = {

@@ -11,12 +11,12 @@ import pytest
 from config_files import changed
 from pydantic import ValidationError
 
+from roll_like.builtin.pipelines.dpo.config import DPOConfig
+from roll_like.builtin.pipelines.dpo.precomputed_reference import PrecomputedReference
+from roll_like.builtin.pipelines.dpo.preferences import asked_of, batch_of, preferences_of
 from roll_like.check import Report, check_run
-from roll_like.check.given import given_plan, preference_findings
-from roll_like.comparing import asked_of, batch_of, preferences_of
-from roll_like.config.dpo import DPOConfig
 from roll_like.config.training_data import LabelledData, PairData
-from roll_like.precomputed import PrecomputedReference
+from roll_like.offline.check import given_plan, preference_findings
 from roll_like.training.preference import AnswersEngine
 from roll_like.training.unpaired import MismatchedSample
 

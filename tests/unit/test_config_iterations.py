@@ -10,11 +10,11 @@ import pytest
 from config_files import changed
 from pydantic import ValidationError
 
+from roll_like.builtin.pipelines.dpo.config import DPOConfig
+from roll_like.builtin.pipelines.online_dpo.config import in_iterations, prompts_of
 from roll_like.check import Report, check_run
-from roll_like.check.given import given_plan, preference_findings
-from roll_like.config.dpo import DPOConfig
-from roll_like.config.iterations import in_iterations, prompts_of
 from roll_like.config.plan import roles
+from roll_like.offline.check import given_plan, preference_findings
 
 MINIMAL: dict[str, Any] = {
     "pipeline": "dpo",

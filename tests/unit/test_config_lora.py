@@ -9,13 +9,13 @@ import pytest
 from config_files import changed
 from pydantic import BaseModel, ValidationError
 
+from roll_like.builtin.pipelines.agentic.config import AgenticConfig
+from roll_like.builtin.pipelines.dpo.config import DPOConfig
+from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
+from roll_like.builtin.pipelines.sft.config import SFTConfig
 from roll_like.check.findings import Finding
 from roll_like.check.model import check_model
-from roll_like.config.agentic import AgenticConfig
-from roll_like.config.dpo import DPOConfig
 from roll_like.config.plan import plan, roles, trained_parameters
-from roll_like.config.rlvr import RLVRConfig
-from roll_like.config.sft import SFTConfig
 
 WITH_KL = changed(algorithm={"kl": {"use": "loss"}}, reference={"mode": "adapter_off"}, training={"lora": {}})
 PAIRS: dict[str, Any] = {

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from roll_like.config.agentic import AgenticConfig
+from roll_like.builtin.pipelines.agentic.config import AgenticConfig
+from roll_like.builtin.pipelines.distill.config import DistillConfig
+from roll_like.builtin.pipelines.dpo.config import DPOConfig
+from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig
+from roll_like.builtin.pipelines.reward_model.config import RewardModelRunConfig
+from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
+from roll_like.builtin.pipelines.sft.config import SFTConfig
 from roll_like.config.base import PluginConfig
-from roll_like.config.distill import DistillConfig
-from roll_like.config.dpo import DPOConfig
-from roll_like.config.on_policy_distill import OnPolicyDistillConfig
-from roll_like.config.reward_model import RewardModelRunConfig
-from roll_like.config.rlvr import RLVRConfig
-from roll_like.config.sft import SFTConfig
 from roll_like.registry import ADVANTAGES, DISTILLATION_LOSSES, LOSSES, PREFERENCE_LOSSES, REWARDS, TRACKERS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,7 +78,7 @@ def config_classes() -> list[type[BaseModel]]:
         models(config, seen)
     for registry in (ADVANTAGES, LOSSES, PREFERENCE_LOSSES, DISTILLATION_LOSSES, REWARDS, TRACKERS):
         for name in registry.names():
-            if registry.origin(name).startswith(("roll_like.", "rewards.")):
+            if registry.origin(name).startswith("roll_like."):
                 models(registry.get(name).Config, seen)
     return sorted(seen - {PluginConfig}, key=lambda model: model.__qualname__)
 

@@ -7,8 +7,8 @@ from config_files import MINIMAL, changed
 from pydantic import ValidationError
 from rich.console import Console
 
+from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.config.plan import Plan, plan, roles
-from roll_like.config.rlvr import RLVRConfig
 
 TWO_NODES = changed(
     resources={

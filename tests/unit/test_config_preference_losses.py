@@ -15,7 +15,7 @@ from preference_samples import make_pairs, make_samples
 from roll_like.algorithms.preference import MismatchedResponses, preference_objective
 from roll_like.algorithms.preference.base import NLLAggregation
 from roll_like.algorithms.preference.paired import Divergence
-from roll_like.config.dpo import DPOConfig
+from roll_like.builtin.pipelines.dpo.config import DPOConfig
 from roll_like.config.load import load_config
 from roll_like.registry import PREFERENCE_LOSSES
 

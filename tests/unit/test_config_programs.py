@@ -15,15 +15,15 @@ from chat_templates import renderer
 from config_files import MINIMAL_AGENTIC, changed
 from pydantic import ValidationError
 
+from roll_like.agents.episode import EnvironmentSpec, ProgramSpec
+from roll_like.builtin.pipelines.agentic.check import environment_findings
+from roll_like.builtin.pipelines.agentic.config import AgenticConfig
+from roll_like.builtin.pipelines.agentic.environments import Playing, specs_of
 from roll_like.check import Report
-from roll_like.check.environments import environment_findings
-from roll_like.config.agentic import AgenticConfig
+from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.load import dump_config
 from roll_like.config.plan import plan
 from roll_like.errors import ConfigError
-from roll_like.loop import DriverLoop
-from roll_like.playing import Playing, specs_of
-from roll_like.rollout.episode import EnvironmentSpec, ProgramSpec
 from roll_like.rollout.router import Router
 
 COMMAND = {"command": ["python", "agent.py"]}

@@ -11,9 +11,9 @@ from config_files import changed
 from pydantic import ValidationError
 from transformers import AutoModelForSequenceClassification
 
+from roll_like.builtin.pipelines.reward_model.config import RewardModelRunConfig
 from roll_like.check import Report, check_run
-from roll_like.check.given import given_plan, scored_pair_findings
-from roll_like.config.reward_model import RewardModelRunConfig
+from roll_like.offline.check import given_plan, scored_pair_findings
 
 MINIMAL: dict[str, Any] = {
     "pipeline": "reward_model",

@@ -6,7 +6,7 @@ import pytest
 from config_files import MINIMAL, changed
 from pydantic import ValidationError
 
-from roll_like.config.rlvr import RLVRConfig
+from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 
 CUDA: dict[str, Any] = changed(
     resources={"device": "cuda", "devices_per_node": 4, "spans": {"training": "0-3", "inference": "0-3"}},

@@ -12,10 +12,10 @@ import pytest
 from config_files import MINIMAL, changed
 from pydantic import Field
 
+from roll_like.builtin.pipelines.dpo.config import DPOConfig
+from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
-from roll_like.config.dpo import DPOConfig
 from roll_like.config.explain import OTHER_NAMES, all_keys, section_at
-from roll_like.config.rlvr import RLVRConfig
 from roll_like.config.schema import json_schema, markdown, write_json
 from roll_like.registry import Registry
 

@@ -10,9 +10,9 @@ import pytest
 from config_files import changed
 from pydantic import ValidationError
 
+from roll_like.builtin.pipelines.sft.config import SFTConfig
 from roll_like.check import Report, check_run
-from roll_like.check.given import conversation_findings, given_plan
-from roll_like.config.sft import SFTConfig
+from roll_like.offline.check import conversation_findings, given_plan
 
 MINIMAL: dict[str, Any] = {
     "pipeline": "sft",

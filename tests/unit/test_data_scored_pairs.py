@@ -47,7 +47,7 @@ def load(
 
 def rewards_tokens(render: Renderer, prompt: str, text: str) -> list[int]:
     """What the reward gives to its model."""
-    from rewards.reward_model import RewardModel, RewardModelConfig
+    from roll_like.builtin.rewards.reward_model import RewardModel, RewardModelConfig
 
     reward = RewardModel(RewardModelConfig(path="none"))
     reward._tokenizer = render.tokenizer
@@ -143,7 +143,7 @@ def test_a_conversation_of_padding_is_refused() -> None:
 def test_an_exported_model_gives_the_scores_of_training(
     tiny_model: Path, tmp_path: Path, template: str, padding: str | None
 ) -> None:
-    from rewards.reward_model import RewardModel, RewardModelConfig
+    from roll_like.builtin.rewards.reward_model import RewardModel, RewardModelConfig
 
     tokenizer = load_tokenizer(ModelConfig(path=str(tiny_model)))
     tokenizer.chat_template = renderer(template).tokenizer.chat_template

@@ -20,15 +20,15 @@ import torch
 from config_files import RecordingPipeline
 
 from roll_like import Completion, cli, errors
-from roll_like.config.agentic import AgenticConfig
-from roll_like.config.distill import DistillConfig
-from roll_like.config.dpo import DPOConfig
+from roll_like.builtin.pipelines.agentic.config import AgenticConfig
+from roll_like.builtin.pipelines.distill.config import DistillConfig
+from roll_like.builtin.pipelines.dpo.config import DPOConfig
+from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig
+from roll_like.builtin.pipelines.reward_model.config import RewardModelRunConfig
+from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
+from roll_like.builtin.pipelines.sft.config import SFTConfig
 from roll_like.config.explain import all_keys
 from roll_like.config.load import load_config
-from roll_like.config.on_policy_distill import OnPolicyDistillConfig
-from roll_like.config.reward_model import RewardModelRunConfig
-from roll_like.config.rlvr import RLVRConfig
-from roll_like.config.sft import SFTConfig
 from roll_like.registry import ADVANTAGES, LOSSES, PIPELINES, REWARDS
 from roll_like.types import StopReason
 
@@ -218,12 +218,12 @@ def test_the_plugins_of_the_contributing_page_work(tmp_path: Path, monkeypatch: 
 
 def test_the_architecture_page_shows_the_pipelines_own_loop() -> None:
     (shown,) = blocks(ROOT / "docs" / "architecture.md", "python")
-    assert textwrap.indent(shown, " " * 8) in (ROOT / "pipelines" / "rlvr.py").read_text(encoding="utf-8")
+    assert textwrap.indent(shown, " " * 8) in (ROOT / "pipelines" / "rlvr" / "pipeline.py").read_text(encoding="utf-8")
 
 
 def test_the_architecture_page_lists_the_layers() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("## Layers")[2].split("\n\n")[1]
-    contract = re.search(r'type = "layers"\nlayers = \[(.*?)\]', (ROOT / "pyproject.toml").read_text(), flags=re.S)
+    contract = re.search(r'type = "layers"\n.*?\nlayers = \[(.*?)\]', (ROOT / "pyproject.toml").read_text(), flags=re.S)
     assert contract is not None
     wanted = [sorted(re.findall(r"\w+", line.replace("roll_like.", ""))) for line in contract[1].strip().splitlines()]
     assert [sorted(re.findall(r"\w+", line.replace("roll_like.", ""))) for line in text.splitlines()] == wanted

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from gymnasium.error import ResetNeeded
 
-from envs import planning, qa, single_turn
-from envs.extras import need
-from envs.frozen_lake import MOVES as LAKE_MOVES
-from envs.sokoban import MOVES, Level, Position, make_level, moved
+from roll_like.builtin.envs import planning, qa, single_turn
+from roll_like.builtin.envs.extras import need
+from roll_like.builtin.envs.frozen_lake import MOVES as LAKE_MOVES
+from roll_like.builtin.envs.sokoban import MOVES, Level, Position, make_level, moved
 from roll_like.envs import History, actions, check_env, examples, make, registered, scripted_action, system_prompt_of
 from roll_like.errors import DataError, EnvError
 

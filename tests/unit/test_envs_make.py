@@ -19,7 +19,7 @@ def test_an_environment_is_made_by_id_and_options() -> None:
     assert [len(line.split()) for line in observation.splitlines()] == [3, 3, 3]
     assert env.spec is not None
     assert env.spec.id == "roll_like/FrozenLake-v0"
-    assert make("envs:roll_like/FrozenLake-v0").spec is not None
+    assert make("roll_like.builtin.envs:roll_like/FrozenLake-v0").spec is not None
 
 
 @pytest.mark.parametrize("wrong", ["roll_like/FrozenLak-v0", "FrozenLake", "roll_like/frozenlake-v0", "frozen_lake"])

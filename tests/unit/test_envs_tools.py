@@ -12,10 +12,10 @@ import pytest
 from chat_templates import renderer
 from gymnasium.error import ResetNeeded
 
-from envs import tools as tools_env
+from roll_like.agents.conversation import Conversation
+from roll_like.builtin.envs import tools as tools_env
 from roll_like.envs import check_env, make, scripted_action, system_prompt_of, tools_of
 from roll_like.errors import ConfigError, DataError, EnvError
-from roll_like.rollout.conversation import Conversation
 
 CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "12 * 3"}}</tool_call>'
 ROWS = [

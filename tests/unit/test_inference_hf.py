@@ -13,7 +13,8 @@ import torch
 
 from roll_like.config.sections import HFConfig
 from roll_like.errors import GenerationError, WeightSyncError
-from roll_like.inference.base import (
+from roll_like.inference.hf.engine import HFEngine, draw, sampling_logprobs, segments_of
+from roll_like.inference.interface import (
     EngineDied,
     EngineSpec,
     FailedGeneration,
@@ -22,9 +23,8 @@ from roll_like.inference.base import (
     Sampling,
     response_text,
 )
-from roll_like.inference.hf_engine import HFEngine, draw, sampling_logprobs, segments_of
-from roll_like.inference.process_output import ProcessOutput
-from roll_like.inference.shared_memory import SharedMemory, as_payload, bucket_size, fill_bucket
+from roll_like.inference.vllm.process_output import ProcessOutput
+from roll_like.inference.weight_transfer.shared_memory import SharedMemory, as_payload, bucket_size, fill_bucket
 from roll_like.models.load import load_causal_lm
 from roll_like.types import Segment, StopReason
 

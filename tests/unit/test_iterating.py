@@ -13,10 +13,15 @@ import pytest
 from test_config_iterations import config
 from test_pairing import group
 
-from roll_like.comparing import answers_of
+from roll_like.builtin.pipelines.dpo.preferences import answers_of
+from roll_like.builtin.pipelines.online_dpo.iterations import (
+    COLLECTIONS,
+    RefreshedReference,
+    SampledPairs,
+    evaluate_iterations,
+)
+from roll_like.builtin.pipelines.online_dpo.rollouts import Evaluators, PolicyEngines
 from roll_like.errors import CheckpointError, GenerationError
-from roll_like.iterating import COLLECTIONS, RefreshedReference, SampledPairs, evaluate_iterations
-from roll_like.on_policy import Evaluators, PolicyEngines
 from roll_like.rollout.filling import Collected
 from roll_like.types import FloatArray, Group, Scored, TrainingSample
 from roll_like.values import Last, Mean, Metrics, merge, reduce
@@ -255,8 +260,8 @@ def test_a_model_is_measured_by_what_the_configuration_has(
 
         return ask
 
-    monkeypatch.setattr("roll_like.iterating.evaluate_preferences", measure("accuracy"))
-    monkeypatch.setattr("roll_like.iterating.evaluate_model", measure("avg"))
+    monkeypatch.setattr("roll_like.builtin.pipelines.online_dpo.iterations.evaluate_preferences", measure("accuracy"))
+    monkeypatch.setattr("roll_like.builtin.pipelines.online_dpo.iterations.evaluate_model", measure("avg"))
     sources = {"sources": [{"path": "eval.jsonl"}]}
     run = config(
         **({"evaluation": sources} if given else {}), **({"iterations__evaluation": sources} if by_reward else {})

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roll_like.builtin.pipelines.dpo.labels import trained_answers, verdict_answers
 from roll_like.data.conversations import LabelledSample
 from roll_like.data.pairs import PairSample, verdicts
 from roll_like.data.samples import ConversationSample
 from roll_like.errors import DataError
-from roll_like.labelling import trained_answers, verdict_answers
 from roll_like.training.unpaired import MismatchedSample, VerdictSample
 
 PROMPT = 5

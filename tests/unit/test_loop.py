@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from roll_like.loop import DriverLoop
-from roll_like.signals import StopRequested, StopSignal
+from roll_like.cluster.driver_loop import DriverLoop
+from roll_like.run.signals import StopRequested, StopSignal
 
 
 @pytest.fixture

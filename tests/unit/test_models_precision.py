@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from config_files import MINIMAL, changed
 
-from roll_like.config.rlvr import RLVRConfig
+from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.models import precision
 
 

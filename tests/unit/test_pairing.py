@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from tests_support import scored, task
 
+from roll_like.builtin.pipelines.online_dpo.pairs import Paired, PairingRule, decode_pairs, encode_pairs, pair_groups
 from roll_like.data.pairs import PairSample
 from roll_like.errors import CheckpointError
-from roll_like.pairing import Paired, PairingRule, decode_pairs, encode_pairs, pair_groups
 from roll_like.types import Failure, Group, Scored, StopReason
 from roll_like.values import reduce
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import pickle
 import re
@@ -10,7 +11,6 @@ import tomllib
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -20,7 +20,14 @@ from roll_like import errors
 ROOT = Path(__file__).resolve().parents[2]
 OURS = {"roll_like", "pipelines", "envs", "rewards"}
 PUBLIC = {
+    "AgenticConfig",
     "Completion",
+    "DPOConfig",
+    "DistillConfig",
+    "OnPolicyDistillConfig",
+    "RLVRConfig",
+    "RewardModelRunConfig",
+    "SFTConfig",
     "Outcome",
     "Reward",
     "RewardCase",
@@ -40,12 +47,29 @@ def run(code: str) -> str:
 
 def test_the_public_names_are_those_that_are_exported() -> None:
     assert set(roll_like.__all__) == PUBLIC
-    found = {
-        name
-        for name, value in vars(roll_like).items()
-        if not name.startswith("_") and not isinstance(value, ModuleType)
-    }
-    assert found == PUBLIC
+    assert all(hasattr(roll_like, name) for name in PUBLIC)
+    assert not hasattr(roll_like, "no_such_name")
+
+
+def test_the_stub_has_the_same_names_from_the_same_places() -> None:
+    stub = ast.parse((ROOT / "roll_like" / "__init__.pyi").read_text(encoding="utf-8"))
+    places = {alias.asname: node.module for node in stub.body for alias in node.names}  # type: ignore[attr-defined]
+    assert set(places) == PUBLIC
+    for name, place in places.items():
+        assert getattr(importlib.import_module(place), name) is getattr(roll_like, name)
+
+
+def test_no_file_lies_at_the_root_of_the_package_but_these() -> None:
+    allowed = {"__init__", "cli", "types", "values", "errors", "registry"}
+    assert {path.stem for path in (ROOT / "roll_like").glob("*.py")} == allowed
+
+
+def test_the_built_ins_are_reached_under_one_name_only() -> None:
+    """Imported as `rewards` too, a module would register everything twice."""
+    folders = ("roll_like", "pipelines", "envs", "rewards", "tests", "benchmarks", "scripts", "examples")
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
+    found = {(file.name, name) for file in files for name in imports(file)}
+    assert {(file, name) for file, name in found if name.partition(".")[0] in ("pipelines", "envs", "rewards")} == set()
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
@@ -55,7 +79,8 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 def test_a_configuration_is_built_without_anything_heavy() -> None:
     # what an editor, a notebook's first cell and --check do before a run
-    code = f"import sys, roll_like.config.rlvr; print([name for name in {HEAVY!r} if name in sys.modules])"
+    module = "roll_like.builtin.pipelines.rlvr.config"
+    code = f"import sys, {module}; print([name for name in {HEAVY!r} if name in sys.modules])"
     assert run(code) == "[]"
 
 

@@ -9,9 +9,9 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from rewards.ifeval import IFEval, IFEvalConfig
-from rewards.ifeval.kinds import parse_instructions
 from roll_like import Completion
+from roll_like.builtin.rewards.ifeval import IFEval, IFEvalConfig
+from roll_like.builtin.rewards.ifeval.kinds import parse_instructions
 from roll_like.types import StopReason
 
 ROOT = Path(__file__).resolve().parents[2]

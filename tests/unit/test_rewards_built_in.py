@@ -10,13 +10,13 @@ import pytest
 from pydantic import ValidationError
 from reward_support import completion, outcomes, row, value
 
-from rewards.boxed import last_boxed
-from rewards.exact_match import F1, ExactMatch, ExactMatchConfig, F1Config, _Compared, normalise
-from rewards.format import Format, FormatConfig
-from rewards.length import Length, LengthConfig
-from rewards.multiple_choice import MultipleChoice, MultipleChoiceConfig, choice
-from rewards.repetition import Repetition, RepetitionConfig, repeated_share
 from roll_like import Verdict
+from roll_like.builtin.rewards.boxed import last_boxed
+from roll_like.builtin.rewards.exact_match import F1, ExactMatch, ExactMatchConfig, F1Config, _Compared, normalise
+from roll_like.builtin.rewards.format import Format, FormatConfig
+from roll_like.builtin.rewards.length import Length, LengthConfig
+from roll_like.builtin.rewards.multiple_choice import MultipleChoice, MultipleChoiceConfig, choice
+from roll_like.builtin.rewards.repetition import Repetition, RepetitionConfig, repeated_share
 from roll_like.errors import DataError, RewardError
 from roll_like.registry import REWARDS
 

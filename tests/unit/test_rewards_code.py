@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from reward_support import completion, outcomes, row
 
-from rewards.code import Code, CodeConfig
-from rewards.code_block import CodeBlock, code_blocks, last_program
-from rewards.code_tests import read_tests, resolve_entry_points
 from roll_like import Verdict
+from roll_like.builtin.rewards.code import Code, CodeConfig
+from roll_like.builtin.rewards.code_block import CodeBlock, code_blocks, last_program
+from roll_like.builtin.rewards.code_tests import read_tests, resolve_entry_points
 from roll_like.errors import DataError, RewardError, SandboxError
 from roll_like.registry import REWARDS
 from roll_like.sandbox import AssertTest, CallTest, CodeResult, StdioTest, TestCase, TestResult

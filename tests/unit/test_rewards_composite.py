@@ -11,8 +11,8 @@ import pytest
 from pydantic import ValidationError
 from reward_support import completion, outcomes, row
 
-from rewards.composite import Composite, CompositeConfig
 from roll_like import Completion, Outcome, Reward, RewardConfig, Verdict, register_reward
+from roll_like.builtin.rewards.composite import Composite, CompositeConfig
 from roll_like.config.prompts import RewardsConfig
 from roll_like.config.schema import json_schema
 from roll_like.errors import DataError, RewardError

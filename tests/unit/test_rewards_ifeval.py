@@ -3,10 +3,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rewards import guards
-from rewards.ifeval import IFEval, IFEvalConfig
-from rewards.ifeval.text import words
 from roll_like import Completion, Verdict
+from roll_like.builtin.rewards import guards
+from roll_like.builtin.rewards.ifeval import IFEval, IFEvalConfig
+from roll_like.builtin.rewards.ifeval.text import words
 from roll_like.errors import DataError, RewardError
 from roll_like.registry import REWARDS
 from roll_like.types import StopReason, Task

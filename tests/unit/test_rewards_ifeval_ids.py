@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from reward_support import completion, outcomes, row
 
-from rewards.ifeval import IFEval, IFEvalConfig
-from rewards.ifeval.ids import TRANSLATIONS, translate_ids
-from rewards.ifeval.kinds import KINDS, parse_instructions
-from rewards.ifeval.language import LANGUAGES, language_of
 from roll_like import Verdict
+from roll_like.builtin.rewards.ifeval import IFEval, IFEvalConfig
+from roll_like.builtin.rewards.ifeval.ids import TRANSLATIONS, translate_ids
+from roll_like.builtin.rewards.ifeval.kinds import KINDS, parse_instructions
+from roll_like.builtin.rewards.ifeval.language import LANGUAGES, language_of
 from roll_like.errors import DataError
 
 CASES: list[tuple[str, dict[str, Any], str, str]] = [

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from rewards.ifeval import loose_variants
-from rewards.ifeval.kinds import KINDS, Counted, Instruction, parse_instructions
+from roll_like.builtin.rewards.ifeval import loose_variants
+from roll_like.builtin.rewards.ifeval.kinds import KINDS, Counted, Instruction, parse_instructions
 
 PASS, FAIL = True, False
 

@@ -14,10 +14,10 @@ from judge_server import JudgeServer, judge_server
 from pydantic import ValidationError
 from reward_support import completion, outcomes, row
 
-from rewards import judge_prompts
-from rewards.judge_client import MalformedError, parse_object
-from rewards.llm_judge import LLMJudge, LLMJudgeConfig, _matches
 from roll_like import Outcome, Verdict, check_reward
+from roll_like.builtin.rewards import judge_prompts
+from roll_like.builtin.rewards.judge_client import MalformedError, parse_object
+from roll_like.builtin.rewards.llm_judge import LLMJudge, LLMJudgeConfig, _matches
 from roll_like.errors import DataError, RewardError
 from roll_like.registry import REWARDS
 

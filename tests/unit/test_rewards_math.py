@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rewards.child_pool import ChildPool
-from rewards.math import Math, MathConfig
 from roll_like import Completion, Verdict
+from roll_like.builtin.rewards.child_pool import ChildPool
+from roll_like.builtin.rewards.math import Math, MathConfig
 from roll_like.errors import DataError, RewardError
 from roll_like.registry import REWARDS
 from roll_like.types import StopReason, Task
@@ -209,7 +209,7 @@ def test_no_process_outlives_its_owner(script: Path, end: str) -> None:
         f"""
         import os, sys
         from pathlib import Path
-        from rewards.child_pool import ChildPool
+        from roll_like.builtin.rewards.child_pool import ChildPool
         pool = ChildPool(Path({str(script)!r}), size=2, timeout_seconds=5)
         pool.run(["a", "b"])
         print(*pool.process_ids, flush=True)

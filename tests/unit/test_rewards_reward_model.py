@@ -14,8 +14,8 @@ from reward_support import completion, outcomes
 from tiny_model import VOCABULARY, make_tiny_tokenizer
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
 
-from rewards.reward_model import RewardModel, RewardModelConfig
 from roll_like import Completion, Verdict, check_reward
+from roll_like.builtin.rewards.reward_model import RewardModel, RewardModelConfig
 from roll_like.errors import RewardError
 from roll_like.registry import REWARDS
 

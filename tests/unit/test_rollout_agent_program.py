@@ -20,15 +20,15 @@ import pytest
 from chat_templates import renderer
 from fake_policy import PROGRAM, FakePolicy, assert_token_exact
 
-from roll_like.config.rules_agentic import SET_FOR_PROGRAMS
+from roll_like.agents import agent_program
+from roll_like.agents.agent_program import AgentPrograms
+from roll_like.agents.env_manager import EnvManager, EpisodePlan, episode_task
+from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits, ProgramSpec, Started, Stepped
+from roll_like.agents.proxy import Proxy
+from roll_like.builtin.pipelines.agentic.rules import SET_FOR_PROGRAMS
 from roll_like.errors import EnvError, GenerationError
-from roll_like.inference.base import Sampling
-from roll_like.rollout import agent_program
-from roll_like.rollout.agent_program import AgentPrograms
-from roll_like.rollout.env_manager import EnvManager, EpisodePlan, episode_task
-from roll_like.rollout.episode import EnvironmentSpec, EpisodeLimits, ProgramSpec, Started, Stepped
+from roll_like.inference.interface import Sampling
 from roll_like.rollout.filling import Collected
-from roll_like.rollout.proxy import Proxy
 from roll_like.rollout.router import SampleLost
 from roll_like.types import Scored, StopReason
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from roll_like.inference.base import Sampling
-from roll_like.rollout.chat_api import (
+from roll_like.agents.chat_api import (
     Answer,
     ApiError,
     ChatRequest,
@@ -19,6 +18,7 @@ from roll_like.rollout.chat_api import (
     read_chat_request,
     read_json,
 )
+from roll_like.inference.interface import Sampling
 
 HELLO = [{"role": "user", "content": "hello"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from chat_templates import renderer
 
+from roll_like.agents.env_manager import EnvironmentLost, EnvManager, EpisodePlan, episode_task
+from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits, Started, Stepped
 from roll_like.errors import EnvError
-from roll_like.inference.base import GenerateRequest, Generation, Sampling
-from roll_like.rollout.env_manager import EnvironmentLost, EnvManager, EpisodePlan, episode_task
-from roll_like.rollout.episode import EnvironmentSpec, EpisodeLimits, Started, Stepped
+from roll_like.inference.interface import GenerateRequest, Generation, Sampling
 from roll_like.rollout.filling import Collected
 from roll_like.rollout.router import SampleLost
 from roll_like.types import Segment, StopReason, Task

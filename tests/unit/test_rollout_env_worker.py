@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import gymnasium
 import pytest
 
+from roll_like.agents.env_manager import EnvironmentLost
+from roll_like.agents.env_worker import Crashed, EnvPool, EnvWorker
+from roll_like.agents.episode import EnvironmentSpec, Started, Stepped
 from roll_like.cluster import WorkerDied
 from roll_like.envs import FreeText
 from roll_like.errors import EnvError
-from roll_like.rollout.env_manager import EnvironmentLost
-from roll_like.rollout.env_worker import Crashed, EnvPool, EnvWorker
-from roll_like.rollout.episode import EnvironmentSpec, Started, Stepped
 
 
 class Echo(gymnasium.Env[str, str]):

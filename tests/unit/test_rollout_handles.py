@@ -11,7 +11,7 @@ from tests_support import group, task
 
 from roll_like.cluster import WorkerDied
 from roll_like.errors import ConfigError
-from roll_like.inference.base import EngineDied
+from roll_like.inference.interface import EngineDied
 from roll_like.rewards.worker import RewardWorker
 from roll_like.rollout import handles
 from roll_like.rollout.handles import ActorReplica, RewardPool

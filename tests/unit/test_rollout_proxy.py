@@ -10,7 +10,7 @@ from chat_templates import renderer
 from fake_policy import assert_token_exact, episode_settings, parts_of, spelled
 from proxy_rig import CHATML, TOOL, rig, until
 
-from roll_like.inference.base import Sampling
+from roll_like.inference.interface import Sampling
 from roll_like.types import Scored, StopReason
 
 # ---- recording -----------------------------------------------------------------------------------

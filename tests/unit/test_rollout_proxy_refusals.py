@@ -12,8 +12,8 @@ from chat_templates import renderer
 from fake_policy import FakePolicy, episode_settings, parts_of
 from proxy_rig import CHATML, HELLO, TOOL, rig, until
 
+from roll_like.agents.proxy import Proxy
 from roll_like.errors import EnvError, GenerationError
-from roll_like.rollout.proxy import Proxy
 from roll_like.rollout.router import SampleLost
 from roll_like.types import StopReason
 

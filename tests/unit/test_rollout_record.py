@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from chat_templates import renderer
 
-import envs  # noqa: F401 - registers the built-in environments
-from roll_like.inference.base import GenerateRequest, Generation, Sampling
-from roll_like.rollout.env_worker import EnvWorker
-from roll_like.rollout.episode import EnvironmentSpec, EpisodeLimits, Started, Stepped, play
+import roll_like.builtin.envs  # noqa: F401 - registers the built-in environments
+from roll_like.agents.env_worker import EnvWorker
+from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits, Started, Stepped, play
+from roll_like.inference.interface import GenerateRequest, Generation, Sampling
 from roll_like.types import Scored, Segment, StopReason
 
 RENDERER = renderer("chatml")

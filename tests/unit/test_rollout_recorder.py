@@ -8,8 +8,8 @@ import pytest
 from chat_templates import renderer
 from fake_policy import generation, logprobs_of, spelled
 
+from roll_like.agents.recorder import RecordedTurn, Recorder
 from roll_like.errors import EnvError
-from roll_like.rollout.recorder import RecordedTurn, Recorder
 
 CHATML = renderer("chatml")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from roll_like.errors import GenerationError
-from roll_like.inference.base import FailedGeneration, GenerateRequest, Generation, Sampling
+from roll_like.inference.interface import FailedGeneration, GenerateRequest, Generation, Sampling
 from roll_like.rollout.router import ReplicaLost, RequestAborted, Router, SampleLost
 from roll_like.types import Segment, StopReason
 

@@ -12,13 +12,13 @@ import pytest
 from config_files import MINIMAL
 from tests_support import group, scored, task
 
-from roll_like import judging
+from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
+from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.prompts import RolloutConfig
-from roll_like.config.rlvr import RLVRConfig
 from roll_like.data.order import TaskOrder
 from roll_like.data.tasks import SourceReport, TaskSet, TaskSource
 from roll_like.errors import GenerationError
-from roll_like.loop import DriverLoop
+from roll_like.policy_gradient import reward_workers
 from roll_like.rollout.filling import Collected
 from roll_like.rollout.metrics import evaluation_metrics, rollout_metrics, rollout_rows
 from roll_like.rollout.scheduler import GroupPlan
@@ -164,7 +164,7 @@ def test_evaluation_metrics_and_rows() -> None:
 
 
 def test_a_greedy_baseline_is_asked_for_and_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging, "tasks_of", lambda config: taskset())
+    monkeypatch.setattr(reward_workers, "tasks_of", lambda config: taskset())
     scheduler: Any = FakeScheduler()
     values = {
         **MINIMAL,
@@ -172,7 +172,7 @@ def test_a_greedy_baseline_is_asked_for_and_needed(monkeypatch: pytest.MonkeyPat
         "algorithm": {"advantage": {"type": "remax"}},
     }
     with DriverLoop() as runner:
-        rollouts = judging.prompt_rollouts(RLVRConfig.model_validate(values), scheduler, runner, pytest.fail)
+        rollouts = reward_workers.prompt_rollouts(RLVRConfig.model_validate(values), scheduler, runner, pytest.fail)
         rollouts.collect(0)
         source(scheduler, runner).collect(0)
     greedy, plain = scheduler.plans

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from roll_like.errors import CheckpointError, ConfigError
-from roll_like.run import find_run, locked
-from roll_like.signals import StopRequested, StopSignal
+from roll_like.run.launch import find_run, locked
+from roll_like.run.signals import StopRequested, StopSignal
 
 
 def config(output_dir: Path, name: str = "demo") -> SimpleNamespace:
@@ -47,7 +47,10 @@ def test_resume_takes_the_latest_or_the_one_that_is_named(tmp_path: Path) -> Non
 
 def test_one_process_per_folder(tmp_path: Path) -> None:
     with locked(tmp_path):
-        code = f"from roll_like.run import locked\nfrom pathlib import Path\nwith locked(Path({str(tmp_path)!r})): pass"
+        code = (
+            "from roll_like.run.launch import locked\nfrom pathlib import Path\n"
+            f"with locked(Path({str(tmp_path)!r})): pass"
+        )
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert "another process is running in" in result.stderr
         with pytest.raises(CheckpointError, match="another process is running"), locked(tmp_path):

@@ -9,9 +9,9 @@ from typing import Any
 from test_rollout_source import collected
 from tests_support import group, task
 
-from roll_like.checkpoint import CheckpointStore
-from roll_like.run import RunState
-from roll_like.signals import StopSignal
+from roll_like.run.checkpoint import CheckpointStore
+from roll_like.run.launch import RunState
+from roll_like.run.signals import StopSignal
 from roll_like.values import Mean, Metrics, Sum, merge, reduce
 
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from roll_like.algorithms.preference import DPOLoss
+from roll_like.builtin.pipelines.dpo.labels import verdict_answers
 from roll_like.config.sections import TrainingConfig
 from roll_like.data.conversations import LabelledSample
 from roll_like.data.samples import ConversationSample
 from roll_like.errors import EngineError
-from roll_like.labelling import verdict_answers
 from roll_like.registry import PREFERENCE_LOSSES
 from roll_like.training.layout import MicroBatch
 from roll_like.training.unpaired import UnpairedEngine

@@ -13,9 +13,9 @@ from test_config_distill import ON_POLICY
 from tests_support import scored, task  # type: ignore[import-not-found]
 
 from roll_like.algorithms.advantages import policy_samples
-from roll_like.config.on_policy_distill import OnPolicyDistillConfig
+from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig
+from roll_like.builtin.pipelines.on_policy_distill.teacher_scoring import Tutors, reverse_kl, without_rewards
 from roll_like.rollout.reward_pools import RewardPools
-from roll_like.tutoring import Tutors, reverse_kl, without_rewards
 from roll_like.types import FloatArray, Group, PolicySample, ReferencedSample, Scored
 from roll_like.values import Mean, Sum
 

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from roll_like.errors import WeightSyncError
-from roll_like.inference.base import Fingerprints
-from roll_like.inference.fingerprint import CHECKED_COLUMNS, checked_columns, fingerprint
-from roll_like.inference.shared_memory import (
+from roll_like.inference.interface import Fingerprints
+from roll_like.inference.weight_transfer.fingerprint import CHECKED_COLUMNS, checked_columns, fingerprint
+from roll_like.inference.weight_transfer.interface import SendReport, buckets_of
+from roll_like.inference.weight_transfer.shared_memory import (
     SharedMemory,
     as_payload,
     bucket_size,
@@ -24,9 +25,8 @@ from roll_like.inference.shared_memory import (
     from_payload,
     read_bucket,
 )
-from roll_like.weights.shared_memory import SharedMemoryTransfer
-from roll_like.weights.sync import WeightSync, compare
-from roll_like.weights.transfer import SendReport, buckets_of
+from roll_like.inference.weight_transfer.shared_memory_sender import SharedMemoryTransfer
+from roll_like.inference.weight_transfer.sync import WeightSync, compare
 
 
 class Policy:

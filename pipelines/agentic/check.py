@@ -1,0 +1,102 @@
+"""Environments and programs: whether each can be begun, and whether its first prompt fits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from roll_like.agents.agent_program import found_program
+from roll_like.agents.conversation import Renderer
+from roll_like.agents.env_worker import HostedEnvironment
+from roll_like.agents.episode import EnvironmentSpec, ProgramSpec
+from roll_like.builtin.pipelines.agentic.config import AgenticConfig, EnvironmentConfig
+from roll_like.builtin.pipelines.agentic.environments import environment_spec_of, spec_of
+from roll_like.check.findings import Finding, failed
+from roll_like.config.load import import_plugins
+from roll_like.errors import RollLikeError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from roll_like.check import Report
+
+
+def environment_findings(
+    config: AgenticConfig,
+    tokenizer: PreTrainedTokenizerBase | None,
+    report: Report,  # noqa: ARG001 - what every pipeline's check is given
+) -> Iterator[Finding]:
+    """Yield what is wrong with the environments: each is begun once, from its first seed; programs are looked for."""
+    import_plugins(config.import_)
+    renderer = None if tokenizer is None else Renderer(tokenizer, template_options=config.rollout.template_options)
+    for index, environment in enumerate(config.environments):
+        yield from _playable(config, environment, environment.first_seed, f"environments.{index}", renderer)
+    evaluation = config.evaluation
+    for index, environment in enumerate(evaluation.environments if evaluation is not None else ()):
+        key = f"evaluation.environments.{index}"
+        yield from _playable(config, environment, evaluation.first_seed if evaluation else 0, key, renderer)
+
+
+def _playable(
+    config: AgenticConfig, environment: EnvironmentConfig, seed: int, key: str, renderer: Renderer | None
+) -> Iterator[Finding]:
+    """Yield what is wrong with one entry: its environment, its program, or both."""
+    spec, hosted = spec_of(environment), environment_spec_of(environment)
+    if isinstance(spec, ProgramSpec):
+        yield from _found(spec, f"{key}.program")
+        renderer = None  # what the policy is shown is the program's business
+    if hosted is not None:
+        yield from _begun(config, hosted, seed, key, renderer)
+
+
+def _found(spec: ProgramSpec, key: str) -> Iterator[Finding]:
+    """Yield why a program cannot be started."""
+    if spec.directory is not None and not Path(spec.directory).is_dir():
+        yield Finding("error", f"{key}.directory", f"{spec.directory!r} is no directory; correct it")
+    elif found_program(spec) is None:
+        where = "the search path" if os.sep not in spec.command[0] else repr(spec.directory or os.getcwd())
+        yield Finding(
+            "error",
+            f"{key}.command",
+            f"there is no program {spec.command[0]!r} in {where}; install it, or correct the command. A path is "
+            f"relative to {key}.directory",
+        )
+
+
+def _begun(
+    config: AgenticConfig, environment: EnvironmentSpec, seed: int, key: str, renderer: Renderer | None
+) -> Iterator[Finding]:
+    """Begin one episode, and yield why that fails, or why it cannot be played."""
+    try:
+        hosted = HostedEnvironment(environment)
+    except RollLikeError as error:
+        yield failed(key, error)
+        return
+    try:
+        started = hosted.reset(seed)
+        tokens = None if renderer is None else len(renderer.encode(renderer.render(started.messages, started.tools)))
+    except RollLikeError as error:
+        yield failed(key, error)
+        return
+    except Exception as error:  # noqa: BLE001 - an environment may raise anything; it becomes a finding
+        yield Finding("error", key, f"reset({seed}) of {environment.env_id!r} fails: {type(error).__name__}: {error}")
+        return
+    finally:
+        hosted.close()
+    limit = config.rollout.max_episode_tokens
+    if tokens is not None and tokens >= limit:
+        yield Finding(
+            "error",
+            f"{key}",
+            f"the first prompt of {environment.env_id!r} has {tokens} tokens, and a conversation {limit} at most, so "
+            "no turn could be taken; raise rollout.max_episode_tokens, or shorten the prompt",
+        )
+    elif tokens is not None and tokens + config.rollout.max_response_tokens > limit:
+        yield Finding(
+            "warning",
+            f"{key}",
+            f"the first prompt of {environment.env_id!r} has {tokens} tokens, which leaves {limit - tokens} of "
+            f"rollout.max_episode_tokens ({limit}): less than one turn of {config.rollout.max_response_tokens}",
+        )

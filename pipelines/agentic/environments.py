@@ -1,0 +1,176 @@
+"""How episodes are played: the processes that environments live in, and what speaks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+
+from roll_like.agents.agent_program import AgentPrograms
+from roll_like.agents.conversation import Renderer
+from roll_like.agents.env_manager import EnvManager, EpisodePlan, episode_task
+from roll_like.agents.env_worker import EnvPool, EnvWorker, notebook_environments
+from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits, EpisodeSpec, ProgramSpec
+from roll_like.agents.episode_order import EpisodeOrder, SeedRange
+from roll_like.agents.proxy import Proxy
+from roll_like.builtin.pipelines.agentic.config import AgenticConfig, EnvironmentConfig, ProxyConfig
+from roll_like.cluster import Cluster, ResourceManager, thread_environment
+from roll_like.cluster.driver_loop import DriverLoop
+from roll_like.errors import ConfigError
+from roll_like.inference.worker import InferenceWorker
+from roll_like.models.load import load_tokenizer
+from roll_like.policy_gradient.workers import Progress
+from roll_like.rollout.evaluate import Evaluator, evaluation_sampling
+from roll_like.rollout.handles import ActorReplica
+from roll_like.rollout.router import Router
+from roll_like.rollout.source import SynchronousRollouts, sampling_of
+
+
+class Playing:
+    """The environments of a run.
+
+    Args:
+        config: The run's configuration.
+        resources: Where their processes go.
+        stack: Ends them when it is closed.
+    """
+
+    def __init__(self, config: AgenticConfig, resources: ResourceManager, stack: ExitStack) -> None:
+        self._config = config
+        self._resources = resources
+        self._stack = stack
+        self._workers: Cluster[EnvWorker]
+
+    def start(self) -> None:
+        """Start the processes."""
+        entries = (*self._config.environments, *self._config.evaluated)
+        notebook = notebook_environments(entry.id for entry in entries if entry.id is not None)
+        self._workers = Cluster(
+            "environments",
+            EnvWorker,
+            self._resources.beside(self._config.env_workers.workers),
+            arguments=lambda rank: (self._config.import_, notebook),
+            environment=lambda rank: {**thread_environment(1), "CUDA_VISIBLE_DEVICES": ""},
+            concurrency=self._config.rollout.max_in_flight + 8,  # every episode may wait for its environment
+        )
+        self._stack.callback(self._workers.close, EnvWorker.shut_down)
+
+    def wait(self) -> None:
+        """Wait until they can host environments.
+
+        Raises:
+            PluginError: A module of `import` cannot be imported there.
+        """
+        self._workers.everywhere(EnvWorker.hosted)
+
+    def manager(
+        self,
+        inference: Cluster[InferenceWorker],
+        runner: DriverLoop,
+        progress: Progress = lambda done, total: None,
+    ) -> EnvManager:
+        """Return what plays episodes with the engines in these environments.
+
+        Raises:
+            ConfigError: The address that programs are to be answered at cannot be listened on.
+        """
+        config, rollout = self._config, self._config.rollout
+        replicas = [ActorReplica(inference, rank) for rank in range(len(inference))]
+        router = Router(replicas, max_in_flight=rollout.max_in_flight, retries=rollout.retries)
+        environments = EnvPool(self._workers, deadline_seconds=config.env_workers.deadline_seconds)
+        renderer = Renderer(load_tokenizer(config.model), template_options=rollout.template_options)
+        specs = specs_of([*config.environments, *config.evaluated])
+        programs = None
+        if any(isinstance(spec, ProgramSpec) for spec in specs):
+            programs = AgentPrograms(self._started_proxy(router, renderer, runner), environments)
+        return EnvManager(
+            router, environments, specs, renderer, retries=rollout.retries, progress=progress, programs=programs
+        )
+
+    def _started_proxy(self, router: Router, renderer: Renderer, runner: DriverLoop) -> Proxy:
+        address = self._config.proxy or ProxyConfig()
+        proxy = Proxy(router, renderer, host=address.host, port=address.port)
+        try:
+            runner.run(proxy.start())
+        except OSError as error:
+            raise ConfigError(
+                f"programs cannot be answered at {address.host}:{address.port}: {error}",
+                fix="correct proxy.host and proxy.port; port 0 takes a free one",
+            ) from error
+        self._stack.callback(lambda: runner.run(proxy.close()))
+        return proxy
+
+
+def environment_spec_of(environment: EnvironmentConfig) -> EnvironmentSpec | None:
+    """Return the environment of an entry, as workers host it, or nothing where a program does without."""
+    if environment.id is None:
+        return None
+    return EnvironmentSpec(name=environment.label, env_id=environment.id, kwargs=environment.kwargs)
+
+
+def spec_of(environment: EnvironmentConfig) -> EpisodeSpec:
+    """Return an entry as episodes know it."""
+    hosted, program = environment_spec_of(environment), environment.program
+    if program is not None:
+        return ProgramSpec(
+            name=environment.label,
+            command=program.command,
+            env=program.env,
+            directory=program.directory,
+            timeout_seconds=program.timeout_seconds,
+            max_programs=program.max_programs,
+            environment=hosted,
+            limit_reward=program.limit_reward,
+        )
+    assert hosted is not None, "refused by a rule"
+    return hosted
+
+
+def specs_of(environments: Sequence[EnvironmentConfig]) -> list[EpisodeSpec]:
+    """Return each entry once."""
+    return list({environment.label: spec_of(environment) for environment in environments}.values())
+
+
+def limits_of(config: AgenticConfig) -> EpisodeLimits:
+    """Return where an episode ends at the latest."""
+    return EpisodeLimits(turns=config.rollout.max_turns, tokens=config.rollout.max_episode_tokens)
+
+
+def episode_rollouts(
+    config: AgenticConfig, manager: EnvManager, runner: DriverLoop
+) -> SynchronousRollouts[EpisodePlan]:
+    """Return the source of a step's groups of episodes."""
+    order = EpisodeOrder(
+        [(spec_of(one), one.weight, SeedRange(first=one.first_seed, count=one.seeds)) for one in config.environments]
+    )
+    plan = partial(
+        EpisodePlan,
+        episodes_per_group=config.rollout.episodes_per_group,
+        redundant=config.rollout.redundant_episodes,
+        sampling=sampling_of(config.rollout),
+        limits=limits_of(config),
+    )
+    return SynchronousRollouts(manager, order, plan, config.rollout, seed=config.seed, runner=runner)
+
+
+def episode_evaluator(config: AgenticConfig, manager: EnvManager, runner: DriverLoop) -> Evaluator[EpisodePlan] | None:
+    """Return what measures the policy on fixed seeds, or nothing where there is no `evaluation` section."""
+    schedule = config.evaluation
+    if schedule is None:
+        return None
+    seeds = range(schedule.first_seed, schedule.first_seed + schedule.seeds)
+    return Evaluator(
+        manager,
+        [episode_task(spec, seed) for spec in specs_of(config.evaluated) for seed in seeds],
+        partial(
+            EpisodePlan,
+            episodes_per_group=schedule.episodes_per_seed,
+            redundant=0,
+            sampling=evaluation_sampling(schedule, config.rollout.max_response_tokens),
+            limits=limits_of(config),
+        ),
+        schedule,
+        max_failure_fraction=config.rollout.max_failure_fraction,
+        seed=config.seed,
+        runner=runner,
+    )

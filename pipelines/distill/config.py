@@ -1,0 +1,106 @@
+"""The configuration of `pipeline: distill`: a student learns what teachers would say of given conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
+from roll_like.config.offline import GivenDataConfig
+from roll_like.config.plan import RolePlan
+from roll_like.config.rules import budget_holds
+from roll_like.config.run import NAME_PATTERN, Rule, ScheduleConfig
+from roll_like.config.sections import PositiveInt, TrainerResourcesConfig
+from roll_like.config.teachers import Teachers, teacher_roles, teachers_fit
+from roll_like.config.training_data import ConversationData, ConversationSource
+from roll_like.config.violations import Violation
+from roll_like.registry import DISTILLATION_LOSSES
+
+
+class DistillationSource(ConversationSource):
+    """Conversations that a teacher is asked about."""
+
+    domain: str | None = Field(default=None, description="Its domain, in `teachers`; default: its name.")
+
+    @property
+    def domain_label(self) -> str:
+        """Its `domain`, or its label."""
+        return self.domain or self.label
+
+
+class DistillationDataConfig(ConversationData):
+    """What the student learns on, and how much of it in a step."""
+
+    sources: Annotated[tuple[DistillationSource, ...], Field(min_length=1)] = Field(description="Datasets, weighted.")
+    samples_per_step: PositiveInt = Field(description="Samples of one step, which is one optimizer update.")
+    shuffle: bool = Field(default=True, description="Shuffle each pass over a source, seeded by `seed`.")
+    packing: bool = Field(
+        default=True, description="Compute several samples in one row, none of which sees another: less padding."
+    )
+
+
+class DistillationAlgorithmConfig(ConfigModel):
+    """How a teacher's distributions become a gradient."""
+
+    loss: Annotated[PluginConfig, PluginSetting(DISTILLATION_LOSSES)] = Field(
+        default_factory=lambda: DISTILLATION_LOSSES.get("forward_kl").Config(),
+        description="A distillation loss.",
+    )
+    top_k: PositiveInt | None = Field(
+        default=64,
+        description="How many of its most likely tokens a teacher sends for each token; what becomes of the others is "
+        "the loss's `tail`. `null`: the whole distribution; hidden states are sent, and the student's ranks hold the "
+        "teacher's output projection.",
+    )
+
+
+class DistillationEvaluationConfig(ScheduleConfig):
+    """How progress is measured: how near the student is to its teachers on conversations that are not trained on."""
+
+    sources: Annotated[tuple[DistillationSource, ...], Field(min_length=1)] = Field(
+        description="Datasets; their limits are those of `data`."
+    )
+
+
+def _budget_holds_a_sample(config: DistillConfig) -> Iterator[Violation]:
+    yield from budget_holds(
+        config, ("training", "max_tokens_per_micro_batch"), config.training.max_tokens_per_micro_batch
+    )
+
+
+def _teachers_fit(config: DistillConfig) -> Iterator[Violation]:
+    sources = [*config.data.sources, *(() if config.evaluation is None else config.evaluation.sources)]
+    domains = [source.domain_label for source in sources]
+    yield from teachers_fit(config.teachers, domains, config.longest_sample, config.longest_sample_terms)
+
+
+class DistillConfig(GivenDataConfig):
+    """One run of distillation on given data: everything a YAML file may say."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (*GivenDataConfig.rules, _budget_holds_a_sample, _teachers_fit)
+
+    pipeline: Literal["distill"] = Field(default="distill", description="This pipeline.")
+    name: str = Field(default="distill", pattern=NAME_PATTERN, description="Name of the run and of its folder.")
+    teachers: Teachers = Field(description="Models that the student (`model`) learns from, by names of your choice.")
+    data: DistillationDataConfig = Field(description="What the student learns on, and how much of it in a step.")
+    algorithm: DistillationAlgorithmConfig = Field(
+        default_factory=DistillationAlgorithmConfig, description="How a teacher's distributions become a gradient."
+    )
+    resources: TrainerResourcesConfig = Field(
+        description="What hardware the run takes. A device is a GPU, or a core with `device: cpu`."
+    )
+    evaluation: DistillationEvaluationConfig | None = Field(
+        default=None, description="How progress is measured, on conversations that are not trained on; none by default."
+    )
+
+    @property
+    def items_per_step(self) -> tuple[int, str]:
+        """How many samples one step takes."""
+        return self.data.samples_per_step, "samples"
+
+    @property
+    def further_roles(self) -> tuple[RolePlan, ...]:
+        """The teachers."""
+        return tuple(teacher_roles(self.resources, self.resources.spans.training, self.teachers))

@@ -1,0 +1,1 @@
+"""Preference optimisation on given pairs or labelled answers."""

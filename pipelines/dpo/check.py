@@ -1,0 +1,85 @@
+"""Verdicts on single answers: whether there are both kinds, and how much each weighs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from roll_like.algorithms.preference import KTOLoss
+from roll_like.builtin.pipelines.dpo.config import DPOConfig
+from roll_like.check.findings import Finding
+from roll_like.data.pairs import Preference, verdicts
+from roll_like.data.samples import SampleSet
+from roll_like.registry import PREFERENCE_LOSSES
+
+#: What λ_D·n_D should be of λ_U·n_U, by the authors of `kto` (arXiv:2402.01306, section 4.2).
+BALANCE = (1.0, 4 / 3)
+
+
+def label_findings(config: DPOConfig, loaded: Mapping[str, SampleSet[Preference]]) -> Iterator[Finding]:
+    """Yield what is odd about the labels of a run that learns from single answers.
+
+    Args:
+        config: The run's configuration.
+        loaded: What could be read of `data` and `evaluation`.
+    """
+    loss = PREFERENCE_LOSSES.get(config.algorithm.loss.type)
+    if loss.paired:
+        return
+    for section, found in loaded.items():
+        prompts = {each.sample.token_ids[: each.sample.prompt_length].tobytes() for each in verdicts(found)}
+        if loss.needs_batch and len(prompts) == 1:
+            yield Finding(
+                "error",
+                f"{section}.sources",
+                f"all answers have one prompt, and {config.algorithm.loss.type!r} compares with answers to other "
+                "prompts; add rows with other prompts",
+            )
+    if "data" in loaded:
+        yield from _both_kinds(config, loaded["data"])
+
+
+def _both_kinds(config: DPOConfig, data: SampleSet[Preference]) -> Iterator[Finding]:
+    labels = [[verdict.label for verdict in verdicts(source.samples)] for source in data.sources]
+    liked, total = sum(map(sum, labels)), sum(map(len, labels))
+    if liked in (0, total):
+        label, missing = ("true", "false") if liked else ("false", "true")
+        yield Finding(
+            "error",
+            "data.sources",
+            f"all {total} answers have the label {label}, and {config.algorithm.loss.type!r} learns from the "
+            f"difference between liked answers and others; add rows with the label {missing}, or correct label_field"
+            + (", or teach the answers by pipeline: sft" if liked else ""),
+        )
+        return
+    if config.data.type == "labels":
+        yield Finding("note", "data.sources", f"{liked} answers are liked and {total - liked} are not")
+    weights = [source.weight for source in data.sources]
+    shares = [weight * sum(each) / len(each) for weight, each in zip(weights, labels, strict=True)]
+    yield from _balance(config, sum(shares) / sum(weights))
+
+
+def _balance(config: DPOConfig, liked: float) -> Iterator[Finding]:
+    """Yield weights that make one kind count for much more than the other.
+
+    Args:
+        config: The run's configuration.
+        liked: Share of liked answers in what steps are drawn from, between 0 and 1.
+    """
+    loss = config.algorithm.loss
+    if not isinstance(loss, KTOLoss.Config):
+        return
+    desirable, undesirable = loss.desirable_weight * liked, loss.undesirable_weight * (1 - liked)
+    low, high = BALANCE
+    if low * 0.99 <= desirable / undesirable <= high * 1.01:
+        return
+    if liked < 0.5:
+        key, bounds = "desirable_weight", (low * undesirable / liked, high * undesirable / liked)
+    else:
+        key, bounds = "undesirable_weight", (desirable / high / (1 - liked), desirable / low / (1 - liked))
+    yield Finding(
+        "warning",
+        f"algorithm.loss.{key}",
+        f"{liked:.0%} of the answers are liked; with weights of {loss.desirable_weight:g} and "
+        f"{loss.undesirable_weight:g} they count {desirable / undesirable:.2g} times as much as the others, and 1 to "
+        f"4/3 times is recommended; set it to between {bounds[0]:.2g} and {bounds[1]:.2g}",
+    )

@@ -1,0 +1,275 @@
+"""What preference runs are made of: the answers of each step, what the reference model says of them, the evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from itertools import chain
+from typing import Any, Protocol, TypeAlias, cast
+
+from roll_like.builtin.pipelines.dpo.config import DPOConfig
+from roll_like.builtin.pipelines.dpo.labels import verdict_answers
+from roll_like.builtin.pipelines.dpo.precomputed_reference import PrecomputedReference
+from roll_like.cluster import ResourceManager
+from roll_like.config.run import ScheduleConfig
+from roll_like.config.sections import Span, TrainingConfig
+from roll_like.data.chat import Renderer
+from roll_like.data.pairs import PairSample, Preference, load_preferences, verdicts
+from roll_like.data.samples import SampleSet
+from roll_like.models.load import ResolvedModel, load_tokenizer, resolve_model
+from roll_like.registry import PREFERENCE_LOSSES
+from roll_like.run.launch import RunContext, measuring
+from roll_like.training.preference import AnswersEngine, PreferenceEngine
+from roll_like.training.preference_worker import PreferenceSpec, PreferenceWorker
+from roll_like.training.start import Timer, rank_fields, start_ranks
+from roll_like.training.unpaired import UnpairedEngine
+from roll_like.training.unpaired_worker import UnpairedWorker
+from roll_like.types import FloatArray, TrainingSample
+from roll_like.values import Metric, reduce
+
+#: Where a run keeps what its reference model said.
+REFERENCE_FILE = "reference_logprobs.npz"
+
+#: Learns from pairs, or from single answers.
+Trainer: TypeAlias = AnswersEngine[Any]
+
+
+def preferences_of(config: DPOConfig) -> SampleSet[Preference]:
+    """Return the pairs, or the single answers, that are trained on."""
+    return load_preferences(config.data, Renderer(load_tokenizer(config.model)))
+
+
+def evaluated_preferences_of(config: DPOConfig) -> SampleSet[Preference] | None:
+    """Return those of the evaluation, where there is one."""
+    rows = config.evaluated_rows
+    return (
+        None if rows is None else load_preferences(rows, Renderer(load_tokenizer(config.model)), section="evaluation")
+    )
+
+
+def batch_of(config: DPOConfig, preferences: Sequence[Preference]) -> list[TrainingSample]:
+    """Return what the loss takes: the answers of pairs in turn, or single answers and what their baseline needs."""
+    loss = PREFERENCE_LOSSES.get(config.algorithm.loss.type)
+    if loss.paired:
+        return answers_of(cast("Sequence[PairSample]", preferences))  # the configuration's rules let nothing else in
+    return verdict_answers([*verdicts(preferences)], max_tokens=config.data.max_tokens, baseline=loss.needs_batch)
+
+
+def answers_of(pairs: Sequence[PairSample]) -> list[TrainingSample]:
+    """Return the answers of pairs, chosen and rejected in turn."""
+    return [
+        TrainingSample(
+            group_id=str(index),
+            token_ids=answer.token_ids,
+            prompt_length=pair.prompt_length,
+            sampled=answer.trained,
+        )
+        for index, pair in enumerate(pairs)
+        for answer in pair.sequences
+    ]
+
+
+class References(Protocol):
+    """Says how likely the reference model finds sequences."""
+
+    def sums(self, samples: Sequence[TrainingSample]) -> FloatArray | None:
+        """Return the log-probability of each sample's trained tokens, summed up; None without a reference."""
+
+
+class NoReference:
+    """For losses that compare with nothing."""
+
+    def sums(self, samples: Sequence[TrainingSample]) -> None:  # noqa: ARG002 - what all references are asked
+        """Return nothing."""
+        return
+
+
+class ReferenceCluster:
+    """A frozen model that is asked in each step.
+
+    Args:
+        engine: Its ranks.
+    """
+
+    def __init__(self, engine: PreferenceEngine) -> None:
+        self._engine = engine
+
+    def sums(self, samples: Sequence[TrainingSample]) -> FloatArray:
+        """Return the log-probability of each sample."""
+        return self._engine.sums(samples)
+
+
+class WithoutAdapters:
+    """The policy itself, with its adapters switched off.
+
+    Args:
+        policy: Its ranks.
+    """
+
+    def __init__(self, policy: Trainer) -> None:
+        self._policy = policy
+
+    def sums(self, samples: Sequence[TrainingSample]) -> FloatArray:
+        """Return the log-probability of each sample."""
+        return self._policy.sums(samples, adapters=False)
+
+
+def asked_of(
+    config: DPOConfig, data: SampleSet[Preference], evaluated: SampleSet[Preference] | None
+) -> Iterator[TrainingSample]:
+    """Yield everything that the reference model will be asked about in a run.
+
+    Which answers are mismatched depends on what else is in their step, so the steps are gone through as they will come.
+    """
+    if PREFERENCE_LOSSES.get(config.algorithm.loss.type).paired:
+        yield from batch_of(config, data.samples)
+    else:
+        order = data.order(seed=config.seed, shuffle=config.data.shuffle)
+        for _ in range(config.total_steps):
+            yield from batch_of(config, order.take(config.items_per_step[0]))
+    if evaluated is not None:
+        yield from batch_of(config, evaluated.samples)
+
+
+def references_of(config: DPOConfig, run: RunContext, trainer: Trainer, asked: Iterable[TrainingSample]) -> References:
+    """Return what the reference model says; the trainer has not taken a step yet.
+
+    Args:
+        config: The run's configuration.
+        run: What it is built on.
+        trainer: The policy before its first step.
+        asked: Everything that will be asked about.
+    """
+    reference = config.reference
+    if reference is None:
+        return NoReference()
+    if reference.mode == "adapter_off":
+        return WithoutAdapters(trainer)
+    if reference.mode == "cluster":
+        return ReferenceCluster(_start_reference(config, run.resources, run.stack, run.state.timer))
+    model, path = reference.path or config.model.path, run.state.directory / REFERENCE_FILE
+    known = PrecomputedReference.read(path, model)
+    further = known.lacks(asked)
+    if (first := next(further, None)) is None:
+        return known
+    run.state.metrics.phase("asking the reference model")
+    with ExitStack() as stack:
+        engine = trainer if reference.path is None else _start_reference(config, run.resources, stack)
+        computed = known.asking(engine, chain([first], further))
+    computed.write(path, model)
+    return computed
+
+
+class PairEvaluator:
+    """Measures how often a model prefers what it should, on pairs that it is not trained on.
+
+    Args:
+        schedule: When.
+        measure: Returns `train/loss` and `preference/…` of these pairs, without a step.
+    """
+
+    def __init__(self, schedule: ScheduleConfig, measure: Callable[[], Mapping[str, Metric]]) -> None:
+        self._schedule = schedule
+        self._measure = measure
+
+    def due(self, finished: int, total: int) -> bool:
+        """Return whether to evaluate after `finished` of `total` steps."""
+        return self._schedule.due(finished, total)
+
+    def evaluate(self) -> tuple[Mapping[str, Metric], None]:
+        """Return `eval/loss`, `eval/accuracy` and the other figures of pairs."""
+        measured = self._measure()
+        figures = {"train/loss": "eval/loss"} | {
+            name: f"eval/{name.removeprefix('preference/')}" for name in measured if name.startswith("preference/")
+        }
+        return {figures[name]: metric for name, metric in measured.items() if name in figures}, None
+
+    def score(self, values: Mapping[str, float]) -> float | None:
+        """Return what the best checkpoint has most of: right preferences."""
+        return values.get("eval/pair_accuracy", values.get("eval/accuracy"))
+
+
+class PreferenceEvaluator(PairEvaluator):
+    """The same of a policy that is compared with a reference.
+
+    Args:
+        config: The run's configuration; has an `evaluation` section.
+        preferences: What to evaluate on.
+        trainer: The policy.
+        references: What it is compared with.
+    """
+
+    def __init__(
+        self, config: DPOConfig, preferences: SampleSet[Preference], trainer: Trainer, references: References
+    ) -> None:
+        assert config.evaluation is not None, "the caller asked"
+        batch = batch_of(config, preferences.samples)
+        super().__init__(config.evaluation, lambda: trainer.measure(batch, references.sums(batch)))
+
+
+def start_preference(
+    config: DPOConfig,
+    model: ResolvedModel,
+    resources: ResourceManager,
+    stack: ExitStack,
+    *,
+    span_timer: Timer = lambda name: nullcontext(),
+) -> Trainer:
+    """Start the policy's ranks: of a model that learns from pairs, or from single answers, as the loss does."""
+    span, training, loss = config.resources.spans.training, config.training, config.algorithm.loss
+    spec = _spec(config, model, training, span, frozen=False)
+    if PREFERENCE_LOSSES.get(loss.type).paired:
+        pairs = start_ranks("training", PreferenceWorker, spec, training.workers, resources, span, stack=stack)
+        return PreferenceEngine(pairs, training, span=span_timer)
+    answers = start_ranks("training", UnpairedWorker, spec, training.workers, resources, span, stack=stack)
+    return UnpairedEngine(answers, training, loss, span=span_timer)
+
+
+def evaluate_preferences(config: DPOConfig, model_path: str) -> dict[str, float]:
+    """Measure a model by the configuration's evaluation, against the configuration's reference, without training.
+
+    Raises:
+        ConfigError: The configuration has no `evaluation` section.
+    """
+    measured = config.evaluating(model_path).model_copy(update={"steps": 1})
+    preferences = evaluated_preferences_of(config)
+    assert preferences is not None, "there is an evaluation"
+    with measuring(config) as (resources, stack):
+        references: References = NoReference()
+        if config.reference is not None:
+            with ExitStack() as short:
+                asked = _start_reference(config, resources, short)
+                references = PrecomputedReference({}).asking(asked, batch_of(config, preferences.samples))
+        trainer = start_preference(measured, resolve_model(measured.model), resources, stack)
+        metrics, _ = PreferenceEvaluator(config, preferences, trainer, references).evaluate()
+    return reduce(metrics)
+
+
+def _start_reference(
+    config: DPOConfig,
+    resources: ResourceManager,
+    stack: ExitStack,
+    span_timer: Timer = lambda name: nullcontext(),
+) -> PreferenceEngine:
+    assert config.reference is not None, "the caller asked"
+    path = config.reference.path
+    model = resolve_model(config.model if path is None else config.model.at(path))
+    training = config.training.frozen(
+        workers=config.reference.workers,
+        max_tokens_per_micro_batch=config.reference.max_tokens_per_micro_batch,
+    )
+    span = config.resources.spans.reference or config.resources.spans.training
+    spec = _spec(config, model, training, span, frozen=True)
+    cluster = start_ranks("reference", PreferenceWorker, spec, training.workers, resources, span, stack=stack)
+    return PreferenceEngine(cluster, training, span=span_timer)
+
+
+def _spec(
+    config: DPOConfig, model: ResolvedModel, training: TrainingConfig, span: Span, *, frozen: bool
+) -> PreferenceSpec:
+    return PreferenceSpec(
+        **rank_fields(config, model, span, training.workers, total_updates=1 if frozen else config.total_steps),
+        training=training,
+        frozen=frozen,
+        loss=config.algorithm.loss,
+    )

@@ -1,0 +1,1 @@
+"""Distillation on the student's own answers."""

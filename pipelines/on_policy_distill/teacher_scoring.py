@@ -1,0 +1,194 @@
+"""What on-policy distillation has beside a policy and its judges: teachers that score what the student sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+
+from roll_like.algorithms.advantages import policy_samples
+from roll_like.algorithms.distillation import with_teacher_advantages
+from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig, TeacherSignalConfig
+from roll_like.cluster import Cluster, ResourceManager
+from roll_like.cluster.driver_loop import DriverLoop
+from roll_like.config.teachers import teacher_of
+from roll_like.inference.worker import InferenceWorker
+from roll_like.models.teachers import planned_teachers
+from roll_like.policy_gradient.reward_workers import Judging, prompt_evaluator
+from roll_like.policy_gradient.start import trainer_spec
+from roll_like.rollout.evaluate import Evaluator
+from roll_like.rollout.filling import Collected
+from roll_like.rollout.scheduler import GroupPlan
+from roll_like.training.engine import TrainingEngine, with_logprobs
+from roll_like.training.start import Timer, start_trainer
+from roll_like.types import FloatArray, Group, PolicySample, Scored
+from roll_like.values import Mean, Metric, Metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tutored:
+    """A step's samples with what teachers made of them, and figures of that."""
+
+    samples: Sequence[PolicySample]
+    metrics: Metrics
+
+
+class Tutors:
+    """Teachers that say how likely they find sampled tokens.
+
+    Args:
+        config: The run's configuration.
+        engines: The teachers' ranks, by name.
+    """
+
+    def __init__(self, config: OnPolicyDistillConfig, engines: Mapping[str, TrainingEngine]) -> None:
+        self._teachers = config.teachers
+        self._signal: TeacherSignalConfig = config.distillation
+        self._engines = engines
+
+    def teach(self, samples: Sequence[PolicySample], groups: Sequence[Group[Scored]]) -> Tutored:
+        """Return the samples with the teachers' advantages, or with their log-probabilities for a loss.
+
+        Args:
+            samples: What a step trains on, with the advantages of rewards.
+            groups: The groups that they come from: a sample's teacher is that of its task's domain.
+        """
+        logprobs = self.logprobs(samples, groups)
+        metrics = {"distill/reverse_kl": reverse_kl(samples, logprobs)}
+        signal = self._signal
+        if signal.use == "loss":
+            weighed = with_teacher_advantages(
+                samples, logprobs, teacher_weight=0.0, reward_weight=signal.reward_weight, estimator=signal.estimator
+            )
+            return Tutored(samples=with_logprobs(weighed, logprobs), metrics=metrics)
+        taught = with_teacher_advantages(
+            samples,
+            logprobs,
+            teacher_weight=signal.weight,
+            reward_weight=signal.reward_weight,
+            estimator=signal.estimator,
+            discount=signal.discount,
+        )
+        return Tutored(samples=taught, metrics=metrics)
+
+    def logprobs(self, samples: Sequence[PolicySample], groups: Sequence[Group[Scored]]) -> list[FloatArray]:
+        """Return the log-probability of each sampled token under its teacher, one array [T] a sample."""
+        domains = {group.task.task_id: group.task.domain for group in groups}
+        names = [teacher_of(self._teachers, domains[sample.group_id.rsplit("#", 1)[0]]) for sample in samples]
+        found: dict[int, FloatArray] = {}
+        for name, engine in self._engines.items():
+            theirs = [index for index, chosen in enumerate(names) if chosen == name]
+            if theirs:
+                found |= zip(theirs, engine.logprobs([samples[index] for index in theirs]), strict=True)
+        return [found[index] for index in range(len(samples))]
+
+
+class Tutoring(Judging):
+    """The teachers of a run, beside the reward workers where it has some.
+
+    Args:
+        config: The run's configuration.
+        resources: Where they go.
+        stack: Ends them when it is closed.
+        timer: Times a named part of a step.
+    """
+
+    def __init__(
+        self,
+        config: OnPolicyDistillConfig,
+        resources: ResourceManager,
+        stack: ExitStack,
+        timer: Timer = lambda name: nullcontext(),
+    ) -> None:
+        super().__init__(config, resources, stack)
+        self._student = config
+        self._timer = timer
+        self.tutors: Tutors
+
+    def start(self) -> None:
+        """Start reward workers and teachers.
+
+        Raises:
+            ConfigError: A teacher has another tokenizer than the student.
+            EngineError: A rank did not start.
+        """
+        super().start()
+        config = self._student
+        engines = {
+            teacher.name: start_trainer(
+                f"teacher {teacher.name}",
+                trainer_spec(config, teacher.model, teacher.training, frozen=True),
+                self._resources,
+                teacher.span,
+                max_response_tokens=config.longest_response,
+                stack=self._stack,
+                span_timer=lambda _: self._timer("teach"),
+            )
+            for teacher in planned_teachers(config)
+        }
+        self.tutors = Tutors(config, engines)
+
+
+class TutoredEvaluator:
+    """Samples answers to tasks that are not trained on, and asks teachers, and judges where there are some.
+
+    Args:
+        evaluator: Samples and judges.
+        tutors: What answers are compared with.
+        judged: Whether there are rewards.
+    """
+
+    def __init__(self, evaluator: Evaluator[GroupPlan], tutors: Tutors, *, judged: bool) -> None:
+        self._evaluator = evaluator
+        self._tutors = tutors
+        self._judged = judged
+
+    def due(self, finished: int, total: int) -> bool:
+        """Return whether to evaluate after `finished` of `total` steps."""
+        return self._evaluator.due(finished, total)
+
+    def evaluate(self) -> tuple[Mapping[str, Metric], Collected]:
+        """Return `eval/reverse_kl`, with rewards also `eval/avg` and so on, and the answers."""
+        metrics, collected = self._evaluator.evaluate()
+        if not self._judged:
+            metrics = without_rewards(metrics)
+        samples = policy_samples(collected.groups)
+        figure = reverse_kl(samples, self._tutors.logprobs(samples, collected.groups))
+        return {**metrics, "eval/reverse_kl": figure}, collected
+
+    def score(self, values: Mapping[str, float]) -> float | None:
+        """Return what the best checkpoint has most of: reward, or nearness to the teachers where there is none."""
+        if self._judged:
+            return self._evaluator.score(values)
+        return -values["eval/reverse_kl"] if "eval/reverse_kl" in values else None
+
+
+def tutored_evaluator(
+    config: OnPolicyDistillConfig, tutoring: Tutoring, inference: Cluster[InferenceWorker], runner: DriverLoop
+) -> TutoredEvaluator | None:
+    """Return what measures the student, or nothing where there is no `evaluation` section."""
+    evaluator = prompt_evaluator(config, tutoring.scheduler(inference), runner)
+    if evaluator is None:
+        return None
+    return TutoredEvaluator(evaluator, tutoring.tutors, judged=bool(config.rewards.use))
+
+
+def reverse_kl(samples: Sequence[PolicySample], teacher_logprobs: Sequence[FloatArray]) -> Mean:
+    """Return the mean of log π − log π_teacher over sampled tokens: an estimate of the reverse KL of a token, in nats.
+
+    Log π is what the inference engine reported.
+    """
+    total = sum(
+        float((sample.behaviour_logprobs - theirs)[sample.sampled].sum(dtype=np.float64))
+        for sample, theirs in zip(samples, teacher_logprobs, strict=True)
+    )
+    tokens = sum(int(sample.sampled.sum()) for sample in samples)
+    return Mean(total / max(tokens, 1), tokens)
+
+
+def without_rewards(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
+    """Return metrics without those of rewards that nobody gave."""
+    of_rewards = ("/reward", "/without_signal", "eval/avg", "eval/pass")
+    return {name: metric for name, metric in metrics.items() if not any(part in name for part in of_rewards)}

@@ -1,0 +1,1 @@
+"""Preference optimisation on pairs of the policy's own answers."""

@@ -1,0 +1,139 @@
+"""Engines that follow a policy while it is trained on something else than their last samples, and its evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from roll_like.cluster import Cluster
+from roll_like.cluster.driver_loop import DriverLoop
+from roll_like.inference.weight_transfer.sync import WeightSync
+from roll_like.inference.worker import InferenceWorker
+from roll_like.rollout.evaluate import Evaluator
+from roll_like.rollout.filling import Collected
+from roll_like.rollout.scheduler import GroupPlan
+from roll_like.run.launch import Evaluates, RunState
+from roll_like.training.handle import RanksHandle
+from roll_like.values import Metric, Metrics, merge
+
+
+class Samples(Protocol):
+    """What is asked of such engines: `PolicyEngines`, or a fake."""
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that they sample with."""
+
+    def sampling(self) -> AbstractContextManager[Metrics]:
+        """Let them sample from the policy as it is."""
+
+    def fall_behind(self) -> None:
+        """Note that the policy is about to move."""
+
+
+@dataclass(kw_only=True)
+class PolicyEngines:
+    """The engines that sample from the policy that is being trained: they get its weights before they are asked.
+
+    Attributes:
+        state: The run.
+        runner: The driver's event loop.
+        inference: The engines' cluster; awake.
+        weights: Trainer to engines.
+        shared: What is trained on the engines' GPUs: they make room for each other.
+        behind: Whether the policy has moved since the engines got its weights.
+        asleep: Whether the engines have given their GPUs away.
+    """
+
+    state: RunState
+    runner: DriverLoop
+    inference: Cluster[InferenceWorker]
+    weights: WeightSync
+    shared: Sequence[RanksHandle[Any]]
+    behind: bool = True
+    asleep: bool = False
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that they sample with."""
+        return self.weights.version
+
+    @contextmanager
+    def sampling(self) -> Iterator[Metrics]:
+        """Give the engines the newest weights and the devices; yield the figures of that. SIGTERM may cut it short."""
+        if self.asleep:
+            self.runner.run(self.inference.ask_everywhere(InferenceWorker.wake))
+            self.asleep = False
+        figures: Metrics = {}
+        if self.behind:
+            with self.state.timer("sync"):
+                figures = self.weights.push().metrics
+            self.behind = False
+        for engine in self.shared:
+            engine.offload()
+        with self.state.timer("generate"), self.state.interruptible():
+            yield figures
+        if self.shared:
+            self.runner.run(self.inference.ask_everywhere(InferenceWorker.sleep))
+            self.asleep = True
+            for engine in self.shared:
+                engine.reload()
+
+    def fall_behind(self) -> None:
+        """Note that the policy is about to move."""
+        self.behind = True
+
+
+class OnPolicyEvaluator:
+    """Measures the policy by rewards, with its newest weights in the engines.
+
+    Args:
+        evaluator: Samples and judges.
+        engines: What it samples with.
+    """
+
+    def __init__(self, evaluator: Evaluator[GroupPlan], engines: Samples) -> None:
+        self._evaluator = evaluator
+        self._engines = engines
+
+    def due(self, finished: int, total: int) -> bool:
+        """Return whether to evaluate after `finished` of `total` steps."""
+        return self._evaluator.due(finished, total)
+
+    def evaluate(self) -> tuple[Mapping[str, Metric], Collected]:
+        """Return `eval/avg`, `eval/pass` and so on, and the judged answers."""
+        with self._engines.sampling():
+            return self._evaluator.evaluate()
+
+    def score(self, values: Mapping[str, float]) -> float | None:
+        """Return what the best checkpoint has most of: avg@k."""
+        return self._evaluator.score(values)
+
+
+class Evaluators:
+    """Several evaluations as one; each has a schedule of its own.
+
+    Args:
+        parts: The evaluations; the best checkpoint is chosen by the first that has a score.
+    """
+
+    def __init__(self, parts: Sequence[Evaluates]) -> None:
+        self._parts = parts
+        self._due: Sequence[Evaluates] = ()
+
+    def due(self, finished: int, total: int) -> bool:
+        """Return whether any is due; those are the ones that `evaluate` runs."""
+        self._due = [part for part in self._parts if part.due(finished, total)]
+        return bool(self._due)
+
+    def evaluate(self) -> tuple[Mapping[str, Metric], Collected | None]:
+        """Return the figures of all that are due, and the judged answers where there are any."""
+        results = [part.evaluate() for part in self._due]
+        answers = [collected for _, collected in results if collected is not None]
+        return merge(figures for figures, _ in results), answers[0] if answers else None
+
+    def score(self, values: Mapping[str, float]) -> float | None:
+        """Return what the best checkpoint has most of."""
+        return next((score for part in self._parts if (score := part.score(values)) is not None), None)

@@ -1,0 +1,67 @@
+"""The configuration of `pipeline: reward_model`: a model learns to score whole conversations from pairs."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from roll_like.config.base import ConfigModel
+from roll_like.config.offline import GivenDataConfig
+from roll_like.config.rules import budget_holds_a_pair
+from roll_like.config.run import NAME_PATTERN, Rule, ScheduleConfig
+from roll_like.config.sections import PositiveInt, Task, TrainerResourcesConfig
+from roll_like.config.training_data import ScoredPairData, ScoredPairSource
+
+
+class RewardModelDataConfig(ScoredPairData):
+    """What the model learns from, and how much of it in a step."""
+
+    pairs_per_step: PositiveInt = Field(description="Pairs of one step, which is one optimizer update.")
+    shuffle: bool = Field(default=True, description="Shuffle each pass over a source, seeded by `seed`.")
+
+
+class RewardModelAlgorithmConfig(ConfigModel):
+    """How pairs become a gradient: the Bradley-Terry loss −log σ(score of chosen − score of rejected − margin)."""
+
+    label_smoothing: float = Field(
+        default=0.0, ge=0, le=0.5, description="Share of pairs that are taken to be the wrong way round."
+    )
+    center_coefficient: float = Field(
+        default=0.0,
+        ge=0,
+        description="Weight of the square of a pair's added scores, which keeps scores around 0; 0.01 is usual.",
+    )
+
+
+class RewardModelEvaluationConfig(ScheduleConfig):
+    """How progress is measured: on pairs that are not trained on."""
+
+    sources: Annotated[tuple[ScoredPairSource, ...], Field(min_length=1)] = Field(
+        description="Datasets; their limits are those of `data`."
+    )
+
+
+class RewardModelRunConfig(GivenDataConfig):
+    """One run that trains a reward model: everything a YAML file may say."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (*GivenDataConfig.rules, budget_holds_a_pair)
+    task: ClassVar[Task] = "text-classification"
+
+    pipeline: Literal["reward_model"] = Field(default="reward_model", description="This pipeline.")
+    name: str = Field(default="reward_model", pattern=NAME_PATTERN, description="Name of the run and of its folder.")
+    data: RewardModelDataConfig = Field(description="What the model learns from, and how much of it in a step.")
+    algorithm: RewardModelAlgorithmConfig = Field(
+        default_factory=RewardModelAlgorithmConfig, description="How pairs become a gradient."
+    )
+    resources: TrainerResourcesConfig = Field(
+        description="What hardware the run takes. A device is a GPU, or a core with `device: cpu`."
+    )
+    evaluation: RewardModelEvaluationConfig | None = Field(
+        default=None, description="How progress is measured, on pairs that are not trained on; none by default."
+    )
+
+    @property
+    def items_per_step(self) -> tuple[int, str]:
+        """How many pairs one step takes."""
+        return self.data.pairs_per_step, "pairs"

@@ -1,0 +1,81 @@
+"""What runs of a reward model are made of: the pairs of each step, the evaluation, the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+
+from roll_like.builtin.pipelines.dpo.preferences import PairEvaluator
+from roll_like.builtin.pipelines.reward_model.config import RewardModelRunConfig
+from roll_like.builtin.pipelines.sft.examples import length_metrics
+from roll_like.cluster import ResourceManager
+from roll_like.data.chat import Renderer
+from roll_like.data.samples import SampleSet
+from roll_like.data.scored_pairs import ScoredPair, load_scored_pairs
+from roll_like.models.classifier import pad_token_id
+from roll_like.models.load import ResolvedModel, load_tokenizer, resolve_model
+from roll_like.run.launch import measuring
+from roll_like.training.reward_model import RewardModelEngine
+from roll_like.training.reward_model_worker import RewardModelSpec, RewardModelWorker
+from roll_like.training.start import rank_fields, start_ranks
+from roll_like.values import Metric, reduce
+
+
+def scored_pairs_of(config: RewardModelRunConfig) -> SampleSet[ScoredPair]:
+    """Return the pairs that are trained on."""
+    return load_scored_pairs(config.data, Renderer(load_tokenizer(config.model)))
+
+
+def scored_pairs_metrics(pairs: Sequence[ScoredPair]) -> dict[str, Metric]:
+    """Return how many conversations a step has, and how long they are; all of their tokens are read."""
+    lengths = [len(each) for pair in pairs for each in pair.sequences]
+    return length_metrics(lengths, trained=sum(lengths))
+
+
+def start_reward_model(
+    config: RewardModelRunConfig, model: ResolvedModel, resources: ResourceManager, stack: ExitStack
+) -> RewardModelEngine:
+    """Start the trainer's ranks.
+
+    Args:
+        config: The run's configuration.
+        model: What is trained: a language model, or a reward model.
+        resources: Where the ranks go.
+        stack: Ends them when it is closed.
+    """
+    from transformers import AutoConfig
+
+    span, training = config.resources.spans.training, config.training
+    spec = RewardModelSpec(
+        **rank_fields(config, model, span, training.workers, total_updates=config.total_steps),
+        training=training,
+        algorithm=config.algorithm,
+    )
+    cluster = start_ranks("training", RewardModelWorker, spec, training.workers, resources, span, stack=stack)
+    shape = AutoConfig.from_pretrained(str(model.path), trust_remote_code=config.model.trust_remote_code)
+    return RewardModelEngine(cluster, training, pad_token_id=pad_token_id(shape, load_tokenizer(config.model)))
+
+
+def score_evaluator_of(config: RewardModelRunConfig, trainer: RewardModelEngine) -> PairEvaluator | None:
+    """Return what measures how often the right conversation scores higher, where the run has an evaluation."""
+    if config.evaluation is None:
+        return None
+    data = config.data.reading(config.evaluation.sources)
+    pairs = load_scored_pairs(data, Renderer(load_tokenizer(config.model)), section="evaluation")
+    return PairEvaluator(config.evaluation, partial(trainer.measure, pairs.samples))
+
+
+def evaluate_scores(config: RewardModelRunConfig, model_path: str) -> dict[str, float]:
+    """Measure a reward model by the configuration's evaluation, without training.
+
+    Raises:
+        ConfigError: The configuration has no `evaluation` section.
+    """
+    config = config.evaluating(model_path).model_copy(update={"steps": 1, "epochs": None})
+    with measuring(config) as (resources, stack):
+        trainer = start_reward_model(config, resolve_model(config.model), resources, stack)
+        evaluator = score_evaluator_of(config, trainer)
+        assert evaluator is not None, "there is an evaluation"
+        metrics, _ = evaluator.evaluate()
+    return reduce(metrics)

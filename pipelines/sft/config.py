@@ -1,0 +1,60 @@
+"""The configuration of `pipeline: sft`: a model learns from conversations that are given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from roll_like.config.offline import GivenDataConfig
+from roll_like.config.rules import budget_holds
+from roll_like.config.run import NAME_PATTERN, Rule, ScheduleConfig
+from roll_like.config.sections import PositiveInt, TrainerResourcesConfig
+from roll_like.config.training_data import ConversationData, ConversationSource
+from roll_like.config.violations import Violation
+
+
+class SFTDataConfig(ConversationData):
+    """What the model learns from, and how much of it in a step."""
+
+    samples_per_step: PositiveInt = Field(description="Samples of one step, which is one optimizer update.")
+    shuffle: bool = Field(default=True, description="Shuffle each pass over a source, seeded by `seed`.")
+    packing: bool = Field(
+        default=True, description="Compute several samples in one row, none of which sees another: less padding."
+    )
+
+
+class SFTEvaluationConfig(ScheduleConfig):
+    """How progress is measured: the loss on conversations that are not trained on."""
+
+    sources: Annotated[tuple[ConversationSource, ...], Field(min_length=1)] = Field(
+        description="Datasets; their limits are those of `data`."
+    )
+
+
+def _budget_holds_a_sample(config: SFTConfig) -> Iterator[Violation]:
+    yield from budget_holds(
+        config, ("training", "max_tokens_per_micro_batch"), config.training.max_tokens_per_micro_batch
+    )
+
+
+class SFTConfig(GivenDataConfig):
+    """One run of supervised fine-tuning: everything a YAML file may say."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (*GivenDataConfig.rules, _budget_holds_a_sample)
+
+    pipeline: Literal["sft"] = Field(default="sft", description="This pipeline.")
+    name: str = Field(default="sft", pattern=NAME_PATTERN, description="Name of the run and of its folder.")
+    data: SFTDataConfig = Field(description="What the model learns from, and how much of it in a step.")
+    resources: TrainerResourcesConfig = Field(
+        description="What hardware the run takes. A device is a GPU, or a core with `device: cpu`."
+    )
+    evaluation: SFTEvaluationConfig | None = Field(
+        default=None, description="How progress is measured, on conversations that are not trained on; none by default."
+    )
+
+    @property
+    def items_per_step(self) -> tuple[int, str]:
+        """How many samples one step takes."""
+        return self.data.samples_per_step, "samples"

@@ -1,0 +1,16 @@
+from roll_like.builtin.pipelines.agentic.config import AgenticConfig as AgenticConfig
+from roll_like.builtin.pipelines.distill.config import DistillConfig as DistillConfig
+from roll_like.builtin.pipelines.dpo.config import DPOConfig as DPOConfig
+from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig as OnPolicyDistillConfig
+from roll_like.builtin.pipelines.reward_model.config import RewardModelRunConfig as RewardModelRunConfig
+from roll_like.builtin.pipelines.rlvr.config import RLVRConfig as RLVRConfig
+from roll_like.builtin.pipelines.sft.config import SFTConfig as SFTConfig
+from roll_like.rewards.base import Completion as Completion
+from roll_like.rewards.base import Outcome as Outcome
+from roll_like.rewards.base import Reward as Reward
+from roll_like.rewards.base import RewardCase as RewardCase
+from roll_like.rewards.base import RewardConfig as RewardConfig
+from roll_like.rewards.base import Verdict as Verdict
+from roll_like.rewards.base import register_reward as register_reward
+from roll_like.rewards.check import RewardReport as RewardReport
+from roll_like.rewards.check import check_reward as check_reward

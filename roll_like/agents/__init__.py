@@ -1,0 +1,1 @@
+"""Episodes: environment manager and workers, conversations, agent programs and their proxy."""

@@ -1,0 +1,368 @@
+"""OpenAI's chat completions on the wire: what a request says, what an answer and an error look like.
+
+Nothing here knows a policy, an episode or HTTP; `proxy.py` serves it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roll_like.agents.conversation import ChatMessage
+from roll_like.inference.interface import Sampling
+
+ROLES = ("system", "user", "assistant", "tool")
+#: What a request may say about how tokens are drawn, and the value that changes nothing. The run decides these.
+DECIDED_BY_THE_RUN: Mapping[str, Any] = {
+    "min_p": 0,
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "repetition_penalty": 1,
+    "logit_bias": {},
+    "response_format": {"type": "text"},
+    "reasoning_effort": None,
+}
+_MOST_STOPS = 16
+
+
+class ApiError(Exception):
+    """An answer other than 200, in OpenAI's shape.
+
+    Args:
+        status: Of HTTP.
+        message: What was found and what was expected.
+        code: For programs, such as `context_length_exceeded`.
+        param: The field of the request that is wrong.
+    """
+
+    def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """What the client reads."""
+        kinds = {401: "authentication_error", 404: "not_found_error"}
+        kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """What an agent asks for.
+
+    Attributes:
+        messages: The whole history, as chat templates take it: text contents, arguments of tool calls as objects.
+        tools: Function schemas.
+        parse_calls: Whether tool calls are read out of the answer.
+        max_tokens: The request's own limit; None leaves it to the run.
+        stop: Strings that end the answer, beside the run's own.
+        stream: Whether the answer is sent as server-sent events.
+        include_usage: Whether a stream ends with the numbers of tokens.
+        logprobs: Whether the log-probabilities of the sampled tokens are sent.
+        ignored: Options that say something else than the run, which decides them.
+    """
+
+    messages: tuple[ChatMessage, ...]
+    tools: tuple[Mapping[str, Any], ...]
+    parse_calls: bool
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    stream: bool
+    include_usage: bool
+    logprobs: bool
+    ignored: tuple[str, ...]
+
+
+def read_json(raw: bytes) -> dict[str, Any]:
+    """Return the object that a request's body holds.
+
+    Raises:
+        ApiError: It is none, or holds text that no tokenizer takes.
+    """
+    try:
+        body = json.loads(raw)
+        if b"\\ud" in raw.lower():  # half a character can only come in as an escape
+            json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ApiError(400, f"the body holds text that is no Unicode: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is no JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise ApiError(400, f"expected a JSON object, found {_kind(body)}")
+    return body
+
+
+def read_chat_request(body: Mapping[str, Any], sampling: Sampling) -> ChatRequest:
+    """Return what a request's body asks for.
+
+    Args:
+        body: As the client sent it.
+        sampling: What the run decided, to find out which options say something else.
+
+    Raises:
+        ApiError: It asks for something that is wrong, or that a policy in training cannot do.
+    """
+    _refuse_what_cannot_be(body)
+    tools = _tools(body.get("tools"))
+    choice = body.get("tool_choice")
+    if choice not in (None, "none", "auto"):
+        raise ApiError(
+            400,
+            f"tool_choice is {json.dumps(choice)}; expected 'none' or 'auto': a call that is forced is not sampled",
+            code="unsupported_value",
+            param="tool_choice",
+        )
+    options = body.get("stream_options") or {}
+    return ChatRequest(
+        messages=_messages(body.get("messages")),
+        tools=tools,
+        parse_calls=bool(tools) and choice != "none",
+        max_tokens=_limit(body),
+        stop=_stop(body.get("stop")),
+        stream=_flag(body, "stream"),
+        include_usage=isinstance(options, Mapping) and bool(options.get("include_usage")),
+        logprobs=_flag(body, "logprobs"),
+        ignored=_ignored(body, sampling),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What the policy answered, for the wire.
+
+    Attributes:
+        answer_id: Unique.
+        created: Unix seconds.
+        model: Name of the policy.
+        message: Role, content and, where there are any, tool calls.
+        finish_reason: `stop`, `length` or `tool_calls`.
+        logprobs: Of the sampled tokens; None unless asked for.
+        usage: Numbers of tokens.
+    """
+
+    answer_id: str
+    created: int
+    model: str
+    message: Mapping[str, Any]
+    finish_reason: str
+    logprobs: Mapping[str, Any] | None
+    usage: Mapping[str, Any]
+
+    def body(self) -> dict[str, Any]:
+        """Return it as one object."""
+        choice = {
+            "index": 0,
+            "message": {"refusal": None, **self.message},
+            "finish_reason": self.finish_reason,
+            "logprobs": self.logprobs,
+        }
+        return {**self._head("chat.completion"), "choices": [choice], "usage": self.usage}
+
+    def events(self, *, include_usage: bool) -> Iterator[str]:
+        """Yield it as server-sent events."""
+        calls = [{"index": index, **call} for index, call in enumerate(self.message.get("tool_calls") or ())]
+        deltas: list[dict[str, Any]] = [{"role": "assistant", "content": self.message["content"] and ""}]
+        deltas += [{"content": self.message["content"]}] if self.message["content"] else []
+        deltas += [{"tool_calls": [call]} for call in calls]
+        for place, delta in enumerate(deltas):
+            # once, and with a token to which they belong
+            logprobs = self.logprobs if place == len(deltas) - 1 else None
+            choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+            yield self._event([choice], include_usage)
+        end = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": self.finish_reason}
+        yield self._event([end], include_usage)
+        if include_usage:
+            yield self._event([], include_usage, self.usage)
+        yield "data: [DONE]\n\n"
+
+    def _event(self, choices: list[Any], with_usage: bool, usage: Mapping[str, Any] | None = None) -> str:
+        chunk = {**self._head("chat.completion.chunk"), "choices": choices}
+        if with_usage:
+            chunk["usage"] = usage
+        return f"data: {json.dumps(chunk)}\n\n"
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.answer_id, "object": kind, "created": self.created, "model": self.model}
+
+
+def read_arguments(value: Any) -> Any:
+    """Return a call's arguments as templates take them: the object that a JSON text holds, or what there is."""
+    if not isinstance(value, str):
+        return {} if value is None else value
+    try:
+        read = json.loads(value or "{}")
+        json.dumps(read, ensure_ascii=False).encode()  # what no tokenizer takes stays as it was written
+    except (ValueError, RecursionError):
+        return value
+    return read if isinstance(read, dict) else value
+
+
+def number(body: Mapping[str, Any], key: str) -> float:
+    """Return a finite number of a body.
+
+    Raises:
+        ApiError: There is none.
+    """
+    value = body.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
+        found = "nothing" if key not in body else _kind(value) if not isinstance(value, float) else repr(value)
+        raise ApiError(400, f"{key}: expected a finite number, found {found}", param=key)
+    return float(value)
+
+
+def flag(body: Mapping[str, Any], key: str, default: bool | None) -> bool | None:
+    """Return a truth value of a body, or the default where there is none or null.
+
+    Raises:
+        ApiError: It is something else.
+    """
+    value = body.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise ApiError(400, f"{key}: expected true or false, found {_kind(value)}", param=key)
+    return default if value is None else value
+
+
+def _flag(body: Mapping[str, Any], key: str) -> bool:
+    return bool(flag(body, key, False))
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float holds
+        return False
+
+
+def _refuse_what_cannot_be(body: Mapping[str, Any]) -> None:
+    if body.get("n") not in (None, 1):
+        raise ApiError(
+            400,
+            f"n is {body['n']!r}; expected 1: an agent goes on with one answer, and the others would be trained on "
+            "without a part in its reward. Send the request again for another sample",
+            code="unsupported_value",
+            param="n",
+        )
+    if body.get("top_logprobs") not in (None, 0):
+        raise ApiError(
+            400,
+            "top_logprobs: only the sampled tokens' log-probabilities are known; ask for logprobs alone",
+            code="unsupported_value",
+            param="top_logprobs",
+        )
+    for old in ("functions", "function_call"):
+        if body.get(old) is not None:
+            raise ApiError(400, f"{old} is not served; use tools", code="unsupported_parameter", param=old)
+
+
+def _messages(value: Any) -> tuple[ChatMessage, ...]:
+    if not isinstance(value, list) or not value:
+        raise ApiError(400, f"messages: expected a list of messages, found {_kind(value)}", param="messages")
+    return tuple(_message(one, f"messages[{index}]") for index, one in enumerate(value))
+
+
+def _message(value: Any, at: str) -> ChatMessage:
+    if not isinstance(value, Mapping):
+        raise ApiError(400, f"{at}: expected an object, found {_kind(value)}", param=at)
+    role = "system" if value.get("role") == "developer" else value.get("role")
+    if role not in ROLES:
+        raise ApiError(400, f"{at}.role is {role!r}; expected one of {', '.join(ROLES)}", param=f"{at}.role")
+    content = _content(value.get("content"), f"{at}.content")
+    if role == "assistant":
+        calls = value.get("tool_calls") or []
+        if not isinstance(calls, list):
+            raise ApiError(400, f"{at}.tool_calls: expected a list, found {_kind(calls)}", param=at)
+        read = [_call(call, f"{at}.tool_calls[{index}]") for index, call in enumerate(calls)]
+        rest = {key: value[key] for key in ("reasoning_content",) if isinstance(value.get(key), str)}
+        return {"role": role, "content": content, **rest, **({"tool_calls": read} if read else {})}
+    rest = {key: each for key, each in value.items() if each is not None and key not in ("role", "content")}
+    return {"role": role, "content": content, **rest}
+
+
+def _content(value: Any, at: str) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    if not isinstance(value, list):
+        raise ApiError(400, f"{at}: expected a text or a list of parts, found {_kind(value)}", param=at)
+    texts = []
+    for part in value:
+        kind = part.get("type") if isinstance(part, Mapping) else _kind(part)
+        text = part.get(kind) if kind in ("text", "refusal") else None
+        if not isinstance(text, str):
+            raise ApiError(400, f"{at}: a part is {kind!r}; the policy reads text parts only", param=at)
+        texts.append(text)
+    return "".join(texts)
+
+
+def _call(value: Any, at: str) -> dict[str, Any]:
+    function = value.get("function") if isinstance(value, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ApiError(400, f"{at}: expected an object with a function and its name", param=at)
+    read_function = {"name": function["name"], "arguments": read_arguments(function.get("arguments"))}
+    return {"id": str(value.get("id") or ""), "type": "function", "function": read_function}
+
+
+def _tools(value: Any) -> tuple[Mapping[str, Any], ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise ApiError(400, f"tools: expected a list, found {_kind(value)}", param="tools")
+    for index, tool in enumerate(value):
+        at = f"tools[{index}]"
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise ApiError(400, f"{at}: expected {{type: function, function: {{name: …, parameters: …}}}}", param=at)
+        parameters = function.get("parameters", {})
+        if not isinstance(parameters, Mapping) or not isinstance(parameters.get("properties", {}), Mapping):
+            raise ApiError(400, f"{at}.function.parameters: expected a JSON Schema of an object", param=at)
+    return tuple(value)
+
+
+def _limit(body: Mapping[str, Any]) -> int | None:
+    limits = []
+    for key in ("max_completion_tokens", "max_tokens"):
+        value = body.get(key)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ApiError(400, f"{key}: expected a whole number of at least 1, found {value!r}", param=key)
+        limits.append(value)
+    return min(limits, default=None)
+
+
+def _stop(value: Any) -> tuple[str, ...]:
+    stops = [value] if isinstance(value, str) else value or []
+    if not isinstance(stops, list) or not all(isinstance(one, str) and one for one in stops):
+        raise ApiError(400, "stop: expected a text, or a list of texts that are not empty", param="stop")
+    if len(stops) > _MOST_STOPS:
+        raise ApiError(400, f"stop: {len(stops)} strings; at most {_MOST_STOPS} are taken", param="stop")
+    return tuple(stops)
+
+
+def _ignored(body: Mapping[str, Any], sampling: Sampling) -> tuple[str, ...]:
+    decided = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "seed": None,
+        **DECIDED_BY_THE_RUN,
+    }
+    same: dict[str, Sequence[Any]] = {"top_k": (0, -1)} if sampling.top_k == 0 else {}
+    return tuple(
+        sorted(
+            key
+            for key, value in decided.items()
+            if body.get(key) is not None and body[key] != value and body[key] not in same.get(key, ())
+        )
+    )
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a text", bool: "a truth value", type(None): "nothing"}
+    return names.get(type(value), "a number")

@@ -1,0 +1,258 @@
+"""Plays groups of episodes, hundreds at a time: each is an asyncio task that waits for a turn or for its environment.
+
+Episodes do not wait for each other: a slow one delays its own group only, and with redundant episodes
+not even that. An environment that crashes, hangs or takes its process along is tried again from the same
+seed, and then it is a failure: counted, never trained on, never a reward of 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shlex
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from roll_like.agents.conversation import Renderer
+from roll_like.agents.episode import (
+    Environment,
+    EnvironmentSpec,
+    EpisodeLimits,
+    EpisodeSpec,
+    Generator,
+    ProgramSpec,
+    play,
+)
+from roll_like.errors import EnvError
+from roll_like.inference.interface import Sampling
+from roll_like.rollout.filling import Collected, Filling, FillPlan, Tally
+from roll_like.rollout.router import SampleLost
+from roll_like.types import Failure, Group, Scored, Task
+
+#: How often an episode may lose its worker to others before that counts as a failure of its own.
+INNOCENT_LOSSES = 5
+
+
+class EnvironmentLost(EnvError):
+    """An environment went with its process, which another one took down."""
+
+
+class EnvironmentPool(Protocol):
+    """Where environments live."""
+
+    def open(self, spec: EnvironmentSpec) -> Environment:
+        """Return an environment that is not yet reset."""
+
+
+class ProgramPlayer(Protocol):
+    """What plays episodes by running programs: `AgentPrograms`."""
+
+    async def play(
+        self,
+        spec: ProgramSpec,
+        task: Task,
+        *,
+        sampling: Sampling,
+        limits: EpisodeLimits,
+        name: str,
+        sample_index: int,
+        home: Any,
+        sampling_seed: int | None,
+    ) -> Scored:
+        """Play one episode; as `play` of `episode.py`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodePlan(FillPlan):
+    """What to play.
+
+    Attributes:
+        episodes_per_group: Episodes of each group that are kept.
+        redundant: Further episodes of each group; the first `episodes_per_group` that end well are kept, the others
+            are stopped.
+        sampling: How each turn is drawn.
+        limits: Where an episode ends at the latest.
+        seed: Seed of every episode's sampling; None leaves it unseeded.
+    """
+
+    episodes_per_group: int
+    redundant: int
+    sampling: Sampling
+    limits: EpisodeLimits
+    seed: int | None
+
+
+def episode_task(spec: EpisodeSpec, seed: int) -> Task:
+    """Return what a group attempts: an environment or a program from a seed.
+
+    Its prompt is known when the first episode began.
+    """
+    what = spec.env_id if isinstance(spec, EnvironmentSpec) else shlex.join(spec.command)
+    return Task(
+        task_id=f"{spec.name}:{seed}",
+        source=spec.name,
+        domain=spec.name,
+        messages=(),
+        prompt_ids=np.zeros(0, np.int32),
+        answer=None,
+        metadata={"seed": seed},
+        origin=f"{what} with seed {seed}",
+    )
+
+
+class EnvManager:
+    """Fills a step with groups of episodes.
+
+    Args:
+        generator: Samples the policy's turns.
+        environments: Where environments live.
+        specs: The environments and programs.
+        renderer: Chat template and tokenizer of the policy.
+        retries: Further attempts of an episode whose environment or turn failed.
+        progress: Called with (finished episodes, expected episodes).
+        programs: Plays the programs; None where there are none.
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        environments: EnvironmentPool,
+        specs: Collection[EpisodeSpec],
+        renderer: Renderer,
+        *,
+        retries: int,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+        programs: ProgramPlayer | None = None,
+    ) -> None:
+        if programs is None and any(isinstance(spec, ProgramSpec) for spec in specs):
+            raise ValueError("programs cannot be played without a player for them")
+        self._generator = generator
+        self._environments = environments
+        self._specs = {spec.name: spec for spec in specs}
+        self._renderer = renderer
+        self._retries = retries
+        self._progress = progress
+        self._programs = programs
+        self._serial = itertools.count()
+
+    async def fill(self, tasks: Iterator[Task], plan: EpisodePlan) -> Collected:
+        """Play groups until `plan.groups` are accepted.
+
+        Consumes tasks (`episode_task`) as groups start; waits for turns and environments; comes back with fewer groups
+        when `plan.max_groups` were started and not enough were accepted.
+
+        Raises:
+            GenerationError: No replica is left.
+        """
+        tally = Tally(plan.episodes_per_group, self._progress)
+        player = _EpisodePlayer(self, plan, tally, next(self._serial))
+        return await Filling(tasks, plan, player, tally).run()
+
+    async def episode(self, task: Task, plan: EpisodePlan, index: int, name: str, seed: int | None) -> Scored | Failure:
+        """Play one episode, again where something failed; return it, or why there is none."""
+        spec = self._specs[task.source]
+        failed = lost = 0
+        while True:
+            try:
+                return await self._attempt(spec, task, plan, index, f"{name}-{failed + lost}", seed)
+            except EnvironmentLost as error:
+                lost += 1
+                if lost > INNOCENT_LOSSES:
+                    return _failure("environment", spec.name, error, task)
+            except (EnvError, SampleLost) as error:
+                failed += 1
+                if failed > self._retries:
+                    stage = "generate" if isinstance(error, SampleLost) else "environment"
+                    return _failure(stage, spec.name, error, task)
+
+    async def _attempt(
+        self, spec: EpisodeSpec, task: Task, plan: EpisodePlan, index: int, name: str, seed: int | None
+    ) -> Scored:
+        settings: Any = {
+            "sampling": plan.sampling,
+            "limits": plan.limits,
+            "name": name,
+            "sample_index": index,
+            "home": name.rsplit("-", 2)[0],  # a group begins alike
+            "sampling_seed": seed,
+        }
+        if isinstance(spec, ProgramSpec):
+            assert self._programs is not None, "refused at the start"
+            return await self._programs.play(spec, task, **settings)
+        environment = self._environments.open(spec)
+        try:
+            return await play(
+                environment, self._generator, self._renderer, spec=spec, seed=int(task.metadata["seed"]), **settings
+            )
+        finally:
+            await environment.close()
+
+
+def _failure(stage: str, name: str, error: EnvError | SampleLost, task: Task) -> Failure:
+    return Failure(stage=stage, name=name, error=str(error), origin=task.origin)
+
+
+class _EpisodePlayer:
+    """Plays a group's episodes side by side and keeps the first that end well."""
+
+    def __init__(self, manager: EnvManager, plan: EpisodePlan, tally: Tally, serial: int) -> None:
+        self._manager = manager
+        self._plan = plan
+        self._tally = tally
+        self._serial = serial
+        self._playing: dict[int, set[asyncio.Task[Scored | Failure]]] = {}
+
+    async def play(self, group: int, task: Task) -> Group[Scored]:
+        """Play one group."""
+        wanted = self._plan.episodes_per_group
+        playing = {
+            asyncio.create_task(self._episode(group, task, index)) for index in range(wanted + self._plan.redundant)
+        }
+        self._playing[group] = playing
+        kept: list[Scored] = []
+        failures: list[Failure] = []
+        try:
+            while playing and len(kept) < wanted:
+                ended, _ = await asyncio.wait(playing, return_when=asyncio.FIRST_COMPLETED)
+                playing -= ended
+                for result in (one.result() for one in ended if not one.cancelled()):
+                    if isinstance(result, Failure):
+                        failures.append(result)
+                    else:
+                        kept.append(result)
+        finally:
+            await _stopped(playing)
+            del self._playing[group]
+        kept = sorted(kept[:wanted], key=lambda sample: sample.trajectory.sample_index)
+        begun = kept[0].trajectory.task if kept else task
+        samples = tuple(_with_task(sample, begun) for sample in kept)
+        return Group(task=begun, samples=samples, failures=tuple(failures))
+
+    async def stop(self, groups: Collection[int]) -> None:
+        """Stop the episodes of groups that are being played."""
+        for group in groups:
+            await _stopped(self._playing.get(group, set()))
+
+    async def _episode(self, group: int, task: Task, index: int) -> Scored | Failure:
+        seed = self._plan.seed
+        if seed is not None:
+            seed = int(np.random.SeedSequence([seed, group, index]).generate_state(1)[0])
+        result = await self._manager.episode(task, self._plan, index, f"{self._serial}-{group}-{index}", seed)
+        if isinstance(result, Scored):
+            self._tally.sampled(result.trajectory.response_length)
+        return result
+
+
+async def _stopped(tasks: Collection[asyncio.Task[Scored | Failure]]) -> None:
+    """Cancel tasks and wait until they are gone."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _with_task(sample: Scored, task: Task) -> Scored:
+    """One task object for the whole group."""
+    return replace(sample, trajectory=replace(sample.trajectory, task=task))

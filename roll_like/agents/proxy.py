@@ -1,0 +1,285 @@
+"""A server that speaks OpenAI's chat API and lets agents that are somebody else's programs play the policy.
+
+    async with Proxy(router, renderer) as proxy:
+        episode = proxy.open(settings)
+        ...                      # an agent sends its requests to episode.base_url with episode.key
+        await episode.finished()
+        scored = episode.scored()
+        await episode.close()
+
+    POST /v1/chat/completions   the policy answers
+    POST /v1/reward             {"reward": 1.0, "success": true, "done": true}, or {"answer": "…"} for an environment
+    GET  /v1/task               what the episode is about
+    GET  /v1/models             the policy
+
+A key belongs to one episode, and is all that tells episodes apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from aiohttp import web
+
+from roll_like.agents.chat_api import Answer, ApiError, ChatRequest, flag, number, read_chat_request, read_json
+from roll_like.agents.conversation import Renderer
+from roll_like.agents.episode import Generator
+from roll_like.agents.proxy_episode import EpisodeSettings, ProxyEpisode
+from roll_like.agents.recorder import RecordedTurn
+
+_log = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 16 * 2**20
+#: Connections that may wait to be accepted: thousands of agents may start at once.
+BACKLOG = 4096
+#: How long answers that are being sent may take when the server stops. Seconds.
+STOP_SECONDS = 1.0
+_EPISODE = web.RequestKey("episode", ProxyEpisode)
+
+
+@dataclass(slots=True)
+class _Told:
+    """What an episode's agent was told, by the digest of its request: a client that tries again gets the same.
+
+    Attributes:
+        answers: What the policy answered, and the turn that is recorded of it.
+        rewards: What became of rewards.
+    """
+
+    answers: dict[bytes, tuple[Answer, RecordedTurn]] = field(default_factory=dict)
+    rewards: dict[bytes, dict[str, Any]] = field(default_factory=dict)
+
+
+class Proxy:
+    """The server; lives on the event loop that it is started on.
+
+    Args:
+        generator: Samples the policy's answers.
+        renderer: Chat template and tokenizer of the policy.
+        host: Address to listen on.
+        port: Port to listen on; 0 takes a free one.
+        model: What the policy is called. Requests may name any model, and get this one.
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        renderer: Renderer,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        model: str = "policy",
+    ) -> None:
+        self._generator = generator
+        self._renderer = renderer
+        self._host = host
+        self._port = port
+        self._model = model
+        self._episodes: dict[str, ProxyEpisode] = {}
+        self._told: dict[ProxyEpisode, _Told] = {}
+        self._warned: set[str] = set()
+        self._runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            OSError: The address cannot be listened on.
+        """
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._in_openais_shape])
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/reward", self._reward)
+        app.router.add_get("/v1/task", self._task)
+        app.router.add_get("/v1/models", self._models)
+        # a handler is cancelled when its client goes away, and what is sampled for it is taken back
+        self._runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=STOP_SECONDS, handle_signals=False
+        )
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._host, self._port, backlog=BACKLOG)
+        try:
+            await site.start()
+        except OSError:
+            await self._runner.cleanup()
+            raise
+        self._port = self._runner.addresses[0][1]
+
+    async def close(self) -> None:
+        """Close all episodes and stop listening."""
+        await asyncio.gather(*(episode.close() for episode in list(self._episodes.values())))
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    @property
+    def base_url(self) -> str:
+        """Where agents on this machine find it, `/v1` included."""
+        host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(self._host, self._host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{self._port}/v1"
+
+    def open(self, settings: EpisodeSettings) -> ProxyEpisode:
+        """Return a new episode with a key of its own. Close it."""
+        key = f"sk-roll-{secrets.token_urlsafe(32)}"
+        episode = ProxyEpisode(
+            settings,
+            key=key,
+            base_url=self.base_url,
+            generator=self._generator,
+            renderer=self._renderer,
+            on_close=self._forget,
+        )
+        self._episodes[key] = episode
+        self._told[episode] = _Told()
+        return episode
+
+    def _forget(self, episode: ProxyEpisode) -> None:
+        self._episodes.pop(episode.key, None)
+        self._told.pop(episode, None)
+
+    # ---- requests ------------------------------------------------------------------------------
+
+    async def _chat(self, http: web.Request) -> web.StreamResponse:
+        episode = self._episode(http)
+        answers = self._told[episode].answers
+        raw = await http.read()
+        request, digest = read_chat_request(read_json(raw), episode.settings.sampling), _digest(raw)
+        before = answers.get(digest) if _is_retry(http) else None
+        answer, turn = before or await episode.chat(request, self._model)
+        answers[digest] = answer, turn
+        try:
+            return await self._send(http, request, answer)
+        except (ConnectionError, asyncio.CancelledError):
+            answers.pop(digest, None)
+            episode.take_back(turn)
+            raise
+
+    async def _send(self, http: web.Request, request: ChatRequest, answer: Answer) -> web.StreamResponse:
+        headers = self._noted(request)
+        if not request.stream:
+            whole = web.json_response(answer.body(), headers=headers)
+            await whole.prepare(http)
+            await whole.write_eof()
+            return whole
+        events = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **headers}
+        )
+        await events.prepare(http)
+        for event in answer.events(include_usage=request.include_usage):
+            await events.write(event.encode())
+        await events.write_eof()
+        return events
+
+    def _noted(self, request: ChatRequest) -> dict[str, str]:
+        """Return a header that names options which the run decides; say so once in the log."""
+        for option in request.ignored:
+            if option not in self._warned:
+                self._warned.add(option)
+                _log.warning("an agent sets %s; it is ignored, because the run decides how tokens are drawn", option)
+        return {"x-roll-like-ignored": ",".join(request.ignored)} if request.ignored else {}
+
+    async def _reward(self, http: web.Request) -> web.Response:
+        episode = self._episode(http)
+        rewards = self._told[episode].rewards
+        raw = await http.read()
+        digest = _digest(raw)
+        if not (_is_retry(http) and digest in rewards):
+            rewards[digest] = self._take_reward(episode, read_json(raw))
+        return web.json_response(rewards[digest])
+
+    @staticmethod
+    def _take_reward(episode: ProxyEpisode, body: dict[str, Any]) -> dict[str, Any]:
+        if episode.settings.scored_by == "environment":
+            if "reward" in body or not isinstance(body.get("answer"), str):
+                raise ApiError(
+                    400,
+                    'an environment scores this episode; expected {"answer": "…"}, the final answer',
+                    param="answer",
+                )
+            episode.hand_in(body["answer"])
+            return {"turns": episode.turns, "done": True}
+        if "answer" in body:
+            raise ApiError(400, 'no environment scores this episode; expected {"reward": 1.0}', param="answer")
+        reward, success = number(body, "reward"), flag(body, "success", None)
+        done = flag(body, "done", True) is not False
+        episode.award(reward, success, done=done)
+        return {"turns": episode.turns, "done": done}
+
+    async def _task(self, http: web.Request) -> web.Response:
+        return web.json_response(dict(self._episode(http).settings.about))
+
+    async def _models(self, http: web.Request) -> web.Response:
+        self._episode(http)
+        model = {"id": self._model, "object": "model", "created": 0, "owned_by": "roll_like"}
+        return web.json_response({"object": "list", "data": [model]})
+
+    def _episode(self, http: web.Request) -> ProxyEpisode:
+        kind, _, key = http.headers.get("Authorization", "").partition(" ")
+        episode = self._episodes.get(key.strip())
+        if kind.lower() != "bearer" or episode is None:
+            raise ApiError(
+                401,
+                "the API key belongs to no open episode: it is missing, mistyped, or its episode was closed; "
+                "an agent program finds its own in OPENAI_API_KEY",
+                code="invalid_api_key",
+            )
+        http[_EPISODE] = episode
+        return episode
+
+    # ---- errors --------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _in_openais_shape(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except ApiError as error:
+            return _error_response(error)
+        except web.HTTPRequestEntityTooLarge:
+            limit = MAX_BODY_BYTES // 2**20
+            return _error_response(ApiError(413, f"the request is larger than {limit} MiB", code="request_too_large"))
+        except web.HTTPException as error:
+            served = "POST chat/completions, POST reward, GET task and GET models"
+            what = f"{request.method} {request.path} is not served; there are {served} under /v1"
+            return _error_response(ApiError(error.status, what))
+        except ConnectionError:
+            raise  # nobody is there to be told
+        except web.RequestPayloadError as error:
+            return _error_response(ApiError(400, f"the body could not be read: {error}"))
+        except Exception as error:  # noqa: BLE001 - told to the log, the agent and whoever plays the episode
+            _log.exception("a request of an agent failed")
+            if _EPISODE in request:
+                request[_EPISODE].fail(error)
+            what = f"{type(error).__name__}: {error}"
+            return _error_response(ApiError(500, f"the proxy failed: {what}", code="internal_error"))
+
+
+def _digest(raw: bytes) -> bytes:
+    return hashlib.blake2b(raw, digest_size=16).digest()
+
+
+def _is_retry(http: web.Request) -> bool:
+    """Return whether the client tries again, because it lost the answer on its way; OpenAI's clients count."""
+    return http.headers.get("x-stainless-retry-count", "0") != "0"
+
+
+def _error_response(error: ApiError) -> web.Response:
+    # an episode that has failed does not get better by asking again
+    headers = {"x-should-retry": "false"} if error.status >= 500 else {}
+    return web.json_response(error.body, status=error.status, headers=headers)

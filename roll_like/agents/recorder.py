@@ -1,0 +1,292 @@
+"""From an agent's requests to token-exact conversations.
+
+A request of an agent holds a whole history, and no word on which conversation it goes on with. The recorder finds it:
+the conversation whose history, with the answer as it was returned, is the longest beginning of the request's. What
+follows is observed, so that the tokens go on exactly as they were sampled. Where there is none, a new conversation
+begins in the same episode, and its tokens become further parts of the same trajectory:
+
+* the first request, and a sub-agent with other messages or other tools;
+* a history that the agent edited, shortened or summed up;
+* a fork: a second request that goes on from the same answer. Its prompt is rendered afresh, and the answer that it
+  shares with the first is part of its prompt, where it is not trained on again.
+
+A request is drafted first and becomes part of the episode with `commit`; a draft that is dropped leaves no trace, and
+neither does a turn that is taken back because its answer never arrived.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from roll_like.agents.chat_api import read_arguments
+from roll_like.agents.conversation import ChatMessage, Conversation, Renderer, Segmented
+from roll_like.errors import EnvError
+from roll_like.inference.interface import Generation
+from roll_like.types import IntArray
+
+
+@dataclass(slots=True, eq=False)
+class RecordedTurn:
+    """One answer of the policy.
+
+    Attributes:
+        shown: Messages that it was shown since its last turn in this conversation.
+        generation: What was sampled.
+        message: The answer as it was returned.
+        prompt_tokens: Tokens of its prompt.
+        state: Key of what it was shown.
+        began: When it was asked for. Unix seconds.
+        sampled: When the sample was back. Unix seconds.
+        ended: When the conversation went on. Unix seconds.
+        reward: What it earned so far.
+        results: Answers of the tools that it called, by the call's id.
+    """
+
+    shown: tuple[ChatMessage, ...]
+    generation: Generation
+    message: ChatMessage
+    prompt_tokens: int
+    state: str
+    began: float
+    sampled: float
+    ended: float
+    reward: float = 0.0
+    results: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class _Talk:
+    """A conversation after its latest answer.
+
+    Attributes:
+        conversation: Its tokens.
+        turns: Its turns.
+        key: Of its history, the latest answer included.
+        before: What it was before that answer, until it goes on; None for a new one.
+    """
+
+    conversation: Conversation
+    turns: tuple[RecordedTurn, ...]
+    key: bytes
+    before: _Talk | None
+
+
+@dataclass(slots=True, eq=False)
+class Draft:
+    """A request whose answer is being sampled.
+
+    Attributes:
+        prompt_ids: What to sample from, shape [T].
+        new: Messages since the conversation's last turn.
+        state: Key of what is new.
+    """
+
+    prompt_ids: IntArray
+    new: tuple[ChatMessage, ...]
+    state: str
+    _conversation: Conversation
+    _history: bytes
+    _from: _Talk | None
+
+
+class Recorder:
+    """The conversations of one episode.
+
+    Args:
+        renderer: Chat template and tokenizer of the policy.
+    """
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self._idle: dict[bytes, list[_Talk]] = {}  # by their key; those that are being continued are not in here
+        self._talks: dict[RecordedTurn, _Talk] = {}  # by their latest turn
+        self.turns: list[RecordedTurn] = []
+
+    def draft(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> Draft:
+        """Return the prompt of a request. Either `commit` or `drop` it.
+
+        Raises:
+            EnvError: The chat template refuses the messages.
+        """
+        keys = _keys(messages, tools)
+        length, talk = self._take(messages, keys)
+        new = tuple(messages[length:])
+        try:
+            if talk is None:
+                conversation = Conversation(self._renderer)
+                prompt_ids = conversation.start(new, tools)
+            else:
+                conversation, prompt_ids = _observed(talk, new)
+        except EnvError:
+            self._put_back(talk)
+            raise
+        return Draft(prompt_ids, new, _digest(b"", *map(_canonical, new)).hex(), conversation, keys[-1], talk)
+
+    def drop(self, draft: Draft) -> None:
+        """Forget a draft; its conversation can be continued by another request."""
+        self._put_back(draft._from)
+
+    def commit(
+        self, draft: Draft, generation: Generation, message: ChatMessage, *, began: float, sampled: float
+    ) -> RecordedTurn:
+        """Add what was sampled for a draft.
+
+        Args:
+            draft: The request.
+            generation: Its sample.
+            message: The answer as it is returned to the agent.
+            began: When it was asked for. Unix seconds.
+            sampled: When the sample was back. Unix seconds.
+        """
+        draft._conversation.sampled(generation.token_ids, generation.logprobs, generation.segments)
+        turn = RecordedTurn(
+            shown=draft.new,
+            generation=generation,
+            message=message,
+            prompt_tokens=len(draft.prompt_ids),
+            state=draft.state,
+            began=began,
+            sampled=sampled,
+            ended=sampled,
+        )
+        before = draft._from
+        if before is not None:
+            self._went_on(before, draft.new, sampled)
+            del self._talks[before.turns[-1]]
+            before.before = None  # its answer has arrived
+        turns = (turn,) if before is None else (*before.turns, turn)
+        talk = _Talk(draft._conversation, turns, _digest(draft._history, _canonical(message)), before)
+        self.turns.append(turn)
+        self._talks[turn] = talk
+        self._idle.setdefault(talk.key, []).append(talk)
+        return turn
+
+    def take_back(self, turn: RecordedTurn) -> bool:
+        """Remove a turn whose answer never arrived; return False where its conversation has gone on."""
+        talk = self._talks.get(turn)
+        if talk is None or talk not in self._idle.get(talk.key, ()):
+            return False
+        self._idle[talk.key].remove(talk)
+        if not self._idle[talk.key]:
+            del self._idle[talk.key]
+        del self._talks[turn]
+        self.turns.remove(turn)
+        if talk.before is not None:
+            self._talks[talk.before.turns[-1]] = talk.before
+            self._put_back(talk.before)
+        return True
+
+    def segments(self) -> list[Segmented]:
+        """Return all sequences that the engine saw, turns counted through the episode in order of time.
+
+        Sequences are in the order of their latest turns, so that what an episode earned at its end comes after
+        everything that was sampled, also where conversations went on side by side.
+        """
+        numbers = {turn: number for number, turn in enumerate(self.turns)}
+        segments = []
+        for talk in self._talks.values():
+            of_talk = np.array([numbers[turn] for turn in talk.turns], np.int32)
+            for segment in talk.conversation.segments():
+                counted = np.where(segment.sampled, of_talk[segment.turns], -1).astype(np.int32)
+                segments.append(replace(segment, turns=counted))
+        return sorted(segments, key=lambda segment: int(segment.turns.max()))
+
+    @property
+    def first_prompt(self) -> tuple[tuple[ChatMessage, ...], IntArray]:
+        """Return what the episode began with: the messages that its first turn was shown, and their tokens."""
+        first = self.turns[0]
+        talk = next(talk for talk in self._talks.values() if talk.turns[0] is first)
+        segments = talk.conversation.segments()
+        return first.shown, segments[0].token_ids[: first.prompt_tokens] if segments else np.zeros(0, np.int32)
+
+    @property
+    def cuts(self) -> int:
+        """How often the chat template rewrote history."""
+        return sum(talk.conversation.cuts for talk in self._talks.values())
+
+    @property
+    def conversations(self) -> int:
+        """How many conversations there are."""
+        return len(self._talks)
+
+    def _take(self, messages: Sequence[ChatMessage], keys: Sequence[bytes]) -> tuple[int, _Talk | None]:
+        """Take the conversation with the longest history out of those that may go on; and return that length."""
+        for length in range(len(messages), 0, -1):
+            if messages[length - 1]["role"] == "assistant" and (idle := self._idle.get(keys[length])):
+                talk = idle.pop()
+                if not idle:
+                    del self._idle[keys[length]]
+                return length, talk
+        return 0, None
+
+    def _put_back(self, talk: _Talk | None) -> None:
+        if talk is not None:
+            self._idle.setdefault(talk.key, []).append(talk)
+
+    @staticmethod
+    def _went_on(talk: _Talk, new: Sequence[ChatMessage], at: float) -> None:
+        turn = talk.turns[-1]
+        turn.ended = at
+        for message in new:
+            if message["role"] == "tool" and "tool_call_id" in message:
+                turn.results[str(message["tool_call_id"])] = str(message["content"])
+
+
+def _observed(talk: _Talk, new: Sequence[ChatMessage]) -> tuple[Conversation, IntArray]:
+    """Return a copy of a conversation that was shown new messages, and its prompt."""
+    conversation = talk.conversation.copy()
+    try:
+        return conversation, conversation.observe(new)
+    except EnvError:
+        message = talk.turns[-1].message
+        if not message.get("tool_calls"):
+            raise
+        # a template may want the calls in structure where tools answer; the text has them as the policy wrote them
+        conversation = talk.conversation.copy()
+        conversation.sampled((), (), message=_with_objects(message))
+        return conversation, conversation.observe(new)
+
+
+def _with_objects(message: ChatMessage) -> ChatMessage:
+    """Return a message with the arguments of its calls as objects, as templates take them."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": read_arguments(call["function"]["arguments"])}}
+        for call in message["tool_calls"]
+    ]
+    return {**message, "content": message["content"] or "", "tool_calls": calls}
+
+
+def _keys(messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> list[bytes]:
+    """Return the key of each beginning of a history, the empty one first."""
+    keys = [_digest(b"", json.dumps(list(tools), sort_keys=True).encode())]
+    for message in messages:
+        keys.append(_digest(keys[-1], _canonical(message)))
+    return keys
+
+
+def _canonical(message: ChatMessage) -> bytes:
+    """Return what makes two messages the same one.
+
+    Of an answer that comes back, text and calls count: agents add fields, leave out empty ones, write JSON with other
+    spaces, and trim.
+    """
+    if message["role"] != "assistant":
+        return json.dumps(dict(message), sort_keys=True).encode()
+    calls = [
+        [call["id"], call["function"]["name"], read_arguments(call["function"]["arguments"])]
+        for call in message.get("tool_calls") or ()
+    ]
+    return json.dumps(["assistant", (message["content"] or "").strip(), calls], sort_keys=True).encode()
+
+
+def _digest(start: bytes, *parts: bytes) -> bytes:
+    digest = hashlib.blake2b(start, digest_size=16)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.digest()

@@ -1,0 +1,1 @@
+"""The engine on Hugging Face transformers: the reference, and for small cases."""

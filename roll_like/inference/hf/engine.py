@@ -1,0 +1,427 @@
+"""Transformers behind the `InferenceEngine` protocol: deterministic, for comparison and small cases.
+
+Up to `max_running` requests advance in turn, a token each, every one in a forward pass of its own. That is
+slow, and it is the point: what a request samples is a function of the weights, its prompt and its seed,
+whatever else is under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roll_like.config.sections import HFConfig
+from roll_like.errors import ConfigError, GenerationError, WeightSyncError
+from roll_like.inference.interface import (
+    EngineDied,
+    EngineSpec,
+    FailedGeneration,
+    Fingerprints,
+    GenerateRequest,
+    Generation,
+    GenerationDelta,
+    Sampling,
+    refuse_too_long,
+    response_text,
+)
+from roll_like.inference.weight_transfer.fingerprint import fingerprint
+from roll_like.inference.weight_transfer.shared_memory import from_payload, read_bucket
+from roll_like.models.load import load_causal_lm
+from roll_like.types import Segment, StopReason
+
+HEAD = "lm_head.weight"
+
+
+@dataclass(slots=True)
+class _Sample:
+    """A request under way. `cache` is None when its keys and values have to be computed (again)."""
+
+    request: GenerateRequest
+    generator: torch.Generator | None
+    deltas: asyncio.Queue[GenerationDelta | GenerationError] | None
+    cache: Any = None
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    stop_reason: StopReason | None = None
+    error: GenerationError | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.stop_reason is not None or self.error is not None
+
+
+class HFEngine:
+    """Generates with transformers.
+
+    Args:
+        config: The `inference` section.
+        spec: Model, precision, device.
+    """
+
+    def __init__(self, config: HFConfig, spec: EngineSpec) -> None:
+        self._config = config
+        self._spec = spec
+        self._model: Any = None
+        self._tokenizer: Any = None
+        self._eos: frozenset[int] = frozenset()
+        self._shared_generator = torch.Generator().manual_seed(spec.seed)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="hf-engine")
+        self._samples: dict[str, _Sample] = {}  # in order of arrival: the first max_running are running
+        self._streams: dict[str, asyncio.Queue[GenerationDelta | GenerationError]] = {}
+        self._finished: list[Generation | FailedGeneration] = []
+        self._arrived = asyncio.Event()  # something for poll
+        self._work = asyncio.Event()  # something for the loop
+        self._computing = asyncio.Lock()  # held over a tick, and over anything that touches the model
+        self._paused = self._updating = False
+        self._loop_task: asyncio.Task[None] | None = None
+        self._death: EngineDied | None = None
+        self._version = 0
+        self._generated = 0
+
+    # ---- start and end -------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Load the model.
+
+        Raises:
+            GenerationError: Says why it cannot be loaded.
+        """
+        try:
+            await self._compute(self._load)
+        except (ConfigError, OSError, RuntimeError, ValueError) as error:
+            await self.close()
+            raise GenerationError(
+                f"transformers cannot load {self._spec.model_path} on {self._spec.device}: {error}",
+                fix="check model.path and model.dtype",
+            ) from error
+        self._loop_task = asyncio.create_task(self._run())
+
+    def _load(self) -> None:
+        from transformers import AutoTokenizer
+
+        if self._spec.device == "cpu":
+            torch.set_num_threads(self._spec.threads)
+        model = load_causal_lm(
+            Path(self._spec.model_path), self._spec.dtype, trust_remote_code=self._spec.trust_remote_code
+        )
+        self._model = model.to(self._spec.device).requires_grad_(False).eval()
+        self._tokenizer = AutoTokenizer.from_pretrained(self._spec.tokenizer_path, local_files_only=True)
+        ends = [self._tokenizer.eos_token_id, model.generation_config.eos_token_id, model.config.eos_token_id]
+        flat = [end for item in ends for end in (item if isinstance(item, list) else [item])]
+        self._eos = frozenset(end for end in flat if end is not None)
+
+    async def close(self) -> None:
+        """End the engine's task and thread."""
+        self._death = self._death or EngineDied("the engine was closed")
+        if self._loop_task is not None:
+            self._loop_task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._loop_task
+        self._thread.shutdown(wait=True)
+        self._model = None
+        self._arrived.set()
+
+    async def healthy(self) -> bool:
+        """Return whether it can still generate."""
+        return self._death is None and self._model is not None
+
+    # ---- requests ------------------------------------------------------------------------------
+
+    async def submit(self, requests: Sequence[GenerateRequest]) -> None:
+        """Take requests. See `InferenceEngine.submit`."""
+        self._require_alive()
+        refuse_too_long(requests, self._spec.max_model_len)
+        names = [request.request_id for request in requests]
+        for name in names:
+            if name in self._samples or names.count(name) > 1:
+                raise GenerationError(f"request id {name!r} is in use; ids are unique among unfinished requests")
+        for request in requests:
+            generator = None if request.seed is None else torch.Generator().manual_seed(request.seed)
+            deltas: asyncio.Queue[GenerationDelta | GenerationError] | None = (
+                asyncio.Queue() if request.stream else None
+            )
+            if deltas is not None:
+                self._streams[request.request_id] = deltas
+            self._samples[request.request_id] = _Sample(request, generator, deltas)
+        self._work.set()
+
+    async def poll(self, timeout: float) -> list[Generation | FailedGeneration]:
+        """Return what finished. See `InferenceEngine.poll`."""
+        if not self._finished and self._death is None:
+            self._arrived.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._arrived.wait(), timeout)
+        finished, self._finished = self._finished, []
+        for result in finished:
+            self._streams.pop(result.request_id, None)
+        if not finished:
+            self._require_alive()
+        return finished
+
+    async def stream(self, request_id: str) -> AsyncIterator[GenerationDelta]:
+        """Yield a request's tokens as they come. See `InferenceEngine.stream`."""
+        deltas = self._streams.get(request_id)
+        if deltas is None:
+            raise GenerationError(
+                f"no streaming request {request_id!r} is under way", fix="submit it with GenerateRequest(stream=True)"
+            )
+        while True:
+            delta = await deltas.get()
+            if isinstance(delta, GenerationError):
+                raise delta
+            yield delta
+            if delta.stop_reason is not None:
+                return
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """Stop requests. See `InferenceEngine.abort`."""
+        self._require_alive()
+        async with self._computing:
+            for request_id in request_ids:
+                sample = self._samples.get(request_id)
+                if sample is not None and not sample.finished:
+                    sample.stop_reason = StopReason.ABORTED
+                    self._tell(sample, fresh=0)
+            self._hand_over()
+
+    async def pause(self) -> None:
+        """Freeze requests where they are."""
+        self._paused = True
+        async with self._computing:
+            pass  # the tick under way has ended
+
+    async def resume(self) -> None:
+        """Go on."""
+        self._require_alive()
+        self._paused = self._updating = False
+        self._work.set()
+
+    async def sleep(self) -> None:
+        """Do nothing: the model stays where it is."""
+
+    async def wake(self) -> None:
+        """Do nothing."""
+
+    # ---- generating ----------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            await self._work.wait()
+            if self._paused or self._updating or not self._samples:
+                self._work.clear()
+                continue
+            async with self._computing:
+                running = list(self._samples.values())[: self._config.max_running]
+                await asyncio.get_running_loop().run_in_executor(self._thread, self._tick, running)
+                for sample in running:
+                    self._tell(sample, fresh=1)
+                self._hand_over()
+
+    @torch.inference_mode()
+    def _tick(self, running: Sequence[_Sample]) -> None:
+        for sample in running:
+            try:
+                self._advance(sample)
+            except Exception as error:  # noqa: BLE001 - whatever a model raises over one request fails that request
+                sample.error = GenerationError(
+                    f"request {sample.request.request_id} failed: {type(error).__name__}: {error}"
+                )
+
+    def _advance(self, sample: _Sample) -> None:
+        """Sample one token."""
+        everything = [*sample.request.prompt_ids.tolist(), *sample.tokens]
+        inputs = everything if sample.cache is None else everything[-1:]
+        ids_BL = torch.tensor([inputs], device=self._spec.device)
+        output = self._model(ids_BL, past_key_values=sample.cache, use_cache=True, logits_to_keep=1)
+        sample.cache = output.past_key_values
+        logprobs_V = sampling_logprobs(output.logits[0, -1].float().cpu(), sample.request.sampling)
+        token = draw(logprobs_V, sample.request.sampling, sample.generator or self._shared_generator)
+        sample.tokens.append(token)
+        sample.logprobs.append(float(logprobs_V[token]))
+        sample.versions.append(self._version)
+        self._generated += 1
+        sample.stop_reason = self._why_stopped(sample, token)
+
+    def _why_stopped(self, sample: _Sample, token: int) -> StopReason | None:
+        sampling = sample.request.sampling
+        if token in self._eos:
+            return StopReason.STOP
+        if sampling.stop:
+            text = self._decode(sample)
+            if any(string in text for string in sampling.stop):
+                return StopReason.STOP
+        return StopReason.LENGTH if len(sample.tokens) >= sampling.max_tokens else None
+
+    def _decode(self, sample: _Sample) -> str:
+        text: str = self._tokenizer.decode(sample.tokens, skip_special_tokens=True)
+        return text
+
+    def _tell(self, sample: _Sample, *, fresh: int) -> None:
+        """Give the last `fresh` tokens to whoever streams this request."""
+        if sample.deltas is None:
+            return
+        if sample.error is not None:
+            sample.deltas.put_nowait(sample.error)
+            return
+        at = len(sample.tokens) - fresh
+        sample.deltas.put_nowait(
+            GenerationDelta(
+                request_id=sample.request.request_id,
+                token_ids=np.asarray(sample.tokens[at:], np.int32),
+                logprobs=np.asarray(sample.logprobs[at:], np.float32),
+                stop_reason=sample.stop_reason,
+            )
+        )
+
+    def _hand_over(self) -> None:
+        """Move finished samples to where `poll` finds them."""
+        for request_id in [name for name, sample in self._samples.items() if sample.finished]:
+            sample = self._samples.pop(request_id)
+            if sample.error is not None or sample.stop_reason is None:
+                error = sample.error or GenerationError(f"request {request_id} ended without a reason")
+                self._finished.append(FailedGeneration(request_id=request_id, error=error))
+                continue
+            self._finished.append(
+                Generation(
+                    request_id=request_id,
+                    token_ids=np.asarray(sample.tokens, np.int32),
+                    logprobs=np.asarray(sample.logprobs, np.float32),
+                    segments=segments_of(sample.versions),
+                    text=response_text(self._decode(sample), sample.request.sampling.stop, sample.stop_reason),
+                    stop_reason=sample.stop_reason,
+                )
+            )
+        if self._finished:
+            self._arrived.set()
+
+    # ---- weights -------------------------------------------------------------------------------
+
+    @property
+    def policy_version(self) -> int:
+        """Version of the weights that sample now."""
+        return self._version
+
+    async def init_weight_transfer(self, info: Mapping[str, Any]) -> None:
+        """Do nothing: every bucket says where it is."""
+
+    async def start_weight_update(self) -> None:
+        """Freeze generation."""
+        if self._spec.weight_transfer != "shared_memory":
+            raise WeightSyncError(
+                f"the transformers engine takes weights through shared memory, not {self._spec.weight_transfer}",
+                fix="use inference.type: vllm on GPUs",
+            )
+        self._require_alive()
+        self._updating = True
+        async with self._computing:
+            pass
+
+    async def update_weights(self, info: Mapping[str, Any]) -> None:
+        """Load one bucket."""
+        await self._compute(self._load_bucket, info)
+
+    @torch.inference_mode()
+    def _load_bucket(self, info: Mapping[str, Any]) -> None:
+        parameters = dict(self._model.named_parameters())
+        for name, tensor in read_bucket(from_payload(info)):
+            if name not in parameters or parameters[name].shape != tensor.shape:
+                found = tuple(parameters[name].shape) if name in parameters else "nothing"
+                raise WeightSyncError(
+                    f"the trainer sent {name} with shape {tuple(tensor.shape)}; the engine has {found} under that name"
+                )
+            parameters[name].copy_(tensor)
+
+    async def finish_weight_update(self, version: int) -> None:
+        """Put the new weights to work; requests under way are computed again from their tokens."""
+        async with self._computing:
+            for sample in self._samples.values():
+                sample.cache = None
+            self._version = version
+
+    async def fingerprints(self, names: Sequence[str], salt: int) -> Fingerprints:
+        """Return fingerprints of the model's parameters."""
+        held: Fingerprints = await self._compute(self._fingerprints, names, salt)
+        return held
+
+    def _fingerprints(self, names: Sequence[str], salt: int) -> Fingerprints:
+        parameters = dict(self._model.named_parameters())
+        tensors = {name: fingerprint(parameters[name], salt) for name in names if name in parameters}
+        if HEAD in parameters:
+            return Fingerprints(tensors=tensors, tied={})
+        head, embedding = self._model.get_output_embeddings().weight, self._model.get_input_embeddings().weight
+        source = next((name for name in names if parameters.get(name) is embedding), None)
+        if source is None:
+            return Fingerprints(tensors=tensors, tied={})
+        return Fingerprints(tensors={**tensors, HEAD: fingerprint(head, salt)}, tied={HEAD: source})
+
+    # ---- state ---------------------------------------------------------------------------------
+
+    async def stats(self) -> dict[str, float]:
+        """Return counts. Nothing is shared between requests, so the prefix cache never hits."""
+        running = min(len(self._samples), self._config.max_running)
+        return {
+            "running": float(running),
+            "waiting": float(len(self._samples) - running),
+            "tokens_generated": float(self._generated),
+            "prefix_cache_hit_rate": 0.0,
+        }
+
+    async def _compute(self, function: Any, *args: Any) -> Any:
+        async with self._computing:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+
+    def _require_alive(self) -> None:
+        if self._death is not None:
+            raise self._death
+        if self._model is None:
+            raise GenerationError("the engine was not started")
+
+
+def sampling_logprobs(logits_V: Tensor, sampling: Sampling) -> Tensor:
+    """Return log-probabilities of the distribution that tokens are drawn from, shape [V]; −inf where cut.
+
+    Temperature first, then top-k, then top-p on what is left, as vLLM does. Greedy has temperature 1.
+    """
+    if sampling.temperature == 0:
+        return torch.log_softmax(logits_V, -1)
+    logits_V = logits_V / sampling.temperature
+    if 0 < sampling.top_k < len(logits_V):
+        smallest = torch.topk(logits_V, sampling.top_k).values[-1]
+        logits_V = logits_V.masked_fill(logits_V < smallest, -torch.inf)
+    if sampling.top_p < 1:
+        ascending, order = torch.sort(logits_V)
+        cut = torch.softmax(ascending, -1).cumsum(-1) <= 1 - sampling.top_p
+        cut[-1] = False  # the likeliest always stays
+        logits_V = logits_V.masked_fill(cut[torch.argsort(order)], -torch.inf)
+    return torch.log_softmax(logits_V, -1)
+
+
+def draw(logprobs_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    """Return a token drawn from `logprobs_V`, or the likeliest at temperature 0."""
+    if sampling.temperature == 0:
+        return int(logprobs_V.argmax())
+    return int(torch.multinomial(logprobs_V.exp(), 1, generator=generator))
+
+
+def segments_of(versions: Sequence[int]) -> tuple[Segment, ...]:
+    """Return the spans of equal versions.
+
+    >>> [(span.start, span.end) for span in segments_of([3, 3, 4])]
+    [(0, 2), (2, 3)]
+    """
+    cuts = [at for at in range(1, len(versions)) if versions[at] != versions[at - 1]]
+    ends = [0, *cuts, len(versions)] if versions else []
+    return tuple(
+        Segment(start=start, end=end, policy_version=versions[start]) for start, end in itertools.pairwise(ends)
+    )

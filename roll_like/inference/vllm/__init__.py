@@ -1,0 +1,1 @@
+"""The engine on vLLM, and its server for judges."""

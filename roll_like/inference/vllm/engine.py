@@ -1,0 +1,394 @@
+"""vLLM's asynchronous engine behind the `InferenceEngine` protocol.
+
+One asyncio task a request waits for vLLM's final output, so a request costs the event loop two wake-ups,
+however long its response. Finished samples gather in one list that `poll` hands over whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from multiprocessing import resource_tracker
+from typing import Any
+
+import numpy as np
+
+from roll_like.config.sections import VLLMConfig
+from roll_like.errors import GenerationError, WeightSyncError
+from roll_like.inference.interface import (
+    EngineDied,
+    EngineSpec,
+    FailedGeneration,
+    Fingerprints,
+    GenerateRequest,
+    Generation,
+    GenerationDelta,
+    refuse_too_long,
+    response_text,
+)
+from roll_like.inference.vllm.arguments import engine_arguments
+from roll_like.inference.vllm.environment import vllm_environment
+from roll_like.inference.vllm.process_output import ProcessOutput
+from roll_like.inference.vllm.stats import EngineStats, stat_logger
+from roll_like.types import Segment, StopReason
+
+_STOP_REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH, "abort": StopReason.ABORTED}
+_CLOSE_SECONDS = 10.0
+
+
+class VLLMEngine:
+    """Generates with vLLM.
+
+    Its environment (`vllm_environment`) should be set before the process imports torch; variables that are
+    not set yet are set by `start`.
+
+    Args:
+        config: The `inference` section.
+        spec: Model, precision, devices.
+    """
+
+    def __init__(self, config: VLLMConfig, spec: EngineSpec) -> None:
+        self._config = config
+        self._spec = spec
+        self._llm: Any = None
+        self._tokenizer: Any = None
+        self._output = ProcessOutput()
+        self._stats = EngineStats()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._streams: dict[str, asyncio.Queue[GenerationDelta | GenerationError]] = {}
+        self._finished: list[Generation | FailedGeneration] = []
+        self._arrived = asyncio.Event()
+        self._death: EngineDied | None = None
+        self._version = 0
+
+    # ---- start and end -------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Load the model in vLLM's engine process.
+
+        Raises:
+            ConfigError: `inference.engine_args` is wrong.
+            GenerationError: vLLM did not start; says why.
+        """
+        for name, value in vllm_environment(self._config, self._spec.threads, self._spec.device).items():
+            os.environ.setdefault(name, value)
+        arguments = engine_arguments(self._config, self._spec)
+        # Python's own helper process outlives the engine: it must not hold the engine's output open
+        resource_tracker.ensure_running()
+        failure: Exception | None = None
+        with self._output.capture():
+            try:
+                self._llm = _build(arguments, self._stats)
+                await self._llm.get_supported_tasks()
+                await self._llm.update_weight_version(str(self._version))
+            except (RuntimeError, ValueError, OSError, TypeError, NotImplementedError, MemoryError) as error:
+                failure = error
+        if failure is not None:
+            await self.close()
+            raise _explain_start(failure, self._output, self._spec) from failure
+        self._tokenizer = self._llm.get_tokenizer()
+
+    async def close(self) -> None:
+        """End vLLM's processes and this engine's tasks."""
+        llm, self._llm = self._llm, None
+        self._death = self._death or EngineDied("the engine was closed")
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if llm is not None:
+            llm.shutdown(timeout=_CLOSE_SECONDS)
+            llm.engine_core.resources.ctx.destroy(linger=0)  # vLLM leaves its sockets' context to the collector
+            if llm.output_handler is not None:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await llm.output_handler
+            self._output.join(_CLOSE_SECONDS)
+        self._arrived.set()
+
+    async def healthy(self) -> bool:
+        """Return whether vLLM's engine process is alive and answers."""
+        return self._death is None and self._llm is not None and not self._llm.errored
+
+    # ---- generating ----------------------------------------------------------------------------
+
+    async def submit(self, requests: Sequence[GenerateRequest]) -> None:
+        """Take requests. See `InferenceEngine.submit`."""
+        self._require_alive()
+        refuse_too_long(requests, self._spec.max_model_len)
+        names = [request.request_id for request in requests]
+        for name in names:
+            if name in self._tasks or names.count(name) > 1:
+                raise GenerationError(f"request id {name!r} is in use; ids are unique among unfinished requests")
+        for request in requests:
+            if request.stream:
+                self._streams[request.request_id] = asyncio.Queue()
+            self._tasks[request.request_id] = asyncio.create_task(self._serve(request))
+
+    async def poll(self, timeout: float) -> list[Generation | FailedGeneration]:
+        """Return what finished. See `InferenceEngine.poll`."""
+        if not self._finished and self._death is None:
+            self._arrived.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._arrived.wait(), timeout)
+        finished, self._finished = self._finished, []
+        for result in finished:
+            self._streams.pop(result.request_id, None)
+        if not finished:
+            self._require_alive()
+        return finished
+
+    async def stream(self, request_id: str) -> AsyncIterator[GenerationDelta]:
+        """Yield a request's tokens as they come. See `InferenceEngine.stream`."""
+        queue = self._streams.get(request_id)
+        if queue is None:
+            raise GenerationError(
+                f"no streaming request {request_id!r} is under way", fix="submit it with GenerateRequest(stream=True)"
+            )
+        while True:
+            delta = await queue.get()
+            if isinstance(delta, GenerationError):
+                raise delta
+            yield delta
+            if delta.stop_reason is not None:
+                return
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """Stop requests. See `InferenceEngine.abort`."""
+        self._require_alive()
+        await asyncio.sleep(0)  # tasks that were created in this very tick reach vLLM first
+        await self._llm.abort([request_id for request_id in request_ids if request_id in self._tasks])
+
+    async def _serve(self, request: GenerateRequest) -> None:
+        """Run one request; its outcome, whatever it is, goes to `poll`."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        outcome: Generation | FailedGeneration
+        try:
+            outcome = await self._generate(request)
+        except EngineDeadError:
+            self._die()
+            return
+        except Exception as error:  # noqa: BLE001 - whatever vLLM raises over one request fails that request
+            cause = error.__cause__ or error
+            outcome = FailedGeneration(
+                request_id=request.request_id,
+                error=GenerationError(f"request {request.request_id} failed: {type(cause).__name__}: {cause}"),
+            )
+        finally:
+            self._tasks.pop(request.request_id, None)
+        if request.stream and isinstance(outcome, FailedGeneration):
+            self._streams[request.request_id].put_nowait(outcome.error)
+        self._finished.append(outcome)
+        self._arrived.set()
+
+    async def _generate(self, request: GenerateRequest) -> Generation:
+        from vllm.inputs.engine import tokens_input
+
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        completion: Any = None
+        cached = 0
+        prompt = tokens_input(request.prompt_ids.tolist())
+        async for output in self._llm.generate(prompt, _sampling_params(request), request.request_id):
+            completion, cached = output.outputs[0], output.num_cached_tokens or 0
+            new_tokens, new_logprobs = list(completion.token_ids), _sampled_logprobs(completion)
+            tokens += new_tokens
+            logprobs += new_logprobs
+            if request.stream:
+                delta = GenerationDelta(
+                    request_id=request.request_id,
+                    token_ids=np.asarray(new_tokens, np.int32),
+                    logprobs=np.asarray(new_logprobs, np.float32),
+                    stop_reason=_STOP_REASONS.get(completion.finish_reason or ""),
+                )
+                self._streams[request.request_id].put_nowait(delta)
+        if completion is None or completion.finish_reason not in _STOP_REASONS or len(tokens) != len(logprobs):
+            reason = None if completion is None else completion.finish_reason
+            raise GenerationError(
+                f"vLLM ended the request with reason {reason!r}, {len(tokens)} tokens and {len(logprobs)} "
+                "log-probabilities"
+            )
+        stop_reason = _STOP_REASONS[completion.finish_reason]
+        decoded = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        return Generation(
+            request_id=request.request_id,
+            token_ids=np.asarray(tokens, np.int32),
+            logprobs=np.asarray(logprobs, np.float32),
+            segments=tuple(
+                Segment(start=span.start, end=span.end, policy_version=int(span.version))
+                for span in completion.weight_versions or ()
+                if span.end > span.start
+            ),
+            text=response_text(decoded, request.sampling.stop, stop_reason),
+            stop_reason=stop_reason,
+            cached_prompt_tokens=cached,
+        )
+
+    # ---- pausing and weights -------------------------------------------------------------------
+
+    @property
+    def policy_version(self) -> int:
+        """Version of the weights that sample now."""
+        return self._version
+
+    async def pause(self) -> None:
+        """Freeze requests where they are."""
+        self._require_alive()
+        await self._llm.pause_generation(mode="keep", clear_cache=False)
+
+    async def resume(self) -> None:
+        """Go on."""
+        self._require_alive()
+        await self._llm.resume_generation()
+
+    async def sleep(self) -> None:
+        """Move weights to host memory and drop the key-value cache."""
+        self._require_alive()
+        if self._sleeps:
+            await self._llm.sleep(level=1, mode="keep")
+
+    async def wake(self) -> None:
+        """Undo `sleep`; requests that were frozen go on."""
+        self._require_alive()
+        if self._sleeps:
+            await self._llm.wake_up()
+
+    @property
+    def _sleeps(self) -> bool:
+        return self._spec.device != "cpu" and self._config.sleep
+
+    async def init_weight_transfer(self, info: Mapping[str, Any]) -> None:
+        """Meet the trainer, where the transfer needs it."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        with self._weight_errors():
+            await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=dict(info)))
+
+    async def start_weight_update(self) -> None:
+        """Freeze generation and open vLLM's layer-by-layer reload."""
+        with self._weight_errors():
+            await self._llm.pause_generation(mode="keep", clear_cache=True)
+            await self._llm.start_weight_update()
+
+    async def update_weights(self, info: Mapping[str, Any]) -> None:
+        """Load one bucket."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        with self._weight_errors():
+            await self._llm.update_weights(WeightTransferUpdateRequest(update_info=dict(info)))
+
+    async def finish_weight_update(self, version: int) -> None:
+        """Close the reload; requests under way are computed again from their tokens, with the new weights."""
+        with self._weight_errors():
+            await self._llm.finish_weight_update(str(version))
+            await self._llm.reset_prefix_cache(reset_running_requests=True)
+        self._version = version
+
+    async def fingerprints(self, names: Sequence[str], salt: int) -> Fingerprints:
+        """Return fingerprints of the weights as vLLM computes with them."""
+        with self._weight_errors():
+            ranks = await self._llm.collective_rpc("weight_fingerprints", args=(list(names), salt))
+        return Fingerprints(tensors=ranks[0]["tensors"], tied=ranks[0]["tied"])
+
+    @contextlib.contextmanager
+    def _weight_errors(self) -> Iterator[None]:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        self._require_alive()
+        try:
+            yield
+        except EngineDeadError:
+            self._die()
+            self._require_alive()
+        except Exception as error:
+            # vLLM hands an error of its engine process over as text
+            raise WeightSyncError(f"the inference engine refused the weights: {error}") from error
+
+    # ---- state ---------------------------------------------------------------------------------
+
+    async def stats(self) -> dict[str, float]:
+        """Return counts since the start: see `EngineStats`."""
+        return self._stats.figures()
+
+    def _die(self) -> None:
+        if self._death is None:
+            said = self._output.cause() or self._output.tail(5) or "it said nothing"
+            self._death = EngineDied(
+                f"vLLM's engine process died: {said}",
+                fix="look for an out-of-memory kill (dmesg); lower inference.kv_cache_gib or inference.max_running",
+            )
+            for queue in self._streams.values():
+                queue.put_nowait(self._death)
+        self._arrived.set()
+
+    def _require_alive(self) -> None:
+        if self._death is not None:
+            raise self._death
+        if self._llm is None:
+            raise GenerationError("the engine was not started")
+        if self._llm.errored:
+            self._die()
+            self._require_alive()
+
+
+def plain_words(error: BaseException) -> str:
+    """Return an error's kind and message; of pydantic's, which wrap another one, only what that one says."""
+    text = str(error)
+    if "Value error, " in text:
+        return text.split("Value error, ", 1)[1].split(" [type=", 1)[0].strip()
+    return f"{type(error).__name__}: {text}"
+
+
+def _build(arguments: dict[str, Any], stats: EngineStats) -> Any:
+    from vllm import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    return AsyncLLM.from_engine_args(
+        AsyncEngineArgs(**arguments, disable_log_stats=True), stat_loggers=[stat_logger(stats)]
+    )
+
+
+def _sampling_params(request: GenerateRequest) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    sampling = request.sampling
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        max_tokens=sampling.max_tokens,
+        stop=list(sampling.stop) or None,
+        seed=request.seed,
+        logprobs=0,  # of the sampled token alone
+        flat_logprobs=True,  # numbers in one list, not an object a token
+        detokenize=bool(sampling.stop),  # only stop strings need text while tokens come
+        output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,
+    )
+
+
+def _sampled_logprobs(completion: Any) -> list[float]:
+    flat = completion.logprobs
+    return [flat.logprobs[start] for start in flat.start_indices] if flat else []
+
+
+def _explain_start(error: BaseException, output: ProcessOutput, spec: EngineSpec) -> GenerationError:
+    """Return what went wrong at the start, with the engine process's own words where it is the one that failed."""
+    output.join(2.0)
+    cause = output.cause() or plain_words(error)
+    lowered = cause.lower()
+    if "out of memory" in lowered or "available memory" in lowered or "kv cache" in lowered or "alloc" in lowered:
+        fix = "lower inference.kv_cache_gib (CPU) or inference.gpu_memory_utilization (GPU), or free memory"
+    elif "max_model_len" in lowered or "max_position_embeddings" in lowered:
+        fix = "lower inference.max_model_len, or data.max_prompt_tokens and rollout.max_response_tokens"
+    elif "architecture" in lowered or "not supported" in lowered or "no common block size" in lowered:
+        fix = "choose a model that vLLM knows (model.path), or generate with inference.type: hf"
+    else:
+        fix = "check model.path, model.dtype and inference.engine_args; or generate with inference.type: hf"
+        if output.tail():
+            print(output.tail(), file=sys.stderr)
+    return GenerationError(f"vLLM did not start with {spec.model_path} on {spec.device}: {cause}", fix=fix)

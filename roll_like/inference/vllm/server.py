@@ -1,0 +1,165 @@
+"""A model behind an OpenAI-compatible address, in a process of vLLM's own: what rewards ask for a judgement.
+
+The policy's engine is not used for this: it takes new weights, sleeps and is aborted. A judge stays
+as it is for the whole run, so vLLM's server does everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from roll_like.config.sections import JudgeServerConfig
+from roll_like.errors import EngineError
+from roll_like.inference.interface import EngineSpec
+from roll_like.inference.vllm.arguments import CPU_BATCH_TOKENS, CPU_BLOCK_TOKENS, check_engine_args
+
+#: Name under which the server knows its model.
+SERVED_NAME = "judge"
+POLL_SECONDS = 0.5
+LAST_LINES = 15
+_PR_SET_PDEATHSIG = 1
+
+
+class ServerWorker:
+    """Starts vLLM's server for one replica of a judge and watches over it.
+
+    Args:
+        config: The `judge` section.
+        spec: Model, precision and devices of this replica.
+        timeout_seconds: How long it may take to start.
+    """
+
+    def __init__(self, config: JudgeServerConfig, spec: EngineSpec, timeout_seconds: float) -> None:
+        self._config = config
+        self._spec = spec
+        self._timeout = timeout_seconds
+        self._host = socket.gethostbyname(socket.gethostname())
+        self._port = _free_port(self._host)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log = Path(tempfile.mkstemp(prefix="roll-like-judge-", suffix=".log")[1])
+
+    def url(self) -> str:
+        """Return the base address of its API; nothing answers there before `start`."""
+        return f"http://{self._host}:{self._port}/v1"
+
+    async def start(self) -> None:
+        """Start the server and wait until it answers.
+
+        Raises:
+            EngineError: It ended or did not answer in time; shows the end of what it printed.
+        """
+        command = [sys.executable, "-m", "roll_like.inference.vllm.server", *server_arguments(self._config, self._spec)]
+        command += ["--host", self._host, "--port", str(self._port)]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+        started = time.monotonic()
+        while not await asyncio.to_thread(self._answers):
+            if self._process.poll() is not None:
+                raise EngineError(
+                    f"the judge's server ended with code {self._process.returncode}:\n{self._last_lines()}",
+                    fix="check judge.path and judge.engine_args",
+                )
+            if time.monotonic() - started > self._timeout:
+                raise EngineError(
+                    f"the judge's server did not answer within {self._timeout:g} s:\n{self._last_lines()}",
+                    fix="raise resources.start_timeout_seconds",
+                )
+            await asyncio.sleep(POLL_SECONDS)
+
+    def healthy(self) -> bool:
+        """Return whether the server runs and answers."""
+        return self._process is not None and self._process.poll() is None and self._answers()
+
+    def close(self) -> None:
+        """End the server."""
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._log.unlink(missing_ok=True)
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://{self._host}:{self._port}/health", timeout=5) as response:
+                return bool(response.status == 200)
+        except (urllib.error.URLError, TimeoutError, ConnectionError):
+            return False
+
+    def _last_lines(self) -> str:
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-LAST_LINES:])
+
+
+def server_arguments(config: JudgeServerConfig, spec: EngineSpec) -> list[str]:
+    """Return the command line of vLLM's server.
+
+    Raises:
+        ConfigError: `judge.engine_args` has a name that vLLM does not know, or that is not the user's to set.
+    """
+    check_engine_args(config.engine_args, section="judge")
+    values: dict[str, Any] = {
+        "model": spec.model_path,
+        "tokenizer": spec.tokenizer_path,
+        "served_model_name": SERVED_NAME,
+        "dtype": spec.dtype,
+        "seed": spec.seed,
+        "max_model_len": spec.max_model_len,
+        "max_num_seqs": config.max_running,
+        "enforce_eager": config.enforce_eager,
+        "tensor_parallel_size": spec.tensor_parallel_size,
+        "trust_remote_code": spec.trust_remote_code,
+        # a judge that is held to a schema may otherwise go on with white space until its tokens are used up
+        "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
+    }
+    if spec.device == "cpu":
+        values |= {
+            "block_size": CPU_BLOCK_TOKENS,
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(spec.max_model_len, CPU_BATCH_TOKENS),
+            "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30),
+        }
+    else:
+        values["gpu_memory_utilization"] = config.gpu_memory_utilization
+    return [word for name, value in {**values, **config.engine_args}.items() for word in _flag(name, value)]
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    return [f"--{flag}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as free:
+        free.bind((host, 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def _serve() -> None:
+    """Become vLLM's server, which the kernel ends when the actor that started it goes, however it goes."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1:  # it went in between
+        sys.exit(1)
+    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,131 @@
+"""GPUs: vLLM's own trainer engines over NCCL (roles apart) and CUDA IPC (roles on the same GPUs)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from roll_like.inference.weight_transfer.fingerprint import fingerprint
+from roll_like.inference.weight_transfer.interface import EngineClient, SendReport, WeightSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VLLMTransfer:
+    """Hands the weights to the trainer engine that vLLM brings along.
+
+    Args:
+        client: The engines.
+        backend: `ipc` when every engine's GPUs are also trainer GPUs, else `nccl`.
+        gpus_per_engine: GPUs of one engine.
+        address: Host of trainer rank 0, for NCCL.
+        port: Free port there, for NCCL.
+    """
+
+    client: EngineClient
+    backend: Literal["nccl", "ipc"]
+    gpus_per_engine: int
+    address: str
+    port: int
+
+    def connect(self, source: WeightSource, rank: int) -> VLLMSender:
+        """Meet the engines: opens the NCCL group on rank 0."""
+        return VLLMSender(self, source, rank)
+
+    def init_info(self, rank: int) -> Any:
+        """Return what vLLM's trainer engine is built from."""
+        if self.backend == "ipc":
+            from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
+
+            return IPCTrainerInitInfo(rank=rank, packed=True)
+        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+        return NCCLTrainerInitInfo(
+            rank=rank,
+            master_address=self.address,
+            master_port=self.port,
+            world_size=1 + len(self.client) * self.gpus_per_engine,
+        )
+
+
+class VLLMSender:
+    """One rank's end; see `WeightSender`."""
+
+    def __init__(self, transfer: VLLMTransfer, source: WeightSource, rank: int) -> None:
+        from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+
+        self._rank = rank
+        self._weights = _recording_source(source)
+        self._engine = WeightTransferTrainerFactory.trainer_init(
+            transfer.init_info(rank), client=_ControlPlane(transfer), source=self._weights
+        )
+
+    def send(self, salt: int) -> SendReport:
+        """Let vLLM's engine walk through the weights, and note what goes by."""
+        self._weights.begin(salt, recording=self._rank == 0)
+        self._engine.send_weights()
+        seen = self._weights
+        return SendReport(fingerprints=dict(seen.fingerprints), bytes=seen.bytes, buckets=1 if seen.bytes else 0)
+
+    def close(self) -> None:
+        """Close the NCCL group or the IPC handles."""
+        self._engine.shutdown()
+
+
+class _ControlPlane:
+    """vLLM's `VLLMWeightSyncClient` over ours. Start and finish are the driver's, who checks in between."""
+
+    def __init__(self, transfer: VLLMTransfer) -> None:
+        self._transfer = transfer
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        infos: list[Mapping[str, Any]] = [init_info] * len(self._transfer.client)
+        if "rank_offset" in init_info:
+            # every engine numbers its GPUs from 0; in the group they follow one another after the trainer
+            offset, share = init_info["rank_offset"], self._transfer.gpus_per_engine
+            infos = [{**init_info, "rank_offset": offset + engine * share} for engine in range(len(infos))]
+        self._transfer.client.init_weight_transfer(infos)
+
+    def start_weight_update(self) -> None:
+        pass
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        self._transfer.client.update_weights(update_info)
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        pass
+
+
+def _recording_source(source: WeightSource) -> Any:
+    """Return a vLLM `WeightSource` that fingerprints what goes by."""
+    from vllm.distributed.weight_transfer.base import ParamMeta
+    from vllm.distributed.weight_transfer.base import WeightSource as VLLMSource
+
+    class RecordingSource(VLLMSource):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self._metadata: list[Any] = []
+            self._salt = 0
+            self._recording = False
+            self.fingerprints: dict[str, str] = {}
+            self.bytes = 0
+
+        def begin(self, salt: int, *, recording: bool) -> None:
+            self._salt, self._recording = salt, recording
+            self.fingerprints, self.bytes = {}, 0
+
+        def metadata(self) -> list[Any]:
+            # names, shapes and precisions stay the same: one walk tells them for good
+            if not self._metadata:
+                self._metadata = [ParamMeta(name, t.dtype, tuple(t.shape)) for name, t in source.full_weights()]
+            return self._metadata
+
+        def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+            for name, tensor in source.full_weights():
+                if self._recording:
+                    self.fingerprints[name] = fingerprint(tensor, self._salt)
+                    self.bytes += tensor.numel() * tensor.element_size()
+                yield name, tensor
+
+    return RecordingSource()

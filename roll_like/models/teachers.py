@@ -1,0 +1,50 @@
+"""The teachers of a run, before they are started: which model each is, and where it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from roll_like.builtin.pipelines.distill.config import DistillConfig
+from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig
+from roll_like.config.sections import Span, TrainingConfig
+from roll_like.config.teachers import teacher_model
+from roll_like.models.load import ResolvedModel, load_tokenizer, resolve_model
+from roll_like.models.vocabulary import refuse_other_tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedTeacher:
+    """A teacher that can be started.
+
+    Attributes:
+        name: Its name.
+        model: What it is.
+        training: What it computes with.
+        span: Its devices.
+    """
+
+    name: str
+    model: ResolvedModel
+    training: TrainingConfig
+    span: Span
+
+
+def planned_teachers(config: DistillConfig | OnPolicyDistillConfig) -> Iterator[PlannedTeacher]:
+    """Yield a run's teachers.
+
+    Raises:
+        ConfigError: One has another tokenizer than the student.
+    """
+    ours = load_tokenizer(config.model)
+    for name, teacher in config.teachers.items():
+        section = teacher_model(config.model, teacher)
+        refuse_other_tokenizer(ours, load_tokenizer(section), key=f"teachers.{name}.path", path=teacher.path)
+        yield PlannedTeacher(
+            name=name,
+            model=resolve_model(section),
+            training=config.training.frozen(
+                workers=teacher.workers, max_tokens_per_micro_batch=teacher.max_tokens_per_micro_batch
+            ),
+            span=teacher.span or config.resources.spans.training,
+        )

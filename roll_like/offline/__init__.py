@@ -1,0 +1,1 @@
+"""What the pipelines that learn from given data share: batches, evaluators, checks."""

@@ -1,0 +1,244 @@
+"""How answers to prompts are judged: the processes of reward workers and of a judge model, and what speaks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import cast
+
+from roll_like.cluster import Cluster, ResourceManager, thread_environment
+from roll_like.cluster.driver_loop import DriverLoop
+from roll_like.config.domains import domain_filters, domain_rewards
+from roll_like.config.prompts import PromptConfig, RewardPoolConfig, RewardsConfig
+from roll_like.config.reward_names import DEFAULT_POOL, JUDGE_URLS_VARIABLE
+from roll_like.config.sections import ModelConfig
+from roll_like.data.order import TaskOrder
+from roll_like.data.tasks import TaskSet, load_tasks
+from roll_like.inference.interface import EngineSpec
+from roll_like.inference.vllm.environment import vllm_environment
+from roll_like.inference.vllm.server import ServerWorker
+from roll_like.inference.worker import InferenceWorker
+from roll_like.models.load import load_tokenizer, resolve_model
+from roll_like.policy_gradient.start import weight_backend
+from roll_like.policy_gradient.workers import Progress
+from roll_like.registry import ADVANTAGES
+from roll_like.rewards.base import RewardConfig
+from roll_like.rewards.scorer import reward_name
+from roll_like.rewards.worker import RewardWorker, notebook_rewards
+from roll_like.rollout.evaluate import Evaluator, evaluation_sampling
+from roll_like.rollout.handles import ActorReplica, RewardPool
+from roll_like.rollout.reward_pools import RewardPools, RewardShare
+from roll_like.rollout.scheduler import GenerateScheduler, GroupPlan
+from roll_like.rollout.source import SynchronousRollouts, sampling_of
+
+#: Added to the rewards' own limits before their worker is taken for dead: it has to start first. Seconds.
+REWARD_GRACE = 60.0
+
+
+class Judging:
+    """The reward workers of a run, and its judge model where it has one.
+
+    Args:
+        config: The run's configuration.
+        resources: Where they go.
+        stack: Ends them when it is closed.
+    """
+
+    def __init__(self, config: PromptConfig, resources: ResourceManager, stack: ExitStack) -> None:
+        self._config = config
+        self._resources = resources
+        self._stack = stack
+        self._wait_for_judge: Callable[[], object] = lambda: None
+        self._rewards: RewardPools
+
+    def start(self) -> None:
+        """Start the processes; the judge loads its model from now on."""
+        judge = _start_judge(self._config, self._resources, self._stack)
+        if judge is not None:
+            self._wait_for_judge = judge.begin(ServerWorker.start)
+        self._rewards = _start_rewards(self._config, self._resources, self._stack, judge)
+
+    def wait(self) -> None:
+        """Wait until they can judge.
+
+        Raises:
+            RollLikeError: A reward cannot be built, or the judge did not start.
+        """
+        self._wait_for_judge()
+        self._rewards.wait_until_ready()
+
+    def scheduler(
+        self, inference: Cluster[InferenceWorker], progress: Progress = lambda done, total: None
+    ) -> GenerateScheduler:
+        """Return what fills groups from the engines and has them judged here."""
+        return GenerateScheduler(
+            [ActorReplica(inference, rank) for rank in range(len(inference))],
+            self._rewards,
+            max_in_flight=self._config.rollout.max_in_flight,
+            retries=self._config.rollout.retries,
+            progress=progress,
+        )
+
+
+def tasks_of(config: PromptConfig) -> TaskSet:
+    """Return the training tasks."""
+    return load_tasks(config.data.sources, load_tokenizer(config.model), config.data.max_prompt_tokens)
+
+
+def prompt_rollouts(
+    config: PromptConfig,
+    scheduler: GenerateScheduler,
+    runner: DriverLoop,
+    warn: Callable[[str], None],
+    *,
+    unit: str = "step",
+) -> SynchronousRollouts[GroupPlan]:
+    """Return the source of a step's groups of answers.
+
+    Args:
+        config: The run's configuration.
+        scheduler: Fills groups.
+        runner: The driver's event loop.
+        warn: Told about prompts that are left out.
+        unit: What the groups are sampled for, for messages.
+    """
+    tasks = tasks_of(config)
+    for report in tasks.report:
+        if report.too_long:
+            warn(str(report))
+    sampling = sampling_of(config.rollout)
+    baseline = ADVANTAGES.get(config.algorithm.advantage.type).greedy_baseline
+    return SynchronousRollouts(
+        scheduler,
+        TaskOrder(tasks, seed=config.seed, shuffle=config.data.shuffle),
+        partial(
+            GroupPlan,
+            samples_per_group=config.rollout.samples_per_prompt,
+            sampling=sampling,
+            baseline=replace(sampling, temperature=0.0) if baseline else None,
+        ),
+        config.rollout,
+        seed=config.seed,
+        runner=runner,
+        needs_baseline=baseline,
+        filters=domain_filters(config),
+        unit=unit,
+    )
+
+
+def prompt_evaluator(
+    config: PromptConfig, scheduler: GenerateScheduler, runner: DriverLoop
+) -> Evaluator[GroupPlan] | None:
+    """Return what measures the policy, or nothing where there is no `evaluation` section."""
+    schedule = config.evaluation
+    if schedule is None:
+        return None
+    tasks = load_tasks(
+        schedule.sources, load_tokenizer(config.model), config.data.max_prompt_tokens, key="evaluation.sources"
+    )
+    return Evaluator(
+        scheduler,
+        islice(tasks, schedule.max_tasks),
+        partial(
+            GroupPlan,
+            samples_per_group=schedule.samples_per_prompt,
+            sampling=evaluation_sampling(schedule, config.rollout.max_response_tokens),
+        ),
+        schedule,
+        max_failure_fraction=config.rollout.max_failure_fraction,
+        seed=config.seed,
+        runner=runner,
+    )
+
+
+def _start_judge(config: PromptConfig, resources: ResourceManager, stack: ExitStack) -> Cluster[ServerWorker] | None:
+    """Start the judge's processes, or nothing where there is none; their models are loaded by `ServerWorker.start`."""
+    judge = config.judge
+    if judge is None:
+        return None
+    model = resolve_model(ModelConfig(path=judge.path, dtype=judge.dtype, cache_dir=config.model.cache_dir))
+    span, device = config.resources.spans.judge or config.resources.spans.inference, config.resources.device
+    share = len(span) // judge.replicas
+    spec = EngineSpec(
+        model_path=str(model.path),
+        tokenizer_path=str(model.tokenizer_path),
+        dtype=judge.dtype,
+        device=device,
+        threads=share if device == "cpu" else 1,
+        tensor_parallel_size=1 if device == "cpu" else share,
+        max_model_len=judge.max_model_len,
+        seed=config.seed,
+        trust_remote_code=config.model.trust_remote_code,
+        weight_transfer=weight_backend(config),
+    )
+    cluster = Cluster(
+        "judge",
+        ServerWorker,
+        resources.place(span, judge.replicas, "judge"),
+        arguments=lambda rank: (judge, spec, config.resources.start_timeout_seconds),
+        environment=lambda rank: {
+            **thread_environment(spec.threads),
+            **vllm_environment(judge, spec.threads, device),
+        },
+    )
+    stack.callback(cluster.close, ServerWorker.close)
+    return cluster
+
+
+def _start_rewards(
+    config: PromptConfig, resources: ResourceManager, stack: ExitStack, judge: Cluster[ServerWorker] | None
+) -> RewardPools:
+    """Start the pools of reward workers: those of `rewards.pools`, and one for all other rewards."""
+    urls = [] if judge is None else judge.everywhere(ServerWorker.url)
+    use = cast(Sequence[RewardConfig], config.rewards.use)
+    pooled = {name for pool in config.rewards.pools.values() for name in pool.rewards}
+    others = tuple(reward_name(reward) for reward in use if reward_name(reward) not in pooled)
+    pools = dict(config.rewards.pools)
+    if others:
+        pools[DEFAULT_POOL] = RewardPoolConfig(rewards=others, workers=config.rewards.workers)
+    shares = []
+    for name, pool in pools.items():
+        chosen = tuple(reward for reward in use if reward_name(reward) in pool.rewards)
+        section = config.rewards.model_copy(update={"use": chosen})
+        shares.append(RewardShare(chosen, _start_pool(config, name, pool, section, urls, resources, stack)))
+    return RewardPools(shares, domain_rewards(config))
+
+
+def _start_pool(
+    config: PromptConfig,
+    name: str,
+    pool: RewardPoolConfig,
+    section: RewardsConfig,
+    judge_urls: Sequence[str],
+    resources: ResourceManager,
+    stack: ExitStack,
+) -> RewardPool:
+    """Start one pool's workers; without devices of their own they have one thread each."""
+    plugins = notebook_rewards(cast(Sequence[RewardConfig], section.use))
+    if pool.span is None:
+        placements, threads = resources.beside(pool.workers), 1
+    else:
+        placements = resources.place(pool.span, pool.workers, f"rewards {name}")
+        threads = len(pool.span) // pool.workers
+    hidden = {} if pool.span is not None and config.resources.device == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
+    cluster = Cluster(
+        name,
+        RewardWorker,
+        placements,
+        arguments=lambda rank: (section, config.import_, plugins, domain_rewards(config)),
+        environment=lambda rank: {
+            **thread_environment(threads),
+            **hidden,
+            **({JUDGE_URLS_VARIABLE: ",".join(judge_urls)} if judge_urls else {}),
+        },
+        concurrency=section.groups_per_worker + 4,  # room to ask how it is, and to close it
+    )
+    stack.callback(cluster.close, RewardWorker.close)
+    return RewardPool(
+        cluster,
+        limit_seconds=REWARD_GRACE + section.timeout_seconds * (section.retries + 1),
+        groups_per_worker=section.groups_per_worker,
+    )

@@ -1,0 +1,241 @@
+"""Makes the parts that pipelines share out of a configuration: each function starts or builds one part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeAlias, TypeVar
+
+from roll_like.algorithms.advantages import AdvantageEstimator
+from roll_like.algorithms.kl import KLController
+from roll_like.cluster import Cluster, ResourceManager
+from roll_like.cluster.driver_loop import DriverLoop
+from roll_like.config.algorithm import DifficultyConfig
+from roll_like.config.load import dump_config
+from roll_like.config.policy_gradient import PolicyGradientConfig
+from roll_like.config.run import RunConfig
+from roll_like.inference.weight_transfer.sync import SyncReport, WeightSync
+from roll_like.inference.worker import InferenceWorker
+from roll_like.metrics.summary import Summary
+from roll_like.models.export import ModelCard
+from roll_like.models.load import ResolvedModel, resolve_model
+from roll_like.policy_gradient.advantages import Advantages
+from roll_like.policy_gradient.start import (
+    start_critic,
+    start_inference,
+    start_reference,
+    start_weight_sync,
+    time_shared,
+    trainer_spec,
+)
+from roll_like.registry import ADVANTAGES
+from roll_like.run.launch import Evaluates, RunContext, RunState, measuring
+from roll_like.training.critic import CriticEngine
+from roll_like.training.engine import Reference, TrainingEngine
+from roll_like.training.language_model import LanguageModelRank
+from roll_like.training.start import start_trainer
+from roll_like.values import reduce
+
+#: Called with (finished samples, expected samples).
+Progress: TypeAlias = Callable[[int, int], None]
+
+
+class Beside(Protocol):
+    """What a pipeline starts beside engines and trainer: reward workers, or environments."""
+
+    def start(self) -> None:
+        """Start its processes; the engines load their model meanwhile."""
+
+    def wait(self) -> None:
+        """Wait until they are ready."""
+
+
+ConfigT = TypeVar("ConfigT", bound=PolicyGradientConfig)
+BesideT = TypeVar("BesideT", bound=Beside)
+LanguageModelT = TypeVar("LanguageModelT", bound=LanguageModelRank)
+
+
+@dataclass(kw_only=True)
+class Workers:
+    """Everything of a run that lives in actors, and the parts that speak for it.
+
+    Attributes:
+        state: The run.
+        runner: The driver's event loop.
+        model: The starting model, as a local directory.
+        actor: The policy being trained.
+        critic: The value model that the advantage estimator learns with, where it has one.
+        kl_reference: The reference model, where the loss needs it.
+        advantages: The estimator, with a KL penalty in the reward where configured.
+        inference: The engines' cluster.
+        weights: Actor to engines.
+        time_shared: What is trained on the inference engines' GPUs: they must make room for each other.
+    """
+
+    state: RunState
+    runner: DriverLoop
+    model: ResolvedModel
+    actor: TrainingEngine
+    critic: CriticEngine | None
+    kl_reference: Reference | None
+    advantages: Advantages
+    inference: Cluster[InferenceWorker]
+    weights: WeightSync
+    time_shared: Sequence[TrainingEngine | CriticEngine]
+
+    @property
+    def saved_engines(self) -> list[TrainingEngine | CriticEngine]:
+        """What is trained, for checkpoints."""
+        return [self.actor] if self.critic is None else [self.actor, self.critic]
+
+    def progress(self, done: int, total: int) -> None:
+        """Show how many samples of a step are finished."""
+        self.state.metrics.phase("generating", done, total)
+
+    @contextmanager
+    def generating(self) -> Iterator[None]:
+        """Give the devices to the inference engines. SIGTERM may cut this short: no weight has moved yet."""
+        with self.state.timer("generate"):
+            for engine in self.time_shared:
+                engine.offload()
+            with self.state.interruptible():
+                yield
+
+    def push(self) -> SyncReport:
+        """Hand the actor's weights to the engines."""
+        with self.state.timer("sync"):
+            return self.weights.push()
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Give the devices to the trainer."""
+        with self.state.timer("train"):
+            if self.time_shared:
+                self.runner.run(self.inference.ask_everywhere(InferenceWorker.sleep))
+                for engine in self.time_shared:
+                    engine.reload()
+            yield
+            if self.time_shared:
+                self.runner.run(self.inference.ask_everywhere(InferenceWorker.wake))
+
+
+def start_workers(
+    config: PolicyGradientConfig,
+    run: RunContext,
+    beside: Beside,
+    *,
+    difficulty: Mapping[str, DifficultyConfig] | None = None,
+) -> Workers:
+    """Start every actor of a run, side by side, and wait until all are ready.
+
+    Args:
+        config: The run's configuration.
+        run: What it is built on.
+        beside: What the pipeline starts beside engines and trainer.
+        difficulty: Bands of domains that have their own.
+
+    Raises:
+        RollLikeError: One of them did not start.
+    """
+    timer = run.state.timer
+    run.state.metrics.phase("preparing the model")
+    model = resolve_model(config.model)
+    runner = run.stack.enter_context(DriverLoop())
+    run.state.metrics.phase("starting workers")
+    inference = start_inference(config, model, run.resources, run.stack)
+    wait_for_inference = inference.begin(InferenceWorker.start)  # loads while the trainer does
+    beside.start()
+    kl = KLController(config.algorithm.kl)
+    actor = start_trainer(
+        "training",
+        trainer_spec(config, model, config.training, frozen=False),
+        run.resources,
+        config.resources.spans.training,
+        max_response_tokens=config.longest_response,
+        stack=run.stack,
+        kl_controller=kl,
+        span_timer=timer,
+    )
+    reference = start_reference(config, run, model, actor)
+    critic = start_critic(config, run, model)
+    wait_for_inference()
+    beside.wait()
+    estimator: AdvantageEstimator = ADVANTAGES.get(config.algorithm.advantage.type)(config.algorithm.advantage)
+    if estimator.needs_critic and critic is not None:
+        estimator.use(critic)
+    return Workers(
+        state=run.state,
+        runner=runner,
+        model=model,
+        actor=actor,
+        critic=critic,
+        kl_reference=reference if config.algorithm.kl.use == "loss" else None,
+        advantages=Advantages(
+            estimator,
+            config.algorithm,
+            kl,
+            reference,
+            max_response_tokens=config.longest_response,
+            warmup_steps=config.critic.warmup_steps if config.critic is not None else 0,
+            difficulty=difficulty or {},
+        ),
+        inference=inference,
+        weights=start_weight_sync(config, actor.cluster, inference),
+        time_shared=time_shared(config, actor, critic),
+    )
+
+
+def export_model(trained: Cluster[LanguageModelT], config: RunConfig, directory: Path, summary: Summary) -> None:
+    """Write a trained model as a Hugging Face directory, with a card of the run."""
+    trained.everywhere(LanguageModelRank.export, str(directory), config.model, model_card(config, summary))
+
+
+def model_card(config: RunConfig, summary: Summary) -> ModelCard:
+    """Return what is known of a run, for the directory of its model."""
+    figures = summary.figures
+    measured = "eval/avg" if figures["eval_loss_after"] is None else "eval/loss"
+    before, after = ("eval_before", "eval_after") if measured == "eval/avg" else ("eval_loss_before", "eval_loss_after")
+    accuracy = {name: tuple(pair) for name, pair in figures["before_after"].items() if name == "eval/accuracy"}
+    return ModelCard(
+        name=str(figures["name"]),
+        base_model=config.model.path,
+        pipeline=config.pipeline,
+        steps=int(figures["steps"]),
+        evaluation={measured: (figures[before], figures[after]), **accuracy},
+        figures={name: figures[name] for name in ("reward_first", "reward_last") if figures[name] is not None},
+        config_yaml=dump_config(config),
+    )
+
+
+def evaluate_model(
+    config: ConfigT,
+    model_path: str,
+    beside_of: Callable[[ConfigT, ResourceManager, ExitStack], BesideT],
+    evaluator_of: Callable[[ConfigT, BesideT, Cluster[InferenceWorker], DriverLoop], Evaluates | None],
+) -> dict[str, float]:
+    """Measure a model by the configuration's evaluation, without a trainer.
+
+    Args:
+        config: The configuration.
+        model_path: What to measure.
+        beside_of: Makes what judges.
+        evaluator_of: Makes the evaluator.
+
+    Raises:
+        ConfigError: The configuration has no `evaluation` section.
+    """
+    config = config.evaluating(model_path)
+    with measuring(config) as (resources, stack):
+        runner = stack.enter_context(DriverLoop())
+        inference = start_inference(config, resolve_model(config.model), resources, stack)
+        wait_for_inference = inference.begin(InferenceWorker.start)
+        beside = beside_of(config, resources, stack)
+        beside.start()
+        wait_for_inference()
+        beside.wait()
+        evaluator = evaluator_of(config, beside, inference, runner)
+        assert evaluator is not None, "there is an evaluation"
+        metrics, _ = evaluator.evaluate()
+    return reduce(metrics)

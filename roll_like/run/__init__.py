@@ -1,0 +1,1 @@
+"""A run from its folder to its end: launch, steps, checkpoints, signals, export."""

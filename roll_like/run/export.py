@@ -1,0 +1,109 @@
+"""From a checkpoint on disk to a Hugging Face directory, without Ray and without the run's hardware."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from roll_like.config.load import load_config
+from roll_like.config.run import RunConfig
+from roll_like.errors import CheckpointError
+from roll_like.models.classifier import load_classifier
+from roll_like.models.export import ModelCard, save_hf_directory
+from roll_like.models.load import ResolvedModel, from_anywhere, load_causal_lm, load_tokenizer, resolve_model
+from roll_like.models.lora import Adapter, adapter_parameters, add_adapters, load_adapters, named_weights
+from roll_like.models.precision import precision_of
+from roll_like.run.checkpoint import read_checkpoint
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Where the Hugging Face model is in the modules that ranks train.
+_PREFIXES = ("causal_lm.", "classifier.")
+
+
+def export_checkpoint(checkpoint: Path, output: Path) -> None:
+    """Merge a checkpoint's shards, whatever its ZeRO stage and world size, into a Hugging Face directory.
+
+    Args:
+        checkpoint: A `step_…` directory of a run.
+        output: Where to write.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged, or `output` cannot be written.
+    """
+    found = read_checkpoint(checkpoint)
+    config: Any = load_config(checkpoint / "config.yaml")  # of whichever pipeline: all have a name and a model
+    model = resolve_model(config.model)
+    from transformers import AutoConfig
+
+    card = ModelCard(
+        name=config.name,
+        base_model=config.model.path,
+        pipeline=config.pipeline,
+        steps=found.step,
+        config_yaml=(checkpoint / "config.yaml").read_text(),
+    )
+    weights, adapter = merged_weights(checkpoint), None
+    if config.training.lora is not None:
+        weights, adapter = _with_base(weights, config, model)
+    save_hf_directory(
+        weights,
+        AutoConfig.from_pretrained(model.path, trust_remote_code=config.model.trust_remote_code),
+        load_tokenizer(config.model),
+        output,
+        card,
+        dtype=precision_of(config),
+        base_dir=model.path,
+        trust_remote_code=config.model.trust_remote_code,
+        adapter=adapter,
+        task=config.task,
+    )
+
+
+def _with_base(
+    trained: dict[str, Tensor], config: RunConfig, model: ResolvedModel
+) -> tuple[dict[str, Tensor], Adapter]:
+    """Return the weights of a model with a checkpoint's adapters merged, and the adapters; the base is not in it."""
+    lora = config.training.lora
+    assert lora is not None, "the caller asked"
+    dtype, trusted = precision_of(config), config.model.trust_remote_code
+    loaded: Any = (
+        load_classifier(model.path, dtype, seed=config.seed, trust_remote_code=trusted)
+        if config.task == "text-classification"
+        else load_causal_lm(model.path, dtype, trust_remote_code=trusted)
+    )
+    add_adapters(loaded, lora, seed=config.seed)
+    load_adapters(loaded, trained)
+    tensors = {name: parameter.detach() for name, parameter in adapter_parameters(loaded)}
+    adapter = Adapter.of(loaded, lora, tensors, base=from_anywhere(model.label, model.path), task=config.task)
+    return {weight.name: weight.merged(weight.parameter.dtype) for weight in named_weights(loaded)}, adapter
+
+
+def merged_weights(checkpoint: Path) -> dict[str, Tensor]:
+    """Return a checkpoint's whole parameters by their Hugging Face names; with adapters, only what was trained.
+
+    Raises:
+        CheckpointError: DeepSpeed cannot put the shards together.
+    """
+    import torch
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    # only ZeRO-3 shards parameters; the other stages keep them whole in rank 0's file
+    sharded = any((checkpoint / "engine").glob("zero_pp_rank_*_model_states.pt"))
+    try:
+        if sharded:
+            weights = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint), tag="engine")
+        else:
+            (file,) = (checkpoint / "engine").glob("mp_rank_00_model_states.pt")
+            weights = torch.load(file, map_location="cpu", weights_only=False)["module"]
+    except (OSError, RuntimeError, ValueError, KeyError, AssertionError) as error:
+        raise CheckpointError(
+            f"the shards in {checkpoint} cannot be merged: {type(error).__name__}: {error}"
+        ) from error
+    return {
+        name.removeprefix(prefix): weight.detach()
+        for name, weight in weights.items()
+        for prefix in _PREFIXES
+        if name.startswith(prefix)
+    }

@@ -1,1 +1,0 @@
-"""Trainer to inference weight synchronisation."""
