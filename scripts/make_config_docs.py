@@ -45,9 +45,9 @@ keys in files whose first line is
 - Relative paths of data and models are relative to the working directory.
 - Batch sizes are in samples: `prompts_per_step × samples_per_prompt` samples a step, in `updates_per_step` optimizer
   steps of equal size. Micro-batches follow from token budgets.
-- A span such as `0-3` names devices, counted through all nodes. Equal spans are colocated (the roles take turns),
-  disjoint spans are disaggregated (they run side by side); spans that overlap only in part are refused. A span is
-  divided evenly among the role's workers.
+- A device range such as `0-3` names devices, counted through all nodes. Equal ranges are colocated (the roles take
+  turns), disjoint ranges are disaggregated (they run side by side); ranges that overlap only in part are refused. A
+  range is divided evenly among the role's workers.
 - A plugin (reward, advantage, loss, tracker) is written `{type: name, …}`, or only `name` for its defaults.
 """
 
@@ -78,7 +78,7 @@ class Page:
 # Configuration of {self.runs}
 
 Every key of a `pipeline: {self.pipeline}` file, generated as [configuration.md](configuration.md) is, which also
-says how files extend each other, how keys are changed on the command line, and what a span is. JSON Schema:
+says how files extend each other, how keys are changed on the command line, and what a device range is. JSON Schema:
 [schema/{self.pipeline}.json](schema/{self.pipeline}.json). {self.more}
 """
 

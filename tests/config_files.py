@@ -34,7 +34,7 @@ MINIMAL: dict[str, Any] = {
     "data": {"sources": [{"path": "train.jsonl"}], "max_prompt_tokens": 64},
     "rollout": {"prompts_per_step": 8, "samples_per_prompt": 4, "max_response_tokens": 32},
     "rewards": {"use": [{"type": "ifeval"}]},
-    "resources": {"device": "cpu", "devices_per_node": 2, "spans": {"training": "0-1", "inference": "0-1"}},
+    "resources": {"device": "cpu", "devices_per_node": 2, "device_mapping": {"training": "0-1", "inference": "0-1"}},
 }
 
 MINIMAL_AGENTIC: dict[str, Any] = {
@@ -43,7 +43,7 @@ MINIMAL_AGENTIC: dict[str, Any] = {
     "model": {"path": "org/model"},
     "environments": [{"id": "roll_like/FrozenLake-v0"}],
     "rollout": {"groups_per_step": 8, "episodes_per_group": 4, "max_response_tokens": 32},
-    "resources": {"device": "cpu", "devices_per_node": 2, "spans": {"training": "0-1", "inference": "0-1"}},
+    "resources": {"device": "cpu", "devices_per_node": 2, "device_mapping": {"training": "0-1", "inference": "0-1"}},
 }
 
 

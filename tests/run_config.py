@@ -115,7 +115,7 @@ def write_sft_run(directory: Path, model_path: Path, **changes: Any) -> Path:
     (directory / "train.jsonl").write_text("".join(f"{row}\n" for row in rows[:20]))
     (directory / "eval.jsonl").write_text("".join(f"{row}\n" for row in rows[20:]))
     config = _shared(directory, model_path)
-    config["resources"]["spans"] = {"training": "0-1"}
+    config["resources"]["device_mapping"] = {"training": "0-1"}
     del config["inference"]
     config |= {
         "pipeline": "sft",
@@ -155,7 +155,7 @@ def write_dpo_run(directory: Path, model_path: Path, **changes: Any) -> Path:
     (directory / "train.jsonl").write_text("".join(f"{row}\n" for row in rows[:20]))
     (directory / "eval.jsonl").write_text("".join(f"{row}\n" for row in rows[20:]))
     config = _shared(directory, model_path)
-    config["resources"]["spans"] = {"training": "0-1"}
+    config["resources"]["device_mapping"] = {"training": "0-1"}
     del config["inference"]
     config |= {
         "pipeline": "dpo",
@@ -220,7 +220,7 @@ def _shared(directory: Path, model_path: Path) -> dict[str, Any]:
         "resources": {
             "device": "cpu",
             "devices_per_node": 2,
-            "spans": {"training": "0-1", "inference": "0-1"},
+            "device_mapping": {"training": "0-1", "inference": "0-1"},
         },
         "checkpoint": {"every": 1, "keep": 2, "export": False},
         "metrics": {"trackers": [], "console": "plain"},

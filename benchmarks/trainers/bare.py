@@ -32,7 +32,7 @@ class BareLoop(ABC, Generic[SampleT]):
         from roll_like.models.load import resolve_model
 
         config = work.config
-        torch.set_num_threads(len(config.resources.spans.training))
+        torch.set_num_threads(len(config.resources.device_mapping.training))
         self.config = config
         self.model = AutoModelForCausalLM.from_pretrained(
             resolve_model(config.model).path, dtype=getattr(torch, config.model.dtype)

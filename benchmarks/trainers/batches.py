@@ -51,7 +51,7 @@ def policy_work(options: argparse.Namespace) -> Work[RLVRConfig, PolicySample]:
     """Return one step of real prompts with responses of random tokens and lengths; every group has signal."""
     config = quickstart(
         f"training.share_prompts={str(not options.no_share_prompts).lower()}",
-        *(f"resources.spans.{role}=0-{options.threads - 1}" for role in ("training", "inference")),
+        *(f"resources.device_mapping.{role}=0-{options.threads - 1}" for role in ("training", "inference")),
         *_shared_overrides(options),
     )
     random = np.random.default_rng(0)
@@ -104,7 +104,7 @@ def _given_overrides(options: argparse.Namespace) -> list[str]:
         "evaluation=null",
         "training.optimizer.schedule=constant",
         "training.optimizer.warmup_steps=0",
-        f"resources.spans.training=0-{options.threads - 1}",
+        f"resources.device_mapping.training=0-{options.threads - 1}",
         *_shared_overrides(options),
     ]
 

@@ -41,17 +41,17 @@ def _policy(work: Work[Any, Any], resources: ResourceManager, stack: ExitStack) 
     from roll_like.training.worker import TrainerSpec
 
     config = work.config
-    span = config.resources.spans.training
+    devices = config.resources.device_mapping.training
     model = resolve_model(config.model)
     spec = TrainerSpec(
-        **rank_fields(config, model, span, config.training.workers, total_updates=1000),
+        **rank_fields(config, model, devices, config.training.workers, total_updates=1000),
         training=config.training,
         frozen=False,
         algorithm=config.algorithm,
         temperature=1.0,
     )
     responses = config.rollout.max_response_tokens
-    engine = start_trainer("training", spec, resources, span, max_response_tokens=responses, stack=stack)
+    engine = start_trainer("training", spec, resources, devices, max_response_tokens=responses, stack=stack)
     return {"engine": _timed(engine.train_step, [(batch,) for batch in work.batches])}
 
 

@@ -103,4 +103,4 @@ class DistillConfig(GivenDataConfig):
     @property
     def further_roles(self) -> tuple[RolePlan, ...]:
         """The teachers."""
-        return tuple(teacher_roles(self.resources, self.resources.spans.training, self.teachers))
+        return tuple(teacher_roles(self.resources, self.resources.device_mapping.training, self.teachers))

@@ -126,14 +126,14 @@ def start_teachers(
     for teacher in planned_teachers(config):
         workers, budget = teacher.training.workers, teacher.training.max_tokens_per_micro_batch
         spec = TeacherSpec(
-            **rank_fields(config, teacher.model, teacher.span, workers, total_updates=1),
+            **rank_fields(config, teacher.model, teacher.devices, workers, total_updates=1),
             training=teacher.training,
             frozen=True,
             temperature=cast(DistillationConfig, config.algorithm.loss).temperature,
             top_k=config.algorithm.top_k,
         )
         cluster = start_ranks(
-            f"teacher {teacher.name}", TeacherWorker, spec, workers, resources, teacher.span, stack=stack
+            f"teacher {teacher.name}", TeacherWorker, spec, workers, resources, teacher.devices, stack=stack
         )
         engines[teacher.name] = TeacherEngine(cluster, max_tokens_per_micro_batch=budget)
     return Teachers(engines, timer)
@@ -143,14 +143,14 @@ def start_student(
     config: DistillConfig, model: ResolvedModel, resources: ResourceManager, stack: ExitStack, *, frozen: bool = False
 ) -> DistillationEngine:
     """Start the student's ranks; frozen ones only measure."""
-    span, training = config.resources.spans.training, config.training
+    devices, training = config.resources.device_mapping.training, config.training
     spec = DistillationSpec(
-        **rank_fields(config, model, span, training.workers, total_updates=1 if frozen else config.total_steps),
+        **rank_fields(config, model, devices, training.workers, total_updates=1 if frozen else config.total_steps),
         training=training,
         frozen=frozen,
         loss=config.algorithm.loss,
     )
-    cluster = start_ranks("training", DistillationWorker, spec, training.workers, resources, span, stack=stack)
+    cluster = start_ranks("training", DistillationWorker, spec, training.workers, resources, devices, stack=stack)
     return DistillationEngine(cluster, training, packing=config.data.packing)
 
 

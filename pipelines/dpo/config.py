@@ -20,7 +20,7 @@ from roll_like.config.lora import adapter_off_means_something
 from roll_like.config.offline import GivenDataConfig
 from roll_like.config.plan import RolePlan, model_role
 from roll_like.config.run import NAME_PATTERN, Rule, ScheduleConfig
-from roll_like.config.sections import PositiveInt, Span, TrainerResourcesConfig, TrainerSpansConfig
+from roll_like.config.sections import DeviceRange, PositiveInt, TrainerDeviceMappingConfig, TrainerResourcesConfig
 from roll_like.config.training_data import LabelledData, PairData, PairSource, RowLimits
 from roll_like.config.violations import Violation
 from roll_like.registry import PREFERENCE_LOSSES
@@ -85,20 +85,22 @@ PreferenceEvaluation = Annotated[
 ]
 
 
-class PreferenceSpansConfig(TrainerSpansConfig):
-    """Which devices each role has. Equal spans are colocated (time-shared), disjoint ones run side by side."""
+class PreferenceDeviceMappingConfig(TrainerDeviceMappingConfig):
+    """Which devices each role has. Equal device ranges are colocated (time-shared), disjoint ones run side by side."""
 
-    inference: Span | None = Field(
+    inference: DeviceRange | None = Field(
         default=None, description="Devices of the inference engines; needed with `iterations`."
     )
-    reference: Span | None = Field(default=None, description="Devices of the reference model; default: `training`.")
-    judge: Span | None = Field(default=None, description="Devices of the judge model; default: `inference`.")
+    reference: DeviceRange | None = Field(
+        default=None, description="Devices of the reference model; default: `training`."
+    )
+    judge: DeviceRange | None = Field(default=None, description="Devices of the judge model; default: `inference`.")
 
 
 class PreferenceResourcesConfig(TrainerResourcesConfig):
     """What hardware the run takes and how roles divide it. A device is a GPU, or a core with `device: cpu`."""
 
-    spans: PreferenceSpansConfig = Field(description="Devices of each role.")
+    device_mapping: PreferenceDeviceMappingConfig = Field(description="Devices of each role.")
 
 
 def _per_step(data: PreferenceDataConfig | VerdictDataConfig) -> tuple[int, str]:
@@ -124,7 +126,7 @@ def _loss_and_reference_agree(config: DPOConfig) -> Iterator[Violation]:
 
 
 def _adapters_can_be_switched_off(config: DPOConfig) -> Iterator[Violation]:
-    yield from adapter_off_means_something(config.reference, config.training, config.resources.spans.reference)
+    yield from adapter_off_means_something(config.reference, config.training, config.resources.device_mapping.reference)
 
 
 class DPOConfig(GivenDataConfig):
@@ -180,6 +182,6 @@ class DPOConfig(GivenDataConfig):
         sampling = sampling_roles(self)
         if self.reference is None or self.reference.mode != "cluster":
             return sampling
-        spans = self.resources.spans
-        span, workers = spans.reference or spans.training, self.reference.workers
-        return (*sampling, model_role(self.resources, "reference", workers, "reference.workers", span))
+        device_mapping = self.resources.device_mapping
+        devices, workers = device_mapping.reference or device_mapping.training, self.reference.workers
+        return (*sampling, model_role(self.resources, "reference", workers, "reference.workers", devices))

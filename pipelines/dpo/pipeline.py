@@ -77,7 +77,7 @@ class DPOPipeline:
         order = data.order(seed=config.seed, shuffle=config.data.shuffle)
         run.state.metrics.phase("starting workers")
         model = resolve_model(config.model)
-        trainer = start_preference(config, model, run.resources, run.stack, span_timer=run.state.timer)
+        trainer = start_preference(config, model, run.resources, run.stack, timer=run.state.timer)
         references = references_of(config, run, trainer, asked_of(config, data, evaluated))
         run.state.keep([trainer], pairs=order)
         evaluator = None if evaluated is None else PreferenceEvaluator(config, evaluated, trainer, references)

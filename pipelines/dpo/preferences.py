@@ -12,7 +12,7 @@ from roll_like.builtin.pipelines.dpo.labels import verdict_answers
 from roll_like.builtin.pipelines.dpo.precomputed_reference import PrecomputedReference
 from roll_like.cluster import ResourceManager
 from roll_like.config.run import ScheduleConfig
-from roll_like.config.sections import Span, TrainingConfig
+from roll_like.config.sections import DeviceRange, TrainingConfig
 from roll_like.data.chat import Renderer
 from roll_like.data.pairs import PairSample, Preference, load_preferences, verdicts
 from roll_like.data.samples import SampleSet
@@ -213,16 +213,16 @@ def start_preference(
     resources: ResourceManager,
     stack: ExitStack,
     *,
-    span_timer: Timer = lambda name: nullcontext(),
+    timer: Timer = lambda name: nullcontext(),
 ) -> Trainer:
     """Start the policy's ranks: of a model that learns from pairs, or from single answers, as the loss does."""
-    span, training, loss = config.resources.spans.training, config.training, config.algorithm.loss
-    spec = _spec(config, model, training, span, frozen=False)
+    devices, training, loss = config.resources.device_mapping.training, config.training, config.algorithm.loss
+    spec = _spec(config, model, training, devices, frozen=False)
     if PREFERENCE_LOSSES.get(loss.type).paired:
-        pairs = start_ranks("training", PreferenceWorker, spec, training.workers, resources, span, stack=stack)
-        return PreferenceEngine(pairs, training, span=span_timer)
-    answers = start_ranks("training", UnpairedWorker, spec, training.workers, resources, span, stack=stack)
-    return UnpairedEngine(answers, training, loss, span=span_timer)
+        pairs = start_ranks("training", PreferenceWorker, spec, training.workers, resources, devices, stack=stack)
+        return PreferenceEngine(pairs, training, timer=timer)
+    answers = start_ranks("training", UnpairedWorker, spec, training.workers, resources, devices, stack=stack)
+    return UnpairedEngine(answers, training, loss, timer=timer)
 
 
 def evaluate_preferences(config: DPOConfig, model_path: str) -> dict[str, float]:
@@ -249,7 +249,7 @@ def _start_reference(
     config: DPOConfig,
     resources: ResourceManager,
     stack: ExitStack,
-    span_timer: Timer = lambda name: nullcontext(),
+    timer: Timer = lambda name: nullcontext(),
 ) -> PreferenceEngine:
     assert config.reference is not None, "the caller asked"
     path = config.reference.path
@@ -258,17 +258,17 @@ def _start_reference(
         workers=config.reference.workers,
         max_tokens_per_micro_batch=config.reference.max_tokens_per_micro_batch,
     )
-    span = config.resources.spans.reference or config.resources.spans.training
-    spec = _spec(config, model, training, span, frozen=True)
-    cluster = start_ranks("reference", PreferenceWorker, spec, training.workers, resources, span, stack=stack)
-    return PreferenceEngine(cluster, training, span=span_timer)
+    devices = config.resources.device_mapping.reference or config.resources.device_mapping.training
+    spec = _spec(config, model, training, devices, frozen=True)
+    cluster = start_ranks("reference", PreferenceWorker, spec, training.workers, resources, devices, stack=stack)
+    return PreferenceEngine(cluster, training, timer=timer)
 
 
 def _spec(
-    config: DPOConfig, model: ResolvedModel, training: TrainingConfig, span: Span, *, frozen: bool
+    config: DPOConfig, model: ResolvedModel, training: TrainingConfig, devices: DeviceRange, *, frozen: bool
 ) -> PreferenceSpec:
     return PreferenceSpec(
-        **rank_fields(config, model, span, training.workers, total_updates=1 if frozen else config.total_steps),
+        **rank_fields(config, model, devices, training.workers, total_updates=1 if frozen else config.total_steps),
         training=training,
         frozen=frozen,
         loss=config.algorithm.loss,

@@ -148,7 +148,7 @@ class OnPolicyDistillConfig(PromptConfig):
     @property
     def beside_roles(self) -> tuple[RolePlan, ...]:
         """The teachers, and what judges."""
-        teachers = teacher_roles(self.resources, self.resources.spans.training, self.teachers)
+        teachers = teacher_roles(self.resources, self.resources.device_mapping.training, self.teachers)
         return (*teachers, *super().beside_roles)
 
     def with_teacher_in_loss(self) -> PolicyGradientConfig:

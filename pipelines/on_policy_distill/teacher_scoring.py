@@ -121,10 +121,10 @@ class Tutoring(Judging):
                 f"teacher {teacher.name}",
                 trainer_spec(config, teacher.model, teacher.training, frozen=True),
                 self._resources,
-                teacher.span,
+                teacher.devices,
                 max_response_tokens=config.longest_response,
                 stack=self._stack,
-                span_timer=lambda _: self._timer("teach"),
+                timer=lambda _: self._timer("teach"),
             )
             for teacher in planned_teachers(config)
         }

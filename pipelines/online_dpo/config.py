@@ -24,13 +24,13 @@ from roll_like.config.rules_rewards import RLVR_RULES
 from roll_like.config.run import Rule, RunConfig
 from roll_like.config.sections import (
     DataConfig,
+    DeviceMappingConfig,
     HardwareConfig,
     InferenceConfig,
     JudgeServerConfig,
     PositiveFloat,
     PositiveInt,
     ResourcesConfig,
-    SpansConfig,
     VLLMConfig,
 )
 from roll_like.config.violations import Violation
@@ -111,9 +111,9 @@ def prompts_of(config: DPOConfig) -> SampledPromptsConfig:
     Args:
         config: A configuration with `iterations` and with devices for the engines.
     """
-    section, spans = config.iterations, config.resources.spans
+    section, device_mapping = config.iterations, config.resources.device_mapping
     assert section is not None, "the caller asked"
-    assert spans.inference is not None, "a rule says so"
+    assert device_mapping.inference is not None, "a rule says so"
     rollout = section.rollout
     return SampledPromptsConfig(
         **{field.alias or name: getattr(config, name) for name, field in RunConfig.model_fields.items()},
@@ -130,7 +130,9 @@ def prompts_of(config: DPOConfig) -> SampledPromptsConfig:
         evaluation=section.evaluation,
         resources=ResourcesConfig(
             **{name: getattr(config.resources, name) for name in HardwareConfig.model_fields},
-            spans=SpansConfig(training=spans.training, inference=spans.inference, judge=spans.judge),
+            device_mapping=DeviceMappingConfig(
+                training=device_mapping.training, inference=device_mapping.inference, judge=device_mapping.judge
+            ),
         ),
     )
 
@@ -155,8 +157,8 @@ _KEYS = re.compile(
 def in_iterations(text: str) -> str:
     """Return a text with the keys that stand under `iterations` named so.
 
-    >>> in_iterations("lower data.max_prompt_tokens, not resources.spans.inference")
-    'lower iterations.prompts.max_prompt_tokens, not resources.spans.inference'
+    >>> in_iterations("lower data.max_prompt_tokens, not resources.device_mapping.inference")
+    'lower iterations.prompts.max_prompt_tokens, not resources.device_mapping.inference'
     """
     moved = _KEYS.sub(lambda match: f"iterations.{_MOVED[match[0]]}", text)
     return moved.replace("prompts_per_step", "prompts_per_iteration")
@@ -164,13 +166,13 @@ def in_iterations(text: str) -> str:
 
 def sampling_roles(config: DPOConfig) -> tuple[RolePlan, ...]:
     """Return where engines, judge and reward pools sit; nothing of a run on given pairs."""
-    if config.iterations is None or config.resources.spans.inference is None:
+    if config.iterations is None or config.resources.device_mapping.inference is None:
         return ()
     return tuple(
         replace(
             role,
             workers_key=f"iterations.{role.workers_key}",
-            span_path=role.span_path if role.span_path[0] == "resources" else ("iterations", *role.span_path),
+            devices_key=role.devices_key if role.devices_key[0] == "resources" else ("iterations", *role.devices_key),
         )
         for role in prompts_of(config).further_roles
     )
@@ -203,26 +205,26 @@ def _pairs_have_one_origin(config: DPOConfig) -> Iterator[Violation]:
 
 
 def _engines_have_devices(config: DPOConfig) -> Iterator[Violation]:
-    spans = config.resources.spans
+    device_mapping = config.resources.device_mapping
     if config.iterations is not None:
-        if spans.inference is None:
+        if device_mapping.inference is None:
             yield Violation(
-                ("resources", "spans", "inference"),
-                "the engines that sample for `iterations` need devices; set it to the span of `training` (they take "
+                ("resources", "device_mapping", "inference"),
+                "the engines that sample for `iterations` need devices; set it to the devices of `training` (they take "
                 "turns) or to devices of their own",
             )
         return
     for role in ("inference", "judge"):
-        if getattr(spans, role) is not None:
+        if getattr(device_mapping, role) is not None:
             yield Violation(
-                ("resources", "spans", role),
-                "these devices would stay idle, because nothing is sampled from given pairs; remove the span, or set "
+                ("resources", "device_mapping", role),
+                "these devices would stay idle, because nothing is sampled from given pairs; remove the key, or set "
                 "`iterations` instead of `data.sources`",
             )
 
 
 def _sampling_can_work(config: DPOConfig) -> Iterator[Violation]:
-    if config.iterations is None or config.resources.spans.inference is None:
+    if config.iterations is None or config.resources.device_mapping.inference is None:
         return
     prompts = prompts_of(config)
     for rule in (*SAMPLING_RULES, *RLVR_RULES):

@@ -243,7 +243,7 @@ def start_iterations(config: DPOConfig, run: RunContext) -> IterationParts:
     wait_for_inference = inference.begin(InferenceWorker.start)  # loads while the trainer does
     judging = Judging(prompts, run.resources, run.stack)
     judging.start()
-    trainer = start_preference(config, model, run.resources, run.stack, span_timer=state.timer)
+    trainer = start_preference(config, model, run.resources, run.stack, timer=state.timer)
     refreshed = None if config.reference is None or config.reference.refresh == "never" else RefreshedReference(trainer)
     # one that is refreshed is asked about given pairs, too: they are compared with the starting policy throughout
     asked = evaluated is not None or refreshed is None
@@ -256,7 +256,7 @@ def start_iterations(config: DPOConfig, run: RunContext) -> IterationParts:
         runner=runner,
         inference=inference,
         weights=start_weight_sync(prompts, trainer.cluster, inference),
-        shared=[trainer] if shares_gpus(prompts, prompts.resources.spans.training) else [],
+        shared=[trainer] if shares_gpus(prompts, prompts.resources.device_mapping.training) else [],
     )
     scheduler = judging.scheduler(inference, lambda done, total: state.metrics.phase("generating", done, total))
     rollouts = prompt_rollouts(prompts, scheduler, runner, state.metrics.warn, unit="iteration")

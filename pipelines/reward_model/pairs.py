@@ -46,13 +46,13 @@ def start_reward_model(
     """
     from transformers import AutoConfig
 
-    span, training = config.resources.spans.training, config.training
+    devices, training = config.resources.device_mapping.training, config.training
     spec = RewardModelSpec(
-        **rank_fields(config, model, span, training.workers, total_updates=config.total_steps),
+        **rank_fields(config, model, devices, training.workers, total_updates=config.total_steps),
         training=training,
         algorithm=config.algorithm,
     )
-    cluster = start_ranks("training", RewardModelWorker, spec, training.workers, resources, span, stack=stack)
+    cluster = start_ranks("training", RewardModelWorker, spec, training.workers, resources, devices, stack=stack)
     shape = AutoConfig.from_pretrained(str(model.path), trust_remote_code=config.model.trust_remote_code)
     return RewardModelEngine(cluster, training, pad_token_id=pad_token_id(shape, load_tokenizer(config.model)))
 

@@ -72,7 +72,7 @@ def start_supervised(
     stack: ExitStack,
     *,
     frozen: bool = False,
-    span_timer: Timer = lambda name: nullcontext(),
+    timer: Timer = lambda name: nullcontext(),
 ) -> SupervisedEngine:
     """Start the trainer's ranks.
 
@@ -82,16 +82,16 @@ def start_supervised(
         resources: Where the ranks go.
         stack: Ends them when it is closed.
         frozen: Whether they only compute log-probabilities.
-        span_timer: Times a named part of a step.
+        timer: Times a named part of a step.
     """
-    span, training = config.resources.spans.training, config.training
+    devices, training = config.resources.device_mapping.training, config.training
     spec = LanguageModelSpec(
-        **rank_fields(config, model, span, training.workers, total_updates=1 if frozen else config.total_steps),
+        **rank_fields(config, model, devices, training.workers, total_updates=1 if frozen else config.total_steps),
         training=training,
         frozen=frozen,
     )
-    cluster = start_ranks("training", SupervisedWorker, spec, training.workers, resources, span, stack=stack)
-    return SupervisedEngine(cluster, training, packing=config.data.packing, span=span_timer)
+    cluster = start_ranks("training", SupervisedWorker, spec, training.workers, resources, devices, stack=stack)
+    return SupervisedEngine(cluster, training, packing=config.data.packing, timer=timer)
 
 
 def evaluate_likelihood(config: SFTConfig, model_path: str) -> dict[str, float]:

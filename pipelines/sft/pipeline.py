@@ -61,7 +61,7 @@ class SFTPipeline:
         examples = data.order(seed=config.seed, shuffle=config.data.shuffle)
         run.state.metrics.phase("starting workers")
         model = resolve_model(config.model)
-        trainer = start_supervised(config, model, run.resources, run.stack, span_timer=run.state.timer)
+        trainer = start_supervised(config, model, run.resources, run.stack, timer=run.state.timer)
         run.state.keep([trainer], examples=examples)
         evaluator = None if config.evaluation is None else LikelihoodEvaluator(config, trainer)
         return cls(config=config, run_state=run.state, examples=examples, trainer=trainer, evaluator=evaluator)

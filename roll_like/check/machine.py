@@ -95,7 +95,7 @@ def check_hardware(config: RunConfig, made: Plan) -> Iterator[Finding]:
             "warning",
             "resources.devices_per_node",
             f"{resources.devices_per_node} cores are asked for and this machine has {cores}; a run here needs "
-            f"devices_per_node: {cores} and spans to match",
+            f"devices_per_node: {cores} and a device_mapping to match",
         )
     if config.model.dtype == "bfloat16" and not cpu_has_bfloat16():
         yield Finding(
@@ -141,4 +141,4 @@ def idle_devices(made: Plan) -> Iterator[Finding]:
     """Yield devices that no role uses."""
     if made.idle_devices:
         listed = ", ".join(map(str, made.idle_devices))
-        yield Finding("warning", "resources.spans", f"no role uses the devices {listed}")
+        yield Finding("warning", "resources.device_mapping", f"no role uses the devices {listed}")

@@ -107,7 +107,7 @@ def check_engines(config: PolicyGradientConfig, shape: ModelShape | None) -> Ite
             "error",
             "inference.replicas",
             f"each engine would divide {shape.heads} attention heads among {engines} GPUs; use more replicas, or a "
-            f"span that leaves each a divisor of {shape.heads}",
+            f"device range that leaves each a divisor of {shape.heads}",
         )
 
 

@@ -11,7 +11,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from roll_like.config.sections import HardwareConfig, Span
+from roll_like.config.sections import DeviceRange, HardwareConfig
 from roll_like.errors import ResourceError
 
 
@@ -43,7 +43,7 @@ class Placement:
 
 
 class ResourceManager:
-    """Holds one placement group a node, one bundle a device, and cuts spans out of them.
+    """Holds one placement group a node, one bundle a device, and cuts device ranges out of them.
 
     Roles share devices by holding the same bundles: Ray reserves the hardware once for the run, and
     which roles may be busy together is the pipeline's business.
@@ -84,28 +84,28 @@ class ResourceManager:
                 )
         self._accelerators = [self._accelerator_ids(group) for group in self._groups]
 
-    def place(self, span: Span, workers: int, role: str) -> list[Placement]:
-        """Divide a span's devices evenly among workers, in order.
+    def place(self, devices: DeviceRange, workers: int, role: str) -> list[Placement]:
+        """Divide a device range evenly among workers, in order.
 
         Raises:
-            ResourceError: The span does not divide, or a worker would straddle two nodes.
+            ResourceError: The device range does not divide, or a worker would straddle two nodes.
         """
         per_node = self.config.devices_per_node
-        if span.stop > per_node * self.config.nodes or len(span) % workers:
+        if devices.stop > per_node * self.config.nodes or len(devices) % workers:
             raise ResourceError(
-                f"{role}: {workers} workers on devices {span} of {per_node * self.config.nodes}",
-                fix=f"make resources.spans.{role} a multiple of its workers, inside nodes × devices_per_node",
+                f"{role}: {workers} workers on devices {devices} of {per_node * self.config.nodes}",
+                fix=f"make resources.device_mapping.{role} a multiple of its workers, inside nodes × devices_per_node",
             )
-        share = len(span) // workers
+        share = len(devices) // workers
         placements = []
         for worker in range(workers):
-            first = span.start + worker * share
+            first = devices.start + worker * share
             node, local = divmod(first, per_node)
             if local + share > per_node:
                 raise ResourceError(
                     f"{role}: worker {worker} would need devices {first}-{first + share - 1}, which are on two nodes "
                     f"of {per_node}",
-                    fix=f"choose resources.spans.{role} so that each worker's {share} devices are on one node",
+                    fix=f"choose resources.device_mapping.{role} so that each worker's {share} devices are on one node",
                 )
             ids = self._accelerators[node][local : local + share] if self._accelerators[node] else []
             placements.append(

@@ -76,7 +76,8 @@ class RaySession:
         elif cpus > (psutil.cpu_count() or 1):
             raise ResourceError(
                 f"resources.devices_per_node is {cpus}, and this machine has {psutil.cpu_count()} cores",
-                fix=f"set resources.devices_per_node to at most {psutil.cpu_count()} and fit resources.spans to it",
+                fix=f"set resources.devices_per_node to at most {psutil.cpu_count()} and fit "
+                "resources.device_mapping to it",
             )
         ray.init(
             num_cpus=cpus,

@@ -41,12 +41,13 @@ OTHER_NAMES = {
     "init_kl_coef": "algorithm.kl.coefficient",
     "entropy_coef": "algorithm.entropy_coefficient",
     "adv_estimator": "algorithm.advantage",
-    "tensor_parallel_size": "resources.spans.inference",
+    "tensor_parallel_size": "resources.device_mapping.inference",
     "num_gpus_per_node": "resources.devices_per_node",
     "save_steps": "checkpoint.every",
     "eval_steps": "evaluation.every",
     "reward_funcs": "rewards.use",
     "report_to": "metrics.trackers",
+    "spans": "resources.device_mapping",
 }
 
 

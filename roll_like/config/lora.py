@@ -11,7 +11,7 @@ from roll_like.config.base import ConfigModel
 from roll_like.config.violations import Violation
 
 if TYPE_CHECKING:
-    from roll_like.config.sections import Span, TrainingConfig
+    from roll_like.config.sections import DeviceRange, TrainingConfig
 
 
 class LoRAConfig(ConfigModel):
@@ -48,14 +48,14 @@ class _Reference(Protocol):
 
 
 def adapter_off_means_something(
-    reference: _Reference | None, training: TrainingConfig, span: Span | None
+    reference: _Reference | None, training: TrainingConfig, devices: DeviceRange | None
 ) -> Iterator[Violation]:
     """Yield what does not go with `reference.mode: adapter_off`.
 
     Args:
         reference: The `reference` section.
         training: The `training` section.
-        span: `resources.spans.reference`.
+        devices: `resources.device_mapping.reference`.
     """
     if reference is None or reference.mode != "adapter_off":
         return
@@ -79,9 +79,9 @@ def adapter_off_means_something(
                 f"the trainer's own ranks are the reference, so training.{key} holds; remove the key, or use mode: "
                 "cluster",
             )
-    if span is not None:
+    if devices is not None:
         yield Violation(
-            ("resources", "spans", "reference"),
-            "these devices would stay idle, because the trainer is its own reference; remove the span, or use "
+            ("resources", "device_mapping", "reference"),
+            "these devices would stay idle, because the trainer is its own reference; remove the key, or use "
             "reference.mode: cluster",
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from roll_like.config.sections import DeepSpeedConfig, HardwareConfig, Span
+from roll_like.config.sections import DeepSpeedConfig, DeviceRange, HardwareConfig
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -44,28 +44,28 @@ class ModelSizes(Protocol):
 class RolePlan:
     """Where the workers of one role sit.
 
-    A span is divided evenly: with devices 4-7 and two workers, worker 0 has (4, 5) and worker 1 has (6, 7).
+    A device range is divided evenly: with devices 4-7 and two workers, worker 0 has (4, 5) and worker 1 has (6, 7).
 
     Attributes:
         name: `training`, `inference`, `reference`, `critic` or `judge`.
         workers: Number of worker processes.
         workers_key: The key that sets `workers`.
-        span: The role's devices, counted through all nodes.
+        devices: The role's devices, counted through all nodes.
         devices_per_node: Devices that the run takes on each node.
-        span_path: The key that sets `span`.
+        devices_key: The key that sets `devices`.
     """
 
     name: str
     workers: int
     workers_key: str
-    span: Span
+    devices: DeviceRange
     devices_per_node: int
-    span_path: tuple[str, ...]
+    devices_key: tuple[str, ...]
 
     @property
     def devices_per_worker(self) -> int:
         """Devices of each worker: tensor-parallel GPUs, or CPU threads."""
-        return len(self.span) // self.workers
+        return len(self.devices) // self.workers
 
     def devices_of(self, worker: int) -> tuple[int, ...]:
         """Return the devices of `worker`, counted through all nodes.
@@ -75,7 +75,7 @@ class RolePlan:
         """
         if not 0 <= worker < self.workers:
             raise IndexError(f"{self.name} has workers 0-{self.workers - 1}, not {worker}")
-        first = self.span.start + worker * self.devices_per_worker
+        first = self.devices.start + worker * self.devices_per_worker
         return tuple(range(first, first + self.devices_per_worker))
 
     def node_of(self, worker: int) -> int:
@@ -223,41 +223,43 @@ def _unit(device: str, count: int) -> str:
     return {"cpu": "CPU core", "cuda": "GPU"}[device] + ("" if count == 1 else "s")
 
 
-def overlap(one: Span, other: Span) -> Literal["equal", "disjoint", "partial"]:
-    """Return how two spans lie to each other."""
+def overlap(one: DeviceRange, other: DeviceRange) -> Literal["equal", "disjoint", "partial"]:
+    """Return how two device ranges lie to each other."""
     if (one.start, one.stop) == (other.start, other.stop):
         return "equal"
     return "partial" if one.overlaps(other) else "disjoint"
 
 
-def model_role(resources: HardwareConfig, name: str, workers: int, workers_key: str, span: Span) -> RolePlan:
-    """Return where the workers of a role sit whose span is in `resources.spans`."""
+def model_role(resources: HardwareConfig, name: str, workers: int, workers_key: str, devices: DeviceRange) -> RolePlan:
+    """Return where the workers of a role sit whose device range is in `resources.device_mapping`."""
     return RolePlan(
         name=name,
         workers=workers,
         workers_key=workers_key,
-        span=span,
+        devices=devices,
         devices_per_node=resources.devices_per_node,
-        span_path=("resources", "spans", name),
+        devices_key=("resources", "device_mapping", name),
     )
 
 
 def roles(config: RunConfig) -> tuple[RolePlan, ...]:
     """Return where the workers of each role sit: the trainer, then whatever else the configuration has."""
     resources, workers = config.resources, config.training.workers
-    trainer = model_role(resources, "training", workers, "training.workers", resources.spans.training)
+    trainer = model_role(resources, "training", workers, "training.workers", resources.device_mapping.training)
     return (trainer, *config.further_roles)
 
 
 def policy_roles(config: PolicyGradientConfig) -> tuple[RolePlan, ...]:
     """Return where engines, reference model and critic sit."""
-    resources, spans = config.resources, config.resources.spans
-    found = [model_role(resources, "inference", config.inference.replicas, "inference.replicas", spans.inference)]
+    resources, device_mapping = config.resources, config.resources.device_mapping
+    found = [
+        model_role(resources, "inference", config.inference.replicas, "inference.replicas", device_mapping.inference)
+    ]
     reference = config.reference if config.reference is not None and config.reference.mode == "cluster" else None
     for name, section in {"reference": reference, "critic": config.critic}.items():
         if section is not None:
-            span = getattr(spans, name) or spans.training
-            found.append(model_role(resources, name, section.workers, f"{name}.workers", span))
+            devices = getattr(device_mapping, name) or device_mapping.training
+            found.append(model_role(resources, name, section.workers, f"{name}.workers", devices))
     return tuple(found)
 
 
@@ -269,8 +271,8 @@ def plan(config: PolicyGradientConfig, model: ModelSizes | None = None) -> Plan:
         model: The model's sizes, for the memory estimate; None leaves it out.
     """
     planned = roles(config)
-    spans = [role.span for role in planned]
-    equal = all(overlap(span, spans[0]) == "equal" for span in spans[:2])
+    ranges = [role.devices for role in planned]
+    equal = all(overlap(devices, ranges[0]) == "equal" for devices in ranges[:2])
     return Plan(
         name=config.name,
         steps=config.steps,

@@ -16,11 +16,11 @@ from roll_like.config.run import Rule
 from roll_like.config.sections import (
     DataConfig,
     DataSource,
+    DeviceRange,
     JudgeServerConfig,
     PositiveFloat,
     PositiveInt,
     ResourcesConfig,
-    Span,
 )
 from roll_like.registry import REWARDS
 
@@ -75,7 +75,7 @@ class RewardPoolConfig(ConfigModel):
         description="Names of the rewards in `rewards.use` that its workers hold; no other pool does."
     )
     workers: PositiveInt = Field(default=1, description="Worker processes.")
-    span: Span | None = Field(
+    devices: DeviceRange | None = Field(
         default=None, description="Devices that the workers share, for rewards with a model; none by default."
     )
 
@@ -150,8 +150,8 @@ class PromptConfig(PolicyGradientConfig):
         """The judge, and reward pools that have devices of their own."""
         resources, judges = self.resources, []
         if self.judge is not None:
-            span = resources.spans.judge or resources.spans.inference
-            judges.append(model_role(resources, "judge", self.judge.replicas, "judge.replicas", span))
+            devices = resources.device_mapping.judge or resources.device_mapping.inference
+            judges.append(model_role(resources, "judge", self.judge.replicas, "judge.replicas", devices))
         return (*judges, *pool_roles(resources, self.rewards))
 
     @property
@@ -168,10 +168,10 @@ def pool_roles(resources: ResourcesConfig, rewards: RewardsConfig) -> tuple[Role
             name=f"rewards {name}",
             workers=pool.workers,
             workers_key=f"rewards.pools.{name}.workers",
-            span=pool.span,
+            devices=pool.devices,
             devices_per_node=resources.devices_per_node,
-            span_path=("rewards", "pools", name, "span"),
+            devices_key=("rewards", "pools", name, "devices"),
         )
         for name, pool in rewards.pools.items()
-        if pool.span is not None
+        if pool.devices is not None
     )

@@ -90,24 +90,24 @@ def _lengths_fit(config: PolicyGradientConfig) -> Iterator[Violation]:
         )
 
 
-def _no_span_without_a_critic(config: PolicyGradientConfig) -> Iterator[Violation]:
-    if config.critic is None and config.resources.spans.critic is not None:
+def _no_device_mapping_without_a_critic(config: PolicyGradientConfig) -> Iterator[Violation]:
+    if config.critic is None and config.resources.device_mapping.critic is not None:
         yield Violation(
-            ("resources", "spans", "critic"),
-            "these devices would stay idle, because there is no `critic` section; remove the span, or add `critic: {}` "
+            ("resources", "device_mapping", "critic"),
+            "these devices would stay idle, because there is no `critic` section; remove the key, or add `critic: {}` "
             "and an advantage estimator that learns values",
         )
 
 
-def _spans_fit(config: RunConfig) -> Iterator[Violation]:
+def _device_ranges_fit(config: RunConfig) -> Iterator[Violation]:
     resources = config.resources
     total = resources.nodes * resources.devices_per_node
     for role in roles(config):
-        path = role.span_path
-        if role.span.stop > total:
+        path = role.devices_key
+        if role.devices.stop > total:
             yield Violation(
                 path,
-                f"{role.span} ends after the last device: nodes × devices_per_node = {resources.nodes} × "
+                f"{role.devices} ends after the last device: nodes × devices_per_node = {resources.nodes} × "
                 f"{resources.devices_per_node} = {total}, so devices are 0-{total - 1}",
             )
         else:
@@ -115,18 +115,18 @@ def _spans_fit(config: RunConfig) -> Iterator[Violation]:
 
 
 def _role_fits(config: RunConfig, role: RolePlan, path: tuple[str, ...]) -> Iterator[Violation]:
-    size, per_node = len(role.span), config.resources.devices_per_node
+    size, per_node = len(role.devices), config.resources.devices_per_node
     if config.resources.device == "cuda" and role.name not in ("inference", "judge") and size != role.workers:
         yield Violation(
             path,
-            f"{role.span} has {size} GPUs for {role.workers} {role.name} workers, and each takes exactly one; "
-            f"set {role.workers_key}: {size}, or a span of {role.workers}",
+            f"{role.devices} has {size} GPUs for {role.workers} {role.name} workers, and each takes exactly one; "
+            f"set {role.workers_key}: {size}, or a device range of {role.workers}",
         )
         return
     if size % role.workers:
         yield Violation(
             path,
-            f"{role.span} has {size} devices, which cannot be divided evenly among {role.workers} "
+            f"{role.devices} has {size} devices, which cannot be divided evenly among {role.workers} "
             f"({role.workers_key}); change either",
         )
         return
@@ -136,21 +136,22 @@ def _role_fits(config: RunConfig, role: RolePlan, path: tuple[str, ...]) -> Iter
             yield Violation(
                 path,
                 f"worker {worker} of {role.name} would have devices {devices[0]}-{devices[-1]}, across the border "
-                f"between nodes (each has {per_node}); a worker stays within one node: change the span or "
+                f"between nodes (each has {per_node}); a worker stays within one node: change the device range or "
                 f"{role.workers_key} so that {per_node} is a multiple of the devices of one worker",
             )
             return
 
 
-def _spans_are_equal_or_disjoint(config: RunConfig) -> Iterator[Violation]:
+def _device_ranges_are_equal_or_disjoint(config: RunConfig) -> Iterator[Violation]:
     planned = roles(config)
     for index, role in enumerate(planned):
         for other in planned[:index]:
-            if overlap(role.span, other.span) == "partial":
+            if overlap(role.devices, other.devices) == "partial":
                 yield Violation(
-                    role.span_path,
-                    f"{role.span} overlaps {other.name}'s {other.span} only in part. Equal spans take turns, disjoint "
-                    "spans run side by side; in part, some devices would wait for others. Make them equal or disjoint",
+                    role.devices_key,
+                    f"{role.devices} overlaps {other.name}'s {other.devices} only in part. Equal ranges take turns, "
+                    "disjoint ranges run side by side; in part, some devices would wait for others. Make them equal or "
+                    "disjoint",
                 )
 
 
@@ -186,14 +187,14 @@ def _devices_are_shared(config: PolicyGradientConfig) -> Iterator[Violation]:
 
 
 def _gpu_memory_is_shared(config: PolicyGradientConfig) -> Iterator[Violation]:
-    engine, spans = config.inference, config.resources.spans
-    if engine.type == "vllm" and spans.training == spans.inference and not engine.sleep:
+    engine, device_mapping = config.inference, config.resources.device_mapping
+    if engine.type == "vllm" and device_mapping.training == device_mapping.inference and not engine.sleep:
         share = engine.gpu_memory_utilization
         if share > 0.6:
             yield Violation(
                 ("inference", "sleep"),
                 f"the engine shares its GPUs with the trainer and would keep {share:.0%} of their memory while it "
-                "trains; set sleep: true, gpu_memory_utilization to 0.6 or less, or disjoint spans",
+                "trains; set sleep: true, gpu_memory_utilization to 0.6 or less, or disjoint device ranges",
             )
 
 
@@ -219,7 +220,7 @@ def _evaluation_runs(config: RunConfig) -> Iterator[Violation]:
 
 
 #: What holds for every run.
-RUN_RULES = (_spans_fit, _spans_are_equal_or_disjoint, _device_can_do_it, _evaluation_runs)
+RUN_RULES = (_device_ranges_fit, _device_ranges_are_equal_or_disjoint, _device_can_do_it, _evaluation_runs)
 
 #: What holds for whatever samples and judges, however it is trained.
 SAMPLING_RULES = (_lengths_fit, _devices_are_shared, _evaluation_means_something, _evaluation_runs)
@@ -230,7 +231,7 @@ POLICY_GRADIENT_RULES = (
     _batches_divide,
     _the_policy_gets_its_turn,
     _lengths_fit,
-    _no_span_without_a_critic,
+    _no_device_mapping_without_a_critic,
     *RUN_RULES,
     _devices_are_shared,
     _evaluation_means_something,

@@ -27,16 +27,16 @@ def _kl_has_its_reference(config: PolicyGradientConfig) -> Iterator[Violation]:
             "a reference model would be loaded and used by nothing, because algorithm.kl.use is none; "
             "remove the section, or set algorithm.kl.use: loss (or reward)",
         )
-    if config.reference is None and config.resources.spans.reference is not None:
+    if config.reference is None and config.resources.device_mapping.reference is not None:
         yield Violation(
-            ("resources", "spans", "reference"),
-            "these devices would stay idle, because there is no `reference` section; remove the span, "
+            ("resources", "device_mapping", "reference"),
+            "these devices would stay idle, because there is no `reference` section; remove the key, "
             "or add `reference: {}` and a KL term",
         )
 
 
 def _adapters_can_be_switched_off(config: PolicyGradientConfig) -> Iterator[Violation]:
-    yield from adapter_off_means_something(config.reference, config.training, config.resources.spans.reference)
+    yield from adapter_off_means_something(config.reference, config.training, config.resources.device_mapping.reference)
 
 
 def groups_can_be_compared(config: PolicyGradientConfig) -> Iterator[Violation]:

@@ -127,10 +127,10 @@ def _judge_is_asked(config: PromptConfig) -> Iterator[Violation]:
                 f"`url: {JUDGE_URL}` is the run's own judge model, but there is no `judge` section; add "
                 "`judge: {path: …}`, or give the address of an endpoint",
             )
-        if config.resources.spans.judge is not None:
+        if config.resources.device_mapping.judge is not None:
             yield Violation(
-                ("resources", "spans", "judge"),
-                "these devices would stay idle, because there is no `judge` section; remove the span, or add one",
+                ("resources", "device_mapping", "judge"),
+                "these devices would stay idle, because there is no `judge` section; remove the key, or add one",
             )
     elif not asking:
         yield Violation(

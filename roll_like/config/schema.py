@@ -183,7 +183,7 @@ def _type(entry: Schema) -> str:
         options = [_type(option) for option in entry["anyOf"]]
         return " or ".join(dict.fromkeys(option for option in options if option != "null"))
     if "$ref" in entry:
-        return "span" if entry["$ref"].endswith("/Span") else "section"
+        return "device range" if entry["$ref"].endswith("/DeviceRange") else "section"
     kind = str(entry.get("type", "anything"))
     if kind == "array":
         return f"list of {_type(entry['items'])}" if "items" in entry else f"list of {entry['minItems']}"

@@ -129,7 +129,7 @@ OWNED_ENGINE_ARGS = {
     "max_num_seqs": "inference.max_running",
     "enforce_eager": "inference.enforce_eager",
     "gpu_memory_utilization": "inference.gpu_memory_utilization",
-    "tensor_parallel_size": "resources.spans.inference and inference.replicas",
+    "tensor_parallel_size": "resources.device_mapping.inference and inference.replicas",
     "seed": "seed",
 }
 
@@ -137,7 +137,7 @@ OWNED_ENGINE_ARGS = {
 class VLLMSettings(ConfigModel):
     """What every model on vLLM has."""
 
-    replicas: PositiveInt = Field(default=1, description="Engines. A span is divided evenly among them.")
+    replicas: PositiveInt = Field(default=1, description="Engines. A device range is divided evenly among them.")
     max_model_len: PositiveInt | None = Field(
         default=None, description="Context window. Tokens; default: longest prompt plus longest response."
     )
@@ -179,7 +179,7 @@ class HFConfig(ConfigModel):
     """Transformers generates: deterministic, slow, for comparison and small cases."""
 
     type: Literal["hf"] = Field(default="hf", description="This engine.")
-    replicas: PositiveInt = Field(default=1, description="Engines. A span is divided evenly among them.")
+    replicas: PositiveInt = Field(default=1, description="Engines. A device range is divided evenly among them.")
     max_running: PositiveInt = Field(default=32, description="Sequences decoded together.")
 
 
@@ -214,7 +214,9 @@ class OptimizerConfig(ConfigModel):
 class DeepSpeedConfig(ConfigModel):
     """What models that DeepSpeed trains have in common."""
 
-    workers: PositiveInt = Field(default=1, description="Data-parallel ranks. A span is divided evenly among them.")
+    workers: PositiveInt = Field(
+        default=1, description="Data-parallel ranks. A device range is divided evenly among them."
+    )
     zero_stage: Literal[0, 1, 2, 3] = Field(default=0, description="What ZeRO shards: 1 optimizer, 2 gradients, 3 all.")
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="AdamW and its schedule.")
     max_tokens_per_micro_batch: PositiveInt = Field(
@@ -294,7 +296,7 @@ class ReferenceConfig(ConfigModel):
 _SPAN = re.compile(r"(\d+)(?:-(\d+))?")
 
 
-class Span(ConfigModel):
+class DeviceRange(ConfigModel):
     """Devices `[start, stop)`, counted through all nodes. Written `"0-3"` (inclusive) or `"5"` in YAML."""
 
     start: Annotated[int, Field(ge=0)] = Field(description="First device.")
@@ -309,10 +311,10 @@ class Span(ConfigModel):
             return value
         match = _SPAN.fullmatch(value.strip())
         if match is None:
-            raise ValueError(f'expected a span like "0-3" or "5", found {value!r}')
+            raise ValueError(f'expected a device range like "0-3" or "5", found {value!r}')
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
-            raise ValueError(f"the span {value!r} ends before it starts")
+            raise ValueError(f"the device range {value!r} ends before it starts")
         return {"start": first, "stop": last + 1}
 
     @model_serializer
@@ -332,24 +334,26 @@ class Span(ConfigModel):
     def __str__(self) -> str:
         return str(self.start) if len(self) == 1 else f"{self.start}-{self.stop - 1}"
 
-    def overlaps(self, other: Span) -> bool:
+    def overlaps(self, other: DeviceRange) -> bool:
         """Return whether the two share a device."""
         return self.start < other.stop and other.start < self.stop
 
 
-class TrainerSpansConfig(ConfigModel):
+class TrainerDeviceMappingConfig(ConfigModel):
     """Which devices the trainer has."""
 
-    training: Span = Field(description="Devices of the training engine.")
+    training: DeviceRange = Field(description="Devices of the training engine.")
 
 
-class SpansConfig(TrainerSpansConfig):
-    """Which devices each role has. Equal spans are colocated (time-shared), disjoint ones run side by side."""
+class DeviceMappingConfig(TrainerDeviceMappingConfig):
+    """Which devices each role has. Equal device ranges are colocated (time-shared), disjoint ones run side by side."""
 
-    inference: Span = Field(description="Devices of the inference engines.")
-    reference: Span | None = Field(default=None, description="Devices of the reference model; default: `training`.")
-    judge: Span | None = Field(default=None, description="Devices of the judge model; default: `inference`.")
-    critic: Span | None = Field(default=None, description="Devices of the critic; default: `training`.")
+    inference: DeviceRange = Field(description="Devices of the inference engines.")
+    reference: DeviceRange | None = Field(
+        default=None, description="Devices of the reference model; default: `training`."
+    )
+    judge: DeviceRange | None = Field(default=None, description="Devices of the judge model; default: `inference`.")
+    critic: DeviceRange | None = Field(default=None, description="Devices of the critic; default: `training`.")
 
 
 class HardwareConfig(ConfigModel):
@@ -368,13 +372,13 @@ class HardwareConfig(ConfigModel):
 class TrainerResourcesConfig(HardwareConfig):
     """What hardware a run takes whose only role is the trainer."""
 
-    spans: TrainerSpansConfig = Field(description="Devices of each role.")
+    device_mapping: TrainerDeviceMappingConfig = Field(description="Devices of each role.")
 
 
 class ResourcesConfig(TrainerResourcesConfig):
     """What hardware the run takes and how roles divide it. A device is a GPU, or a core with `device: cpu`."""
 
-    spans: SpansConfig = Field(description="Devices of each role.")
+    device_mapping: DeviceMappingConfig = Field(description="Devices of each role.")
 
 
 class CheckpointConfig(ConfigModel):

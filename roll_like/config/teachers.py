@@ -10,7 +10,7 @@ from pydantic import Field
 
 from roll_like.config.base import ConfigModel
 from roll_like.config.plan import RolePlan, model_role
-from roll_like.config.sections import HardwareConfig, ModelConfig, PositiveInt, Span
+from roll_like.config.sections import DeviceRange, HardwareConfig, ModelConfig, PositiveInt
 from roll_like.config.violations import Violation
 
 
@@ -26,7 +26,7 @@ class TeacherConfig(ConfigModel):
     )
     workers: PositiveInt = Field(default=1, description="Ranks of the teacher.")
     max_tokens_per_micro_batch: PositiveInt = Field(default=8192, description="Budget of one forward pass. Tokens.")
-    span: Span | None = Field(default=None, description="Its devices; default: those of `training`.")
+    devices: DeviceRange | None = Field(default=None, description="Its devices; default: those of `training`.")
 
 
 Teachers: TypeAlias = Annotated[dict[str, TeacherConfig], Field(min_length=1)]
@@ -52,14 +52,16 @@ def teacher_model(model: ModelConfig, teacher: TeacherConfig) -> ModelConfig:
     return model.at(teacher.path).model_copy(update={"tokenizer": None})
 
 
-def teacher_roles(resources: HardwareConfig, training: Span, teachers: Mapping[str, TeacherConfig]) -> list[RolePlan]:
+def teacher_roles(
+    resources: HardwareConfig, training: DeviceRange, teachers: Mapping[str, TeacherConfig]
+) -> list[RolePlan]:
     """Return where teachers sit."""
     roles = []
     for name, teacher in teachers.items():
         key = f"teachers.{name}.workers"
-        role = model_role(resources, "training", teacher.workers, key, teacher.span or training)
-        path = role.span_path if teacher.span is None else ("teachers", name, "span")
-        roles.append(replace(role, name=f"teacher {name}", span_path=path))
+        role = model_role(resources, "training", teacher.workers, key, teacher.devices or training)
+        path = role.devices_key if teacher.devices is None else ("teachers", name, "devices")
+        roles.append(replace(role, name=f"teacher {name}", devices_key=path))
     return roles
 
 

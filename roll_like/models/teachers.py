@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from roll_like.builtin.pipelines.distill.config import DistillConfig
 from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig
-from roll_like.config.sections import Span, TrainingConfig
+from roll_like.config.sections import DeviceRange, TrainingConfig
 from roll_like.config.teachers import teacher_model
 from roll_like.models.load import ResolvedModel, load_tokenizer, resolve_model
 from roll_like.models.vocabulary import refuse_other_tokenizer
@@ -21,13 +21,13 @@ class PlannedTeacher:
         name: Its name.
         model: What it is.
         training: What it computes with.
-        span: Its devices.
+        devices: Its devices.
     """
 
     name: str
     model: ResolvedModel
     training: TrainingConfig
-    span: Span
+    devices: DeviceRange
 
 
 def planned_teachers(config: DistillConfig | OnPolicyDistillConfig) -> Iterator[PlannedTeacher]:
@@ -46,5 +46,5 @@ def planned_teachers(config: DistillConfig | OnPolicyDistillConfig) -> Iterator[
             training=config.training.frozen(
                 workers=teacher.workers, max_tokens_per_micro_batch=teacher.max_tokens_per_micro_batch
             ),
-            span=teacher.span or config.resources.spans.training,
+            devices=teacher.devices or config.resources.device_mapping.training,
         )

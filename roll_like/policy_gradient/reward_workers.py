@@ -160,8 +160,11 @@ def _start_judge(config: PromptConfig, resources: ResourceManager, stack: ExitSt
     if judge is None:
         return None
     model = resolve_model(ModelConfig(path=judge.path, dtype=judge.dtype, cache_dir=config.model.cache_dir))
-    span, device = config.resources.spans.judge or config.resources.spans.inference, config.resources.device
-    share = len(span) // judge.replicas
+    devices, device = (
+        config.resources.device_mapping.judge or config.resources.device_mapping.inference,
+        config.resources.device,
+    )
+    share = len(devices) // judge.replicas
     spec = EngineSpec(
         model_path=str(model.path),
         tokenizer_path=str(model.tokenizer_path),
@@ -177,7 +180,7 @@ def _start_judge(config: PromptConfig, resources: ResourceManager, stack: ExitSt
     cluster = Cluster(
         "judge",
         ServerWorker,
-        resources.place(span, judge.replicas, "judge"),
+        resources.place(devices, judge.replicas, "judge"),
         arguments=lambda rank: (judge, spec, config.resources.start_timeout_seconds),
         environment=lambda rank: {
             **thread_environment(spec.threads),
@@ -218,12 +221,12 @@ def _start_pool(
 ) -> RewardPool:
     """Start one pool's workers; without devices of their own they have one thread each."""
     plugins = notebook_rewards(cast(Sequence[RewardConfig], section.use))
-    if pool.span is None:
+    if pool.devices is None:
         placements, threads = resources.beside(pool.workers), 1
     else:
-        placements = resources.place(pool.span, pool.workers, f"rewards {name}")
-        threads = len(pool.span) // pool.workers
-    hidden = {} if pool.span is not None and config.resources.device == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
+        placements = resources.place(pool.devices, pool.workers, f"rewards {name}")
+        threads = len(pool.devices) // pool.workers
+    hidden = {} if pool.devices is not None and config.resources.device == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
     cluster = Cluster(
         name,
         RewardWorker,

@@ -8,7 +8,7 @@ from typing import Literal, TypeVar
 from roll_like.builtin.pipelines.online_dpo.config import SampledPromptsConfig
 from roll_like.cluster import Cluster, ResourceManager, thread_environment
 from roll_like.config.policy_gradient import PolicyGradientConfig
-from roll_like.config.sections import Span, TrainingConfig
+from roll_like.config.sections import DeviceRange, TrainingConfig
 from roll_like.inference.interface import EngineSpec
 from roll_like.inference.weight_transfer.engines import ActorEngines
 from roll_like.inference.weight_transfer.interface import WeightTransfer
@@ -33,16 +33,16 @@ def time_shared(
     config: PolicyGradientConfig, actor: TrainingEngine, critic: CriticEngine | None
 ) -> list[TrainingEngine | CriticEngine]:
     """Return what is trained on the inference engines' GPUs."""
-    spans = config.resources.spans
-    shared: list[TrainingEngine | CriticEngine] = [actor] if shares_gpus(config, spans.training) else []
-    if critic is not None and shares_gpus(config, spans.critic or spans.training):
+    device_mapping = config.resources.device_mapping
+    shared: list[TrainingEngine | CriticEngine] = [actor] if shares_gpus(config, device_mapping.training) else []
+    if critic is not None and shares_gpus(config, device_mapping.critic or device_mapping.training):
         shared.append(critic)
     return shared
 
 
-def shares_gpus(config: PolicyGradientConfig | SampledPromptsConfig, span: Span) -> bool:
-    """Return whether a span's memory has to be given to the inference engines in turn; never on CPU."""
-    return config.resources.device != "cpu" and span.overlaps(config.resources.spans.inference)
+def shares_gpus(config: PolicyGradientConfig | SampledPromptsConfig, devices: DeviceRange) -> bool:
+    """Return whether a device range's memory has to be given to the inference engines in turn; never on CPU."""
+    return config.resources.device != "cpu" and devices.overlaps(config.resources.device_mapping.inference)
 
 
 def trainer_spec(
@@ -54,7 +54,7 @@ def trainer_spec(
         **rank_fields(
             config,
             model,
-            config.resources.spans.training,
+            config.resources.device_mapping.training,
             training.workers,
             total_updates=learning_steps * config.algorithm.updates_per_step,
         ),
@@ -79,15 +79,15 @@ def start_reference(
         workers=config.reference.workers,
         max_tokens_per_micro_batch=config.reference.max_tokens_per_micro_batch,
     )
-    spans = config.resources.spans
+    device_mapping = config.resources.device_mapping
     return start_trainer(
         "reference",
         trainer_spec(config, model, training, frozen=True),
         run.resources,
-        spans.reference or spans.training,
+        device_mapping.reference or device_mapping.training,
         max_response_tokens=config.longest_response,
         stack=run.stack,
-        span_timer=run.state.timer,
+        timer=run.state.timer,
     )
 
 
@@ -97,21 +97,21 @@ def start_critic(config: PolicyGradientConfig, run: RunContext, actor_model: Res
     if critic is None:
         return None
     model = actor_model if critic.path is None else resolve_model(config.model.at(critic.path))
-    span = config.resources.spans.critic or config.resources.spans.training
+    devices = config.resources.device_mapping.critic or config.resources.device_mapping.training
     spec = CriticSpec(
-        **rank_fields(config, model, span, critic.workers, total_updates=config.steps * critic.updates_per_step),
+        **rank_fields(config, model, devices, critic.workers, total_updates=config.steps * critic.updates_per_step),
         critic=critic,
     )
-    return start_critic_engine(spec, run.resources, span, stack=run.stack, span_timer=run.state.timer)
+    return start_critic_engine(spec, run.resources, devices, stack=run.stack, timer=run.state.timer)
 
 
 def start_inference(
     config: PolicyGradientConfig, model: ResolvedModel, resources: ResourceManager, stack: ExitStack
 ) -> Cluster[InferenceWorker]:
     """Start the engines' processes; their models are loaded by `InferenceWorker.start`."""
-    span, device = config.resources.spans.inference, config.resources.device
-    placements = resources.place(span, config.inference.replicas, "inference")
-    share = len(span) // config.inference.replicas
+    devices, device = config.resources.device_mapping.inference, config.resources.device
+    placements = resources.place(devices, config.inference.replicas, "inference")
+    share = len(devices) // config.inference.replicas
     spec = EngineSpec(
         model_path=str(model.path),
         tokenizer_path=str(model.tokenizer_path),
@@ -148,7 +148,7 @@ def start_weight_sync(
     backend = weight_backend(config)
     if backend != "shared_memory":
         address, port = trained.on(0, LanguageModelRank.address)
-        share = len(config.resources.spans.inference) // config.inference.replicas
+        share = len(config.resources.device_mapping.inference) // config.inference.replicas
         transfer = VLLMTransfer(client=engines, backend=backend, gpus_per_engine=share, address=address, port=port)
     trained.everywhere(LanguageModelRank.connect_weights, transfer)
     return WeightSync(lambda salt: trained.everywhere(LanguageModelRank.send_weights, salt)[0], engines)
@@ -156,7 +156,7 @@ def start_weight_sync(
 
 def weight_backend(config: PolicyGradientConfig) -> Literal["shared_memory", "ipc", "nccl"]:
     """Return how weights travel: shared memory on CPU; CUDA IPC between roles that share GPUs; else NCCL."""
-    spans = config.resources.spans
+    device_mapping = config.resources.device_mapping
     if config.resources.device == "cpu":
         return "shared_memory"
-    return "ipc" if spans.training.overlaps(spans.inference) else "nccl"
+    return "ipc" if device_mapping.training.overlaps(device_mapping.inference) else "nccl"

@@ -152,11 +152,11 @@ def start_workers(
         "training",
         trainer_spec(config, model, config.training, frozen=False),
         run.resources,
-        config.resources.spans.training,
+        config.resources.device_mapping.training,
         max_response_tokens=config.longest_response,
         stack=run.stack,
         kl_controller=kl,
-        span_timer=timer,
+        timer=timer,
     )
     reference = start_reference(config, run, model, actor)
     critic = start_critic(config, run, model)

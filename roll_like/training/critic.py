@@ -25,7 +25,7 @@ class CriticEngine(RanksHandle[CriticWorker]):
     Args:
         cluster: Started ranks.
         config: The `critic` section.
-        span: Times a named part of a step.
+        timer: Times a named part of a step.
     """
 
     folder = "critic"
@@ -35,11 +35,11 @@ class CriticEngine(RanksHandle[CriticWorker]):
         cluster: Cluster[CriticWorker],
         config: CriticConfig,
         *,
-        span: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
+        timer: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
     ) -> None:
         super().__init__(cluster)
         self._config = config
-        self._span = span
+        self._timer = timer
 
     def values(self, samples: Sequence[PolicySample]) -> list[FloatArray]:
         """Return the value of the state before each token of each sample, shape [T], 0 where not sampled."""
@@ -49,7 +49,7 @@ class CriticEngine(RanksHandle[CriticWorker]):
             max_tokens=self._config.max_tokens_per_micro_batch,
             share_prompts=self._config.share_prompts,
         )
-        with self._span("critic"):
+        with self._timer("critic"):
             return per_sample(samples, shards, self.cluster.scatter(CriticWorker.values, shards))
 
     def learn(
@@ -72,7 +72,7 @@ class CriticEngine(RanksHandle[CriticWorker]):
         if not updates:
             return {}
         shards = [[update[rank] for update in updates] for rank in range(len(self.cluster))]
-        with self._span("critic"):
+        with self._timer("critic"):
             trained = self.cluster.scatter(CriticWorker.train, shards)
         return merge([_fit(samples, values, returns), *trained])
 

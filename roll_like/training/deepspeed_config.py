@@ -49,7 +49,7 @@ def learning_rate(config: OptimizerConfig, update: int, total_updates: int) -> f
         return config.lr * (update + 1) / config.warmup_steps
     if config.schedule == "constant":
         return config.lr
-    span = max(total_updates - config.warmup_steps, 1)
-    progress = min((update - config.warmup_steps) / span, 1.0)
+    decay_steps = max(total_updates - config.warmup_steps, 1)
+    progress = min((update - config.warmup_steps) / decay_steps, 1.0)
     shape = 1 - progress if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
     return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * shape)

@@ -40,7 +40,7 @@ class TrainingEngine(RanksHandle[DeepSpeedWorker]):
         share_prompts: Whether a group's prompt is computed once.
         kl_controller: Sets the weight of a KL penalty in the loss, and follows what a step measured; default: one of
             its own, as configured.
-        span: Times a named part of a step.
+        timer: Times a named part of a step.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class TrainingEngine(RanksHandle[DeepSpeedWorker]):
         max_tokens_per_micro_batch: int,
         share_prompts: bool,
         kl_controller: KLController | None = None,
-        span: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
+        timer: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
     ) -> None:
         super().__init__(cluster)
         self._algorithm = algorithm
@@ -61,7 +61,7 @@ class TrainingEngine(RanksHandle[DeepSpeedWorker]):
         self._max_tokens = max_tokens_per_micro_batch
         self._share_prompts = share_prompts
         self._kl_controller = kl_controller or KLController(algorithm.kl)
-        self._span = span
+        self._timer = timer
 
     def train_step(self, samples: Sequence[PolicySample]) -> TrainReport:
         """Take `updates_per_step` optimizer steps over a step's samples; none where there are no samples.
@@ -89,7 +89,7 @@ class TrainingEngine(RanksHandle[DeepSpeedWorker]):
         shards = micro_batches(
             samples, ranks=len(self.cluster), max_tokens=self._max_tokens, share_prompts=self._share_prompts
         )
-        with self._span("logprobs"):
+        with self._timer("logprobs"):
             worker = DeepSpeedWorker.logprobs if adapters else DeepSpeedWorker.base_logprobs
             results = self.cluster.scatter(worker, shards)
         return per_sample(samples, shards, results)

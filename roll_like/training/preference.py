@@ -27,7 +27,7 @@ class AnswersEngine(RanksHandle[AnswersT], ABC):
     Args:
         cluster: Started ranks.
         training: The `training` section.
-        span: Times a named part of a step.
+        timer: Times a named part of a step.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class AnswersEngine(RanksHandle[AnswersT], ABC):
         cluster: Cluster[AnswersT],
         training: TrainingConfig,
         *,
-        span: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
+        timer: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
     ) -> None:
         super().__init__(cluster)
         self._training = training
-        self._span = span
+        self._timer = timer
 
     @abstractmethod
     def train_step(self, samples: Sequence[TrainingSample], reference_sums: FloatArray | None) -> Mapping[str, Metric]:
@@ -68,7 +68,7 @@ class AnswersEngine(RanksHandle[AnswersT], ABC):
             share_prompts=True,
             packing=True,
         )
-        with self._span("logprobs"):
+        with self._timer("logprobs"):
             worker = AnswersRank.logprobs if adapters else AnswersRank.base_logprobs
             results = self.cluster.scatter(worker, shards)
         logprobs = per_sample(samples, shards, results)

@@ -9,7 +9,7 @@ from typing import TypedDict, TypeVar
 from roll_like.algorithms.kl import KLController
 from roll_like.cluster import Cluster, Placement, ResourceManager, thread_environment
 from roll_like.config.run import RunConfig
-from roll_like.config.sections import Precision, Span
+from roll_like.config.sections import DeviceRange, Precision
 from roll_like.models.load import ResolvedModel
 from roll_like.models.precision import precision_of
 from roll_like.training.critic import CriticEngine
@@ -35,13 +35,15 @@ class RankFields(TypedDict):
     imports: tuple[str, ...]
 
 
-def rank_fields(config: RunConfig, model: ResolvedModel, span: Span, workers: int, *, total_updates: int) -> RankFields:
+def rank_fields(
+    config: RunConfig, model: ResolvedModel, devices: DeviceRange, workers: int, *, total_updates: int
+) -> RankFields:
     """Return what the ranks of every model need to know.
 
     Args:
         config: The run's configuration.
         model: What they load.
-        span: Their devices, divided among them.
+        devices: Their devices, divided among them.
         workers: How many there are.
         total_updates: Optimizer steps of the whole run.
     """
@@ -49,7 +51,7 @@ def rank_fields(config: RunConfig, model: ResolvedModel, span: Span, workers: in
         model_path=str(model.path),
         dtype=precision_of(config),
         device=config.resources.device,
-        threads=len(span) // workers,
+        threads=len(devices) // workers,
         seed=config.seed,
         total_updates=total_updates,
         trust_remote_code=config.model.trust_remote_code,
@@ -61,19 +63,19 @@ def start_trainer(
     role: str,
     spec: TrainerSpec,
     resources: ResourceManager,
-    span: Span,
+    devices: DeviceRange,
     *,
     max_response_tokens: int,
     stack: ExitStack,
     kl_controller: KLController | None = None,
-    span_timer: Timer = lambda name: nullcontext(),
+    timer: Timer = lambda name: nullcontext(),
 ) -> TrainingEngine:
-    """Start the ranks of a training engine (or of a frozen reference model) on a span.
+    """Start the ranks of a training engine (or of a frozen reference model) on a device range.
 
     Raises:
         EngineError: A rank did not start.
     """
-    cluster = start_ranks(role, DeepSpeedWorker, spec, spec.training.workers, resources, span, stack=stack)
+    cluster = start_ranks(role, DeepSpeedWorker, spec, spec.training.workers, resources, devices, stack=stack)
     return TrainingEngine(
         cluster,
         algorithm=spec.algorithm,
@@ -81,25 +83,25 @@ def start_trainer(
         max_tokens_per_micro_batch=spec.training.max_tokens_per_micro_batch,
         share_prompts=spec.training.share_prompts,
         kl_controller=kl_controller,
-        span=span_timer,
+        timer=timer,
     )
 
 
 def start_critic_engine(
     spec: CriticSpec,
     resources: ResourceManager,
-    span: Span,
+    devices: DeviceRange,
     *,
     stack: ExitStack,
-    span_timer: Timer = lambda name: nullcontext(),
+    timer: Timer = lambda name: nullcontext(),
 ) -> CriticEngine:
-    """Start the ranks of a critic on a span.
+    """Start the ranks of a critic on a device range.
 
     Raises:
         EngineError: A rank did not start.
     """
-    cluster = start_ranks("critic", CriticWorker, spec, spec.critic.workers, resources, span, stack=stack)
-    return CriticEngine(cluster, spec.critic, span=span_timer)
+    cluster = start_ranks("critic", CriticWorker, spec, spec.critic.workers, resources, devices, stack=stack)
+    return CriticEngine(cluster, spec.critic, timer=timer)
 
 
 def start_ranks(
@@ -108,7 +110,7 @@ def start_ranks(
     spec: RankSpec,
     workers: int,
     resources: ResourceManager,
-    span: Span,
+    devices: DeviceRange,
     *,
     stack: ExitStack,
 ) -> Cluster[RankT]:
@@ -120,13 +122,13 @@ def start_ranks(
         spec: What each rank needs to know.
         workers: How many.
         resources: Where workers go.
-        span: Devices to divide among them.
+        devices: Devices to divide among them.
         stack: Ends them when it is closed.
 
     Raises:
         EngineError: A rank did not start.
     """
-    placements = resources.place(span, workers, role)
+    placements = resources.place(devices, workers, role)
     cluster = Cluster(
         role,
         worker,

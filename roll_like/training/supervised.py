@@ -25,7 +25,7 @@ class SupervisedEngine(RanksHandle[SupervisedWorker]):
         cluster: Started ranks.
         training: The `training` section.
         packing: Whether several samples share a row; the numbers are the same, with less padding.
-        span: Times a named part of a step.
+        timer: Times a named part of a step.
     """
 
     def __init__(
@@ -34,12 +34,12 @@ class SupervisedEngine(RanksHandle[SupervisedWorker]):
         training: TrainingConfig,
         *,
         packing: bool,
-        span: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
+        timer: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
     ) -> None:
         super().__init__(cluster)
         self._training = training
         self._packing = packing
-        self._span = span
+        self._timer = timer
 
     def train_step(self, samples: Sequence[TrainingSample]) -> Mapping[str, Metric]:
         """Take one optimizer step: the mean negative log-likelihood of all trained tokens of the batch, in nats.
@@ -57,7 +57,7 @@ class SupervisedEngine(RanksHandle[SupervisedWorker]):
     def logprobs(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
         """Return each sample's log-probabilities under this engine's weights, shape [T], 0 where not trained."""
         shards = self._micro_batches(samples)
-        with self._span("logprobs"):
+        with self._timer("logprobs"):
             results = self.cluster.scatter(SupervisedWorker.logprobs, shards)
         return per_sample(samples, shards, results)
 

@@ -65,7 +65,7 @@ class UnpairedEngine(AnswersEngine[UnpairedWorker]):
         cluster: Started ranks.
         training: The `training` section.
         loss: A loss on single answers.
-        span: Times a named part of a step.
+        timer: Times a named part of a step.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class UnpairedEngine(AnswersEngine[UnpairedWorker]):
         training: TrainingConfig,
         loss: PluginConfig,
         *,
-        span: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
+        timer: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
     ) -> None:
-        super().__init__(cluster, training, span=span)
+        super().__init__(cluster, training, timer=timer)
         self._loss: PreferenceLoss = PREFERENCE_LOSSES.get(loss.type)(loss)
 
     def train_step(self, samples: Sequence[TrainingSample], reference_sums: FloatArray | None) -> Mapping[str, Metric]:

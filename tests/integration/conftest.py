@@ -14,7 +14,7 @@ from roll_like.config.sections import ResourcesConfig
 RESOURCES = ResourcesConfig(
     device="cpu",
     devices_per_node=2,
-    spans={"training": "0-1", "inference": "0-1"},
+    device_mapping={"training": "0-1", "inference": "0-1"},
     start_timeout_seconds=60,
 )
 

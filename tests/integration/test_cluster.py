@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from roll_like.cluster import Cluster, ResourceManager, WorkerDied
-from roll_like.config.sections import ResourcesConfig, Span
+from roll_like.config.sections import DeviceRange, ResourcesConfig
 from roll_like.errors import ConfigError, ResourceError, WorkerError
 
 pytestmark = pytest.mark.integration
@@ -58,7 +58,7 @@ class AsyncAdder:
 
 @pytest.fixture
 def adders(resources: ResourceManager):  # type: ignore[no-untyped-def]
-    placements = resources.place(Span.model_validate("0-1"), 2, "training")
+    placements = resources.place(DeviceRange.model_validate("0-1"), 2, "training")
     cluster = Cluster(
         "adders",
         Adder,
@@ -111,7 +111,7 @@ def test_a_dead_worker_is_said_to_be_dead_and_can_be_replaced(adders: Cluster[Ad
 
 
 def test_close_ends_the_processes_even_of_workers_that_hang(resources: ResourceManager) -> None:
-    placements = resources.place(Span.model_validate("0-1"), 2, "training")
+    placements = resources.place(DeviceRange.model_validate("0-1"), 2, "training")
     cluster = Cluster("closing", Adder, placements, arguments=lambda rank: (rank,))
     pids = cluster.everywhere(Adder.pid)
     cluster.on(0, Adder.add, 1)
@@ -123,7 +123,9 @@ def test_close_ends_the_processes_even_of_workers_that_hang(resources: ResourceM
 
 
 def test_a_cluster_that_is_too_small_says_what_it_has(resources: ResourceManager) -> None:
-    wanted = ResourcesConfig(device="cpu", devices_per_node=64, spans={"training": "0-63", "inference": "0-63"})
+    wanted = ResourcesConfig(
+        device="cpu", devices_per_node=64, device_mapping={"training": "0-63", "inference": "0-63"}
+    )
     with pytest.raises(ResourceError, match=r"asks for 1 node\(s\) with 64 CPU each; the Ray cluster has 1: 2 CPU"):
         ResourceManager(wanted).allocate()
     gpus = wanted.model_copy(update={"device": "cuda", "devices_per_node": 1})
@@ -131,8 +133,8 @@ def test_a_cluster_that_is_too_small_says_what_it_has(resources: ResourceManager
         ResourceManager(gpus).allocate()
 
 
-def test_spans_that_do_not_divide_are_refused(resources: ResourceManager) -> None:
+def test_device_mapping_that_do_not_divide_are_refused(resources: ResourceManager) -> None:
     with pytest.raises(ResourceError, match="3 workers on devices 0-1 of 2"):
-        resources.place(Span.model_validate("0-1"), 3, "inference")
+        resources.place(DeviceRange.model_validate("0-1"), 3, "inference")
     with pytest.raises(ResourceError, match="1 workers on devices 2 of 2"):
-        resources.place(Span.model_validate("2"), 1, "inference")
+        resources.place(DeviceRange.model_validate("2"), 1, "inference")

@@ -13,7 +13,7 @@ from tiny_model import make_tiny_model
 from transformers import AutoModelForCausalLM
 
 from roll_like.cluster import ResourceManager
-from roll_like.config.sections import Span, TrainingConfig
+from roll_like.config.sections import DeviceRange, TrainingConfig
 from roll_like.registry import DISTILLATION_LOSSES
 from roll_like.training.distillation import DistillationEngine, Taught, TeacherEngine
 from roll_like.training.distillation_worker import DistillationSpec, DistillationWorker
@@ -25,7 +25,7 @@ from roll_like.values import reduce
 pytestmark = pytest.mark.integration
 LR, EPS = 1e-2, 1e-2  # the large eps keeps Adam's first step from being the sign of the gradient's last bits
 VOCABULARY, TEMPERATURE, CE = 512, 2.0, 0.25
-SPAN = Span.model_validate("0-1")
+SPAN = DeviceRange.model_validate("0-1")
 
 
 @pytest.fixture(scope="module")

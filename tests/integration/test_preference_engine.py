@@ -13,7 +13,7 @@ from tiny_model import make_tiny_model
 from transformers import AutoModelForCausalLM
 
 from roll_like.cluster import ResourceManager
-from roll_like.config.sections import Span, TrainingConfig
+from roll_like.config.sections import DeviceRange, TrainingConfig
 from roll_like.errors import EngineError
 from roll_like.registry import PREFERENCE_LOSSES
 from roll_like.training.preference import PreferenceEngine
@@ -76,8 +76,8 @@ def engine(resources: ResourceManager, model: Path, stack: ExitStack, **training
         trust_remote_code=False,
         loss=PREFERENCE_LOSSES.get("dpo").Config.model_validate({"type": "dpo", "beta": BETA, "nll_coefficient": 0.3}),
     )
-    span = Span.model_validate("0-1")
-    cluster = start_ranks("training", PreferenceWorker, spec, config.workers, resources, span, stack=stack)
+    devices = DeviceRange.model_validate("0-1")
+    cluster = start_ranks("training", PreferenceWorker, spec, config.workers, resources, devices, stack=stack)
     return PreferenceEngine(cluster, config)
 
 

@@ -15,7 +15,7 @@ from tiny_model import make_tiny_model
 from roll_like.builtin.pipelines.reward_model.config import RewardModelAlgorithmConfig
 from roll_like.builtin.rewards.reward_model import RewardModel, RewardModelConfig
 from roll_like.cluster import ResourceManager
-from roll_like.config.sections import ModelConfig, Span, TrainingConfig
+from roll_like.config.sections import DeviceRange, ModelConfig, TrainingConfig
 from roll_like.config.training_data import ScoredPairData
 from roll_like.data.chat import Renderer
 from roll_like.data.scored_pairs import ScoredPair, load_scored_pairs
@@ -62,8 +62,8 @@ def engine(resources: ResourceManager, model: Path, stack: ExitStack, **training
         total_updates=10,
         trust_remote_code=False,
     )
-    span = Span.model_validate("0-1")
-    cluster = start_ranks("training", RewardModelWorker, spec, config.workers, resources, span, stack=stack)
+    devices = DeviceRange.model_validate("0-1")
+    cluster = start_ranks("training", RewardModelWorker, spec, config.workers, resources, devices, stack=stack)
     return RewardModelEngine(cluster, config, pad_token_id=0)
 
 

@@ -166,7 +166,7 @@ def test_remax_on_vllm_with_two_reward_pools(tmp_path: Path, tiny_model: Path) -
         algorithm={"advantage": "remax", "loss": "reinforce"},
         rewards={
             "use": [{"type": "letter_e"}, {"type": "has_letter_e", "weight": 0.5}],
-            "pools": {"slow": {"rewards": ["has_letter_e"], "workers": 2, "span": "0-1"}},
+            "pools": {"slow": {"rewards": ["has_letter_e"], "workers": 2, "devices": "0-1"}},
         },
         checkpoint={"at_end": False, "export": False},
     )

@@ -14,7 +14,7 @@ from tiny_model import make_tiny_model
 from transformers import AutoModelForCausalLM
 
 from roll_like.cluster import ResourceManager
-from roll_like.config.sections import Span, TrainingConfig
+from roll_like.config.sections import DeviceRange, TrainingConfig
 from roll_like.training.language_model import LanguageModelSpec
 from roll_like.training.start import start_ranks
 from roll_like.training.supervised import SupervisedEngine, likelihood_metrics
@@ -61,8 +61,8 @@ def engine(
         total_updates=10,
         trust_remote_code=False,
     )
-    span = Span.model_validate("0-1")
-    cluster = start_ranks("training", SupervisedWorker, spec, config.workers, resources, span, stack=stack)
+    devices = DeviceRange.model_validate("0-1")
+    cluster = start_ranks("training", SupervisedWorker, spec, config.workers, resources, devices, stack=stack)
     return SupervisedEngine(cluster, config, packing=packing)
 
 

@@ -14,7 +14,7 @@ from tests_support import ragged_policy_samples  # type: ignore[import-not-found
 from transformers import AutoModelForCausalLM
 
 from roll_like.cluster import ResourceManager
-from roll_like.config.sections import CriticConfig, Span
+from roll_like.config.sections import CriticConfig, DeviceRange
 from roll_like.training.critic import CriticEngine
 from roll_like.training.critic_worker import CriticSpec, CriticWorker
 from roll_like.training.start import start_critic_engine
@@ -49,7 +49,7 @@ def critic_engine(
         critic=CriticConfig(optimizer=OPTIMIZER, value_clip=CLIP, **options),
     )
     with ExitStack() as stack:
-        yield start_critic_engine(spec, resources, Span.model_validate("0-1"), stack=stack)
+        yield start_critic_engine(spec, resources, DeviceRange.model_validate("0-1"), stack=stack)
 
 
 def returns_of(samples: Sequence[PolicySample], seed: int = 0) -> list[FloatArray]:

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from roll_like.cluster import ResourceManager
 from roll_like.config.algorithm import AlgorithmConfig
-from roll_like.config.sections import Span, TrainingConfig
+from roll_like.config.sections import DeviceRange, TrainingConfig
 from roll_like.run.export import merged_weights
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.start import start_trainer
@@ -60,7 +60,7 @@ def engine(
     )
     with ExitStack() as stack:
         yield start_trainer(
-            "training", spec, resources, Span.model_validate("0-1"), max_response_tokens=16, stack=stack
+            "training", spec, resources, DeviceRange.model_validate("0-1"), max_response_tokens=16, stack=stack
         )
 
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from roll_like.cluster import ResourceManager
 from roll_like.config.algorithm import AlgorithmConfig
-from roll_like.config.sections import ModelConfig, Span, TrainingConfig
+from roll_like.config.sections import DeviceRange, ModelConfig, TrainingConfig
 from roll_like.models.export import ModelCard
 from roll_like.registry import PREFERENCE_LOSSES
 from roll_like.training.engine import WithoutAdapters
@@ -33,7 +33,7 @@ from roll_like.values import reduce
 
 pytestmark = pytest.mark.integration
 LR, EPS, SEED = 3e-2, 1e-3, 5
-SPAN = Span.model_validate("0-1")
+SPAN = DeviceRange.model_validate("0-1")
 LORA = {"rank": 4, "alpha": 8}
 Weights = dict[str, torch.Tensor]
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from roll_like.builtin.pipelines.dpo.labels import verdict_answers
 from roll_like.cluster import ResourceManager
-from roll_like.config.sections import Span, TrainingConfig
+from roll_like.config.sections import DeviceRange, TrainingConfig
 from roll_like.data.conversations import LabelledSample
 from roll_like.data.samples import ConversationSample
 from roll_like.errors import EngineError
@@ -68,8 +68,8 @@ def engine(resources: ResourceManager, model: Path, stack: ExitStack, **training
         trust_remote_code=False,
         loss=PREFERENCE_LOSSES.get("kto").Config.model_validate(settings),
     )
-    span = Span.model_validate("0-1")
-    cluster = start_ranks("training", UnpairedWorker, spec, config.workers, resources, span, stack=stack)
+    devices = DeviceRange.model_validate("0-1")
+    cluster = start_ranks("training", UnpairedWorker, spec, config.workers, resources, devices, stack=stack)
     return UnpairedEngine(cluster, config, spec.loss)
 
 

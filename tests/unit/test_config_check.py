@@ -112,7 +112,7 @@ def test_a_window_longer_than_the_models(make: Make) -> None:
 
 
 def test_attention_heads_that_gpus_cannot_divide(make: Make) -> None:
-    resources = {"device": "cuda", "devices_per_node": 3, "spans": {"training": "0-2", "inference": "0-2"}}
+    resources = {"device": "cuda", "devices_per_node": 3, "device_mapping": {"training": "0-2", "inference": "0-2"}}
     message = only(make(resources=resources, training__workers=3))
     assert "each engine would divide 4 attention heads among 3 GPUs" in message
 
@@ -288,8 +288,8 @@ def test_memory_of_this_machine(make: Make) -> None:
 def test_settings_that_may_not_be_meant(make: Make) -> None:
     message = only(make(training={"optimizer": {"warmup_steps": 10}}), "warning")
     assert "the run has 10 optimizer updates, so 10 of warm-up never reach the peak rate" in message
-    spans = {"device": "cpu", "devices_per_node": 2, "spans": {"training": 0, "inference": 0}}
-    assert "no role uses the devices 1" in only(make(resources=spans), "warning")
+    device_mapping = {"device": "cpu", "devices_per_node": 2, "device_mapping": {"training": 0, "inference": 0}}
+    assert "no role uses the devices 1" in only(make(resources=device_mapping), "warning")
 
 
 def test_refuse_errors_raises_all_of_them_or_returns_the_rest(make: Make) -> None:

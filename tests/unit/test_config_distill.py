@@ -18,7 +18,7 @@ OFFLINE: dict[str, Any] = {
     "model": {"path": "org/small"},
     "teachers": {"large": {"path": "org/large"}},
     "data": {"sources": [{"path": "train.jsonl"}], "samples_per_step": 8, "max_tokens": 64},
-    "resources": {"device": "cpu", "devices_per_node": 2, "spans": {"training": "0-1"}},
+    "resources": {"device": "cpu", "devices_per_node": 2, "device_mapping": {"training": "0-1"}},
 }
 ON_POLICY = {
     **{key: value for key, value in MINIMAL.items() if key not in {"pipeline", "rewards"}},
@@ -37,8 +37,8 @@ def test_teachers_are_found_by_domain() -> None:
     config = DistillConfig.model_validate(
         changed(
             OFFLINE,
-            resources__spans={"training": "0"},
-            teachers={"maths": {"path": "m", "domains": ["maths", "logic"], "span": "1"}, "rest": {"path": "r"}},
+            resources__device_mapping={"training": "0"},
+            teachers={"maths": {"path": "m", "domains": ["maths", "logic"], "devices": "1"}, "rest": {"path": "r"}},
             data__sources=[
                 {"path": "a.jsonl", "domain": "maths"},
                 {"path": "logic.jsonl"},
@@ -47,7 +47,7 @@ def test_teachers_are_found_by_domain() -> None:
         )
     )
     assert [teacher_of(config.teachers, name) for name in ("maths", "logic", "chat")] == ["maths", "maths", "rest"]
-    roles = {role.name: (str(role.span), role.workers) for role in config.further_roles}
+    roles = {role.name: (str(role.devices), role.workers) for role in config.further_roles}
     assert roles == {"teacher maths": ("1", 1), "teacher rest": ("0", 1)}
 
 

@@ -26,7 +26,7 @@ MINIMAL: dict[str, Any] = {
     "model": {"path": "org/model"},
     "data": {"sources": [{"path": "train.jsonl"}], "pairs_per_step": 4, "max_tokens": 128},
     "reference": {},
-    "resources": {"device": "cpu", "devices_per_node": 2, "spans": {"training": "0-1"}},
+    "resources": {"device": "cpu", "devices_per_node": 2, "device_mapping": {"training": "0-1"}},
 }
 LABELS: dict[str, Any] = {"type": "labels", "sources": [{"path": "labels.jsonl"}], "samples_per_step": 4}
 KTO: dict[str, Any] = {"data": {**LABELS, "max_tokens": 128}, "algorithm": {"loss": "kto"}}
@@ -80,8 +80,8 @@ def config(**changes: Any) -> DPOConfig:
         ),
         ({"algorithm": {"loss": {"type": "dpo", "betta": 1}}}, "algorithm.loss.betta", "Extra inputs"),
         (
-            {"reference": {"mode": "cluster"}, "resources__spans__reference": "1-2"},
-            "resources.spans.reference",
+            {"reference": {"mode": "cluster"}, "resources__device_mapping__reference": "1-2"},
+            "resources.device_mapping.reference",
             "overlaps training's 0-1 only in part",
         ),
     ],
@@ -95,7 +95,7 @@ def test_what_cannot_work_is_refused(changes: dict[str, Any], key: str, expected
 
 def test_losses_without_a_reference_need_none_and_a_cluster_has_a_place() -> None:
     assert config(algorithm={"loss": "orpo"}, reference=None).reference is None
-    clustered = config(reference={"mode": "cluster"}, resources__spans={"training": "0", "reference": "1"})
+    clustered = config(reference={"mode": "cluster"}, resources__device_mapping={"training": "0", "reference": "1"})
     assert [role.name for role in given_plan(clustered, None).roles] == ["training", "reference"]
     assert [role.name for role in given_plan(config(), None).roles] == ["training"]
 

@@ -27,7 +27,7 @@ MINIMAL: dict[str, Any] = {
         "rewards": {"use": [{"type": "ifeval"}]},
     },
     "reference": {"refresh": "iteration"},
-    "resources": {"device": "cpu", "devices_per_node": 2, "spans": {"training": "0-1", "inference": "0-1"}},
+    "resources": {"device": "cpu", "devices_per_node": 2, "device_mapping": {"training": "0-1", "inference": "0-1"}},
 }
 JUDGE = {"type": "llm_judge", "judges": [{"url": "judge", "model": "judge"}]}
 
@@ -47,19 +47,27 @@ def problems(**changes: Any) -> dict[str, str]:
     [
         ({"data__sources": [{"path": "p.jsonl"}]}, "data.sources", "(`iterations`), and both are set; set one"),
         (
-            {"iterations": None, "reference": {}, "resources__spans__inference": None},
+            {"iterations": None, "reference": {}, "resources__device_mapping__inference": None},
             "data.sources",
             "(`iterations`), and neither is set; set one",
         ),
         ({"steps": None, "epochs": 2}, "epochs", "iterations.epochs or iterations.steps for one iteration"),
         ({"iterations__epochs": 2, "iterations__steps": 3}, "iterations.steps", "both are set; set one"),
-        ({"resources__spans__inference": None}, "resources.spans.inference", "the engines that sample for"),
+        (
+            {"resources__device_mapping__inference": None},
+            "resources.device_mapping.inference",
+            "the engines that sample for",
+        ),
         (
             {"iterations": None, "data__sources": [{"path": "p.jsonl"}], "reference": {}},
-            "resources.spans.inference",
-            "nothing is sampled from given pairs; remove the span",
+            "resources.device_mapping.inference",
+            "nothing is sampled from given pairs; remove the key",
         ),
-        ({"resources__spans__judge": "0-1"}, "resources.spans.judge", "because there is no `judge` section"),
+        (
+            {"resources__device_mapping__judge": "0-1"},
+            "resources.device_mapping.judge",
+            "because there is no `judge` section",
+        ),
         ({"iterations__rollout__samples_per_prompt": 1}, "iterations.rollout.samples_per_prompt", "takes two answers"),
         ({"iterations__rollout__temperature": 0}, "iterations.rollout.temperature", "0 is greedy"),
         ({"iterations__rollout__max_in_flight": 3}, "iterations.rollout.max_in_flight", "one group of 4; set it to 4"),
@@ -86,13 +94,13 @@ def problems(**changes: Any) -> dict[str, str]:
             "it would never run",
         ),
         (
-            {"resources__spans": {"training": "0-1", "inference": "1-2"}},
-            "resources.spans.inference",
+            {"resources__device_mapping": {"training": "0-1", "inference": "1-2"}},
+            "resources.device_mapping.inference",
             "overlaps training's 0-1 only in part",
         ),
         (
             {"iterations__inference": {"replicas": 3}},
-            "resources.spans.inference",
+            "resources.device_mapping.inference",
             "cannot be divided evenly among 3 (iterations.inference.replicas)",
         ),
         (
@@ -105,7 +113,7 @@ def problems(**changes: Any) -> dict[str, str]:
         ({"reference__mode": "cluster"}, "reference.mode", "'cluster' would answer with the starting policy"),
         ({"reference__path": "org/other"}, "reference.path", "remove the path, or set refresh: never"),
         (
-            {"iterations": None, "data__sources": [{"path": "p.jsonl"}], "resources__spans__inference": None},
+            {"iterations": None, "data__sources": [{"path": "p.jsonl"}], "resources__device_mapping__inference": None},
             "reference.refresh",
             "given pairs have no iterations",
         ),
@@ -118,14 +126,14 @@ def test_what_cannot_work_is_refused(changes: dict[str, Any], key: str, expected
 
 
 def test_everything_that_samples_and_judges_has_a_place() -> None:
-    pooled = {"use": [{"type": "ifeval"}, JUDGE], "pools": {"slow": {"rewards": ["llm_judge"], "span": "1"}}}
+    pooled = {"use": [{"type": "ifeval"}, JUDGE], "pools": {"slow": {"rewards": ["llm_judge"], "devices": "1"}}}
     run = config(
         iterations__rewards=pooled,
         iterations__judge={"path": "org/judge"},
         reference={"mode": "cluster"},
-        resources__spans={"training": "0", "inference": "1"},
+        resources__device_mapping={"training": "0", "inference": "1"},
     )
-    found = {role.name: (str(role.span), role.workers_key) for role in roles(run)}
+    found = {role.name: (str(role.devices), role.workers_key) for role in roles(run)}
     assert found == {
         "training": ("0", "training.workers"),
         "inference": ("1", "iterations.inference.replicas"),
@@ -133,7 +141,7 @@ def test_everything_that_samples_and_judges_has_a_place() -> None:
         "rewards slow": ("1", "iterations.rewards.pools.slow.workers"),
         "reference": ("0", "reference.workers"),
     }
-    assert roles(run)[3].span_path == ("iterations", "rewards", "pools", "slow", "span")
+    assert roles(run)[3].devices_key == ("iterations", "rewards", "pools", "slow", "devices")
 
 
 def test_what_samples_is_told_the_whole_section() -> None:

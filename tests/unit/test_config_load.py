@@ -41,8 +41,8 @@ def test_minimal_file_and_overrides_of_every_kind(minimal: Path) -> None:
         "evaluation={sources: [{path: eval.jsonl}], every: 2}",
         "evaluation.before=false",
         "model.tokenizer=null",
-        "resources.spans.inference=1",
-        "resources.spans.training=0",
+        "resources.device_mapping.inference=1",
+        "resources.device_mapping.training=0",
     )
     assert config.steps == 3
     assert config.training.optimizer.lr == 1e-5
@@ -50,7 +50,7 @@ def test_minimal_file_and_overrides_of_every_kind(minimal: Path) -> None:
     assert config.rollout.stop == ("a", "b c")
     assert config.evaluation is not None
     assert (config.evaluation.every, config.evaluation.before) == (2, False)
-    assert str(config.resources.spans.inference) == "1"
+    assert str(config.resources.device_mapping.inference) == "1"
     assert config.inference.type == "vllm"
 
 
@@ -254,8 +254,8 @@ def test_an_unknown_key_names_its_path_and_the_nearest(minimal: Path, override: 
         ("training.optimizer.lr=.inf", "expected a finite number"),
         ("training.optimizer.lr=.nan", "expected a finite number"),
         ("resources.device=gpu", "resources.device: found 'gpu'; expected 'cpu' or 'cuda'"),
-        ("resources.spans.training=3-1", "the span '3-1' ends before it starts"),
-        ("resources.spans.training=a", 'expected a span like "0-3" or "5", found \'a\''),
+        ("resources.device_mapping.training=3-1", "the device range '3-1' ends before it starts"),
+        ("resources.device_mapping.training=a", 'expected a device range like "0-3" or "5", found \'a\''),
         ("model=x", "model: found 'x'; expected a section of `key: value` lines"),
         ("training.zero_stage=4", "training.zero_stage: found 4; expected 0, 1, 2 or 3"),
         ("inference={type: sglang}", "expected a section with `type: vllm` (the default) or `type: hf`"),

@@ -25,7 +25,7 @@ PAIRS: dict[str, Any] = {
     "data": {"sources": [{"path": "train.jsonl"}], "pairs_per_step": 4, "max_tokens": 128},
     "training": {"lora": {"rank": 8}},
     "reference": {"mode": "adapter_off"},
-    "resources": {"device": "cpu", "devices_per_node": 2, "spans": {"training": "0-1"}},
+    "resources": {"device": "cpu", "devices_per_node": 2, "device_mapping": {"training": "0-1"}},
 }
 
 
@@ -51,7 +51,11 @@ class Billion:
             "reference.max_tokens_per_micro_batch",
             "so training.max_tokens_per_micro_batch holds; remove the key",
         ),
-        ({"resources__spans__reference": "0-1"}, "resources.spans.reference", "the trainer is its own reference"),
+        (
+            {"resources__device_mapping__reference": "0-1"},
+            "resources.device_mapping.reference",
+            "the trainer is its own reference",
+        ),
         ({"training__lora__rank": 0}, "training.lora.rank", "greater than or equal to 1"),
         ({"training__lora__dropout": 1.0}, "training.lora.dropout", "less than 1"),
         ({"training__lora__target_modules": []}, "training.lora.target_modules", "at least 1 item"),

@@ -16,7 +16,7 @@ TWO_NODES = changed(
         "nodes": 2,
         "devices_per_node": 4,
         "address": "auto",
-        "spans": {"training": "0-3", "inference": "4-7"},
+        "device_mapping": {"training": "0-3", "inference": "4-7"},
     },
     training__workers=4,
     training__zero_stage=3,
@@ -47,7 +47,7 @@ def test_roles_divide_their_spans() -> None:
     assert [training.devices_of(worker) for worker in range(4)] == [(0,), (1,), (2,), (3,)]
     assert [inference.devices_of(worker) for worker in range(2)] == [(4, 5), (6, 7)]
     assert [inference.node_of(worker) for worker in range(2)] == [1, 1]
-    assert reference.span == training.span, "the reference model sits with the trainer unless told otherwise"
+    assert reference.devices == training.devices, "the reference model sits with the trainer unless told otherwise"
     assert (training.name, inference.name, reference.name) == ("training", "inference", "reference")
     with pytest.raises(IndexError, match="workers 0-1, not 2"):
         inference.devices_of(2)
@@ -62,14 +62,14 @@ WITH_CRITIC = changed(
     algorithm={"advantage": "gae"},
     reference=None,
     critic={"workers": 2, "zero_stage": 1},
-    resources__spans={"training": "0-3", "inference": "4-5", "critic": "6-7"},
+    resources__device_mapping={"training": "0-3", "inference": "4-5", "critic": "6-7"},
 )
 
 
 def test_a_critic_is_a_role_with_its_own_devices_and_memory() -> None:
     config = RLVRConfig.model_validate(WITH_CRITIC)
     critic = roles(config)[-1]
-    assert (critic.name, critic.workers_key, str(critic.span)) == ("critic", "critic.workers", "6-7")
+    assert (critic.name, critic.workers_key, str(critic.devices)) == ("critic", "critic.workers", "6-7")
     line = plan(config, Billion()).memory[-1]
     gib = 2**30
     assert line.role == "critic"
@@ -79,7 +79,7 @@ def test_a_critic_is_a_role_with_its_own_devices_and_memory() -> None:
 def test_a_critic_sits_with_the_trainer_unless_told_otherwise() -> None:
     made = changed(algorithm={"advantage": "gae"}, critic={})
     training, _, critic = roles(RLVRConfig.model_validate(made))
-    assert critic.span == training.span
+    assert critic.devices == training.devices
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_a_critic_sits_with_the_trainer_unless_told_otherwise() -> None:
     [
         ({"critic__max_tokens_per_micro_batch": 95}, "95 tokens cannot hold one longest sample"),
         ({"critic__workers": 1}, "2 GPUs for 1 critic workers"),
-        ({"resources__spans__critic": "7-8"}, "ends after the last device"),
-        ({"resources__spans__critic": "3-4"}, "overlaps training's 0-3 only in part"),
+        ({"resources__device_mapping__critic": "7-8"}, "ends after the last device"),
+        ({"resources__device_mapping__critic": "3-4"}, "overlaps training's 0-3 only in part"),
         ({"critic__warmup_steps": 10}, "the policy does not learn in the first 10 steps"),
         ({"critic": None, "algorithm": {}}, "there is no `critic` section"),
     ],

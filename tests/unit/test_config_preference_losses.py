@@ -24,7 +24,7 @@ FILE: dict[str, Any] = {
     "steps": 10,
     "model": {"path": "org/model"},
     "data": {"sources": [{"path": "train.jsonl"}], "pairs_per_step": 4, "max_tokens": 128},
-    "resources": {"device": "cpu", "devices_per_node": 2, "spans": {"training": "0-1"}},
+    "resources": {"device": "cpu", "devices_per_node": 2, "device_mapping": {"training": "0-1"}},
 }
 MISMATCHED = MismatchedResponses(
     logprobs_M=torch.tensor([-3.0, -4.0]),

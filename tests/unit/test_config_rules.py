@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 
 CUDA: dict[str, Any] = changed(
-    resources={"device": "cuda", "devices_per_node": 4, "spans": {"training": "0-3", "inference": "0-3"}},
+    resources={"device": "cuda", "devices_per_node": 4, "device_mapping": {"training": "0-3", "inference": "0-3"}},
     training__workers=4,
     inference__type="vllm",
     inference__replicas=2,
@@ -40,7 +40,11 @@ def test_the_bases_of_these_tests_are_valid() -> None:
             "'loss' compares with a reference model, but there is no `reference` section; add `reference: {}`",
         ),
         (changed(reference={}), "reference", "used by nothing, because algorithm.kl.use is none"),
-        (changed(resources__spans__reference="0"), "resources.spans.reference", "no `reference` section"),
+        (
+            changed(resources__device_mapping__reference="0"),
+            "resources.device_mapping.reference",
+            "no `reference` section",
+        ),
         # the critic
         (
             changed(algorithm={"advantage": "gae"}),
@@ -48,7 +52,7 @@ def test_the_bases_of_these_tests_are_valid() -> None:
             "'gae' compares rewards with the values of a critic, but there is no `critic` section; add `critic: {}`",
         ),
         (changed(critic={}), "critic", "used by nothing, because algorithm.advantage 'grpo' needs none"),
-        (changed(resources__spans__critic="0"), "resources.spans.critic", "no `critic` section"),
+        (changed(resources__device_mapping__critic="0"), "resources.device_mapping.critic", "no `critic` section"),
         (
             changed(algorithm={"advantage": "gae"}, critic={"warmup_steps": 10}),
             "critic.warmup_steps",
@@ -154,12 +158,12 @@ def test_the_bases_of_these_tests_are_valid() -> None:
             "choose another name",
         ),
         (
-            changed(rewards={"use": [{"type": "math"}], "pools": {"slow": {"rewards": ["math"], "span": "7"}}}),
-            "rewards.pools.slow.span",
+            changed(rewards={"use": [{"type": "math"}], "pools": {"slow": {"rewards": ["math"], "devices": "7"}}}),
+            "rewards.pools.slow.devices",
             "ends after the last device",
         ),
         (changed(judge={"path": "org/judge"}), "judge", "a judge would be loaded and asked by nothing"),
-        (changed(resources__spans__judge="0"), "resources.spans.judge", "no `judge` section"),
+        (changed(resources__device_mapping__judge="0"), "resources.device_mapping.judge", "no `judge` section"),
         # groups
         (
             changed(rollout__samples_per_prompt=1),
@@ -204,7 +208,11 @@ def test_the_bases_of_these_tests_are_valid() -> None:
             changed(
                 training__workers=8,
                 rollout={"prompts_per_step": 2, "samples_per_prompt": 2, "max_response_tokens": 32},
-                resources={"device": "cpu", "devices_per_node": 8, "spans": {"training": "0-7", "inference": "0-7"}},
+                resources={
+                    "device": "cpu",
+                    "devices_per_node": 8,
+                    "device_mapping": {"training": "0-7", "inference": "0-7"},
+                },
             ),
             "training.workers",
             "one update has 4 samples, fewer than 8 workers",
@@ -225,27 +233,31 @@ def test_the_bases_of_these_tests_are_valid() -> None:
             "inference.max_model_len",
             "evaluation.max_response_tokens = 97",
         ),
-        # spans
+        # device_mapping
         (
-            changed(resources__spans__training="2-3"),
-            "resources.spans.training",
+            changed(resources__device_mapping__training="2-3"),
+            "resources.device_mapping.training",
             "nodes × devices_per_node = 1 × 2 = 2, so devices are 0-1",
         ),
         (
-            changed(CUDA, resources__spans__inference="2-3"),
-            "resources.spans.inference",
+            changed(CUDA, resources__device_mapping__inference="2-3"),
+            "resources.device_mapping.inference",
             "overlaps training's 0-3 only in part",
         ),
-        (changed(CUDA, training__workers=2), "resources.spans.training", "4 GPUs for 2 training workers"),
+        (changed(CUDA, training__workers=2), "resources.device_mapping.training", "4 GPUs for 2 training workers"),
         (
             changed(CUDA, algorithm={"kl": {"use": "loss"}}, reference={"workers": 2}),
-            "resources.spans.reference",
+            "resources.device_mapping.reference",
             "4 GPUs for 2 reference workers, and each takes exactly one; set reference.workers: 4",
         ),
-        (changed(CUDA, inference__replicas=3), "resources.spans.inference", "cannot be divided evenly among 3"),
+        (
+            changed(CUDA, inference__replicas=3),
+            "resources.device_mapping.inference",
+            "cannot be divided evenly among 3",
+        ),
         (
             changed(training__workers=4),
-            "resources.spans.training",
+            "resources.device_mapping.training",
             "cannot be divided evenly among 4 (training.workers)",
         ),
         (
@@ -256,11 +268,11 @@ def test_the_bases_of_these_tests_are_valid() -> None:
                     "nodes": 2,
                     "address": "auto",
                     "devices_per_node": 3,
-                    "spans": {"training": "0-1", "inference": "2-5"},
+                    "device_mapping": {"training": "0-1", "inference": "2-5"},
                 },
                 training__workers=2,
             ),
-            "resources.spans.inference",
+            "resources.device_mapping.inference",
             "worker 0 of inference would have devices 2-3, across the border between nodes (each has 3)",
         ),
         # devices
@@ -339,7 +351,7 @@ def test_a_wrong_combination_says_why_and_what_to_use(values: dict[str, Any], ke
         changed(rollout__samples_per_prompt=1, algorithm={"advantage": "reinforce_plus_plus"}),
         changed(algorithm={"updates_per_step": 8}),
         changed(training__max_tokens_per_micro_batch=96),
-        changed(resources__spans={"training": "0", "inference": "1"}),
+        changed(resources__device_mapping={"training": "0", "inference": "1"}),
         changed(inference={"sleep": True}, training={"sleep": True}),
         changed(training__workers=2, inference={"replicas": 2}),
         changed(CUDA, inference__replicas=4),

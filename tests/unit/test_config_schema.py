@@ -55,7 +55,7 @@ def test_it_is_a_valid_schema(schema: dict[str, Any]) -> None:
         changed(algorithm={"advantage": {"type": "somebody_elses", "anything": 1}}),
         changed(extends="other.yaml"),
         changed(extends=["a.yaml", "b.yaml"]),
-        changed(resources__spans={"training": 0, "inference": "1-2"}),
+        changed(resources__device_mapping={"training": 0, "inference": "1-2"}),
         RLVRConfig.model_validate(MINIMAL).model_dump(mode="json", by_alias=True),
     ],
 )
@@ -73,7 +73,7 @@ def test_what_is_right_passes(schema: dict[str, Any], values: dict[str, Any]) ->
         changed(inference={"type": "hf", "kv_cache_gib": 1}),
         changed(algorithm={"loss": {"type": "ppo", "cliplow": 1}}),
         changed(rewards={"use": [{"type": "ifeval", "wieght": 2}]}),
-        changed(resources__spans__training="a-b"),
+        changed(resources__device_mapping__training="a-b"),
         changed(resources__device="gpu"),
     ],
 )
@@ -139,7 +139,7 @@ def test_the_page_has_a_table_for_every_section(schema: dict[str, Any]) -> None:
     page = list(markdown(schema))
     assert "| `prompts_per_step` | integer ≥ 1 | required | Groups that one step trains on. |" in page
     assert "| `lr` | number > 0 | `1e-06` | Peak learning rate. |" in page
-    assert "| `training` | span | required | Devices of the training engine. |" in page
+    assert "| `training` | device range | required | Devices of the training engine. |" in page
     headings = [line for line in page if line.startswith("## ")]
     assert "## `inference` with `type: hf`" in headings
     assert "## `data.sources`, each item" in headings

@@ -19,7 +19,7 @@ MINIMAL: dict[str, Any] = {
     "steps": 10,
     "model": {"path": "org/model"},
     "data": {"sources": [{"path": "train.jsonl"}], "samples_per_step": 4, "max_tokens": 128},
-    "resources": {"device": "cpu", "devices_per_node": 2, "spans": {"training": "0-1"}},
+    "resources": {"device": "cpu", "devices_per_node": 2, "device_mapping": {"training": "0-1"}},
 }
 
 
@@ -42,8 +42,12 @@ def config(**changes: Any) -> SFTConfig:
             "training.workers",
             "one step has 1 samples, fewer than 2 workers",
         ),
-        ({"resources__spans__training": "0-3"}, "resources.spans.training", "ends after the last device"),
-        ({"resources__spans__inference": "0-1"}, "resources.spans.inference", "Extra inputs"),
+        (
+            {"resources__device_mapping__training": "0-3"},
+            "resources.device_mapping.training",
+            "ends after the last device",
+        ),
+        ({"resources__device_mapping__inference": "0-1"}, "resources.device_mapping.inference", "Extra inputs"),
         ({"model__dtype": "float16"}, "model.dtype", "overflows on CPU"),
         (
             {"evaluation": {"sources": [{"path": "e.jsonl"}], "before": False, "after": False}},

@@ -109,20 +109,20 @@ def learned(shard: Sequence[Any]) -> dict[str, Any]:
     return {"critic/loss": Sum(float(len(shard)))}
 
 
-def spans() -> tuple[list[str], Any]:
+def device_mapping() -> tuple[list[str], Any]:
     seen: list[str] = []
 
-    def span(name: str) -> AbstractContextManager[None]:
+    def devices(name: str) -> AbstractContextManager[None]:
         seen.append(name)
         return nullcontext()
 
-    return seen, span
+    return seen, devices
 
 
 def test_a_critics_figures_are_those_before_the_update() -> None:
     cluster = FakeCluster(train=learned)
-    seen, span = spans()
-    critic = CriticEngine(cluster, CriticConfig(updates_per_step=2), span=span)  # type: ignore[arg-type]
+    seen, devices = device_mapping()
+    critic = CriticEngine(cluster, CriticConfig(updates_per_step=2), timer=devices)  # type: ignore[arg-type]
     samples = [policy_sample(group=group, prompt=1, response=2) for group in "aabb"]
     values = [np.array([9.0, 1.0, 1.0], np.float32), *(np.array([9.0, 2.0, 2.0], np.float32) for _ in range(3))]
     returns = [np.array([0.0, 1.0, 2.0], np.float32) for _ in samples]
