@@ -40,7 +40,7 @@ class InstantEngine:
     def __init__(self, renderer: Renderer) -> None:
         self._ids = np.asarray([*renderer.encode("<action>right</action>"), *renderer.end_ids], np.int32)
 
-    async def generate(self, request: GenerateRequest, home: Any) -> Generation:  # noqa: ARG002
+    async def generate(self, request: GenerateRequest, affinity_key: Any) -> Generation:  # noqa: ARG002
         """Return the words."""
         await asyncio.sleep(0)
         return Generation(

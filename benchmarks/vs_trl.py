@@ -150,7 +150,7 @@ def reward_of(config: RLVRConfig) -> Any:
     """Return the quickstart's reward as TRL calls one."""
     import json
 
-    from roll_like import Completion, Verdict
+    from roll_like import Completion, RewardResult
     from roll_like.registry import REWARDS
     from roll_like.types import StopReason
 
@@ -170,7 +170,7 @@ def reward_of(config: RLVRConfig) -> Any:
                 prompts, completions, columns["instructions"], columns["topic"], strict=True
             )
         ]
-        return [verdict.value if isinstance(verdict, Verdict) else float(verdict) for verdict in reward.score(judged)]
+        return [result.value if isinstance(result, RewardResult) else float(result) for result in reward.score(judged)]
 
     return ifeval
 

@@ -13,12 +13,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, Verdict, register_reward
+from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, RewardResult, register_reward
 from roll_like.builtin.rewards.code_block import last_program
 from roll_like.builtin.rewards.code_tests import read_tests, resolve_entry_points
 from roll_like.errors import ConfigError, DataError, RewardError, SandboxError
-from roll_like.sandbox import CodeEvaluator, CodeResult, Limits, StdioTest, self_test
-from roll_like.sandbox import Verdict as CodeVerdict
+from roll_like.sandbox import CodeEvaluator, CodeResult, Limits, StdioTest, TestStatus, self_test
 from roll_like.sandbox.evaluator import check_tests
 from roll_like.types import Task
 
@@ -69,7 +68,7 @@ class CodeConfig(RewardConfig):
 class Code(Reward):
     """1 where the last code block passes the tests, else 0 (or the share that passed).
 
-    `passed`, `fraction`, `parsed` (there was a program) and one figure for each verdict are reported too.
+    `passed`, `fraction`, `parsed` (there was a program) and one figure for each status are reported too.
     """
 
     Config: ClassVar[type[RewardConfig]] = CodeConfig
@@ -172,10 +171,10 @@ class Code(Reward):
         block = last_program(completion.text, self.config.language)
         source, language = (block.source, block.language) if block else (completion.text, self.config.language)
         if not source.strip() or (block is None and not self.config.whole_response):
-            return Verdict(0.0, {"parsed": 0.0, "passed": 0.0, "fraction": 0.0})
+            return RewardResult(0.0, {"parsed": 0.0, "passed": 0.0, "fraction": 0.0})
         only_python = not all(isinstance(test, StdioTest) for test in tests)
         if language not in self.config.languages or (only_python and language != "python"):
-            return Verdict(0.0, {"parsed": 1.0, "passed": 0.0, "fraction": 0.0, "other_language": 1.0})
+            return RewardResult(0.0, {"parsed": 1.0, "passed": 0.0, "fraction": 0.0, "other_language": 1.0})
         if language == "python":
             source = self._setup(completion.metadata) + source
             tests = resolve_entry_points(tests, source)
@@ -187,18 +186,18 @@ class Code(Reward):
         return self._outcome(result)
 
     def _outcome(self, result: CodeResult) -> Outcome:
-        if result.verdict is CodeVerdict.SANDBOX_ERROR:
-            why = [test.detail for test in result.tests if test.verdict is CodeVerdict.SANDBOX_ERROR]
+        if result.status is TestStatus.SANDBOX_ERROR:
+            why = [test.detail for test in result.tests if test.status is TestStatus.SANDBOX_ERROR]
             return RewardError(
                 f"the sandbox failed: {'; '.join(why[:1]) or result.stderr or 'no reason given'}",
                 fix="run `roll-like check-reward code` on this machine",
             )
-        passed = result.verdict is CodeVerdict.PASSED
+        passed = result.status is TestStatus.PASSED
         value = result.fraction if self.config.reward == "fraction" else float(passed)
         details = {"parsed": 1.0, "passed": float(passed), "fraction": result.fraction}
-        details |= {f"verdict/{verdict}": float(result.verdict is verdict) for verdict in CodeVerdict}
+        details |= {f"status/{status}": float(result.status is status) for status in TestStatus}
         details |= {"cpu_seconds": result.cpu_seconds, "memory_mib": result.peak_memory_bytes / _MIB}
-        return Verdict(value, details)
+        return RewardResult(value, details)
 
     def _tests(self, metadata: Mapping[str, Any]) -> tuple[Any, ...]:
         tests = read_tests(

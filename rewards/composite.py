@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Literal, Self, cast
 
 from pydantic import Field, WithJsonSchema, model_validator
 
-from roll_like import Completion, Outcome, Reward, RewardConfig, Verdict, register_reward
+from roll_like import Completion, Outcome, Reward, RewardConfig, RewardResult, register_reward
 from roll_like.config.base import PluginConfig, PluginSetting
 from roll_like.errors import DataError, RewardError
 from roll_like.registry import REWARDS
@@ -130,7 +130,7 @@ class Composite(Reward):
             asked = [index for index in asked if self._open(judged[index][names[0]])]
             names = names[1:]
         await self._ask(names, completions, asked, judged)
-        return [self._combine(verdicts) for verdicts in judged]
+        return [self._combine(results) for results in judged]
 
     def close(self) -> None:
         """Free what the parts hold."""
@@ -147,35 +147,35 @@ class Composite(Reward):
         asked: Sequence[int],
         judged: list[dict[str, Judged]],
     ) -> None:
-        """Write the named parts' verdicts on the completions `asked` into `judged`."""
+        """Write the named parts' results on the completions `asked` into `judged`."""
         if not asked:
             return
         assert self._scorer is not None
         found = await self._scorer.judge(names, [completions[index] for index in asked])
-        for name, verdicts in found.items():
-            for index, verdict in zip(asked, verdicts, strict=True):
-                judged[index][name] = verdict
+        for name, results in found.items():
+            for index, result in zip(asked, results, strict=True):
+                judged[index][name] = result
 
     def _open(self, gate: Judged) -> bool:
-        return isinstance(gate, Verdict) and gate.value >= self.config.threshold
+        return isinstance(gate, RewardResult) and gate.value >= self.config.threshold
 
-    def _combine(self, verdicts: Mapping[str, Judged]) -> Outcome:
+    def _combine(self, results: Mapping[str, Judged]) -> Outcome:
         values: dict[str, float] = {}
         details: dict[str, float] = {}
-        for name, verdict in verdicts.items():
-            if isinstance(verdict, RewardError):
-                return RewardError(f"the part {name!r} failed: {verdict}")
-            values[name] = details[name] = verdict.value
-            details |= {f"{name}/{key}": value for key, value in verdict.details.items()}
+        for name, result in results.items():
+            if isinstance(result, RewardError):
+                return RewardError(f"the part {name!r} failed: {result}")
+            values[name] = details[name] = result.value
+            details |= {f"{name}/{key}": value for key, value in result.details.items()}
         if self.config.combine == "product":
-            return Verdict(math.prod(values.values()), details)
+            return RewardResult(math.prod(values.values()), details)
         weighed = self.config.parts
         if self.config.combine == "gated":
             weighed = weighed[1:]
             if reward_name(weighed[0]) not in values:
-                return Verdict(self.config.closed, details | {"gate": 0.0})
+                return RewardResult(self.config.closed, details | {"gate": 0.0})
             details["gate"] = 1.0
-        return Verdict(sum(part.weight * values[reward_name(part)] for part in weighed), details)
+        return RewardResult(sum(part.weight * values[reward_name(part)] for part in weighed), details)
 
 
 __all__ = ["Composite", "CompositeConfig"]

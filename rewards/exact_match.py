@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, Verdict, register_reward
+from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, RewardResult, register_reward
 from roll_like.builtin.rewards.boxed import last_boxed
 from roll_like.builtin.rewards.patterns import check_pattern, last_match
 from roll_like.errors import DataError, RewardError
@@ -109,7 +109,7 @@ class _Compared(Reward, ABC):
         except RewardError as error:
             return error
         value = max(self.compare(found, reference) for reference in gold)
-        return Verdict(value, {"parsed": float(bool(found))})
+        return RewardResult(value, {"parsed": float(bool(found))})
 
     def _taken(self, text: str) -> str:
         if self.config.take == "boxed":

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, Verdict, register_reward
+from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, RewardResult, register_reward
 from roll_like.builtin.rewards.patterns import check_pattern, matches_whole
 from roll_like.errors import DataError, RewardError
 from roll_like.types import Task
@@ -121,7 +121,7 @@ class Format(Reward):
             return RewardError(str(error), fix="correct the row")
         passed = sum(checks.values()) / len(checks)
         value = passed if self.config.partial else float(passed == 1.0)
-        return Verdict(value if text else 0.0, {name: float(held) for name, held in checks.items()})
+        return RewardResult(value if text else 0.0, {name: float(held) for name, held in checks.items()})
 
 
 def has_tags(text: str, tags: Sequence[str], *, outside: bool = False) -> bool:

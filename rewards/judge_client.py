@@ -154,7 +154,7 @@ class JudgeClient:
             "max_tokens": self._config.max_tokens,
         }
         if self._config.structured == "json_schema":
-            wanted = {"name": "verdict", "strict": True, "schema": dict(schema)}
+            wanted = {"name": "result", "strict": True, "schema": dict(schema)}
             body["response_format"] = {"type": "json_schema", "json_schema": wanted}
         elif self._config.structured == "json_object":
             body["response_format"] = {"type": "json_object"}

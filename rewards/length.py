@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from roll_like import Completion, Reward, RewardCase, RewardConfig, Verdict, register_reward
+from roll_like import Completion, Reward, RewardCase, RewardConfig, RewardResult, register_reward
 
 
 class LengthConfig(RewardConfig):
@@ -45,10 +45,10 @@ class Length(Reward):
 
     config: LengthConfig
 
-    def score(self, completions: Sequence[Completion]) -> Sequence[Verdict]:
+    def score(self, completions: Sequence[Completion]) -> Sequence[RewardResult]:
         """Return a value from −`penalty` to 0 for each completion."""
         return [
-            Verdict(self._value(completion.response_tokens), {"tokens": completion.response_tokens})
+            RewardResult(self._value(completion.response_tokens), {"tokens": completion.response_tokens})
             for completion in completions
         ]
 

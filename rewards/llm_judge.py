@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, Verdict, register_reward
+from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, RewardResult, register_reward
 from roll_like.builtin.rewards import judge_prompts
 from roll_like.builtin.rewards.judge_client import JudgeClient, JudgeConfig, MalformedError
 from roll_like.config.reward_names import JUDGE_URL
@@ -166,7 +166,7 @@ class LLMJudge(Reward):
 
     async def _score_one(self, client: httpx.AsyncClient, completion: Completion) -> Outcome:
         if not completion.text.strip():
-            return Verdict(0.0, {"empty": 1.0})
+            return RewardResult(0.0, {"empty": 1.0})
         lowest, highest = self.config.lowest, self.config.highest
         schema = _schema({"score": {"type": "number", "minimum": lowest, "maximum": highest}})
         try:
@@ -184,7 +184,7 @@ class LLMJudge(Reward):
         except RewardError as error:
             return error
         details = {f"judge/{index}": score for index, score in enumerate(scores)}
-        return Verdict(sum(scores) / len(scores), details | {"spread": max(scores) - min(scores), "empty": 0.0})
+        return RewardResult(sum(scores) / len(scores), details | {"spread": max(scores) - min(scores), "empty": 0.0})
 
     async def _compare(self, client: httpx.AsyncClient, completions: Sequence[Completion]) -> list[Outcome]:
         """Return the share of its comparisons that each response wins; a tie counts half."""
@@ -284,7 +284,7 @@ def _record(
     empty = not completion.text.strip()
     details = {"order_decides": sum(changed) / len(changed), "empty": float(empty)}
     # among empty responses a tie would be worth something
-    return Verdict(0.0 if empty else sum(wins) / len(wins), details)
+    return RewardResult(0.0 if empty else sum(wins) / len(wins), details)
 
 
 def _schema(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, Verdict, register_reward
+from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, RewardResult, register_reward
 from roll_like.builtin.rewards.child_pool import ChildPool
 from roll_like.errors import DataError, RewardError
 from roll_like.types import Task
@@ -113,7 +113,7 @@ def _outcome(result: tuple[bool, bool, bool] | Exception, gold: str) -> Outcome:
     gold_parsed, parsed, equal = result
     if not gold_parsed:
         return RewardError(f"the reference answer {gold!r} cannot be parsed as mathematics", fix="correct the row")
-    return Verdict(float(equal), {"parsed": float(parsed)})
+    return RewardResult(float(equal), {"parsed": float(parsed)})
 
 
 __all__ = ["Math", "MathConfig"]

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from roll_like import Completion, Reward, RewardCase, RewardConfig, Verdict, register_reward
+from roll_like import Completion, Reward, RewardCase, RewardConfig, RewardResult, register_reward
 from roll_like.builtin.rewards.boxed import last_boxed
 from roll_like.errors import DataError, RewardError
 from roll_like.types import Task
@@ -64,7 +64,7 @@ class MultipleChoice(Reward):
                 f"{task.origin}: {error}", fix="correct the row, or `letters` or `options_field` of the reward"
             ) from error
 
-    def score(self, completions: Sequence[Completion]) -> Sequence[Verdict]:
+    def score(self, completions: Sequence[Completion]) -> Sequence[RewardResult]:
         """Return 1 or 0 for each completion."""
         return [self._judge(completion) for completion in completions]
 
@@ -91,13 +91,13 @@ class MultipleChoice(Reward):
             ),
         )
 
-    def _judge(self, completion: Completion) -> Verdict:
+    def _judge(self, completion: Completion) -> RewardResult:
         try:
             gold, options = self._gold(completion.answer, completion.metadata)
         except ValueError as error:
             raise RewardError(str(error), fix="correct the row") from error
         chosen = choice(completion.text, self.config.letters, options, boxed=self.config.boxed)
-        return Verdict(float(chosen == gold), {"parsed": float(chosen is not None)})
+        return RewardResult(float(chosen == gold), {"parsed": float(chosen is not None)})
 
     def _gold(self, answer: str | None, metadata: Mapping[str, Any]) -> tuple[str, list[str]]:
         """Return the right letter and the options' texts; ValueError if the row has none."""

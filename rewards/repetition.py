@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from roll_like import Completion, Reward, RewardCase, RewardConfig, Verdict, register_reward
+from roll_like import Completion, Reward, RewardCase, RewardConfig, RewardResult, register_reward
 
 _WORD = re.compile(r"\w+")
 
@@ -38,7 +38,7 @@ class Repetition(Reward):
 
     config: RepetitionConfig
 
-    def score(self, completions: Sequence[Completion]) -> Sequence[Verdict]:
+    def score(self, completions: Sequence[Completion]) -> Sequence[RewardResult]:
         """Return a value from −`penalty` to 0 for each completion."""
         return [self._judge(completion.text) for completion in completions]
 
@@ -55,12 +55,12 @@ class Repetition(Reward):
             ),
         )
 
-    def _judge(self, text: str) -> Verdict:
+    def _judge(self, text: str) -> RewardResult:
         folded = text.casefold()
         units = _WORD.findall(folded) if self.config.by == "words" else [char for char in folded if not char.isspace()]
         repeated = repeated_share(units, self.config.n)
         over = max(repeated - self.config.free, 0.0) / (1 - self.config.free)
-        return Verdict(0.0 - self.config.penalty * over, {"repeated": repeated})
+        return RewardResult(0.0 - self.config.penalty * over, {"repeated": repeated})
 
 
 def repeated_share(units: Sequence[str], n: int) -> float:

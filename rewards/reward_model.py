@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, Verdict, register_reward
+from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, RewardResult, register_reward
 from roll_like.errors import RefusedAnswerError, RewardError
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class RewardModel(Reward):
         if not math.isfinite(raw):
             return RewardError(f"the reward model gave {raw}", fix="try another `dtype`")
         value = _sigmoid(raw) if self.config.squash == "sigmoid" else raw
-        return Verdict(self.config.scale * value + self.config.shift, {"raw": raw})
+        return RewardResult(self.config.scale * value + self.config.shift, {"raw": raw})
 
 
 def _sigmoid(value: float) -> float:

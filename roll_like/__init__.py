@@ -26,7 +26,7 @@ _MODULES = {
     "RewardCase": "roll_like.rewards.base",
     "RewardConfig": "roll_like.rewards.base",
     "RewardReport": "roll_like.rewards.check",
-    "Verdict": "roll_like.rewards.base",
+    "RewardResult": "roll_like.rewards.base",
     "check_reward": "roll_like.rewards.check",
     "register_reward": "roll_like.rewards.base",
 }

@@ -10,7 +10,7 @@ from roll_like.rewards.base import Outcome as Outcome
 from roll_like.rewards.base import Reward as Reward
 from roll_like.rewards.base import RewardCase as RewardCase
 from roll_like.rewards.base import RewardConfig as RewardConfig
-from roll_like.rewards.base import Verdict as Verdict
+from roll_like.rewards.base import RewardResult as RewardResult
 from roll_like.rewards.base import register_reward as register_reward
 from roll_like.rewards.check import RewardReport as RewardReport
 from roll_like.rewards.check import check_reward as check_reward

@@ -165,7 +165,7 @@ class TurnRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """A trajectory with its verdicts.
+    """A trajectory with its results.
 
     Attributes:
         trajectory: What was judged.

@@ -140,7 +140,7 @@ class NoisyReference:
 
 
 def fixed_groups(noise: float = 0.2, step: int = 0) -> list[Group[Scored]]:
-    """Five groups of four: ragged, some cut, two without signal, two rewards, tokens of a tool in some.
+    """Five groups of four: ragged, some cut, two with zero reward variance, two rewards, tokens of a tool in some.
 
     The engine that sampled them is `noise` away from the policy; every `step` has others.
     """

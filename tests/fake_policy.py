@@ -59,7 +59,7 @@ class FakePolicy:
         self.open.set()
         self._says = says
 
-    async def generate(self, request: GenerateRequest, home: Any) -> Generation:
+    async def generate(self, request: GenerateRequest, affinity_key: Any) -> Generation:
         number = len(self.requests)
         self.requests.append(request)
         try:
@@ -87,7 +87,7 @@ def episode_settings(*, turns: int = 8, tokens: int = 2000, seed: int = 11, **ch
             "sampling": Sampling(max_tokens=200),
             "limits": EpisodeLimits(turns=turns, tokens=tokens),
             "name": "0-0-2-0",
-            "home": "0-0",
+            "affinity_key": "0-0",
             "sampling_seed": 5,
             "about": {"name": "agent", "seed": seed},
             "scored_by": "agent",

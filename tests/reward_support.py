@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from roll_like import Completion, Outcome, Reward, Verdict
+from roll_like import Completion, Outcome, Reward, RewardResult
 from roll_like.types import Message, StopReason, Task
 
 
@@ -54,5 +54,5 @@ def outcomes(reward: Reward, completions: Sequence[Completion]) -> list[Outcome]
 def value(reward: Reward, *args: Any, **metadata: Any) -> float:
     """The value of one response."""
     (outcome,) = outcomes(reward, [completion(*args, **metadata)])
-    assert isinstance(outcome, Verdict), outcome
+    assert isinstance(outcome, RewardResult), outcome
     return outcome.value

@@ -73,7 +73,7 @@ def group(owner: Task, rewards: list[float], **changes) -> Group[Scored]:  # typ
 
 
 def ragged_policy_samples(vocabulary: int = 400, seed: int = 0) -> list[PolicySample]:
-    """Groups of ragged samples, one of them without signal, one with tool tokens in the middle."""
+    """Groups of ragged samples, one of them with zero reward variance, one with tool tokens in the middle."""
     random = np.random.default_rng(seed)
     samples = []
     for group in range(5):

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from roll_like import Completion, Reward, RewardConfig, Verdict, register_reward
+from roll_like import Completion, Reward, RewardConfig, RewardResult, register_reward
 from roll_like.errors import DataError
 from roll_like.types import StopReason, Task
 
@@ -41,13 +41,13 @@ class UsesWord(Reward):
         if not isinstance(word, str) or not word.strip():
             raise DataError(f"{task.origin}: 'word' should be a word, found {word!r}", fix="correct the row")
 
-    def score(self, completions: Sequence[Completion]) -> Sequence[Verdict]:
-        """Return one verdict for each answer of a group, in order; `details` become metrics."""
-        verdicts, seen = [], set[str]()
+    def score(self, completions: Sequence[Completion]) -> Sequence[RewardResult]:
+        """Return one result for each answer of a group, in order; `details` become metrics."""
+        results, seen = [], set[str]()
         for completion in completions:
             said = " ".join(completion.text.lower().split())
             used, copied = completion.metadata["word"].lower() in said, said in seen
             seen.add(said)
             value = float(used) * (self.config.copies if copied else 1.0)
-            verdicts.append(Verdict(value, {"used": float(used), "copied": float(copied)}))
-        return verdicts
+            results.append(RewardResult(value, {"used": float(used), "copied": float(copied)}))
+        return results

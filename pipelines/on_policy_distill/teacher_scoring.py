@@ -18,8 +18,8 @@ from roll_like.inference.worker import InferenceWorker
 from roll_like.models.teachers import planned_teachers
 from roll_like.policy_gradient.reward_workers import Judging, prompt_evaluator
 from roll_like.policy_gradient.start import trainer_spec
+from roll_like.rollout.collection import Collected
 from roll_like.rollout.evaluate import Evaluator
-from roll_like.rollout.filling import Collected
 from roll_like.rollout.scheduler import GroupPlan
 from roll_like.training.engine import TrainingEngine, with_logprobs
 from roll_like.training.start import Timer, start_trainer
@@ -190,5 +190,5 @@ def reverse_kl(samples: Sequence[PolicySample], teacher_logprobs: Sequence[Float
 
 def without_rewards(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
     """Return metrics without those of rewards that nobody gave."""
-    of_rewards = ("/reward", "/without_signal", "eval/avg", "eval/pass")
+    of_rewards = ("/reward", "/zero_variance", "eval/avg", "eval/pass")
     return {name: metric for name, metric in metrics.items() if not any(part in name for part in of_rewards)}

@@ -34,7 +34,7 @@ from roll_like.models.load import resolve_model
 from roll_like.policy_gradient.reward_workers import Judging, prompt_evaluator, prompt_rollouts
 from roll_like.policy_gradient.start import shares_gpus, start_inference, start_weight_sync
 from roll_like.policy_gradient.workers import evaluate_model
-from roll_like.rollout.filling import Collected
+from roll_like.rollout.collection import Collected
 from roll_like.rollout.metrics import rollout_metrics
 from roll_like.rollout.source import RolloutSource
 from roll_like.run.launch import Evaluates, RunContext

@@ -11,8 +11,8 @@ from roll_like.cluster import Cluster
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.inference.weight_transfer.sync import WeightSync
 from roll_like.inference.worker import InferenceWorker
+from roll_like.rollout.collection import Collected
 from roll_like.rollout.evaluate import Evaluator
-from roll_like.rollout.filling import Collected
 from roll_like.rollout.scheduler import GroupPlan
 from roll_like.run.launch import Evaluates, RunState
 from roll_like.training.handle import RanksHandle

@@ -36,7 +36,7 @@ class RLVRPipeline:
     evaluator: Evaluator[GroupPlan] | None
 
     def run(self) -> None:
-        """Train to the end: the policy samples, its samples are judged, the verdicts move it."""
+        """Train to the end: the policy samples, its samples are judged, the results move it."""
         state, workers = self.run_state, self.workers
         workers.push()
         state.evaluate(self.evaluator)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from roll_like import Completion, Reward, RewardCase, RewardConfig, Verdict, register_reward
+from roll_like import Completion, Reward, RewardCase, RewardConfig, RewardResult, register_reward
 from roll_like.builtin.rewards import guards
 from roll_like.builtin.rewards.ifeval.ids import translate_ids
 from roll_like.builtin.rewards.ifeval.kinds import Instruction, parse_instructions
@@ -84,8 +84,8 @@ class IFEval(Reward):
                 fix="add the field to the row, or remove `topic_field` from the ifeval reward",
             )
 
-    def score(self, completions: Sequence[Completion]) -> Sequence[Verdict]:
-        """Return a verdict for each completion, with figures for each kind and guard."""
+    def score(self, completions: Sequence[Completion]) -> Sequence[RewardResult]:
+        """Return a result for each completion, with figures for each kind and guard."""
         return [self._judge(completion) for completion in completions]
 
     def cases(self) -> Sequence[RewardCase]:
@@ -104,7 +104,7 @@ class IFEval(Reward):
             ),
         )
 
-    def _judge(self, completion: Completion) -> Verdict:
+    def _judge(self, completion: Completion) -> RewardResult:
         instructions = _instructions(completion.metadata, error=RewardError)
         strict = [instruction.follows(completion.text) for instruction in instructions]
         variants = loose_variants(completion.text)
@@ -117,7 +117,7 @@ class IFEval(Reward):
             key = f"kind/{instruction.kind}"
             details[key] = min(details.get(key, 1.0), float(passed))
         details |= {f"guard/{name}": float(hit) for name, hit in hits.items()}
-        return Verdict(0.0 if any(hits.values()) else followed, details)
+        return RewardResult(0.0 if any(hits.values()) else followed, details)
 
     def _guards(self, completion: Completion, instructions: Sequence[Instruction]) -> dict[str, bool]:
         """Return which guards the response runs into."""

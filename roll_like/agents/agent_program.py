@@ -72,7 +72,7 @@ class AgentPrograms:
         limits: EpisodeLimits,
         name: str,
         sample_index: int,
-        home: Any,
+        affinity_key: Any,
         sampling_seed: int | None,
     ) -> Scored:
         """Play one episode to its end and return it with its reward.
@@ -84,7 +84,7 @@ class AgentPrograms:
             limits: Where it ends at the latest.
             name: Prefix of request ids.
             sample_index: Its place in the group.
-            home: What the engine's prompt cache is shared by.
+            affinity_key: What the engine's prompt cache is shared by.
             sampling_seed: Seed of its answers; None leaves them unseeded.
 
         Raises:
@@ -98,7 +98,7 @@ class AgentPrograms:
             sampling=sampling,
             limits=limits,
             name=name,
-            home=home,
+            affinity_key=affinity_key,
             sampling_seed=sampling_seed,
             about={"name": spec.name, "seed": int(task.metadata["seed"])},
             scored_by="agent" if spec.environment is None else "environment",

@@ -28,7 +28,7 @@ from roll_like.agents.episode import (
 )
 from roll_like.errors import EnvError
 from roll_like.inference.interface import Sampling
-from roll_like.rollout.filling import Collected, Filling, FillPlan, Tally
+from roll_like.rollout.collection import Collected, CollectionPlan, GroupCollector, SampleCounter
 from roll_like.rollout.router import SampleLost
 from roll_like.types import Failure, Group, Scored, Task
 
@@ -59,14 +59,14 @@ class ProgramPlayer(Protocol):
         limits: EpisodeLimits,
         name: str,
         sample_index: int,
-        home: Any,
+        affinity_key: Any,
         sampling_seed: int | None,
     ) -> Scored:
         """Play one episode; as `play` of `episode.py`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodePlan(FillPlan):
+class EpisodePlan(CollectionPlan):
     """What to play.
 
     Attributes:
@@ -147,9 +147,9 @@ class EnvManager:
         Raises:
             GenerationError: No replica is left.
         """
-        tally = Tally(plan.episodes_per_group, self._progress)
-        player = _EpisodePlayer(self, plan, tally, next(self._serial))
-        return await Filling(tasks, plan, player, tally).run()
+        counter = SampleCounter(plan.episodes_per_group, self._progress)
+        player = _EpisodePlayer(self, plan, counter, next(self._serial))
+        return await GroupCollector(tasks, plan, player, counter).run()
 
     async def episode(self, task: Task, plan: EpisodePlan, index: int, name: str, seed: int | None) -> Scored | Failure:
         """Play one episode, again where something failed; return it, or why there is none."""
@@ -176,7 +176,7 @@ class EnvManager:
             "limits": plan.limits,
             "name": name,
             "sample_index": index,
-            "home": name.rsplit("-", 2)[0],  # a group begins alike
+            "affinity_key": name.rsplit("-", 2)[0],  # a group begins alike
             "sampling_seed": seed,
         }
         if isinstance(spec, ProgramSpec):
@@ -198,10 +198,10 @@ def _failure(stage: str, name: str, error: EnvError | SampleLost, task: Task) ->
 class _EpisodePlayer:
     """Plays a group's episodes side by side and keeps the first that end well."""
 
-    def __init__(self, manager: EnvManager, plan: EpisodePlan, tally: Tally, serial: int) -> None:
+    def __init__(self, manager: EnvManager, plan: EpisodePlan, counter: SampleCounter, serial: int) -> None:
         self._manager = manager
         self._plan = plan
-        self._tally = tally
+        self._counter = counter
         self._serial = serial
         self._playing: dict[int, set[asyncio.Task[Scored | Failure]]] = {}
 
@@ -242,7 +242,7 @@ class _EpisodePlayer:
             seed = int(np.random.SeedSequence([seed, group, index]).generate_state(1)[0])
         result = await self._manager.episode(task, self._plan, index, f"{self._serial}-{group}-{index}", seed)
         if isinstance(result, Scored):
-            self._tally.sampled(result.trajectory.response_length)
+            self._counter.sampled(result.trajectory.response_length)
         return result
 
 

@@ -120,7 +120,7 @@ class Environment(Protocol):
 class Generator(Protocol):
     """What samples the policy's turns: a `Router`."""
 
-    async def generate(self, request: GenerateRequest, home: Any) -> Generation:
+    async def generate(self, request: GenerateRequest, affinity_key: Any) -> Generation:
         """Return what is sampled."""
 
 
@@ -148,7 +148,7 @@ async def play(
     limits: EpisodeLimits,
     name: str,
     sample_index: int,
-    home: Any,
+    affinity_key: Any,
     sampling_seed: int | None,
 ) -> Scored:
     """Play one episode to its end and return it with its reward.
@@ -163,7 +163,7 @@ async def play(
         limits: Where it ends at the latest.
         name: Prefix of request ids.
         sample_index: Its place in the group.
-        home: What the engine's prompt cache is shared by.
+        affinity_key: What the engine's prompt cache is shared by.
         sampling_seed: Seed of its turns; None leaves them unseeded.
 
     Raises:
@@ -186,7 +186,7 @@ async def play(
                 sampling=with_limit(sampling, budget),
                 seed=seed_of(sampling_seed, len(turns)),
             ),
-            home,
+            affinity_key,
         )
         sampled = time.time()
         talk.conversation.sampled(generation.token_ids, generation.logprobs, generation.segments)

@@ -45,7 +45,7 @@ class EpisodeSettings:
         sampling: How answers are drawn; `max_tokens` is the limit of one.
         limits: Where it ends at the latest.
         name: Prefix of request ids.
-        home: What the engine's prompt cache is shared by.
+        affinity_key: What the engine's prompt cache is shared by.
         sampling_seed: Seed of its answers; None leaves them unseeded.
         about: What `GET /task` tells the agent.
         scored_by: Who says what it is worth: `agent` posts a reward, `environment` wants an answer.
@@ -56,7 +56,7 @@ class EpisodeSettings:
     sampling: Sampling
     limits: EpisodeLimits
     name: str
-    home: Any
+    affinity_key: Any
     sampling_seed: int | None
     about: Mapping[str, Any]
     scored_by: str
@@ -293,7 +293,7 @@ class ProxyEpisode:
             sampling=replace(sampling, stop=(*sampling.stop, *request.stop)) if request.stop else sampling,
             seed=seed_of(settings.sampling_seed, number),
         )
-        task = asyncio.ensure_future(self._generator.generate(wanted, settings.home))
+        task = asyncio.ensure_future(self._generator.generate(wanted, settings.affinity_key))
         self._sampling.add(task)
         try:
             generation = await task

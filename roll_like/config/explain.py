@@ -48,6 +48,7 @@ OTHER_NAMES = {
     "reward_funcs": "rewards.use",
     "report_to": "metrics.trackers",
     "spans": "resources.device_mapping",
+    "drop_groups_without_signal": "rollout.drop_zero_variance_groups",
 }
 
 

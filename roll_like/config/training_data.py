@@ -42,7 +42,7 @@ class ConversationSource(RowSource):
 class LabelledSource(ConversationSource):
     """Conversations that somebody liked or did not."""
 
-    label_field: str = Field(default="label", description="Field with the verdict: true or false, 1 or 0.")
+    label_field: str = Field(default="label", description="Field with the result: true or false, 1 or 0.")
 
 
 class PairSource(RowSource):
@@ -96,7 +96,7 @@ class ConversationData(RowLimits):
 
 
 class LabelledData(RowLimits):
-    """What training on unpaired verdicts reads."""
+    """What training on unpaired results reads."""
 
     sources: Annotated[tuple[LabelledSource, ...], Field(min_length=1)] = Field(description="Datasets, weighted.")
 

@@ -93,7 +93,7 @@ class RowsReport:
 
 
 @dataclass(slots=True)
-class Tally:
+class SampleCounter:
     """Counts what becomes of rows.
 
     Args:

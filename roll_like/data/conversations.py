@@ -23,7 +23,7 @@ from roll_like.config.training_data import (
     LabelledSource,
     RowLimits,
 )
-from roll_like.data.bad_rows import BadRow, Problem, Tally
+from roll_like.data.bad_rows import BadRow, Problem, SampleCounter
 from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.data.messages import (
     read_messages,
@@ -130,8 +130,8 @@ def load_labelled(data: LabelledData, renderer: Renderer, *, section: str = "dat
             found = _conversation(row, source, key)
             return whole(_sequences(renderer, found, _turns(found)[0 if found.response else -1 :]))
 
-        def finish(row: Row, parts: list[ConversationSample], tally: Tally) -> list[LabelledSample]:
-            sample = fit(_usable(parts[0]), data, tally, section)
+        def finish(row: Row, parts: list[ConversationSample], counter: SampleCounter) -> list[LabelledSample]:
+            sample = fit(_usable(parts[0]), data, counter, section)
             return [LabelledSample(sample=sample, label=_label(row, source, key))]
 
         return load_source(source, Reader(draft=draft, finish=finish), renderer, data, key=key, section=section)
@@ -155,15 +155,15 @@ def whole(found: list[list[Piece]]) -> list[list[Piece]]:
 
 
 def _fitting(
-    _: Row, parts: list[ConversationSample], tally: Tally, *, limits: RowLimits, section: str
+    _: Row, parts: list[ConversationSample], counter: SampleCounter, *, limits: RowLimits, section: str
 ) -> list[ConversationSample]:
     """Return the parts of a conversation that fit."""
     kept = []
     for part in parts:
         try:
-            kept.append(fit(_usable(part), limits, tally, section))
+            kept.append(fit(_usable(part), limits, counter, section))
         except BadRow as bad:
-            tally.leave(part.origin, bad)
+            counter.leave(part.origin, bad)
     return kept
 
 

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 import numpy as np
 
 from roll_like.config.training_data import LabelledData, PairData, PairSource, RowLimits
-from roll_like.data.bad_rows import BadRow, Problem, Tally
+from roll_like.data.bad_rows import BadRow, Problem, SampleCounter
 from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.data.conversations import LabelledSample, load_labelled, read_response, require_words, whole
 from roll_like.data.messages import read_messages, read_prompt, read_tools, require_fields, with_system
@@ -128,8 +128,8 @@ def read_pairs(
             tools = read_tools(row, source, key)
             return [pieces(renderer, prompt, response, tools) for response in (chosen, rejected)]
 
-        def finish(row: Row, parts: list[ConversationSample], tally: Tally) -> list[PairT]:
-            chosen, rejected = (fit(part, limits, tally, section) for part in parts)
+        def finish(row: Row, parts: list[ConversationSample], counter: SampleCounter) -> list[PairT]:
+            chosen, rejected = (fit(part, limits, counter, section) for part in parts)
             return [pair(row, chosen, rejected, source, key)]
 
         return load_source(source, Reader(draft=draft, finish=finish), renderer, limits, key=key, section=section)

@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from roll_like.config.training_data import RowLimits, RowSource
-from roll_like.data.bad_rows import BadRow, Problem, RowsReport, Tally
+from roll_like.data.bad_rows import BadRow, Problem, RowsReport, SampleCounter
 from roll_like.data.chat import Renderer
 from roll_like.data.order import Drawn, Order
 from roll_like.data.rows import Row, read_rows
@@ -148,7 +148,7 @@ class Reader(Generic[SampleT]):
     """
 
     draft: Callable[[Row], list[list[Piece]]]
-    finish: Callable[[Row, list[ConversationSample], Tally], list[SampleT]]
+    finish: Callable[[Row, list[ConversationSample], SampleCounter], list[SampleT]]
 
 
 def load_source(
@@ -167,38 +167,38 @@ def load_source(
     Raises:
         DataError: It cannot be read, a row is wrong (names file and line), or nothing is left of it.
     """
-    tally = Tally(limits.bad_rows, section)
+    counter = SampleCounter(limits.bad_rows, section)
     samples: list[SampleT] = []
     kept = 0
-    for row, sequences in _tokenised(read_rows(source, key), reader, renderer, tally):
-        tally.longest = max(tally.longest, *map(len, sequences))
+    for row, sequences in _tokenised(read_rows(source, key), reader, renderer, counter):
+        counter.longest = max(counter.longest, *map(len, sequences))
         try:
-            made = reader.finish(row, sequences, tally)
+            made = reader.finish(row, sequences, counter)
         except BadRow as bad:
-            tally.leave(row.origin, bad)
+            counter.leave(row.origin, bad)
             continue
         kept += bool(made)
         samples += made
-    if not tally.rows:
+    if not counter.rows:
         raise DataError(f"{source.path} holds no rows", fix=f"correct {key}.path or {key}.split")
     if not samples:
-        reasons = "; ".join(f"{left.count} {left.problem}, first {left.first}" for left in tally.left_out)
+        reasons = "; ".join(f"{left.count} {left.problem}, first {left.first}" for left in counter.left_out)
         raise DataError(
-            f"{source.path}: none of {tally.rows} rows can be trained on: {reasons}",
-            fix=f"correct the rows, or {section}.max_tokens (the longest sample has {tally.longest} tokens)",
+            f"{source.path}: none of {counter.rows} rows can be trained on: {reasons}",
+            fix=f"correct the rows, or {section}.max_tokens (the longest sample has {counter.longest} tokens)",
         )
     parts = [part for sample in samples for part in sample.sequences]
     report = RowsReport(
         name=source.label,
-        rows=tally.rows,
+        rows=counter.rows,
         kept=kept,
         samples=len(samples),
         tokens=sum(map(len, parts)),
         trained=sum(part.trained_tokens for part in parts),
-        shortened=tally.shortened,
-        first_shortened=tally.first_shortened,
-        longest=tally.longest,
-        left_out=tally.left_out,
+        shortened=counter.shortened,
+        first_shortened=counter.first_shortened,
+        longest=counter.longest,
+        left_out=counter.left_out,
     )
     return SampleSource(name=source.label, key=key, weight=source.weight, samples=tuple(samples), report=report)
 
@@ -219,7 +219,7 @@ def load_sources(
     return SampleSet(sources=tuple(load(source, f"{section}.sources[{index}]") for index, source in enumerate(sources)))
 
 
-def fit(sample: ConversationSample, limits: RowLimits, tally: Tally, section: str) -> ConversationSample:
+def fit(sample: ConversationSample, limits: RowLimits, counter: SampleCounter, section: str) -> ConversationSample:
     """Return a sample that is no longer than the limit: itself, or its beginning.
 
     Raises:
@@ -236,24 +236,24 @@ def fit(sample: ConversationSample, limits: RowLimits, tally: Tally, section: st
     trained = sample.trained[: limits.max_tokens]
     if limits.too_long == "skip" or not trained.any():
         raise BadRow(Problem.TOO_LONG, found)
-    tally.shorten(sample.origin, len(sample))
+    counter.shorten(sample.origin, len(sample))
     end = int(np.flatnonzero(trained)[-1]) + 1
     return replace(sample, token_ids=sample.token_ids[:end], trained=trained[:end])
 
 
 def _tokenised(
-    rows: Iterable[Row], reader: Reader[Any], renderer: Renderer, tally: Tally
+    rows: Iterable[Row], reader: Reader[Any], renderer: Renderer, counter: SampleCounter
 ) -> Iterator[tuple[Row, list[ConversationSample]]]:
     """Yield the rows that are not bad with their sequences; many are tokenised in one call."""
     remaining = iter(rows)
     while batch := list(islice(remaining, _BATCH)):
         drafts: list[tuple[Row, list[list[Piece]]]] = []
         for row in batch:
-            tally.rows += 1
+            counter.rows += 1
             try:
                 drafts.append((row, reader.draft(row)))
             except BadRow as bad:
-                tally.leave(row.origin, bad)
+                counter.leave(row.origin, bad)
         pieces = [
             (text, place == 0) for _, draft in drafts for pieces in draft for place, (text, _) in enumerate(pieces)
         ]

@@ -156,7 +156,7 @@ class _Trace:
             response_preview=str(answer)[:PREVIEW],
             trace_metadata={"mlflow.sourceRun": self._run_id, "mlflow.trace.tokenUsage": json.dumps(self._usage())},
             tags=tags,
-            assessments=self._verdicts(),
+            assessments=self._reward_results(),
         )
 
     def spans(self) -> list[Any]:
@@ -169,12 +169,12 @@ class _Trace:
             attributes = {**root_attributes, "mlflow.chat.tokenUsage": self._usage()}
             inputs = {**task, "messages": _drawn(row.get("messages", ()))}
             return [self._span("answer", "CHAT_MODEL", inputs, _answer(row["text"]), attributes=attributes)]
-        verdict = {key: row[key] for key in ("reward", "success") if key in row}
+        reward_result = {key: row[key] for key in ("reward", "success") if key in row}
         root = self._span(
             str(row.get("domain", "episode")),
             "AGENT",
             {"messages": _drawn(self._turns[0]["shown"]), **task},
-            {"messages": self._conversation(), **verdict},
+            {"messages": self._conversation(), **reward_result},
             attributes={**root_attributes, "turns": len(self._turns)},
         )
         return [root, *(span for number in range(len(self._turns)) for span in self._turn_spans(number))]
@@ -196,7 +196,7 @@ class _Trace:
         usage = _usage(int(turn["prompt_tokens"]), int(turn["tokens"]))
         invalid = bool(turn.get("invalid", False))
         reward = float(turn["reward"])
-        verdict = {"reward": turn["reward"], "invalid": invalid}
+        reward_result = {"reward": turn["reward"], "invalid": invalid}
         said = as_markdown(str(turn["text"]))
         # the tree says where something was earned
         marks = [*(["invalid"] if invalid else []), *([f"reward {reward:.4g}"] if reward else [])]
@@ -207,11 +207,11 @@ class _Trace:
                 name,
                 "CHAIN",
                 observed,
-                {"text": said, **verdict},
+                {"text": said, **reward_result},
                 key=key,
                 parent="",
                 times=(began, ended),
-                attributes={**verdict, "state": turn["state"]},
+                attributes={**reward_result, "state": turn["state"]},
             ),
             self._span(
                 "policy",
@@ -231,7 +231,7 @@ class _Trace:
                 key=environment,
                 parent=key,
                 times=(sampled, ended),
-                attributes=verdict,
+                attributes=reward_result,
                 error="the environment found no valid action in this turn" if invalid else None,
             ),
         ]
@@ -310,7 +310,7 @@ class _Trace:
         prompts = sum(int(turn["prompt_tokens"]) for turn in self._turns)
         return _usage(prompts, int(self._row.get("tokens", 0)))
 
-    def _verdicts(self) -> list[Any]:
+    def _reward_results(self) -> list[Any]:
         """Return reward and success as assessments, which MLflow's list of traces shows and filters by."""
         from mlflow.entities import AssessmentSource, Feedback
 
@@ -318,10 +318,14 @@ class _Trace:
         if "success" in self._row:
             values["success"] = bool(self._row["success"])
         source = AssessmentSource(source_type="CODE", source_id="roll_like")
-        verdicts = [Feedback(name=name, value=value, source=source) for name, value in values.items()]
-        for verdict in verdicts:  # the same id again, so that a trace that is sent again has no second verdict
-            verdict.assessment_id = f"a-{hashlib.sha256(f'{self.trace_id} {verdict.name}'.encode()).hexdigest()[:32]}"
-        return verdicts
+        reward_results = [Feedback(name=name, value=value, source=source) for name, value in values.items()]
+        for (
+            reward_result
+        ) in reward_results:  # the same id again, so that a trace that is sent again has no second result
+            reward_result.assessment_id = (
+                f"a-{hashlib.sha256(f'{self.trace_id} {reward_result.name}'.encode()).hexdigest()[:32]}"
+            )
+        return reward_results
 
 
 def _drawn(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ A class sees a whole group, takes settings and may be asynchronous:
         class Config(RewardConfig):
             url: str
 
-        async def score(self, completions: Sequence[Completion]) -> Sequence[Verdict]: ...
+        async def score(self, completions: Sequence[Completion]) -> Sequence[RewardResult]: ...
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RewardResult:
     """A reward's value and figures to report beside it."""
 
     value: float
@@ -93,15 +93,15 @@ class RewardCase:
     empty_value: float = 0.0
 
 
-#: What a reward gives for one completion. A `RewardError` in a verdict's place loses that sample alone.
-Outcome: TypeAlias = Verdict | float | RewardError
+#: What a reward gives for one completion. A `RewardError` in a result's place loses that sample alone.
+Outcome: TypeAlias = RewardResult | float | RewardError
 
 
 class Reward:
     """Base of rewards: judges one group at a time.
 
     A reward that cannot judge raises (the whole group is lost) or returns a `RewardError` in the
-    place of one verdict (that sample is lost). It never returns 0 for a failure: 0 is a judgement.
+    place of one result (that sample is lost). It never returns 0 for a failure: 0 is a judgement.
 
     A synchronous `score` runs in a thread, one group at a time. It cannot be stopped from outside, so
     it should bound its own waiting. An `async` one runs beside others, for any number of groups.
@@ -110,7 +110,7 @@ class Reward:
     Config: ClassVar[type[RewardConfig]] = RewardConfig
     #: Row fields that must be there; checked for every row before a run starts.
     required_fields: ClassVar[tuple[str, ...]] = ()
-    #: True when a verdict depends on its own completion alone: then only failed samples are tried again.
+    #: True when a result depends on its own completion alone: then only failed samples are tried again.
     per_sample: ClassVar[bool] = False
 
     def __init__(self, config: RewardConfig) -> None:
@@ -231,7 +231,7 @@ __all__ = [
     "Reward",
     "RewardCase",
     "RewardConfig",
-    "Verdict",
+    "RewardResult",
     "describe_error",
     "register_reward",
     "reward_class",

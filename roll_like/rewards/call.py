@@ -13,14 +13,14 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from roll_like.errors import RewardError
-from roll_like.rewards.base import Completion, Outcome, Reward, Verdict, describe_error
+from roll_like.rewards.base import Completion, Outcome, Reward, RewardResult, describe_error
 
 T = TypeVar("T")
-Judged: TypeAlias = Verdict | RewardError
+Judged: TypeAlias = RewardResult | RewardError
 
 
 class RewardCaller:
-    """Calls a reward; whatever goes wrong becomes a `RewardError` in the place of a verdict.
+    """Calls a reward; whatever goes wrong becomes a `RewardError` in the place of a result.
 
     A synchronous reward judges one group at a time, because it need not be thread-safe; an `async` one as many as
     its `side_by_side` says. The time of a call begins with its turn.
@@ -75,7 +75,7 @@ class RewardCaller:
         # not awaited: a coroutine that swallows its cancellation would hold the group for ever
         task.add_done_callback(_retrieve)
         task.cancel()
-        raise RewardError(f"no verdict within {self._timeout:g} s", fix="raise rewards.timeout_seconds")
+        raise RewardError(f"no result within {self._timeout:g} s", fix="raise rewards.timeout_seconds")
 
 
 class _HungError(RewardError):
@@ -120,7 +120,7 @@ class _Threads:
         except TimeoutError:
             self._late.append(thread)
             raise _HungError(
-                f"no verdict within {timeout:g} s, and a thread cannot be stopped",
+                f"no result within {timeout:g} s, and a thread cannot be stopped",
                 fix="raise rewards.timeout_seconds, or bound the reward's own waiting",
             ) from None
         if errors:
@@ -131,21 +131,26 @@ class _Threads:
 
 def _read_outcomes(raw: Any, expected: int) -> list[Judged]:
     if not isinstance(raw, Sequence | np.ndarray) or isinstance(raw, str | bytes):
-        error = RewardError(f"`score` should return a list of {expected} verdicts, found {type(raw).__name__}")
+        error = RewardError(f"`score` should return a list of {expected} results, found {type(raw).__name__}")
         return [error] * expected
     if len(raw) != expected:
-        return [RewardError(f"`score` returned {len(raw)} verdicts for {expected} completions")] * expected
+        return [RewardError(f"`score` returned {len(raw)} results for {expected} completions")] * expected
     return [_read_outcome(outcome) for outcome in raw]
 
 
 def _read_outcome(outcome: Outcome) -> Judged:
     if isinstance(outcome, RewardError):
         return outcome
-    verdict = outcome if isinstance(outcome, Verdict) else Verdict(outcome)
-    for what, value in (("verdict", verdict.value), *((f"detail {key!r}", v) for key, v in verdict.details.items())):
+    reward_result = outcome if isinstance(outcome, RewardResult) else RewardResult(outcome)
+    for what, value in (
+        ("result", reward_result.value),
+        *((f"detail {key!r}", v) for key, v in reward_result.details.items()),
+    ):
         if not isinstance(value, Real | np.bool_) or not math.isfinite(value):
             return RewardError(f"the {what} should be a finite number, found {value!r} ({type(value).__name__})")
-    return Verdict(float(verdict.value), {str(key): float(value) for key, value in verdict.details.items()})
+    return RewardResult(
+        float(reward_result.value), {str(key): float(value) for key, value in reward_result.details.items()}
+    )
 
 
 def _retrieve(task: asyncio.Future[Any]) -> None:

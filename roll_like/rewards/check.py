@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.errors import ConfigError, DataError, RefusedAnswerError, RewardError, RollLikeError
 from roll_like.registry import REWARDS
-from roll_like.rewards.base import Completion, Reward, RewardCase, RewardConfig, Verdict, reward_class
+from roll_like.rewards.base import Completion, Reward, RewardCase, RewardConfig, RewardResult, reward_class
 from roll_like.rewards.cases import general_hostile, read_cases
 from roll_like.rewards.trial import Trial, judge_once
 from roll_like.types import Message, StopReason, Task
@@ -257,7 +257,7 @@ def _checked(
     gold = [
         trials[0].outcome.value
         for (kind, _), trials in zip(asked, judged, strict=True)
-        if kind == "gold" and isinstance(trials[0].outcome, Verdict)
+        if kind == "gold" and isinstance(trials[0].outcome, RewardResult)
     ]
     # where right answers get 0, as with a penalty, answers that are hostile in general may get it too
     paid = min(gold, default=case.gold_value)
@@ -266,7 +266,7 @@ def _checked(
     own = {*case.wrong, *case.hostile}
     for (kind, text), trials in zip(asked, judged, strict=True):
         first = trials[0].outcome
-        value = first.value if isinstance(first, Verdict) else None
+        value = first.value if isinstance(first, RewardResult) else None
         problems = list(_instability(kind, trials, slow))
         if value is not None:
             problems += _mispaid(case, kind, value, paid, comparable=text in own or case.gold_value > 0)
@@ -294,7 +294,7 @@ def _instability(kind: Kind, trials: list[Trial], slow: float) -> Iterator[str]:
     errors = [outcome for outcome in outcomes if isinstance(outcome, RewardError)]
     if kind == "hostile" and all(isinstance(outcome, RefusedAnswerError) for outcome in outcomes):
         return  # refused on purpose: lost, and never paid
-    values = {outcome.value for outcome in outcomes if isinstance(outcome, Verdict)}
+    values = {outcome.value for outcome in outcomes if isinstance(outcome, RewardResult)}
     if errors:
         again = "" if len(errors) == len(outcomes) else " (once of twice)"
         yield f"cannot be judged{again}: {_last_line(errors[0])}"

@@ -66,13 +66,13 @@ class Scorer:
         return sum(entry.caller.hung for entry in self._rewards)
 
     async def judge(self, names: Sequence[str], completions: Sequence[Completion]) -> dict[str, list[Judged]]:
-        """Return the verdicts of the named rewards on a group, whatever its source; an error where one failed."""
+        """Return the results of the named rewards on a group, whatever its source; an error where one failed."""
         entries = [entry for entry in self._rewards if entry.name in names]
         judged = await asyncio.gather(*(self._judge(entry, completions) for entry in entries))
-        return {entry.name: verdicts for entry, verdicts in zip(entries, judged, strict=True)}
+        return {entry.name: reward_results for entry, reward_results in zip(entries, judged, strict=True)}
 
     async def score_group(self, group: Group[Trajectory]) -> Group[Scored]:
-        """Return the group with its verdicts; samples that could not be judged are in its failures.
+        """Return the group with its results; samples that could not be judged are in its failures.
 
         Raises:
             ConfigError: No reward is for this group's source.
@@ -87,8 +87,10 @@ class Scorer:
         samples: list[Scored] = []
         failures = list(group.failures)
         for index, trajectory in enumerate(group.samples):
-            verdicts = {entry.name: verdicts[index] for entry, verdicts in zip(rewards, judged, strict=True)}
-            result = _combine(trajectory, rewards, verdicts)
+            reward_results = {
+                entry.name: reward_results[index] for entry, reward_results in zip(rewards, judged, strict=True)
+            }
+            result = _combine(trajectory, rewards, reward_results)
             if isinstance(result, Scored):
                 samples.append(result)
             else:
@@ -111,18 +113,18 @@ class Scorer:
             raise RewardError("\n".join(errors))
 
     async def _judge(self, entry: _Entry, completions: Sequence[Completion]) -> list[Judged]:
-        """Return a verdict or an error for each completion, after all attempts."""
+        """Return a result or an error for each completion, after all attempts."""
         judged: list[Judged] = []
         asked = list(range(len(completions)))
         for attempt in range(self._retries + 1):
             outcome, final = await entry.caller.call([completions[index] for index in asked])
             if not judged:
                 judged = list(outcome)
-            for index, verdict in zip(asked, outcome, strict=True):
-                # a verdict that stands is kept when the whole group has to be asked again
+            for index, reward_result in zip(asked, outcome, strict=True):
+                # a result that stands is kept when the whole group has to be asked again
                 if isinstance(judged[index], RewardError):
-                    judged[index] = verdict
-            failed = [index for index, verdict in enumerate(judged) if isinstance(verdict, RewardError)]
+                    judged[index] = reward_result
+            failed = [index for index, reward_result in enumerate(judged) if isinstance(reward_result, RewardError)]
             if not failed or final:
                 break
             asked = failed if entry.reward.per_sample else asked
@@ -176,17 +178,19 @@ def _unjudged(source: str) -> ConfigError:
     )
 
 
-def _combine(trajectory: Trajectory, rewards: Sequence[_Entry], verdicts: Mapping[str, Judged]) -> Scored | Failure:
+def _combine(
+    trajectory: Trajectory, rewards: Sequence[_Entry], reward_results: Mapping[str, Judged]
+) -> Scored | Failure:
     """Return the weighted sum, or the first reward's failure."""
     values: dict[str, float] = {}
     details: dict[str, float] = {}
     total = 0.0
     for entry in rewards:
-        verdict = verdicts[entry.name]
-        if isinstance(verdict, RewardError):
-            return Failure(stage="reward", name=entry.name, error=str(verdict), origin=trajectory.task.origin)
-        values[entry.name] = verdict.value
-        details |= {f"{entry.name}/{key}": value for key, value in verdict.details.items()}
-        total += entry.config.weight * verdict.value
+        reward_result = reward_results[entry.name]
+        if isinstance(reward_result, RewardError):
+            return Failure(stage="reward", name=entry.name, error=str(reward_result), origin=trajectory.task.origin)
+        values[entry.name] = reward_result.value
+        details |= {f"{entry.name}/{key}": value for key, value in reward_result.details.items()}
+        total += entry.config.weight * reward_result.value
     weights = {entry.name: entry.config.weight for entry in rewards}
     return Scored(trajectory=trajectory, reward=total, rewards=values, details=details, weights=weights)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roll_like.errors import RewardError
-from roll_like.rewards.base import Completion, Reward, Verdict
+from roll_like.rewards.base import Completion, Reward, RewardResult
 from roll_like.rewards.call import RewardCaller
 
 
@@ -15,12 +15,12 @@ from roll_like.rewards.call import RewardCaller
 class Trial:
     """What a reward made of an answer, and how long it took. Seconds."""
 
-    outcome: Verdict | RewardError
+    outcome: RewardResult | RewardError
     seconds: float
 
 
 async def judge_once(reward: Reward, completions: Sequence[Completion], *, timeout_seconds: float) -> list[Trial]:
-    """Return a trial for each completion: judged alone where a verdict depends on nothing else, else as a group."""
+    """Return a trial for each completion: judged alone where a result depends on nothing else, else as a group."""
     groups = [[item] for item in completions] if reward.per_sample else [list(completions)]
     trials: list[Trial] = []
     caller = RewardCaller(reward, timeout_seconds)

@@ -47,7 +47,7 @@ class RewardWorker:
         self.limit_seconds = config.timeout_seconds * (config.retries + 1)
 
     async def score(self, group: Group[Trajectory]) -> Group[Scored]:
-        """Return the group with its verdicts; samples that could not be judged are in its failures.
+        """Return the group with its results; samples that could not be judged are in its failures.
 
         Raises:
             ConfigError: No reward is for this group's source.

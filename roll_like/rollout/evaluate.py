@@ -8,8 +8,8 @@ from typing import Generic
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.policy_gradient import EvaluationSchedule
 from roll_like.inference.interface import Sampling
+from roll_like.rollout.collection import Collected
 from roll_like.rollout.failures import refuse_too_many_failures
-from roll_like.rollout.filling import Collected
 from roll_like.rollout.metrics import evaluation_metrics
 from roll_like.rollout.source import Filler, PlanMaker, PlanT
 from roll_like.types import Task

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roll_like.errors import GenerationError
-from roll_like.rollout.filling import Collected
+from roll_like.rollout.collection import Collected
 
 
 def refuse_too_many_failures(collected: Collected, accepted: float, what: str) -> None:

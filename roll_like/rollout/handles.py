@@ -51,7 +51,7 @@ class ActorReplica:
 
 @dataclass(frozen=True, slots=True)
 class _Lost:
-    """A group that came back without verdicts: its worker died, or did not answer.
+    """A group that came back without results: its worker died, or did not answer.
 
     Attributes:
         error: What happened.
@@ -67,7 +67,7 @@ class RewardPool:
     """Gives each group to the reward worker with the fewest groups; replaces workers that died or hang.
 
     Waits for: a worker with room (at most `groups_per_worker` groups are at a worker; further ones wait here,
-    where they cost nothing and can go to any worker), and for verdicts.
+    where they cost nothing and can go to any worker), and for results.
 
     Args:
         cluster: The reward workers.

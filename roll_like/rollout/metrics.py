@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from roll_like.metrics.rollouts import message_text, transcript
-from roll_like.rollout.filling import Collected
+from roll_like.rollout.collection import Collected
 from roll_like.types import Group, Scored, StopReason, Task, TurnRecord
 from roll_like.values import Max, Mean, Metric, Sum, merge
 
@@ -32,7 +32,7 @@ def rollout_metrics(collected: Collected, policy_version: int) -> dict[str, Metr
         "rollout/groups/accepted": Sum(float(len(collected.groups))),
         "rollout/groups/rejected": Sum(float(len(collected.rejected))),
         "rollout/groups/aborted": Sum(float(len(collected.unfinished))),
-        "rollout/groups/without_signal": Mean(_share_without_signal(groups), len(groups)),
+        "rollout/groups/zero_variance": Mean(_share_zero_variance(groups), len(groups)),
         "time/reward": Sum(collected.wait_reward_seconds),
     }
     if samples:
@@ -42,7 +42,7 @@ def rollout_metrics(collected: Collected, policy_version: int) -> dict[str, Metr
     domains = _by_domain(groups)
     for domain, members in domains.items() if len(domains) > 1 else ():
         prefix = f"rollout/domain/{domain}"
-        metrics[f"{prefix}/without_signal"] = Mean(_share_without_signal(members), len(members))
+        metrics[f"{prefix}/zero_variance"] = Mean(_share_zero_variance(members), len(members))
         metrics[f"{prefix}/groups"] = Sum(float(len(members)))
     return metrics
 
@@ -182,7 +182,7 @@ def _by_domain(groups: Sequence[Group[Scored]]) -> dict[str, list[Group[Scored]]
     return domains
 
 
-def _share_without_signal(groups: Sequence[Group[Scored]]) -> float:
+def _share_zero_variance(groups: Sequence[Group[Scored]]) -> float:
     if not groups:
         return math.nan
     flat = [np.ptp([sample.reward for sample in group.samples] or [0.0]) < 1e-8 for group in groups]

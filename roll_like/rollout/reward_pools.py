@@ -34,7 +34,7 @@ class RewardShare:
 
 
 class RewardPools:
-    """Has a group judged by several pools at a time and puts their verdicts together.
+    """Has a group judged by several pools at a time and puts their results together.
 
     Args:
         shares: The pools; every reward is in one of them.
@@ -55,7 +55,7 @@ class RewardPools:
             share.pool.wait_until_ready()
 
     async def score(self, group: Group[Trajectory]) -> Group[Scored]:
-        """Return the group with the verdicts of all its rewards; a sample that one of them lost is a failure.
+        """Return the group with the results of all its rewards; a sample that one of them lost is a failure.
 
         Without any pool, in a run that learns from something else, nobody judges and every reward is 0.
 
@@ -93,20 +93,20 @@ def together(group: Group[Trajectory], parts: Sequence[Group[Scored]]) -> Group[
     kept: list[dict[int, Scored]] = []
     lost: dict[int, Failure] = {}
     for part in parts:
-        verdicts = {sample.trajectory.sample_index: sample for sample in part.samples}
-        missing = [one.sample_index for one in group.samples if one.sample_index not in verdicts]
+        results = {sample.trajectory.sample_index: sample for sample in part.samples}
+        missing = [one.sample_index for one in group.samples if one.sample_index not in results]
         for index, failure in zip(missing, part.failures[len(group.failures) :], strict=True):
             lost.setdefault(index, failure)
-        kept.append(verdicts)
+        kept.append(results)
     samples = tuple(
-        _sum([verdicts[one.sample_index] for verdicts in kept]) for one in group.samples if one.sample_index not in lost
+        _sum([results[one.sample_index] for results in kept]) for one in group.samples if one.sample_index not in lost
     )
     failures = (*group.failures, *(lost[one.sample_index] for one in group.samples if one.sample_index in lost))
     return Group(task=group.task, samples=samples, failures=failures)
 
 
-def _sum(verdicts: Sequence[Scored]) -> Scored:
-    first, *others = verdicts
+def _sum(results: Sequence[Scored]) -> Scored:
+    first, *others = results
     for other in others:
         first = replace(
             first,

@@ -19,7 +19,7 @@ from roll_like.inference.interface import FailedGeneration, GenerateRequest, Gen
 
 POLL_SECONDS = 30.0
 #: How many homes are remembered; the oldest are forgotten, which costs their next request a cached prompt.
-REMEMBERED_HOMES = 65536
+MAX_AFFINITIES = 65536
 
 
 class ReplicaLost(GenerationError):
@@ -52,7 +52,7 @@ class _Pending:
     """A request, where it is, and who waits for it."""
 
     request: GenerateRequest
-    home: Hashable
+    affinity_key: Hashable
     done: asyncio.Future[Generation]
     attempts: int = 0
     replica: int | None = None
@@ -73,18 +73,19 @@ class Router:
         self._retries = retries
         self._waiting: deque[_Pending] = deque()
         self._running: dict[str, _Pending] = {}
-        self._homes: OrderedDict[Hashable, int] = OrderedDict()
+        self._affinities: OrderedDict[Hashable, int] = OrderedDict()
         self._dispatching: asyncio.Task[None] | None = None
         self._pollers: dict[int, asyncio.Task[None]] = {}
         self._aborts: set[asyncio.Task[None]] = set()
         self._broken: Exception | None = None
 
-    async def generate(self, request: GenerateRequest, home: Hashable) -> Generation:
+    async def generate(self, request: GenerateRequest, affinity_key: Hashable) -> Generation:
         """Return what a replica samples; an aborted request comes back with its tokens so far.
 
         Args:
             request: What to sample; its id is unique among unfinished ones.
-            home: Requests of one home go to the same replica, which has their common prompt in its cache.
+            affinity_key: Requests with the same key go to the same replica, whose cache has their prefix (session
+                affinity).
 
         Raises:
             SampleLost: Every attempt failed.
@@ -93,7 +94,7 @@ class Router:
         """
         if self._broken is not None:
             raise self._broken
-        pending = _Pending(request, home, asyncio.get_running_loop().create_future())
+        pending = _Pending(request, affinity_key, asyncio.get_running_loop().create_future())
         self._waiting.append(pending)
         self._wake()
         try:
@@ -113,9 +114,9 @@ class Router:
         for pending in running:
             if pending.replica is not None:
                 by_replica.setdefault(pending.replica, []).append(pending.request.request_id)
-        for home, ids in by_replica.items():
+        for replica, ids in by_replica.items():
             try:
-                await self._replicas[home].abort(ids)
+                await self._replicas[replica].abort(ids)
             except (ReplicaLost, KeyError):
                 continue  # its poller finds out, and hands the requests on
         await asyncio.gather(*(pending.done for pending in running), return_exceptions=True)
@@ -146,21 +147,21 @@ class Router:
             pending = self._waiting.popleft()
             if pending.done.done():
                 continue
-            replica = self._homes.get(pending.home)
+            replica = self._affinities.get(pending.affinity_key)
             if replica not in loads:
                 replica = min(loads, key=lambda index: loads[index])
-                self._remember(pending.home, replica)
+                self._remember(pending.affinity_key, replica)
             pending.replica = replica
             loads[replica] += 1
             self._running[pending.request.request_id] = pending
             batches.setdefault(replica, []).append(pending)
         return batches
 
-    def _remember(self, home: Hashable, replica: int) -> None:
-        self._homes[home] = replica
-        self._homes.move_to_end(home)
-        while len(self._homes) > REMEMBERED_HOMES:
-            self._homes.popitem(last=False)
+    def _remember(self, affinity_key: Hashable, replica: int) -> None:
+        self._affinities[affinity_key] = replica
+        self._affinities.move_to_end(affinity_key)
+        while len(self._affinities) > MAX_AFFINITIES:
+            self._affinities.popitem(last=False)
 
     async def _submit(self, replica: int, batch: list[_Pending]) -> None:
         try:

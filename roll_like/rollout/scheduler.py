@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from roll_like.inference.interface import GenerateRequest, Sampling
-from roll_like.rollout.filling import Collected, Filling, FillPlan, Tally
+from roll_like.rollout.collection import Collected, CollectionPlan, GroupCollector, SampleCounter
 from roll_like.rollout.router import Replica, RequestAborted, Router, SampleLost
 from roll_like.rollout.trajectory import trajectory_of
 from roll_like.types import Failure, Group, Scored, Task, Trajectory
@@ -29,7 +29,7 @@ class GroupScorer(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupPlan(FillPlan):
+class GroupPlan(CollectionPlan):
     """What to sample for a set of tasks.
 
     Attributes:
@@ -84,19 +84,21 @@ class GenerateScheduler:
         Raises:
             GenerationError: No replica is left.
         """
-        tally = Tally(plan.requests_per_group, self._progress)
-        player = _PromptPlayer(self._router, self._scorer, plan, tally, next(self._serial))
-        return await Filling(tasks, plan, player, tally).run()
+        counter = SampleCounter(plan.requests_per_group, self._progress)
+        player = _PromptPlayer(self._router, self._scorer, plan, counter, next(self._serial))
+        return await GroupCollector(tasks, plan, player, counter).run()
 
 
 class _PromptPlayer:
     """Samples the answers to one prompt and has them judged together."""
 
-    def __init__(self, router: Router, scorer: GroupScorer, plan: GroupPlan, tally: Tally, serial: int) -> None:
+    def __init__(
+        self, router: Router, scorer: GroupScorer, plan: GroupPlan, counter: SampleCounter, serial: int
+    ) -> None:
         self._router = router
         self._scorer = scorer
         self._plan = plan
-        self._tally = tally
+        self._counter = counter
         self._serial = serial
         self._requested: dict[int, list[str]] = {}
         self._stopped: set[int] = set()
@@ -125,13 +127,13 @@ class _PromptPlayer:
     ) -> Trajectory | Failure | None:
         """Return one sample, or why there is none; None where the group was taken back."""
         try:
-            generation = await self._router.generate(request, home=(self._serial, group))
+            generation = await self._router.generate(request, affinity_key=(self._serial, group))
         except RequestAborted:
             return None
         except SampleLost as error:
             return Failure(stage="generate", name=f"sample {sample}", error=error.message, origin=task.origin)
         if group not in self._stopped:
-            self._tally.sampled(len(generation.token_ids))
+            self._counter.sampled(len(generation.token_ids))
         return trajectory_of(task, sample, generation)
 
     def _request(self, task: Task, group: int, sample: int) -> GenerateRequest:

@@ -12,8 +12,8 @@ import numpy as np
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.policy_gradient import GroupRolloutConfig
 from roll_like.inference.interface import Sampling
+from roll_like.rollout.collection import Collected
 from roll_like.rollout.failures import refuse_too_many_failures
-from roll_like.rollout.filling import Collected
 from roll_like.types import Group, Scored, Task
 
 PlanT = TypeVar("PlanT")
@@ -86,7 +86,7 @@ class SynchronousRollouts(Generic[PlanT]):
         seed: Seed of the run.
         runner: The driver's event loop.
         needs_baseline: Whether groups without `baselines` are of no use.
-        filters: Whether groups without signal are replaced, of domains that say so themselves.
+        filters: Whether groups with zero reward variance are replaced, of domains that say so themselves.
         unit: What groups are collected for, for messages.
     """
 
@@ -161,7 +161,7 @@ class SynchronousRollouts(Generic[PlanT]):
         rewards = [sample.reward for sample in group.samples]
         if self._needs_baseline and not group.baselines:  # it was lost to a failure: nothing to compare with
             return False
-        if self._filters.get(group.task.domain, self._config.drop_groups_without_signal):
+        if self._filters.get(group.task.domain, self._config.drop_groups_zero_variance):
             return len(rewards) > 1 and not np.allclose(rewards, rewards[0], rtol=0, atol=1e-8)
         return len(rewards) > 0
 

@@ -19,7 +19,7 @@ from roll_like.metrics.manager import MetricsManager
 from roll_like.metrics.summary import Summary, write_summary
 from roll_like.metrics.timing import StepTimer
 from roll_like.models.precision import settled
-from roll_like.rollout.filling import Collected
+from roll_like.rollout.collection import Collected
 from roll_like.rollout.metrics import rollout_rows
 from roll_like.run.checkpoint import Checkpoint, CheckpointStore
 from roll_like.run.signals import StopRequested, StopSignal

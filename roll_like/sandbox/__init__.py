@@ -1,4 +1,4 @@
-"""Evaluation of programs that a model wrote: they run isolated, and verdicts are formed outside."""
+"""Evaluation of programs that a model wrote: they run isolated, and statuses are formed outside."""
 
 from roll_like.sandbox.box import SandboxUnavailable
 from roll_like.sandbox.compare import Comparison
@@ -12,7 +12,7 @@ from roll_like.sandbox.types import (
     StdioTest,
     TestCase,
     TestResult,
-    Verdict,
+    TestStatus,
 )
 
 __all__ = [
@@ -26,6 +26,6 @@ __all__ = [
     "StdioTest",
     "TestCase",
     "TestResult",
-    "Verdict",
+    "TestStatus",
     "self_test",
 ]

@@ -2,7 +2,7 @@ r"""Evaluation of a program against tests.
 
     with CodeEvaluator(Limits(wall_seconds=5)) as evaluator:
         result = evaluator.evaluate_sync("print(int(input()) * 2)", [StdioTest("4", "8")])
-    result.verdict                                   # Verdict.PASSED
+    result.status                                   # TestStatus.PASSED
 
 The program runs in a box that holds neither expected values nor the text of tests; what it gives is compared
 here. Where no box can isolate, the first evaluation raises `SandboxUnavailable`: there is no other mode.
@@ -21,9 +21,18 @@ from roll_like.errors import ConfigError
 from roll_like.sandbox import codec
 from roll_like.sandbox.box import Box, Program
 from roll_like.sandbox.compare import Comparison
-from roll_like.sandbox.judging import Judging, summary
+from roll_like.sandbox.grading import Judging, summary
 from roll_like.sandbox.loop_thread import LoopThread
-from roll_like.sandbox.types import AssertTest, CallTest, CodeResult, Limits, StdioTest, TestCase, TestResult, Verdict
+from roll_like.sandbox.types import (
+    AssertTest,
+    CallTest,
+    CodeResult,
+    Limits,
+    StdioTest,
+    TestCase,
+    TestResult,
+    TestStatus,
+)
 
 #: Longest program, in bytes of UTF-8.
 MAX_PROGRAM_BYTES = 1 << 20
@@ -79,7 +88,7 @@ class CodeEvaluator:
             language: "python", or another one that the backend runs (`StdioTest` only).
 
         Returns:
-            The verdict, with one result for each test.
+            The status, with one result for each test.
 
         Raises:
             ConfigError: There is no test, or a test cannot be judged.
@@ -106,7 +115,7 @@ class CodeEvaluator:
     async def _evaluate(self, program: str, tests: Sequence[TestCase], language: str) -> CodeResult:
         problem = unusable(program) or (syntax_error(program) if language == "python" else None)
         if problem is not None:
-            return summary([TestResult(Verdict.COMPILE_ERROR, problem)] * len(tests), 0.0, 0, problem)
+            return summary([TestResult(TestStatus.COMPILE_ERROR, problem)] * len(tests), 0.0, 0, problem)
         async with self._slots:
             box = await self._open_box()
             judging = Judging(

@@ -63,8 +63,8 @@ class Report:
             return f"backend {self.backend}: not available\n{self.reason}"
         width = max(len(probe.name) for probe in self.probes)
         lines = [f"  {'ok  ' if probe.passed else 'FAIL'}  {probe.name:{width}}  {probe.seen}" for probe in self.probes]
-        verdict = "isolates" if self.passed else "DOES NOT ISOLATE and will not be used"
-        return "\n".join([f"backend {self.backend}", *lines, f"{self.backend} {verdict} on this machine"])
+        status = "isolates" if self.passed else "DOES NOT ISOLATE and will not be used"
+        return "\n".join([f"backend {self.backend}", *lines, f"{self.backend} {status} on this machine"])
 
 
 def self_test(backend: str = "auto") -> Report:

@@ -2,7 +2,7 @@ r"""What goes into the evaluation of a program, and what comes out.
 
     tests = [StdioTest("3 4\n", "7\n"), CallTest("add", (3, 4), expected=7), AssertTest("assert add(3, 4) == 7")]
     result = CodeEvaluator(Limits()).evaluate_sync(program, tests)
-    result.verdict, result.fraction        # Verdict.PASSED, 1.0
+    result.status, result.fraction        # TestStatus.PASSED, 1.0
 
 Nothing here runs anything, and nothing but the standard library is imported.
 """
@@ -92,12 +92,14 @@ class AssertTest:
 TestCase: TypeAlias = StdioTest | CallTest | AssertTest
 
 
-class Verdict(StrEnum):
+class TestStatus(StrEnum):
     """What came of a test or of a whole evaluation.
 
     Only `passed` is success. `sandbox_error` says nothing about the program: the sandbox failed, and
     the evaluation is to be repeated or left out, never counted as wrong.
     """
+
+    __test__ = False  # pytest should not take the class for tests
 
     PASSED = "passed"
     WRONG_ANSWER = "wrong_answer"
@@ -115,7 +117,7 @@ class TestResult:
 
     __test__ = False  # pytest should not take the class for tests
 
-    verdict: Verdict
+    status: TestStatus
     detail: str = ""
 
 
@@ -124,7 +126,7 @@ class CodeResult:
     """What came of all tests of one program.
 
     Attributes:
-        verdict: `passed` when every test passed; else the gravest verdict of a test.
+        status: `passed` when every test passed; else the gravest status of a test.
         tests: One result for each test, in order.
         fraction: Share of the tests that passed, between 0 and 1.
         cpu_seconds: Processor time of all executions.
@@ -132,7 +134,7 @@ class CodeResult:
         stderr: Standard error of the first execution that did not pass, cut to a few KiB.
     """
 
-    verdict: Verdict
+    status: TestStatus
     tests: tuple[TestResult, ...]
     fraction: float
     cpu_seconds: float
@@ -148,5 +150,5 @@ __all__ = [
     "StdioTest",
     "TestCase",
     "TestResult",
-    "Verdict",
+    "TestStatus",
 ]

@@ -67,7 +67,7 @@ RENDERER = renderer("chatml")
 class Speaker:
     """Says the same in every turn."""
 
-    async def generate(self, request: GenerateRequest, home: Any) -> Generation:
+    async def generate(self, request: GenerateRequest, affinity_key: Any) -> Generation:
         await asyncio.sleep(0.01)
         ids = np.asarray([*RENDERER.encode("on"), *RENDERER.end_ids], np.int32)
         return Generation(

@@ -23,7 +23,7 @@ from roll_like.agents.proxy import Proxy
 from roll_like.config.sections import VLLMConfig
 from roll_like.inference.interface import EngineSpec, Sampling
 from roll_like.inference.vllm.engine import VLLMEngine
-from roll_like.rollout.filling import Collected
+from roll_like.rollout.collection import Collected
 from roll_like.rollout.router import Router
 from roll_like.types import StopReason
 

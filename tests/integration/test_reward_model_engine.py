@@ -129,7 +129,7 @@ def test_an_update_is_that_of_a_plain_loop_and_the_reward_scores_as_the_engine(
 
     reward = RewardModel(RewardModelConfig(path=str(tmp_path / "model"), batch_size=3))
     for side in ("chosen", "rejected"):
-        verdicts: Any = reward.score([completion(row[side], prompt=row["prompt"]) for row in ROWS])
+        results: Any = reward.score([completion(row[side], prompt=row["prompt"]) for row in ROWS])
         expected = [figures[f"preference/score_{side}"] for figures in scored]
-        assert [verdict.value for verdict in verdicts] == pytest.approx(expected, abs=1e-4)
+        assert [result.value for result in results] == pytest.approx(expected, abs=1e-4)
     assert "pipeline_tag: text-classification" in (tmp_path / "model" / "README.md").read_text()

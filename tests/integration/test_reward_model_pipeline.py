@@ -28,8 +28,8 @@ def scores(model: Path) -> list[float]:
     """Of an answer of the kind that is chosen, and of one that is not."""
     reward = RewardModel(RewardModelConfig(path=str(model)))
     answers = [completion(text, prompt="Say tea 2 times") for text in ("teatea", "aetaetaet")]
-    verdicts: Any = reward.score(answers)
-    return [verdict.value for verdict in verdicts]
+    results: Any = reward.score(answers)
+    return [result.value for result in results]
 
 
 @pytest.mark.slow

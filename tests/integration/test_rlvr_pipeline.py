@@ -85,7 +85,7 @@ def test_two_replicas_two_ranks_zero_3_with_reference(tmp_path: Path, tiny_model
 
 
 @pytest.mark.parametrize("engine", ["hf", "vllm"])
-def test_groups_without_signal_are_replaced(tmp_path: Path, tiny_model: Path, engine: str) -> None:
+def test_groups_zero_variance_are_replaced(tmp_path: Path, tiny_model: Path, engine: str) -> None:
     config = write_run(
         tmp_path,
         tiny_model,
@@ -96,7 +96,7 @@ def test_groups_without_signal_are_replaced(tmp_path: Path, tiny_model: Path, en
             "prompts_per_step": 4,
             "samples_per_prompt": 2,
             "max_response_tokens": 3,
-            "drop_groups_without_signal": True,
+            "drop_groups_zero_variance": True,
             "max_oversampling": 3.0,
         },
         algorithm={"kl": {"use": "reward", "coefficient": 0.01}, "advantage": "reinforce_plus_plus"},
@@ -177,6 +177,6 @@ def test_remax_on_vllm_with_two_reward_pools(tmp_path: Path, tiny_model: Path) -
     assert [step["rollout/samples"] for step in steps] == [8, 8]
     assert all(step["rollout/tokens"] > step["train/tokens"] for step in steps)
     assert all(step["advantage/std"] > 0 for step in steps)
-    for step in steps:  # one pool each; their verdicts add up
+    for step in steps:  # one pool each; their results add up
         parts = step["rollout/reward/letter_e"] + 0.5 * step["rollout/reward/has_letter_e"]
         assert step["rollout/reward/mean"] == pytest.approx(parts)

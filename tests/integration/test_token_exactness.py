@@ -79,9 +79,9 @@ class Speaker:
     def __init__(self, router: Router, template: str, render: Renderer) -> None:
         self._router, self._template, self._render = router, template, render
 
-    async def generate(self, request: GenerateRequest, home: Any) -> Generation:
+    async def generate(self, request: GenerateRequest, affinity_key: Any) -> Generation:
         named = replace(request, request_id=f"{self._template}/{request.request_id}")
-        generation = await self._router.generate(named, (self._template, home))
+        generation = await self._router.generate(named, (self._template, affinity_key))
         text = self._render.tokenizer.decode(generation.token_ids.tolist(), skip_special_tokens=True)
         return replace(generation, text=str(text))
 

@@ -1,4 +1,4 @@
-"""Prints the outcome of the attack suite: category, number, verdicts, breaches.
+"""Prints the outcome of the attack suite: category, number, statuses, breaches.
 
 python tests/sandbox/attack_table.py [backend]
 """
@@ -17,23 +17,23 @@ from attacks.suite import Arena, host, suite
 def main(backend: str) -> int:
     """Run the suite and return the number of programs that did not come out as expected."""
     begin, surprises, total, programs = time.monotonic(), [], 0, 0
-    print(f"{'category':<18}{'programs':>9}{'runs':>6}{'as expected':>13}  verdicts")
+    print(f"{'category':<18}{'programs':>9}{'runs':>6}{'as expected':>13}  statuses")
     with tempfile.TemporaryDirectory() as folder, host(Path(folder)) as target:
         arena = Arena(backend)
         try:
             for category, attacks in suite(str(target.canary), target.port).items():
-                verdicts: Counter[str] = Counter()
+                statuses: Counter[str] = Counter()
                 expected = 0
                 for attack in attacks:
                     for kind in attack.kinds:
                         result = arena.run(attack, kind)
-                        verdicts[result.verdict.value] += 1
-                        expected += result.verdict in attack.verdicts
-                        if result.verdict not in attack.verdicts:
+                        statuses[result.status.value] += 1
+                        expected += result.status in attack.statuses
+                        if result.status not in attack.statuses:
                             surprises.append(f"{category}: {attack.name} ({kind}): {result.tests[0]}")
-                runs = sum(verdicts.values())
+                runs = sum(statuses.values())
                 total, programs = total + runs, programs + len(attacks)
-                listed = ", ".join(f"{name} {count}" for name, count in verdicts.most_common())
+                listed = ", ".join(f"{name} {count}" for name, count in statuses.most_common())
                 print(f"{category:<18}{len(attacks):>9}{runs:>6}{expected:>13}  {listed}", flush=True)
         finally:
             arena.close()

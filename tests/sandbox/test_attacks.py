@@ -17,7 +17,7 @@ from attacks.case import LIMITS, QUICK, Attack
 from attacks.suite import Arena, Host, descendants, host, settled, suite
 from local_box import LocalBox
 
-from roll_like.sandbox import CodeEvaluator, Verdict
+from roll_like.sandbox import CodeEvaluator, TestStatus
 
 pytestmark = pytest.mark.integration
 
@@ -55,12 +55,12 @@ def attacks(target: Host) -> dict[str, list[Attack]]:
 
 
 @pytest.mark.parametrize(("category", "at", "kind"), CASES)
-def test_verdict(
+def test_status(
     category: str, at: int, kind: str, attacks: dict[str, list[Attack]], arena: Arena, target: Host
 ) -> None:
     attack = attacks[category][at]
     result = arena.run(attack, kind)
-    assert result.verdict in attack.verdicts, (result, attack.program)
+    assert result.status in attack.statuses, (result, attack.program)
     assert target.harm() is None
 
 
@@ -69,10 +69,10 @@ def test_the_suite_is_large_and_every_attack_means_to_fail() -> None:
     controls = attacks.pop("honest")
     assert sum(map(len, attacks.values())) >= 60
     assert len(controls) >= 10
-    assert all(Verdict.PASSED in control.verdicts for control in controls)
+    assert all(TestStatus.PASSED in control.statuses for control in controls)
     for category in attacks.values():
         for attack in category:
-            assert not attack.verdicts & {Verdict.PASSED, Verdict.SANDBOX_ERROR}, attack.name
+            assert not attack.statuses & {TestStatus.PASSED, TestStatus.SANDBOX_ERROR}, attack.name
             assert attack.kinds
 
 
@@ -81,11 +81,11 @@ def test_no_process_of_an_attack_is_left(arena: Arena, before: int) -> None:
     idle = sorted({LIMITS, QUICK}, key=repr)
     control = suite("", 0)["honest"][0]
     for limits in idle:
-        assert arena.run(replace(control, limits=limits), "stdio").verdict is Verdict.PASSED
+        assert arena.run(replace(control, limits=limits), "stdio").status is TestStatus.PASSED
     fresh, with_arena = Arena(), len(descendants())
     try:
         for limits in idle:
-            assert fresh.run(replace(control, limits=limits), "stdio").verdict is Verdict.PASSED
+            assert fresh.run(replace(control, limits=limits), "stdio").status is TestStatus.PASSED
         needed = len(descendants()) - with_arena
     finally:
         fresh.close()
@@ -148,7 +148,7 @@ def test_the_canary_dies_without_walls(name: str, tmp_path: Path) -> None:
         program = attack.program.replace("/tmp/link", str(tmp_path / "link"))
         with CodeEvaluator(backend=LocalBox()) as evaluator:
             result = evaluator.evaluate_sync(program, attack.tests("call"))
-        assert result.tests[0].verdict is Verdict.PASSED
+        assert result.tests[0].status is TestStatus.PASSED
         assert (target.harm() is not None) == ("written" in name)
 
 
@@ -157,7 +157,7 @@ def test_the_port_notices_a_connection_without_walls(tmp_path: Path) -> None:
     with host(tmp_path) as target:
         attack = suite(str(target.canary), target.port)["network"][0]
         with CodeEvaluator(backend=LocalBox()) as evaluator:
-            assert evaluator.evaluate_sync(attack.program, attack.tests("call")).verdict is Verdict.PASSED
+            assert evaluator.evaluate_sync(attack.program, attack.tests("call")).status is TestStatus.PASSED
         deadline = time.monotonic() + 5
         while target.harm() is None and time.monotonic() < deadline:
             time.sleep(0.01)

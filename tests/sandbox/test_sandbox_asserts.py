@@ -9,7 +9,7 @@ import pytest
 from local_box import LocalBox, LocalSession
 
 from roll_like.errors import ConfigError
-from roll_like.sandbox import AssertTest, CodeEvaluator, Limits, TestResult, Verdict
+from roll_like.sandbox import AssertTest, CodeEvaluator, Limits, TestResult, TestStatus
 from roll_like.sandbox.box import Box, Program
 
 PROGRAM = """
@@ -96,11 +96,11 @@ def judge(code: str, program: str = PROGRAM, box: Box | None = None, **changes: 
     ],
 )
 def test_what_a_test_may_do(code: str) -> None:
-    assert judge(code) == TestResult(Verdict.PASSED)
+    assert judge(code) == TestResult(TestStatus.PASSED)
 
 
 @pytest.mark.parametrize(
-    ("code", "verdict", "detail"),
+    ("code", "status", "detail"),
     [
         ("x = 1\nassert add(1, 2) == 4, 'sum'", "wrong_answer", "AssertionError: line 2 of the test: sum"),
         ("assert add(1, 'a') == 4", "runtime_error", "TypeError"),
@@ -115,9 +115,9 @@ def test_what_a_test_may_do(code: str) -> None:
         ("import itertools\ntotal(itertools.count())", "runtime_error", "iterator of more than"),
     ],
 )
-def test_how_a_test_fails(code: str, verdict: str, detail: str) -> None:
+def test_how_a_test_fails(code: str, status: str, detail: str) -> None:
     result = judge(code)
-    assert result.verdict.value == verdict
+    assert result.status.value == status
     assert detail in result.detail
 
 
@@ -144,7 +144,7 @@ def test_how_a_test_fails(code: str, verdict: str, detail: str) -> None:
 def test_a_program_does_not_judge_itself(code: str) -> None:
     box, received = listening()
     result = judge(code, box=box)
-    assert result.verdict in {Verdict.WRONG_ANSWER, Verdict.RUNTIME_ERROR}
+    assert result.status in {TestStatus.WRONG_ANSWER, TestStatus.RUNTIME_ERROR}
     assert "5" not in repr(received)
     assert "3.0" not in repr(received)
 
@@ -165,13 +165,13 @@ def test_comparing_objects_is_explained() -> None:
 )
 def test_builtins_and_modules_keep_their_meaning(program: str, code: str) -> None:
     source = f"def add(a, b): return a + b\n{program}\n"
-    assert judge(f"assert add(1, 2) == 3 and {code}", source) == TestResult(Verdict.PASSED)
+    assert judge(f"assert add(1, 2) == 3 and {code}", source) == TestResult(TestStatus.PASSED)
 
 
 def test_a_test_may_name_a_builtin_that_is_the_programs_own() -> None:
     program = "def sum(a, b):\n    return a * b\n"
-    assert judge("assert sum(3, 4) == 12", program).verdict is Verdict.RUNTIME_ERROR
-    assert judge("assert sum(3, 4) == 12", program, names=("sum",)).verdict is Verdict.PASSED
+    assert judge("assert sum(3, 4) == 12", program).status is TestStatus.RUNTIME_ERROR
+    assert judge("assert sum(3, 4) == 12", program, names=("sum",)).status is TestStatus.PASSED
 
 
 @pytest.mark.parametrize(
@@ -194,18 +194,18 @@ def test_tests_that_cannot_be_judged_are_the_callers_error(code: str, message: s
 def test_names_are_found_wherever_the_module_defines_them() -> None:
     program = "try:\n    import nowhere\nexcept ImportError:\n    def f(x): return 1\nelse:\n    def f(x): return 2\n"
     program += "if True:\n    def g(x): return 3\n"
-    assert judge("assert f(0) == 1 and g(0) == 3", program).verdict is Verdict.PASSED
+    assert judge("assert f(0) == 1 and g(0) == 3", program).status is TestStatus.PASSED
 
 
 def test_dunder_names_of_a_program_are_not_taken_over() -> None:
     program = "def add(a, b): return a + b\nif False:\n    class __builtins__: pass\n"
-    assert judge("assert add(1, 2) == 3 and len('ab') == 2", program).verdict is Verdict.PASSED
+    assert judge("assert add(1, 2) == 3 and len('ab') == 2", program).status is TestStatus.PASSED
 
 
 def test_a_slow_test_is_a_timeout_and_leaves_no_process() -> None:
     with CodeEvaluator(Limits(wall_seconds=0.5), LocalBox()) as evaluator:
         code = "assert add(1, 2) == 3\nwhile True: pass  # a mark: slow-test-of-this-suite"
-        assert evaluator.evaluate_sync(PROGRAM, [AssertTest(code)]).verdict is Verdict.TIMEOUT
+        assert evaluator.evaluate_sync(PROGRAM, [AssertTest(code)]).status is TestStatus.TIMEOUT
         listed = subprocess.run(["ps", "-e", "-o", "args"], capture_output=True, text=True, check=True).stdout
     assert not [line for line in listed.splitlines() if "assert_process.py" in line]
 
@@ -217,7 +217,7 @@ def test_the_test_has_no_environment_and_no_site_packages(monkeypatch: pytest.Mo
     )
     code += "assert not [p for p in sys.path if 'site-packages' in p], sys.path\n"
     code += "assert sorted(os.listdir('/proc/self/fd'))[:3] == ['0', '1', '2']"
-    assert judge(code) == TestResult(Verdict.PASSED)
+    assert judge(code) == TestResult(TestStatus.PASSED)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_malformed_answers_are_the_programs_error(answer: object) -> None:
             return Forging(session.scope, session.end)
 
     result = judge("assert add(1, 2) == 4", box=Box())
-    assert result.verdict is Verdict.RUNTIME_ERROR, result
+    assert result.status is TestStatus.RUNTIME_ERROR, result
 
 
 def listening() -> tuple[LocalBox, list[object]]:

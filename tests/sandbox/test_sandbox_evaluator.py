@@ -1,4 +1,4 @@
-"""Verdicts of the evaluator, with boxes that run honest programs here or end as a test wants them to."""
+"""Test statuses of the evaluator, with boxes that run honest programs here or end as a test wants them to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from local_box import LocalBox, LocalSession, report
 
 from roll_like.errors import ConfigError, SandboxError
-from roll_like.sandbox import AssertTest, CallTest, CodeEvaluator, CodeResult, Comparison, Limits, StdioTest, Verdict
+from roll_like.sandbox import AssertTest, CallTest, CodeEvaluator, CodeResult, Comparison, Limits, StdioTest, TestStatus
 from roll_like.sandbox.box import Box, BoxReport, CallFailed, Ended, Program, SandboxUnavailable
 from roll_like.sandbox.evaluator import MAX_PROGRAM_BYTES, syntax_error
 from roll_like.sandbox.types import TestCase
@@ -55,61 +55,61 @@ def test_a_right_program_passes_every_kind_of_test() -> None:
     program = DOUBLE + "if __name__ == '__main__':\n    " + PRINT_DOUBLE
     tests = [StdioTest("4", "8\n"), CallTest("double", (4,), expected=8), AssertTest("assert double(4) == 8")]
     result = evaluate(LocalBox(), program, tests)
-    assert result.verdict is Verdict.PASSED
-    assert [test.verdict for test in result.tests] == [Verdict.PASSED] * 3
+    assert result.status is TestStatus.PASSED
+    assert [test.status for test in result.tests] == [TestStatus.PASSED] * 3
     assert (result.fraction, result.cpu_seconds, result.peak_memory_bytes) == (1.0, 0.75, 1000)
 
 
 def test_every_stdio_test_is_an_execution_of_its_own() -> None:
     box = LocalBox()
     result = evaluate(box, PRINT_DOUBLE, [StdioTest("4", "8"), StdioTest("5", "11"), StdioTest("6", "12")])
-    assert [test.verdict for test in result.tests] == [Verdict.PASSED, Verdict.WRONG_ANSWER, Verdict.PASSED]
-    assert result.verdict is Verdict.WRONG_ANSWER
+    assert [test.status for test in result.tests] == [TestStatus.PASSED, TestStatus.WRONG_ANSWER, TestStatus.PASSED]
+    assert result.status is TestStatus.WRONG_ANSWER
     assert result.fraction == pytest.approx(2 / 3)
     assert result.tests[1].detail == "line 1: expected '11', got '10'"
     assert [stdin for _, stdin, _ in box.seen] == ["4", "5", "6"]
 
 
 @pytest.mark.parametrize(
-    ("ended", "verdict"),
+    ("ended", "status"),
     [
-        (Ended.ERROR, Verdict.RUNTIME_ERROR),
-        (Ended.TIMEOUT, Verdict.TIMEOUT),
-        (Ended.MEMORY, Verdict.MEMORY_LIMIT),
-        (Ended.OUTPUT, Verdict.OUTPUT_LIMIT),
-        (Ended.COMPILE_ERROR, Verdict.COMPILE_ERROR),
-        (Ended.BROKEN, Verdict.SANDBOX_ERROR),
+        (Ended.ERROR, TestStatus.RUNTIME_ERROR),
+        (Ended.TIMEOUT, TestStatus.TIMEOUT),
+        (Ended.MEMORY, TestStatus.MEMORY_LIMIT),
+        (Ended.OUTPUT, TestStatus.OUTPUT_LIMIT),
+        (Ended.COMPILE_ERROR, TestStatus.COMPILE_ERROR),
+        (Ended.BROKEN, TestStatus.SANDBOX_ERROR),
     ],
 )
-def test_right_output_without_a_clean_end_is_no_pass(ended: Ended, verdict: Verdict) -> None:
+def test_right_output_without_a_clean_end_is_no_pass(ended: Ended, status: TestStatus) -> None:
     box = EndingBox(report(ended, b"8\n", stderr="what it said"))
     result = evaluate(box, PRINT_DOUBLE, [StdioTest("4", "8")])
-    assert (result.verdict, result.fraction, result.stderr) == (verdict, 0.0, "what it said")
+    assert (result.status, result.fraction, result.stderr) == (status, 0.0, "what it said")
     # right values, then a session that ends in that way
     for test in (CallTest("double", (4,), expected=8), AssertTest("assert double(4) == 8")):
-        assert evaluate(box, DOUBLE, [test]).verdict is verdict
+        assert evaluate(box, DOUBLE, [test]).status is status
     # a call, and the start of a session, that end in that way
     for other in (EndingBox(report(), CallFailed(ended, "x")), EndingBox(report(), opening=CallFailed(ended, "x"))):
         for test in (CallTest("double", (4,), expected=8), AssertTest("assert double(4) == 8")):
-            assert evaluate(other, DOUBLE, [test]).verdict is verdict
+            assert evaluate(other, DOUBLE, [test]).status is status
 
 
 def test_a_clean_end_before_the_value_came_is_a_runtime_error() -> None:
     box = EndingBox(report(), CallFailed(Ended.EXITED, "left with status 0"))
     for test in (CallTest("double", (4,), expected=8), AssertTest("assert double(4) == 8")):
-        assert evaluate(box, DOUBLE, [test]).verdict is Verdict.RUNTIME_ERROR
+        assert evaluate(box, DOUBLE, [test]).status is TestStatus.RUNTIME_ERROR
 
 
 def test_an_exit_status_is_a_runtime_error_whatever_was_printed() -> None:
     box = EndingBox(report(Ended.EXITED, b"8\n", exit_code=3))
-    assert evaluate(box, PRINT_DOUBLE, [StdioTest("4", "8")]).verdict is Verdict.RUNTIME_ERROR
+    assert evaluate(box, PRINT_DOUBLE, [StdioTest("4", "8")]).status is TestStatus.RUNTIME_ERROR
 
 
 def test_calls_share_a_session_until_one_fails() -> None:
     box = LocalBox()
     right, wrong = CallTest("double", (1,), expected=2), CallTest("double", (1,), expected=3)
     result = evaluate(box, DOUBLE, [right, right, wrong, right, CallTest("double", ("a",), {"y": 1}), right, right])
-    names = [test.verdict.value for test in result.tests]
+    names = [test.status.value for test in result.tests]
     assert names == ["passed", "passed", "wrong_answer", "passed", "runtime_error", "passed", "passed"]
     assert [session.calls for session in box.sessions] == [3, 2, 2]
     assert all(session.closed for session in box.sessions)
@@ -119,23 +119,23 @@ def test_a_session_that_ends_badly_vouches_for_none_of_its_calls() -> None:
     right = CallTest("double", (1,), expected=2)
     box = LocalBox(ends=[report(Ended.ERROR)])
     result = evaluate(box, DOUBLE, [right, right, StdioTest("", "")])
-    assert [test.verdict.value for test in result.tests] == ["runtime_error", "runtime_error", "passed"]
+    assert [test.status.value for test in result.tests] == ["runtime_error", "runtime_error", "passed"]
 
 
 def test_methods_keyword_arguments_and_missing_names() -> None:
     program = "class Solution:\n    def join(self, *parts, by):\n        return by.join(parts)\n"
     call = CallTest("Solution.join", ("a", "b"), {"by": "-"}, expected="a-b")
     result = evaluate(LocalBox(), program, [call, CallTest("missing", (), expected=None)])
-    assert [test.verdict.value for test in result.tests] == ["passed", "runtime_error"]
+    assert [test.status.value for test in result.tests] == ["passed", "runtime_error"]
 
 
 def test_a_truth_value_is_no_number_and_tolerance_is_a_choice() -> None:
     program = "def same(x):\n    return x\n"
-    assert evaluate(LocalBox(), program, [CallTest("same", (True,), expected=1)]).verdict is Verdict.WRONG_ANSWER
+    assert evaluate(LocalBox(), program, [CallTest("same", (True,), expected=1)]).status is TestStatus.WRONG_ANSWER
     near = [CallTest("same", (0.1 + 0.2,), expected=0.3)]
-    assert evaluate(LocalBox(), program, near).verdict is Verdict.WRONG_ANSWER
+    assert evaluate(LocalBox(), program, near).status is TestStatus.WRONG_ANSWER
     relaxed = evaluate(LocalBox(), program, near, comparison=Comparison(float_tolerance=1e-6))
-    assert relaxed.verdict is Verdict.PASSED
+    assert relaxed.status is TestStatus.PASSED
 
 
 def test_expected_values_and_test_text_are_not_given_to_the_box() -> None:
@@ -158,7 +158,7 @@ def test_expected_values_and_test_text_are_not_given_to_the_box() -> None:
 
     box.open = opened  # type: ignore[method-assign]
     result = evaluate(box, DOUBLE + "print(1)", tests)
-    assert [test.verdict for test in result.tests] == [Verdict.WRONG_ANSWER] * 3
+    assert [test.status for test in result.tests] == [TestStatus.WRONG_ANSWER] * 3
     assert len(received) == 2
     assert "SECRET" not in repr(received) + repr(box.seen)
 
@@ -171,8 +171,8 @@ def test_expected_values_and_test_text_are_not_given_to_the_box() -> None:
 def test_what_is_no_program_is_a_compile_error_without_a_box(program: str) -> None:
     box = LocalBox()
     result = evaluate(box, program, [StdioTest("", ""), CallTest("f")])
-    assert result.verdict is Verdict.COMPILE_ERROR
-    assert [test.verdict for test in result.tests] == [Verdict.COMPILE_ERROR] * 2
+    assert result.status is TestStatus.COMPILE_ERROR
+    assert [test.status for test in result.tests] == [TestStatus.COMPILE_ERROR] * 2
     assert result.tests[0].detail
     assert box.seen == []
 
@@ -180,12 +180,12 @@ def test_what_is_no_program_is_a_compile_error_without_a_box(program: str) -> No
 def test_a_compile_error_found_by_the_box_ends_the_evaluation() -> None:
     box = EndingBox(report(Ended.COMPILE_ERROR))
     result = evaluate(box, "return 1", [StdioTest("", "")] * 5)
-    assert [test.verdict for test in result.tests] == [Verdict.COMPILE_ERROR] * 5
+    assert [test.status for test in result.tests] == [TestStatus.COMPILE_ERROR] * 5
     assert len(box.seen) == 1
 
 
 def test_too_long_a_program_is_refused() -> None:
-    assert evaluate(LocalBox(), "#" * (MAX_PROGRAM_BYTES + 1), [StdioTest("", "")]).verdict is Verdict.COMPILE_ERROR
+    assert evaluate(LocalBox(), "#" * (MAX_PROGRAM_BYTES + 1), [StdioTest("", "")]).status is TestStatus.COMPILE_ERROR
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_tests_that_cannot_be_judged_are_refused_before_anything_runs(tests: lis
 
 def test_other_languages_take_stdio_tests_only() -> None:
     with CodeEvaluator(backend=EndingBox(report(Ended.EXITED, b"8"))) as evaluator:
-        assert evaluator.evaluate_sync("int main(", [StdioTest("", "8")], "cpp").verdict is Verdict.PASSED
+        assert evaluator.evaluate_sync("int main(", [StdioTest("", "8")], "cpp").status is TestStatus.PASSED
         with pytest.raises(ConfigError, match="cpp has StdioTest only"):
             evaluator.evaluate_sync("int main(", [CallTest("main")], "cpp")
 
@@ -238,7 +238,7 @@ def test_a_broken_box_is_a_sandbox_error_and_a_missing_one_is_raised() -> None:
             raise self.error
 
     result = evaluate(Broken(), PRINT_DOUBLE, [StdioTest("4", "9")])
-    assert result.verdict is Verdict.SANDBOX_ERROR
+    assert result.status is TestStatus.SANDBOX_ERROR
     assert result.tests[0].detail == "the zygote died"
     missing = Broken()
     missing.error = SandboxUnavailable("no bwrap")
@@ -246,13 +246,13 @@ def test_a_broken_box_is_a_sandbox_error_and_a_missing_one_is_raised() -> None:
         evaluate(missing, PRINT_DOUBLE, [StdioTest("4", "8")])
 
 
-def test_sandbox_error_outweighs_every_other_verdict() -> None:
+def test_sandbox_error_outweighs_every_other_status() -> None:
     class Half(LocalBox):
         async def run(self, program: Program, stdin: str, limits: Limits) -> BoxReport:
             return report(Ended.BROKEN if stdin == "2" else Ended.TIMEOUT)
 
     result = evaluate(Half(), PRINT_DOUBLE, [StdioTest("1", "2"), StdioTest("2", "4")])
-    assert result.verdict is Verdict.SANDBOX_ERROR
+    assert result.status is TestStatus.SANDBOX_ERROR
 
 
 class SlowBox(LocalBox):
@@ -278,7 +278,7 @@ def test_no_more_than_workers_run_at_once() -> None:
 
     with CodeEvaluator(backend=box, workers=3) as evaluator:
         results = asyncio.run(many(evaluator))
-    assert {result.verdict for result in results} == {Verdict.PASSED}
+    assert {result.status for result in results} == {TestStatus.PASSED}
     assert box.most == 3
 
 
@@ -287,7 +287,7 @@ def test_the_total_time_bounds_all_tests_together() -> None:
     begin = time.monotonic()
     result = evaluate(box, PRINT_DOUBLE, [StdioTest("4", "8")] * 20, total_seconds=0.5)
     assert time.monotonic() - begin < 5
-    assert result.verdict is Verdict.TIMEOUT
+    assert result.status is TestStatus.TIMEOUT
     assert 0 < result.fraction < 0.5
     assert "not run" in result.tests[-1].detail
     assert all(limits.wall_seconds <= 0.5 for _, _, limits in box.seen)
@@ -309,22 +309,22 @@ def test_a_call_has_the_wall_limit_and_the_next_one_a_fresh_session() -> None:
     box = Sleepy()
     tests = [CallTest("double", (at,), expected=2 * at) for at in (1, 0, 2)]
     result = evaluate(box, DOUBLE, tests, limits=Limits(wall_seconds=0.1))
-    assert [test.verdict.value for test in result.tests] == ["passed", "timeout", "passed"]
+    assert [test.status.value for test in result.tests] == ["passed", "timeout", "passed"]
     assert len(box.sessions) == 2
 
 
 def test_it_works_inside_a_running_loop_and_from_many_threads() -> None:
     tests = [CallTest("double", (4,), expected=8)]
 
-    async def inside(evaluator: CodeEvaluator) -> Verdict:
-        return evaluator.evaluate_sync(DOUBLE, tests).verdict
+    async def inside(evaluator: CodeEvaluator) -> TestStatus:
+        return evaluator.evaluate_sync(DOUBLE, tests).status
 
     with CodeEvaluator(backend=LocalBox()) as evaluator:
-        assert asyncio.run(inside(evaluator)) is Verdict.PASSED
-        assert asyncio.run(inside(evaluator)) is Verdict.PASSED
+        assert asyncio.run(inside(evaluator)) is TestStatus.PASSED
+        assert asyncio.run(inside(evaluator)) is TestStatus.PASSED
         with ThreadPoolExecutor(8) as pool:
             results = list(pool.map(lambda _: evaluator.evaluate_sync(DOUBLE, tests), range(40)))
-    assert {result.verdict for result in results} == {Verdict.PASSED}
+    assert {result.status for result in results} == {TestStatus.PASSED}
 
 
 def test_closing_cancels_ends_the_thread_and_refuses_more() -> None:
@@ -356,7 +356,7 @@ def test_a_cancelled_evaluation_gives_its_place_back() -> None:
         return await evaluator.evaluate(PRINT_DOUBLE, [StdioTest("4", "8")])
 
     with CodeEvaluator(backend=box, workers=1) as evaluator:
-        assert asyncio.run(main(evaluator)).verdict is Verdict.PASSED
+        assert asyncio.run(main(evaluator)).status is TestStatus.PASSED
 
 
 @pytest.mark.parametrize("options", [{"workers": 0}, {"total_seconds": 0}, {"total_seconds": float("inf")}])

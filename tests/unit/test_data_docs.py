@@ -10,7 +10,7 @@ import pytest
 from tiny_model import make_tiny_tokenizer
 
 from roll_like.config.training_data import ConversationData, LabelledData, PairData
-from roll_like.data.bad_rows import BadRow, LeftOut, Problem, RowsReport, Tally
+from roll_like.data.bad_rows import BadRow, LeftOut, Problem, RowsReport, SampleCounter
 from roll_like.data.chat import Renderer
 from roll_like.data.conversations import load_conversations, load_labelled
 from roll_like.data.pairs import load_pairs
@@ -59,12 +59,12 @@ def test_every_reason_is_explained() -> None:
 
 
 def test_the_report_is_worded_so() -> None:
-    tally = Tally("skip", "data")
+    counter = SampleCounter("skip", "data")
     empty = BadRow(Problem.EMPTY, "message 1 is the assistant's and says nothing")
     for line in (7, 12, 13):
-        tally.leave(f"talk.jsonl:{line}", empty)
-    tally.leave("talk.jsonl:40", BadRow(Problem.TOO_LONG, "160 tokens, the limit is 128"))
-    assert tally.left_out[0] == LeftOut(problem=Problem.EMPTY, count=3, first=f"talk.jsonl:7 ({empty.message})")
+        counter.leave(f"talk.jsonl:{line}", empty)
+    counter.leave("talk.jsonl:40", BadRow(Problem.TOO_LONG, "160 tokens, the limit is 128"))
+    assert counter.left_out[0] == LeftOut(problem=Problem.EMPTY, count=3, first=f"talk.jsonl:7 ({empty.message})")
     report = RowsReport(
         name="talk",
         rows=100,
@@ -75,6 +75,6 @@ def test_the_report_is_worded_so() -> None:
         shortened=0,
         first_shortened=None,
         longest=160,
-        left_out=tally.left_out,
+        left_out=counter.left_out,
     )
     assert f"\n{report}\n" in PAGE

@@ -273,5 +273,5 @@ def test_the_example_rewards_judge_as_they_say(monkeypatch: pytest.MonkeyPatch) 
     assert brief(completion("Rain.")) == 0.0
     uses_word = UsesWord(UsesWordConfig(copies=0.25))
     group = [completion(text, word="cloud") for text in ("A cloud.", "Clouds rain.", "a  CLOUD.", "It is wet.")]
-    assert [verdict.value for verdict in uses_word.score(group)] == [1.0, 1.0, 0.25, 0.0]
-    assert [verdict.details["copied"] for verdict in uses_word.score(group)] == [0.0, 0.0, 1.0, 0.0]
+    assert [result.value for result in uses_word.score(group)] == [1.0, 1.0, 0.25, 0.0]
+    assert [result.details["copied"] for result in uses_word.score(group)] == [0.0, 0.0, 1.0, 0.0]

@@ -22,7 +22,7 @@ from roll_like.builtin.pipelines.online_dpo.iterations import (
 )
 from roll_like.builtin.pipelines.online_dpo.rollouts import Evaluators, PolicyEngines
 from roll_like.errors import CheckpointError, GenerationError
-from roll_like.rollout.filling import Collected
+from roll_like.rollout.collection import Collected
 from roll_like.types import FloatArray, Group, Scored, TrainingSample
 from roll_like.values import Last, Mean, Metrics, merge, reduce
 

@@ -229,7 +229,7 @@ def test_a_resumed_run_has_each_trace_once(run_dir: Path) -> None:
     assert set(after) == {*kept, "3/0.0"}
     assert after["3/0.0"].info.response_preview == "again"
     assert len(after["3/0.0"].data.spans) == 4
-    # sent again, and there once, with one verdict of each kind
+    # sent again, and there once, with one result of each kind
     assert [one.name for one in sorted(after["2/0.0"].info.assessments, key=lambda one: one.name)] == [
         "reward",
         "success",

@@ -33,7 +33,7 @@ PUBLIC = {
     "RewardCase",
     "RewardConfig",
     "RewardReport",
-    "Verdict",
+    "RewardResult",
     "check_reward",
     "register_reward",
 }

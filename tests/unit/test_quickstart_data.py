@@ -87,7 +87,7 @@ def test_answers_can_pass_and_copies_of_the_prompt_cannot(script: ModuleType) ->
             for text in (script.REQUESTS[kind_of(script, row)].example.format(topic=row["topic"]), row["prompt"])
         )
         judged = reward.score([answer, copy])
-        assert [verdict.value for verdict in judged] == [1.0, 0.0], (row, judged)
+        assert [result.value for result in judged] == [1.0, 0.0], (row, judged)
 
 
 def kind_of(script: ModuleType, row: dict[str, object]) -> str:

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 from reward_support import completion, outcomes, row, value
 
-from roll_like import Verdict
+from roll_like import RewardResult
 from roll_like.builtin.rewards.boxed import last_boxed
 from roll_like.builtin.rewards.exact_match import F1, ExactMatch, ExactMatchConfig, F1Config, _Compared, normalise
 from roll_like.builtin.rewards.format import Format, FormatConfig
@@ -213,7 +213,7 @@ def test_a_pattern_that_never_ends_loses_its_sample_alone() -> None:
     start = time.monotonic()
     good, slow = outcomes(reward, [completion("aaa", "aaa"), completion("a" * 60 + "b", "x")])
     assert time.monotonic() - start < 60  # left alone it would take years
-    assert good == Verdict(1.0, {"parsed": 1.0})
+    assert good == RewardResult(1.0, {"parsed": 1.0})
     assert isinstance(slow, RewardError)
     assert "(?:a|aa)+$" in str(slow)
 
@@ -301,9 +301,9 @@ def test_several_checks_all_or_in_part() -> None:
     assert [value(Format(FormatConfig(**settings)), text) for text in (both, one)] == [1.0, 0.0]
     partial = Format(FormatConfig(**settings, partial=True))
     assert [value(partial, text) for text in (both, one, "")] == [1.0, 0.5, 0.0]
-    (verdict,) = outcomes(partial, [completion(one)])
-    assert isinstance(verdict, Verdict)
-    assert verdict.details == {"tags": 1.0, "pattern": 0.0}
+    (result,) = outcomes(partial, [completion(one)])
+    assert isinstance(result, RewardResult)
+    assert result.details == {"tags": 1.0, "pattern": 0.0}
 
 
 def test_a_pattern_that_an_empty_response_matches_pays_it_nothing() -> None:

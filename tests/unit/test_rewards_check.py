@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pytest
 
 import roll_like
-from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, Verdict, check_reward, cli
+from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, RewardResult, check_reward, cli
 from roll_like.errors import ConfigError, DataError, PluginError, RefusedAnswerError, RewardError
 from roll_like.registry import REWARDS
 from roll_like.rewards.cases import general_hostile, read_cases
@@ -118,7 +118,7 @@ def test_raising_hanging_and_nonsense() -> None:
     assert kinds(report) == {"wrong", "empty", "hostile"}
     text = "\n".join(report.suspicious)
     assert "RecursionError: too deep" in text
-    assert "no verdict within 0.1 s" in text
+    assert "no result within 0.1 s" in text
     assert "finite number, found 'one'" in text
     assert next(answer for answer in report.answers if answer.text == "41").value is None
     time.sleep(0.3)
@@ -163,7 +163,7 @@ class Compared(Reward):
         assert len(completions) > 1
         assert all(completion.metadata["level"] == 3 for completion in completions)
         longest = max(len(completion.text) for completion in completions)
-        return [Verdict(self.config.best * (len(completion.text) == longest)) for completion in completions]
+        return [RewardResult(self.config.best * (len(completion.text) == longest)) for completion in completions]
 
     def close(self) -> None:
         self.closed += 1
@@ -328,7 +328,9 @@ def test_floods_may_be_refused_and_come_once() -> None:
         failure: type[RewardError] = RefusedAnswerError
 
         def score(self, completions: Sequence[Completion]) -> Sequence[Any]:
-            return [self.failure("too long") if len(each.text) > 900 else Verdict(honest(each)) for each in completions]
+            return [
+                self.failure("too long") if len(each.text) > 900 else RewardResult(honest(each)) for each in completions
+            ]
 
     class Broken(Bounded):
         failure = RewardError

@@ -1,4 +1,4 @@
-"""The code reward up to the sandbox: which program is taken, which tests a row holds, what a verdict becomes."""
+"""The code reward up to the sandbox: which program is taken, which tests a row holds, what a status becomes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 from reward_support import completion, outcomes, row
 
-from roll_like import Verdict
+from roll_like import RewardResult
 from roll_like.builtin.rewards.code import Code, CodeConfig
 from roll_like.builtin.rewards.code_block import CodeBlock, code_blocks, last_program
 from roll_like.builtin.rewards.code_tests import read_tests, resolve_entry_points
 from roll_like.errors import DataError, RewardError, SandboxError
 from roll_like.registry import REWARDS
-from roll_like.sandbox import AssertTest, CallTest, CodeResult, StdioTest, TestCase, TestResult
-from roll_like.sandbox import Verdict as CodeVerdict
+from roll_like.sandbox import AssertTest, CallTest, CodeResult, StdioTest, TestCase, TestResult, TestStatus
 
 ADD = "def add(a, b):\n    return a + b\n"
 STDIO = [{"input": "1\n", "output": "2\n"}]
@@ -25,9 +24,9 @@ STDIO = [{"input": "1\n", "output": "2\n"}]
 class FakeEvaluator:
     """Gives what a test wants, and writes down what it was asked."""
 
-    def __init__(self, verdict: CodeVerdict = CodeVerdict.PASSED, fraction: float = 1.0) -> None:
+    def __init__(self, status: TestStatus = TestStatus.PASSED, fraction: float = 1.0) -> None:
         self.asked: list[tuple[str, tuple[TestCase, ...], str]] = []
-        self.verdict, self.fraction = verdict, fraction
+        self.status, self.fraction = status, fraction
         self.error: Exception | None = None
         self.closed = 0
 
@@ -35,9 +34,9 @@ class FakeEvaluator:
         if self.error is not None:
             raise self.error
         self.asked.append((program, tuple(tests), language))
-        results = tuple(TestResult(self.verdict, "the reason") for _ in tests)
+        results = tuple(TestResult(self.status, "the reason") for _ in tests)
         return CodeResult(
-            verdict=self.verdict,
+            status=self.status,
             tests=results,
             fraction=self.fraction,
             cpu_seconds=0.5,
@@ -56,9 +55,9 @@ def make(evaluator: FakeEvaluator | None = None, **settings: Any) -> tuple[Code,
     return reward, fake
 
 
-def one(reward: Code, text: str, **metadata: Any) -> Verdict:
+def one(reward: Code, text: str, **metadata: Any) -> RewardResult:
     (outcome,) = outcomes(reward, [completion(text, **metadata)])
-    assert isinstance(outcome, Verdict), outcome
+    assert isinstance(outcome, RewardResult), outcome
     return outcome
 
 
@@ -193,29 +192,29 @@ def test_a_method_of_solution_answers_a_function_too() -> None:
         assert resolve_entry_points(tests, other) == tests
 
 
-# ---- what a verdict becomes ------------------------------------------------------------------------
+# ---- what a status becomes ------------------------------------------------------------------------
 
 
 def test_a_program_that_passes_gets_1_and_its_figures() -> None:
     reward, fake = make()
-    verdict = one(reward, f"Sure:\n{fenced(ADD)}", tests=[{"args": [1, 2], "expected": 3}], entry_point="add")
-    assert verdict.value == 1.0
-    assert (verdict.details["parsed"], verdict.details["passed"], verdict.details["verdict/passed"]) == (1, 1, 1)
-    assert (verdict.details["verdict/timeout"], verdict.details["memory_mib"]) == (0.0, 3.0)
+    status = one(reward, f"Sure:\n{fenced(ADD)}", tests=[{"args": [1, 2], "expected": 3}], entry_point="add")
+    assert status.value == 1.0
+    assert (status.details["parsed"], status.details["passed"], status.details["status/passed"]) == (1, 1, 1)
+    assert (status.details["status/timeout"], status.details["memory_mib"]) == (0.0, 3.0)
     assert fake.asked == [(ADD, (CallTest("add", (1, 2), expected=3),), "python")]
 
 
-@pytest.mark.parametrize("verdict", sorted(set(CodeVerdict) - {CodeVerdict.PASSED, CodeVerdict.SANDBOX_ERROR}))
-def test_every_other_verdict_gets_0_or_the_share_that_passed(verdict: CodeVerdict) -> None:
-    binary, _ = make(FakeEvaluator(verdict, 0.75))
+@pytest.mark.parametrize("status", sorted(set(TestStatus) - {TestStatus.PASSED, TestStatus.SANDBOX_ERROR}))
+def test_every_other_status_gets_0_or_the_share_that_passed(status: TestStatus) -> None:
+    binary, _ = make(FakeEvaluator(status, 0.75))
     found = one(binary, fenced(ADD), tests=STDIO)
-    assert (found.value, found.details[f"verdict/{verdict}"]) == (0.0, 1.0)
-    shared, _ = make(FakeEvaluator(verdict, 0.75), reward="fraction")
+    assert (found.value, found.details[f"status/{status}"]) == (0.0, 1.0)
+    shared, _ = make(FakeEvaluator(status, 0.75), reward="fraction")
     assert one(shared, fenced(ADD), tests=STDIO).value == 0.75
 
 
 def test_a_sandbox_that_fails_is_no_judgement() -> None:
-    reward, fake = make(FakeEvaluator(CodeVerdict.SANDBOX_ERROR, 0.0))
+    reward, fake = make(FakeEvaluator(TestStatus.SANDBOX_ERROR, 0.0))
     (outcome,) = outcomes(reward, [completion(fenced(ADD), tests=STDIO)])
     assert isinstance(outcome, RewardError)
     assert "the reason" in str(outcome)
@@ -230,8 +229,8 @@ def test_a_sandbox_that_fails_is_no_judgement() -> None:
 )
 def test_a_response_without_a_program_gets_0_and_runs_nothing(text: str) -> None:
     reward, fake = make()
-    verdict = one(reward, text, tests=STDIO)
-    assert (verdict.value, verdict.details["parsed"]) == (0.0, 0.0)
+    status = one(reward, text, tests=STDIO)
+    assert (status.value, status.details["parsed"]) == (0.0, 0.0)
     assert fake.asked == []
 
 
@@ -248,8 +247,8 @@ def test_languages() -> None:
     assert fake.asked[-1] == ("int main() {}\n", (StdioTest("1\n", "2\n"),), "cpp")
     # calls and assertions are for Python, JavaScript is not allowed here
     for source, tests in ((fenced("int f;\n", "cpp"), ["assert f()"]), (fenced("let f\n", "js"), STDIO)):
-        verdict = one(reward, source, tests=tests)
-        assert (verdict.value, verdict.details["other_language"]) == (0.0, 1.0)
+        status = one(reward, source, tests=tests)
+        assert (status.value, status.details["other_language"]) == (0.0, 1.0)
     assert len(fake.asked) == 1
 
 

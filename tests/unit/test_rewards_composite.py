@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 from reward_support import completion, outcomes, row
 
-from roll_like import Completion, Outcome, Reward, RewardConfig, Verdict, register_reward
+from roll_like import Completion, Outcome, Reward, RewardConfig, RewardResult, register_reward
 from roll_like.builtin.rewards.composite import Composite, CompositeConfig
 from roll_like.config.prompts import RewardsConfig
 from roll_like.config.schema import json_schema
@@ -42,7 +42,7 @@ class Part(Reward):
         SEEN.setdefault(self.config.field, []).extend(item.text for item in completions)
         if self.config.fail:
             raise ConnectionError("gone")
-        return [Verdict(item.metadata[self.config.field], {"twice": 2.0}) for item in completions]
+        return [RewardResult(item.metadata[self.config.field], {"twice": 2.0}) for item in completions]
 
     def close(self) -> None:
         CLOSED.append(self.config.field)
@@ -82,30 +82,30 @@ def test_is_registered_by_its_entry_point() -> None:
 
 def test_a_weighted_sum_reports_its_parts() -> None:
     reward = make(part("a", weight=0.5), part("b", weight=-1.0, kind="async_part"))
-    (verdict,) = outcomes(reward, [completion("x", a=1.0, b=0.25)])
-    assert verdict == Verdict(0.25, {"a": 1.0, "a/twice": 2.0, "b": 0.25, "b/twice": 2.0})
+    (result,) = outcomes(reward, [completion("x", a=1.0, b=0.25)])
+    assert result == RewardResult(0.25, {"a": 1.0, "a/twice": 2.0, "b": 0.25, "b/twice": 2.0})
 
 
 def test_a_product() -> None:
     reward = make(part("a"), part("b"), part("c"), combine="product")
     group = [completion("x", a=0.5, b=0.5, c=1.0), completion("y", a=1.0, b=0.0, c=1.0)]
-    assert [outcome.value for outcome in outcomes(reward, group) if isinstance(outcome, Verdict)] == [0.25, 0.0]
+    assert [outcome.value for outcome in outcomes(reward, group) if isinstance(outcome, RewardResult)] == [0.25, 0.0]
 
 
 def test_a_gate_asks_the_others_about_what_passes_it_alone() -> None:
     reward = make(part("a"), part("b", weight=2.0), combine="gated", threshold=0.5, closed=-1.0)
     group = [completion("in", a=0.5, b=0.25), completion("out", a=0.4, b=1.0)]
     found = outcomes(reward, group)
-    assert found[0] == Verdict(0.5, {"a": 0.5, "a/twice": 2.0, "b": 0.25, "b/twice": 2.0, "gate": 1.0})
-    assert found[1] == Verdict(-1.0, {"a": 0.4, "a/twice": 2.0, "gate": 0.0})
+    assert found[0] == RewardResult(0.5, {"a": 0.5, "a/twice": 2.0, "b": 0.25, "b/twice": 2.0, "gate": 1.0})
+    assert found[1] == RewardResult(-1.0, {"a": 0.4, "a/twice": 2.0, "gate": 0.0})
     assert SEEN == {"a": ["in", "out"], "b": ["in"]}
 
 
 def test_a_gate_that_lets_nobody_in_asks_nothing() -> None:
     reward = make(part("a"), part("b", fail=True), combine="gated")
-    (verdict,) = outcomes(reward, [completion("x", a=0.0, b=1.0)])
-    assert isinstance(verdict, Verdict)
-    assert verdict.value == 0.0
+    (result,) = outcomes(reward, [completion("x", a=0.0, b=1.0)])
+    assert isinstance(result, RewardResult)
+    assert result.value == 0.0
     assert "b" not in SEEN
 
 
@@ -159,10 +159,10 @@ def test_composites_hold_composites_and_survive_the_configuration_file() -> None
     again = RewardsConfig.model_validate(config.model_dump(mode="json"))
     assert again == config
     reward = Composite(again.use[0])  # type: ignore[arg-type]
-    (verdict,) = outcomes(reward, [completion("x", a=0.5, b=0.5, c=1.0)])
-    assert isinstance(verdict, Verdict)
-    assert verdict.value == 1.25
-    assert verdict.details["inner/b/twice"] == 2.0
+    (result,) = outcomes(reward, [completion("x", a=0.5, b=0.5, c=1.0)])
+    assert isinstance(result, RewardResult)
+    assert result.value == 1.25
+    assert result.details["inner/b/twice"] == 2.0
 
 
 def test_the_schema_of_the_configuration_is_finite() -> None:

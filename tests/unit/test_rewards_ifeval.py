@@ -3,7 +3,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from roll_like import Completion, Verdict
+from roll_like import Completion, RewardResult
 from roll_like.builtin.rewards import guards
 from roll_like.builtin.rewards.ifeval import IFEval, IFEvalConfig
 from roll_like.builtin.rewards.ifeval.text import words
@@ -27,9 +27,11 @@ def completion(text: str, metadata: dict[str, Any] = NO_COMMAS, stop: StopReason
     )
 
 
-def judge(text: str, metadata: dict[str, Any] = NO_COMMAS, *, stop: StopReason = StopReason.STOP, **s: Any) -> Verdict:
-    (verdict,) = IFEval(IFEvalConfig(**s)).score([completion(text, metadata, stop)])
-    return verdict
+def judge(
+    text: str, metadata: dict[str, Any] = NO_COMMAS, *, stop: StopReason = StopReason.STOP, **s: Any
+) -> RewardResult:
+    (result,) = IFEval(IFEvalConfig(**s)).score([completion(text, metadata, stop)])
+    return result
 
 
 def task(metadata: dict[str, Any]) -> Task:
@@ -50,15 +52,15 @@ def test_is_registered_by_its_entry_point() -> None:
 
 
 def test_an_answer_in_the_right_form_scores_1() -> None:
-    verdict = judge(ANSWER)
-    assert verdict.value == 1.0
-    assert verdict.details["strict"] == verdict.details["loose"] == verdict.details["kind/no_commas"] == 1.0
-    assert verdict.details["guarded"] == 0.0
+    result = judge(ANSWER)
+    assert result.value == 1.0
+    assert result.details["strict"] == result.details["loose"] == result.details["kind/no_commas"] == 1.0
+    assert result.details["guarded"] == 0.0
 
 
 def test_an_answer_in_the_wrong_form_scores_0() -> None:
-    verdict = judge(ANSWER.replace("ships", "ships, boats"))
-    assert verdict.value == verdict.details["kind/no_commas"] == verdict.details["guarded"] == 0.0
+    result = judge(ANSWER.replace("ships", "ships, boats"))
+    assert result.value == result.details["kind/no_commas"] == result.details["guarded"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -77,11 +79,11 @@ def test_an_answer_in_the_wrong_form_scores_0() -> None:
     ],
 )
 def test_nonsense_in_the_right_form_scores_0(text: str, guard: str) -> None:
-    verdict = judge(text)
-    assert verdict.details["kind/no_commas"] == 1.0
-    assert verdict.details[f"guard/{guard}"] == 1.0
-    assert verdict.details["guarded"] == 1.0
-    assert verdict.value == 0.0
+    result = judge(text)
+    assert result.details["kind/no_commas"] == 1.0
+    assert result.details[f"guard/{guard}"] == 1.0
+    assert result.details["guarded"] == 1.0
+    assert result.value == 0.0
 
 
 @pytest.mark.parametrize(
@@ -114,9 +116,9 @@ def test_a_repeated_prompt_that_was_asked_for_is_no_copy() -> None:
 def test_all_or_nothing_and_partial() -> None:
     metadata = {"instructions": [{"kind": "no_commas"}, {"kind": "max_words", "max": 5}]}
     assert judge(ANSWER, metadata).value == 0.0
-    verdict = judge(ANSWER, metadata, partial=True)
-    assert verdict.value == 0.5
-    assert (verdict.details["kind/no_commas"], verdict.details["kind/max_words"]) == (1.0, 0.0)
+    result = judge(ANSWER, metadata, partial=True)
+    assert result.value == 0.5
+    assert (result.details["kind/no_commas"], result.details["kind/max_words"]) == (1.0, 0.0)
     assert judge("Yes.", metadata, partial=True).value == 0.0
 
 
@@ -128,8 +130,8 @@ def test_a_kind_asked_twice_passes_only_when_both_pass() -> None:
 def test_loose_forgives_a_first_line_that_strict_does_not() -> None:
     text = f"Sure, here it is:\n{ANSWER}"
     assert judge(text, mode="strict").value == 0.0
-    verdict = judge(text, mode="loose")
-    assert (verdict.value, verdict.details["strict"], verdict.details["loose"]) == (1.0, 0.0, 1.0)
+    result = judge(text, mode="loose")
+    assert (result.value, result.details["strict"], result.details["loose"]) == (1.0, 0.0, 1.0)
 
 
 def test_loose_does_not_pass_an_empty_variant() -> None:
@@ -138,8 +140,8 @@ def test_loose_does_not_pass_an_empty_variant() -> None:
 
 def test_must_finish() -> None:
     assert judge(ANSWER, stop=StopReason.LENGTH).value == 1.0
-    verdict = judge(ANSWER, stop=StopReason.LENGTH, must_finish=True)
-    assert (verdict.value, verdict.details["guard/unfinished"]) == (0.0, 1.0)
+    result = judge(ANSWER, stop=StopReason.LENGTH, must_finish=True)
+    assert (result.value, result.details["guard/unfinished"]) == (0.0, 1.0)
     assert judge(ANSWER, must_finish=True).value == 1.0
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from reward_support import completion, outcomes, row
 
-from roll_like import Verdict
+from roll_like import RewardResult
 from roll_like.builtin.rewards.ifeval import IFEval, IFEvalConfig
 from roll_like.builtin.rewards.ifeval.ids import TRANSLATIONS, translate_ids
 from roll_like.builtin.rewards.ifeval.kinds import KINDS, parse_instructions
@@ -101,7 +101,7 @@ def test_a_row_of_the_data_set_is_judged_as_it_is() -> None:
     values = [
         out.value
         for out in outcomes(reward, [completion(text, **fields) for text in texts])
-        if isinstance(out, Verdict)
+        if isinstance(out, RewardResult)
     ]
     assert values == [1.0, 0.0, 0.0, 0.0]
 
@@ -175,7 +175,7 @@ def test_an_answer_in_chinese_is_long_enough() -> None:
     fields = {"instructions": [{"kind": "response_language", "language": "zh"}]}
     texts = (SENTENCES["zh"], SENTENCES["ja"], "好")
     found = outcomes(IFEval(IFEvalConfig()), [completion(text, **fields) for text in texts])
-    assert [outcome.value for outcome in found if isinstance(outcome, Verdict)] == [1.0, 0.0, 0.0]
+    assert [outcome.value for outcome in found if isinstance(outcome, RewardResult)] == [1.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("text", ["", "123 + 4", "xkqj zvbn qwrt", "Paris", "日本語 text мир кот", "🙂🙂"])

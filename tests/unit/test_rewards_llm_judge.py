@@ -14,7 +14,7 @@ from judge_server import JudgeServer, judge_server
 from pydantic import ValidationError
 from reward_support import completion, outcomes, row
 
-from roll_like import Outcome, Verdict, check_reward
+from roll_like import Outcome, RewardResult, check_reward
 from roll_like.builtin.rewards import judge_prompts
 from roll_like.builtin.rewards.judge_client import MalformedError, parse_object
 from roll_like.builtin.rewards.llm_judge import LLMJudge, LLMJudgeConfig, _matches
@@ -58,8 +58,8 @@ def winner(key: Any) -> Any:
 
 
 def values(found: list[Outcome]) -> list[float]:
-    assert all(isinstance(outcome, Verdict) for outcome in found), found
-    return [outcome.value for outcome in found if isinstance(outcome, Verdict)]
+    assert all(isinstance(outcome, RewardResult) for outcome in found), found
+    return [outcome.value for outcome in found if isinstance(outcome, RewardResult)]
 
 
 def test_is_registered_by_its_entry_point() -> None:
@@ -130,8 +130,8 @@ def test_the_runs_own_judge_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None
 def test_several_judges_are_averaged_and_each_is_reported() -> None:
     with judge_server() as kind, judge_server() as strict:
         strict.answer = lambda body: '{"reasoning": "", "score": 1}'
-        (verdict,) = outcomes(make(kind, strict), [completion("x")])
-        assert verdict == Verdict(0.5, {"judge/0": 1.0, "judge/1": 0.0, "spread": 1.0, "empty": 0.0})
+        (result,) = outcomes(make(kind, strict), [completion("x")])
+        assert result == RewardResult(0.5, {"judge/0": 1.0, "judge/1": 0.0, "spread": 1.0, "empty": 0.0})
         strict.answer = lambda body: 500
         (lost,) = outcomes(make(kind, strict), [completion("x")])
         assert isinstance(lost, RewardError)  # a mean over fewer would be on another scale
@@ -181,7 +181,7 @@ def test_a_slow_judge_loses_its_sample_alone(server: JudgeServer) -> None:
     start = time.monotonic()
     good, slow = outcomes(make(server, timeout_seconds=0.5), [completion("good"), completion("slow")])
     assert time.monotonic() - start < 15
-    assert isinstance(good, Verdict)
+    assert isinstance(good, RewardResult)
     assert isinstance(slow, RewardError)
     assert "within 0.5 s" in str(slow)
 
@@ -234,7 +234,7 @@ def test_pairs_of_a_group_in_both_orders(server: JudgeServer) -> None:
 def test_a_judge_that_prefers_the_first_decides_nothing(server: JudgeServer) -> None:
     server.answer = lambda body: '{"reasoning": "", "winner": "A"}'
     found = outcomes(make(server, mode="pairwise"), [completion("x"), completion("y")])
-    assert found == [Verdict(0.5, {"order_decides": 1.0, "empty": 0.0})] * 2
+    assert found == [RewardResult(0.5, {"order_decides": 1.0, "empty": 0.0})] * 2
 
 
 def test_equal_and_empty_responses_are_not_asked_about(server: JudgeServer) -> None:

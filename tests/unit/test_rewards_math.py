@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from roll_like import Completion, Verdict
+from roll_like import Completion, RewardResult
 from roll_like.builtin.rewards.child_pool import ChildPool
 from roll_like.builtin.rewards.math import Math, MathConfig
 from roll_like.errors import DataError, RewardError
@@ -72,14 +72,14 @@ def alive(pid: int) -> bool:
     ],
 )
 def test_comparison(reward: Math, gold: str, response: str, value: float, parsed: float) -> None:
-    assert reward.score([completion(response, gold)]) == [Verdict(value, {"parsed": parsed})]
+    assert reward.score([completion(response, gold)]) == [RewardResult(value, {"parsed": parsed})]
 
 
 def test_boxed_only() -> None:
     reward = Math(MathConfig(boxed=True))
     try:
         asked = [completion("The answer is 42.", "42"), completion("\\boxed{42}", "42")]
-        assert reward.score(asked) == [Verdict(0.0, {"parsed": 0.0}), Verdict(1.0, {"parsed": 1.0})]
+        assert reward.score(asked) == [RewardResult(0.0, {"parsed": 0.0}), RewardResult(1.0, {"parsed": 1.0})]
     finally:
         reward.close()
 
@@ -123,8 +123,8 @@ def test_an_expression_that_never_ends_is_killed_and_lost_and_the_others_are_jud
         outcomes = reward.score(asked)
         assert time.monotonic() - start < 20
         assert isinstance(outcomes[1], RewardError)
-        assert [outcome.value for outcome in outcomes if isinstance(outcome, Verdict)] == [1.0, 0.0, 1.0]
-        assert reward.score([completion("42", "42")]) == [Verdict(1.0, {"parsed": 1.0})]
+        assert [outcome.value for outcome in outcomes if isinstance(outcome, RewardResult)] == [1.0, 0.0, 1.0]
+        assert reward.score([completion("42", "42")]) == [RewardResult(1.0, {"parsed": 1.0})]
     finally:
         reward.close()
 

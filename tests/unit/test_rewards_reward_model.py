@@ -14,7 +14,7 @@ from reward_support import completion, outcomes
 from tiny_model import VOCABULARY, make_tiny_tokenizer
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
 
-from roll_like import Completion, Verdict, check_reward
+from roll_like import Completion, RewardResult, check_reward
 from roll_like.builtin.rewards.reward_model import RewardModel, RewardModelConfig
 from roll_like.errors import RewardError
 from roll_like.registry import REWARDS
@@ -58,10 +58,10 @@ def make(path: Path, **settings: Any) -> RewardModel:
     return RewardModel(RewardModelConfig(path=str(path), **settings))
 
 
-def verdicts(reward: RewardModel, group: list[Completion] = GROUP) -> list[Verdict]:
+def results(reward: RewardModel, group: list[Completion] = GROUP) -> list[RewardResult]:
     found = outcomes(reward, group)
-    assert all(isinstance(outcome, Verdict) for outcome in found), found
-    return [outcome for outcome in found if isinstance(outcome, Verdict)]
+    assert all(isinstance(outcome, RewardResult) for outcome in found), found
+    return [outcome for outcome in found if isinstance(outcome, RewardResult)]
 
 
 def one_by_one(path: Path, label: int = 0) -> list[float]:
@@ -87,20 +87,20 @@ def test_is_registered_by_its_entry_point() -> None:
 def test_batches_give_what_single_conversations_give(classifier: Path, batch_size: int) -> None:
     expected = one_by_one(classifier)
     assert max(expected) - min(expected) > 0.1  # a model that sees no difference would prove nothing
-    found = verdicts(make(classifier, batch_size=batch_size))
-    assert [verdict.value for verdict in found] == pytest.approx(expected, abs=1e-4)
+    found = results(make(classifier, batch_size=batch_size))
+    assert [result.value for result in found] == pytest.approx(expected, abs=1e-4)
 
 
 def test_without_a_padding_token_too(tmp_path: Path) -> None:
     path = make_classifier(tmp_path, pad=False)
-    assert [verdict.value for verdict in verdicts(make(path))] == pytest.approx(one_by_one(path), abs=1e-4)
+    assert [result.value for result in results(make(path))] == pytest.approx(one_by_one(path), abs=1e-4)
 
 
 def test_sigmoid_scale_and_shift(classifier: Path) -> None:
-    raw = [verdict.value for verdict in verdicts(make(classifier))]
-    found = verdicts(make(classifier, squash="sigmoid", scale=2.0, shift=-1.0))
-    assert [verdict.value for verdict in found] == pytest.approx([2 / (1 + math.exp(-score)) - 1 for score in raw])
-    assert [verdict.details["raw"] for verdict in found] == pytest.approx(raw)
+    raw = [result.value for result in results(make(classifier))]
+    found = results(make(classifier, squash="sigmoid", scale=2.0, shift=-1.0))
+    assert [result.value for result in found] == pytest.approx([2 / (1 + math.exp(-score)) - 1 for score in raw])
+    assert [result.details["raw"] for result in found] == pytest.approx(raw)
 
 
 def test_it_is_loaded_once_and_let_go(classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,26 +115,26 @@ def test_it_is_loaded_once_and_let_go(classifier: Path, monkeypatch: pytest.Monk
     reward = make(classifier)
     assert loads == []  # checking a configuration loads nothing
     reward.start()
-    verdicts(reward)
-    verdicts(reward)
+    results(reward)
+    results(reward)
     assert len(loads) == 1
     reward.close()
-    verdicts(reward)
+    results(reward)
     assert len(loads) == 2
 
 
 def test_a_conversation_that_is_too_long_is_lost_alone(classifier: Path) -> None:
     long = completion("rain " * 200, prompt="Tell me about rain.")
     short, lost = outcomes(make(classifier, max_tokens=64), [GROUP[0], long])
-    assert isinstance(short, Verdict)
+    assert isinstance(short, RewardResult)
     assert isinstance(lost, RewardError)
     assert "above max_tokens: 64" in str(lost)
 
 
 def test_one_output_of_several(tmp_path: Path) -> None:
     path = make_classifier(tmp_path, labels=3)
-    found = verdicts(make(path, label=2))
-    assert [verdict.value for verdict in found] == pytest.approx(one_by_one(path, label=2), abs=1e-4)
+    found = results(make(path, label=2))
+    assert [result.value for result in found] == pytest.approx(one_by_one(path, label=2), abs=1e-4)
     for label in (None, 3):
         with pytest.raises(RewardError, match="has 3 outputs"):
             make(path, label=label).start()
@@ -143,8 +143,8 @@ def test_one_output_of_several(tmp_path: Path) -> None:
 def test_a_model_of_its_own_template_and_one_without(classifier: Path, tmp_path: Path) -> None:
     template = tmp_path / "template.jinja"
     template.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
-    own = [verdict.value for verdict in verdicts(make(classifier, chat_template=template))]
-    assert own != pytest.approx([verdict.value for verdict in verdicts(make(classifier))])
+    own = [result.value for result in results(make(classifier, chat_template=template))]
+    assert own != pytest.approx([result.value for result in results(make(classifier))])
     path = make_classifier(tmp_path / "model")
     (path / "chat_template.jinja").unlink()
     with pytest.raises(RewardError, match="no chat template"):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from roll_like import Completion, Outcome, Reward, RewardConfig, Verdict, register_reward
+from roll_like import Completion, Outcome, Reward, RewardConfig, RewardResult, register_reward
 from roll_like.errors import ConfigError, PluginError, RewardError
 from roll_like.registry import REWARDS
 from roll_like.rewards.scorer import Scorer, judges
@@ -111,8 +111,8 @@ def test_a_class_sees_the_group_and_has_settings(add: Add) -> None:
 
 
 def test_weights_names_and_details(add: Add) -> None:
-    def constant(completion: Completion) -> Verdict:
-        return Verdict(np.float32(0.5), {"strict": True, "n": 3})
+    def constant(completion: Completion) -> RewardResult:
+        return RewardResult(np.float32(0.5), {"strict": True, "n": 3})
 
     name = add(constant)
     scored = score(
@@ -181,7 +181,7 @@ def test_a_class_that_raises_loses_the_group_and_earlier_failures_stay(add: Add)
 def test_an_error_in_a_verdicts_place_loses_one_sample(add: Add) -> None:
     class Half(Reward):
         def score(self, completions: Sequence[Completion]) -> Sequence[Outcome]:
-            return [1.0, RewardError("judge refused"), Verdict(0.0)]
+            return [1.0, RewardError("judge refused"), RewardResult(0.0)]
 
     scored = score(make_group("a", "b", "c"), RewardConfig(type=add(Half)))
     assert [sample.trajectory.sample_index for sample in scored.samples] == [0, 2]
@@ -191,8 +191,8 @@ def test_an_error_in_a_verdicts_place_loses_one_sample(add: Add) -> None:
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        ([1.0], "1 verdicts for 2 completions"),
-        ([1.0, 1.0, 1.0], "3 verdicts for 2 completions"),
+        ([1.0], "1 results for 2 completions"),
+        ([1.0, 1.0, 1.0], "3 results for 2 completions"),
         (None, "found NoneType"),
         ("10", "found str"),
         ({0: 1.0, 1: 1.0}, "found dict"),
@@ -200,8 +200,8 @@ def test_an_error_in_a_verdicts_place_loses_one_sample(add: Add) -> None:
         ([math.inf, -math.inf], "finite number, found"),
         (["1", "1"], "found '1' (str)"),
         ([None, None], "found None"),
-        ([Verdict(1.0, {"x": math.nan})] * 2, "detail 'x'"),
-        ([Verdict(1.0, None)] * 2, "AttributeError"),  # type: ignore[arg-type]
+        ([RewardResult(1.0, {"x": math.nan})] * 2, "detail 'x'"),
+        ([RewardResult(1.0, None)] * 2, "AttributeError"),  # type: ignore[arg-type]
         (np.ones((2, 2)), "ndarray"),
     ],
 )
@@ -277,7 +277,7 @@ def test_an_async_reward_that_is_too_slow_is_tried_again_then_lost(add: Add) -> 
 
     scored = score(make_group("a"), RewardConfig(type=add(Slow)), timeout=0.05, retries=1)
     assert len(calls) == 2
-    assert "no verdict within 0.05 s" in scored.failures[0].error
+    assert "no result within 0.05 s" in scored.failures[0].error
 
 
 def test_an_async_reward_that_ignores_its_cancellation_does_not_hold_the_group(add: Add) -> None:

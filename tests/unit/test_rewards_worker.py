@@ -16,7 +16,7 @@ from roll_like.rewards.worker import RewardWorker, notebook_rewards
 from roll_like.types import Group, Part, Segment, StopReason, Task, Trajectory
 
 USER_MODULE = """
-from roll_like import Completion, Reward, RewardConfig, Verdict, register_reward
+from roll_like import Completion, Reward, RewardConfig, RewardResult, register_reward
 
 
 @register_reward("user_function")
@@ -30,7 +30,7 @@ class UserClass(Reward):
         factor: float = 1.0
 
     def score(self, completions):
-        return [Verdict(self.config.factor * len(c.text), {"length": len(c.text)}) for c in completions]
+        return [RewardResult(self.config.factor * len(c.text), {"length": len(c.text)}) for c in completions]
 
 
 @register_reward("user_hang")

@@ -28,7 +28,7 @@ from roll_like.agents.proxy import Proxy
 from roll_like.builtin.pipelines.agentic.rules import SET_FOR_PROGRAMS
 from roll_like.errors import EnvError, GenerationError
 from roll_like.inference.interface import Sampling
-from roll_like.rollout.filling import Collected
+from roll_like.rollout.collection import Collected
 from roll_like.rollout.router import SampleLost
 from roll_like.types import Scored, StopReason
 
@@ -97,7 +97,7 @@ async def play(
             limits=EpisodeLimits(turns=turns, tokens=1000),
             name="0-0-0-0",
             sample_index=0,
-            home="0-0",
+            affinity_key="0-0",
             sampling_seed=3,
         )
 

@@ -15,7 +15,7 @@ from roll_like.agents.env_manager import EnvironmentLost, EnvManager, EpisodePla
 from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits, Started, Stepped
 from roll_like.errors import EnvError
 from roll_like.inference.interface import GenerateRequest, Generation, Sampling
-from roll_like.rollout.filling import Collected
+from roll_like.rollout.collection import Collected
 from roll_like.rollout.router import SampleLost
 from roll_like.types import Segment, StopReason, Task
 
@@ -33,9 +33,9 @@ class Speaker:
         self._word = word
         self._losses = losses
 
-    async def generate(self, request: GenerateRequest, home: Any) -> Generation:
+    async def generate(self, request: GenerateRequest, affinity_key: Any) -> Generation:
         self.requests.append(request)
-        self.homes.append(home)
+        self.homes.append(affinity_key)
         await asyncio.sleep(0)
         if self._losses:
             self._losses -= 1

@@ -162,7 +162,7 @@ async def test_what_a_reward_could_not_judge_is_not_asked_again_here() -> None:
 
 
 @pytest.mark.parametrize("healthy", [False, WorkerDied("gone"), 1.0])
-async def test_a_worker_with_a_hanging_reward_is_replaced_after_its_verdict(
+async def test_a_worker_with_a_hanging_reward_is_replaced_after_its_result(
     healthy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handles, "HEALTH_SECONDS", 0.05)

@@ -27,7 +27,7 @@ class Words:
     def __init__(self, words: Sequence[str]) -> None:
         self._words: Iterator[str] = itertools.cycle(words)
 
-    async def generate(self, request: GenerateRequest, home: Any) -> Generation:
+    async def generate(self, request: GenerateRequest, affinity_key: Any) -> Generation:
         word = next(self._words)
         ids = np.asarray([*RENDERER.encode(word), *RENDERER.end_ids], np.int32)[: request.sampling.max_tokens]
         return Generation(
@@ -74,7 +74,7 @@ def played(env_id: str, words: Sequence[str], *, turns: int = 10, **kwargs: Any)
             limits=EpisodeLimits(turns=turns, tokens=4000),
             name="0-0-0",
             sample_index=0,
-            home="0-0",
+            affinity_key="0-0",
             sampling_seed=None,
         )
     )

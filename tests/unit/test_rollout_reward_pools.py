@@ -1,4 +1,4 @@
-"""Several pools as one scorer: each is asked for its own, and their verdicts are put together."""
+"""Several pools as one scorer: each is asked for its own, and their results are put together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def failure(name: str) -> Failure:
     return Failure(stage="reward", name=name, error="broke", origin="toy.jsonl:1")
 
 
-def verdicts(group: Group[Trajectory], name: str, value: float, *, lost: tuple[int, ...] = ()) -> Group[Scored]:
+def results(group: Group[Trajectory], name: str, value: float, *, lost: tuple[int, ...] = ()) -> Group[Scored]:
     """What a pool with one reward says; it lost some samples."""
     samples = tuple(
         Scored(
@@ -41,7 +41,7 @@ def verdicts(group: Group[Trajectory], name: str, value: float, *, lost: tuple[i
 
 def test_verdicts_add_up() -> None:
     group = unscored()
-    whole = together(group, [verdicts(group, "a", 1.0), verdicts(group, "b", 0.25)])
+    whole = together(group, [results(group, "a", 1.0), results(group, "b", 0.25)])
     assert [sample.reward for sample in whole.samples] == [2.5] * 3
     assert whole.samples[0].rewards == {"a": 1.0, "b": 0.25}
     assert whole.samples[0].weights == {"a": 2.0, "b": 2.0}
@@ -51,7 +51,7 @@ def test_verdicts_add_up() -> None:
 
 def test_a_sample_that_one_pool_lost_is_lost_once() -> None:
     group = unscored(3, failure("earlier"))
-    whole = together(group, [verdicts(group, "a", 1.0, lost=(0, 1)), verdicts(group, "b", 1.0, lost=(1,))])
+    whole = together(group, [results(group, "a", 1.0, lost=(0, 1)), results(group, "b", 1.0, lost=(1,))])
     assert [sample.trajectory.sample_index for sample in whole.samples] == [2]
     assert [one.name for one in whole.failures] == ["earlier", "a", "a"]
 
@@ -67,7 +67,7 @@ class FakePool:
 
     async def score(self, group: Group[Trajectory]) -> Group[Scored]:
         self.asked += 1
-        return verdicts(group, self.name, 1.0)
+        return results(group, self.name, 1.0)
 
 
 def test_only_pools_whose_rewards_judge_the_task_are_asked() -> None:

@@ -89,9 +89,9 @@ def test_requests_of_one_moment_travel_together_and_homes_stay() -> None:
         replicas = [FakeReplica(), FakeReplica()]
         router = Router(replicas, max_in_flight=100, retries=0)
         names = ["a0", "a1", "b0", "b1"]
-        await asyncio.gather(*(router.generate(request(name), home=name[0]) for name in names))
-        await router.generate(request("b2"), home="b")
-        await router.generate(request("a2"), home="a")
+        await asyncio.gather(*(router.generate(request(name), affinity_key=name[0]) for name in names))
+        await router.generate(request("b2"), affinity_key="b")
+        await router.generate(request("a2"), affinity_key="a")
         return replicas
 
     first, second = run(work())
@@ -103,7 +103,7 @@ def test_requests_in_flight_are_bounded_and_the_others_wait() -> None:
     async def work() -> tuple[FakeReplica, list[Generation]]:
         replica = FakeReplica()
         router = Router([replica], max_in_flight=2, retries=0)
-        return replica, await asyncio.gather(*(router.generate(request(str(n)), home=n) for n in range(5)))
+        return replica, await asyncio.gather(*(router.generate(request(str(n)), affinity_key=n) for n in range(5)))
 
     replica, results = run(work())
     assert replica.most == 2
@@ -112,7 +112,9 @@ def test_requests_in_flight_are_bounded_and_the_others_wait() -> None:
 
 def test_failures_are_tried_again_and_then_raised() -> None:
     async def work(failing: int) -> Generation:
-        return await Router([FakeReplica(failing=failing)], max_in_flight=9, retries=1).generate(request("a"), home=0)
+        return await Router([FakeReplica(failing=failing)], max_in_flight=9, retries=1).generate(
+            request("a"), affinity_key=0
+        )
 
     assert run(work(1)).text == "a"
     with pytest.raises(SampleLost, match="hiccup"):
@@ -123,11 +125,11 @@ def test_a_lost_replicas_requests_move_and_their_home_too() -> None:
     async def work() -> list[FakeReplica]:
         replicas = [FakeReplica(held=["a"]), FakeReplica()]
         router = Router(replicas, max_in_flight=9, retries=0)
-        waiting = asyncio.create_task(router.generate(request("a"), home="a"))
+        waiting = asyncio.create_task(router.generate(request("a"), affinity_key="a"))
         await asyncio.sleep(0.01)
         replicas[0].lose(ReplicaLost("gone"))
         assert (await waiting).text == "a"
-        await router.generate(request("a2"), home="a")
+        await router.generate(request("a2"), affinity_key="a")
         return replicas
 
     assert run(work())[1].calls == [["a"], ["a2"]]
@@ -137,14 +139,14 @@ def test_without_replicas_everybody_is_told_and_later_ones_too() -> None:
     async def work() -> None:
         replica = FakeReplica(held=["a", "b"])
         router = Router([replica], max_in_flight=1, retries=0)
-        waiting = [asyncio.create_task(router.generate(request(name), home=name)) for name in "ab"]
+        waiting = [asyncio.create_task(router.generate(request(name), affinity_key=name)) for name in "ab"]
         await asyncio.sleep(0.01)
         replica.lose(ReplicaLost("gone"))
         for one in waiting:
             with pytest.raises(GenerationError, match="every inference replica is gone; the last one said: gone"):
                 await one
         with pytest.raises(GenerationError, match="every inference replica is gone"):
-            await router.generate(request("c"), home="c")
+            await router.generate(request("c"), affinity_key="c")
 
     run(work())
 
@@ -153,7 +155,7 @@ def test_an_unexpected_error_of_a_replica_reaches_who_waits() -> None:
     async def work() -> None:
         replica = FakeReplica(held=["a"])
         router = Router([replica], max_in_flight=1, retries=0)
-        waiting = asyncio.create_task(router.generate(request("a"), home=0))
+        waiting = asyncio.create_task(router.generate(request("a"), affinity_key=0))
         await asyncio.sleep(0.01)
         replica.lose(ValueError("what is this"))
         with pytest.raises(ValueError, match="what is this"):
@@ -166,8 +168,8 @@ def test_aborted_requests_come_back_or_never_start() -> None:
     async def work() -> None:
         replica = FakeReplica(held=["a"])
         router = Router([replica], max_in_flight=1, retries=0)
-        running = asyncio.create_task(router.generate(request("a"), home=0))
-        queued = asyncio.create_task(router.generate(request("b"), home=0))
+        running = asyncio.create_task(router.generate(request("a"), affinity_key=0))
+        queued = asyncio.create_task(router.generate(request("b"), affinity_key=0))
         await asyncio.sleep(0.01)
         await router.abort(["a", "b"])
         assert running.done() or (await running)
@@ -184,11 +186,11 @@ def test_who_stops_waiting_frees_the_replica() -> None:
     async def work() -> None:
         replica = FakeReplica(held=["a"])
         router = Router([replica], max_in_flight=1, retries=0)
-        waiting = asyncio.create_task(router.generate(request("a"), home=0))
-        queued = asyncio.create_task(router.generate(request("b"), home=0))
+        waiting = asyncio.create_task(router.generate(request("a"), affinity_key=0))
+        queued = asyncio.create_task(router.generate(request("b"), affinity_key=0))
         await asyncio.sleep(0.01)
         waiting.cancel()
-        assert (await router.generate(request("c"), home=0)).text == "c"
+        assert (await router.generate(request("c"), affinity_key=0)).text == "c"
         assert (await queued).text == "b"
         assert replica.aborted == ["a"]
 

@@ -10,7 +10,7 @@ import pytest
 
 from roll_like.errors import GenerationError
 from roll_like.inference.interface import FailedGeneration, GenerateRequest, Generation, Sampling
-from roll_like.rollout.filling import Collected
+from roll_like.rollout.collection import Collected
 from roll_like.rollout.router import ReplicaLost
 from roll_like.rollout.scheduler import GenerateScheduler, GroupPlan
 from roll_like.types import Failure, Group, Scored, Segment, StopReason, Task, Trajectory
@@ -154,7 +154,7 @@ def test_whole_groups_go_to_the_least_loaded_replica() -> None:
     fill(replicas)
     homes = [{int(request.prompt_ids[0]) for request in replica.submitted} for replica in replicas]
     assert homes[0].isdisjoint(homes[1])
-    assert [len(home) for home in homes] == [2, 2]
+    assert [len(affinity_key) for affinity_key in homes] == [2, 2]
 
 
 def test_every_sample_has_a_seed_of_its_own_that_a_second_run_repeats() -> None:

@@ -19,7 +19,7 @@ from roll_like.data.order import TaskOrder
 from roll_like.data.tasks import SourceReport, TaskSet, TaskSource
 from roll_like.errors import GenerationError
 from roll_like.policy_gradient import reward_workers
-from roll_like.rollout.filling import Collected
+from roll_like.rollout.collection import Collected
 from roll_like.rollout.metrics import evaluation_metrics, rollout_metrics, rollout_rows
 from roll_like.rollout.scheduler import GroupPlan
 from roll_like.rollout.source import SynchronousRollouts, sampling_of
@@ -100,7 +100,7 @@ def test_a_resumed_source_goes_on_with_the_same_tasks_and_seeds() -> None:
 def test_oversampling_follows_the_share_of_accepted_groups() -> None:
     with DriverLoop() as runner:
         scheduler = FakeScheduler(rejected=2)
-        rollouts = source(scheduler, runner, drop_groups_without_signal=True, max_oversampling=2.0)
+        rollouts = source(scheduler, runner, drop_groups_zero_variance=True, max_oversampling=2.0)
         for step in range(6):
             rollouts.collect(step)
     started = [plan.initial_groups for plan in scheduler.plans]
@@ -112,7 +112,7 @@ def test_oversampling_follows_the_share_of_accepted_groups() -> None:
 def test_the_filter_wants_different_rewards() -> None:
     with DriverLoop() as runner:
         plain = source(FakeScheduler(), runner)
-        filtering = source(FakeScheduler(), runner, drop_groups_without_signal=True, max_oversampling=2.0)
+        filtering = source(FakeScheduler(), runner, drop_groups_zero_variance=True, max_oversampling=2.0)
     same, different, lonely = (group(task(), rewards) for rewards in ([0.1 + 0.2, 0.3], [0.0, 1.0], [1.0]))
     assert [plain._accept(one) for one in (same, different, lonely)] == [True, True, True]
     assert [filtering._accept(one) for one in (same, different, lonely)] == [False, True, False]
@@ -139,7 +139,7 @@ def test_rollout_metrics_are_over_samples_not_over_groups() -> None:
     assert values["rollout/response_length/mean"] == pytest.approx((5 * 3 + 5) / 6)
     assert values["rollout/response_length/max"] == 5
     assert values["rollout/truncated"] == pytest.approx(2 / 6)
-    assert values["rollout/groups/without_signal"] == 1.0
+    assert values["rollout/groups/zero_variance"] == 1.0
     assert values["rollout/reward/pass"] == pytest.approx(1 / 3)
     assert values["staleness/mean"] == pytest.approx(2 * 5 / 6)
     assert values["staleness/max"] == 2
@@ -192,8 +192,8 @@ def test_domains_have_filters_and_figures_of_their_own() -> None:
     groups = [group(maths, [1.0, 0.0]), group(code, [0.5, 0.5])]
     values = reduce(rollout_metrics(collected(groups), policy_version=1))
     assert values["rollout/domain/maths/reward"] == values["rollout/domain/code/reward"] == 0.5
-    assert values["rollout/domain/maths/without_signal"] == 0
-    assert values["rollout/domain/code/without_signal"] == 1
+    assert values["rollout/domain/maths/zero_variance"] == 0
+    assert values["rollout/domain/code/zero_variance"] == 1
     values = reduce(evaluation_metrics(collected(groups)))
     assert (values["eval/domain/maths/pass"], values["eval/domain/code/pass"]) == (1, 0)
     assert not any("domain" in name for name in reduce(rollout_metrics(collected([group(task(), [1.0])]), 1)))

@@ -101,7 +101,7 @@ def test_a_run_without_rewards_judges_nothing_and_shows_none() -> None:
     assert [(one.reward, dict(one.rewards)) for one in judged.samples] == [(0.0, {}), (0.0, {})]
     figures = {
         "rollout/reward/mean": Mean(0.0),
-        "rollout/groups/without_signal": Mean(1.0),
+        "rollout/groups/zero_variance": Mean(1.0),
         "eval/avg": Mean(0.0),
         "rollout/tokens": Sum(3.0),
         "eval/response_length": Mean(2.0),

@@ -95,7 +95,7 @@ class OPO(GroupEstimator):
 
 @ADVANTAGES.register("gpg")
 class GPG(GroupEstimator):
-    """`gpg`: rewards centred within the group; groups without signal hand their share of the step to the others."""
+    """`gpg`: rewards centred within the group; groups with zero variance hand their share of the step to the others."""
 
     compares_with = "the group's mean"
 

@@ -244,18 +244,18 @@ def steal():
 """,
 }
 
-ATTACKS = [Attack(name=name, program=_FOUND + body, verdicts=WRONG_OR_RAISED) for name, body in _BODIES.items()]
+ATTACKS = [Attack(name=name, program=_FOUND + body, statuses=WRONG_OR_RAISED) for name, body in _BODIES.items()]
 ATTACKS += [
     Attack(
         name="a class where a function is asked for, with operators of its own",
         program="kept = []\nclass solve:\n    def __init__(self, x): pass\n"
         "    def __eq__(self, other): kept.append(other); return True\n    __lt__ = __contains__ = __sub__ = __eq__\n",
-        verdicts=WRONG_OR_RAISED,
+        statuses=WRONG_OR_RAISED,
     ),
     Attack(
         name="the answer asked of the one who calls",
         program="import sys\ndef solve(x):\n    return sys.stdin.readline().strip() or 'nothing'",
-        verdicts=WRONG,
+        statuses=WRONG,
         kinds=("call", "assert"),
     ),
 ]

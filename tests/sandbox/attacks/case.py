@@ -1,4 +1,4 @@
-"""What an attack is: a program, what is asked of it, and the verdicts that say it failed.
+"""What an attack is: a program, what is asked of it, and the statuses that say it failed.
 
 Every attack is written so that `passed` means a breach: either the expected value is a secret that no program
 can compute, or it is the word that the program gives only where the forbidden thing worked.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 
-from roll_like.sandbox import AssertTest, CallTest, Limits, StdioTest, TestCase, Verdict
+from roll_like.sandbox import AssertTest, CallTest, Limits, StdioTest, TestCase, TestStatus
 
 #: Small, so that a flood ends soon; large enough for an honest program.
 LIMITS = Limits(
@@ -31,13 +31,13 @@ QUICK = Limits(
     tmp_bytes=8 << 20,
 )
 
-WRONG = frozenset({Verdict.WRONG_ANSWER})
-RAISED = frozenset({Verdict.RUNTIME_ERROR})
+WRONG = frozenset({TestStatus.WRONG_ANSWER})
+RAISED = frozenset({TestStatus.RUNTIME_ERROR})
 WRONG_OR_RAISED = WRONG | RAISED
-TIMEOUT = frozenset({Verdict.TIMEOUT})
-MEMORY = frozenset({Verdict.MEMORY_LIMIT})
-OUTPUT = frozenset({Verdict.OUTPUT_LIMIT})
-PASSED = frozenset({Verdict.PASSED})
+TIMEOUT = frozenset({TestStatus.TIMEOUT})
+MEMORY = frozenset({TestStatus.MEMORY_LIMIT})
+OUTPUT = frozenset({TestStatus.OUTPUT_LIMIT})
+PASSED = frozenset({TestStatus.PASSED})
 
 ALL = ("stdio", "call", "assert")
 
@@ -54,7 +54,7 @@ class Attack:
     Attributes:
         name: A few words.
         program: Its source; it defines `solve`, unless it means not to.
-        verdicts: Those that may come of it; `passed` only for honest controls.
+        statuses: Those that may come of it; `passed` only for honest controls.
         kinds: The kinds of tests that it is put to.
         expected: What `solve(1)` would have to give; `None` for a fresh secret.
         limits: What it may use.
@@ -64,7 +64,7 @@ class Attack:
 
     name: str
     program: str
-    verdicts: frozenset[Verdict]
+    statuses: frozenset[TestStatus]
     kinds: tuple[str, ...] = ALL
     expected: object = None
     limits: Limits = field(default=LIMITS)

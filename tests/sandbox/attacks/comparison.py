@@ -9,12 +9,12 @@ CALLS = ("call", "assert")
 
 
 def _value(name: str, program: str, expected: object = "right", **options: object) -> Attack:
-    fields: dict[str, object] = {"verdicts": WRONG_OR_RAISED, "kinds": CALLS} | options
+    fields: dict[str, object] = {"statuses": WRONG_OR_RAISED, "kinds": CALLS} | options
     return Attack(name=name, program=program, expected=expected, **fields)  # type: ignore[arg-type]
 
 
 def _output(name: str, program: str, expected: str = "right", **options: object) -> Attack:
-    fields: dict[str, object] = {"verdicts": WRONG, "kinds": ("stdio",), "main": False} | options
+    fields: dict[str, object] = {"statuses": WRONG, "kinds": ("stdio",), "main": False} | options
     return Attack(name=name, program=program, expected=expected, **fields)  # type: ignore[arg-type]
 
 
@@ -56,7 +56,7 @@ ATTACKS = [
         "patched builtins",
         "import builtins\nfor name in ('len', 'isinstance', 'type', 'all', 'any', 'sorted', 'repr', 'str', 'zip'):\n"
         "    setattr(builtins, name, lambda *a, **k: True)\ndef solve(x): return 'wrong'",
-        verdicts=WRONG_OR_RAISED | TIMEOUT,  # what serves calls inside uses those builtins too
+        statuses=WRONG_OR_RAISED | TIMEOUT,  # what serves calls inside uses those builtins too
     ),
     _value(
         "builtins named again in the program",
@@ -89,7 +89,7 @@ ATTACKS = [
     _value("a function equal to everything", "def solve(x): return solve"),
     _value("a generator", "def solve(x): yield 'right'"),
     _value(
-        "keys that collide", "def solve(x): return {k * ((1 << 61) - 1) for k in range(1000)}", verdicts=WRONG_OR_RAISED
+        "keys that collide", "def solve(x): return {k * ((1 << 61) - 1) for k in range(1000)}", statuses=WRONG_OR_RAISED
     ),
     _value(
         "a very deep list",
@@ -99,7 +99,7 @@ ATTACKS = [
         "a list that contains itself", "def solve(x):\n    value = ['right']\n    value.append(value)\n    return value"
     ),
     _value("a very long integer", "def solve(x): return 1 << (1 << 22)", 1),
-    _value("an exception that ends a loop early", "def solve(x): raise StopIteration", verdicts=RAISED),
+    _value("an exception that ends a loop early", "def solve(x): raise StopIteration", statuses=RAISED),
     _value("an assertion of its own", "def solve(x): raise AssertionError('passed')"),
     _output("both answers", "print('wrong')\nprint('right')"),
     _output("an answer overwritten on a terminal", "print('wrong', end='\\r')\nprint('right')"),
@@ -110,5 +110,5 @@ ATTACKS = [
     _output("an answer with invisible characters", "print('ri\\u200bght')"),
     _output("an answer in full-width digits", "print('\\uff11\\uff12')", "12"),
     _output("the answer on standard error", "import sys\nprint('right', file=sys.stderr)"),
-    _output("every answer there is", "for n in range(10 ** 7): print(n)", "12345", verdicts=OUTPUT),
+    _output("every answer there is", "for n in range(10 ** 7): print(n)", "12345", statuses=OUTPUT),
 ]

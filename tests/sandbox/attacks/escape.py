@@ -355,7 +355,7 @@ def escapes(canary: str, port: int) -> list[Attack]:
         Attack(
             name=name,
             program=_TRY + body.format(canary=canary, port=port),
-            verdicts=WRONG_OR_RAISED if name in broken or name == "32-bit system calls" else WRONG,
+            statuses=WRONG_OR_RAISED if name in broken or name == "32-bit system calls" else WRONG,
             kinds=KINDS,
             expected=OPEN,
         )
@@ -367,7 +367,7 @@ def network(canary: str, port: int) -> list[Attack]:
     """The attacks on a port of the host, and on what lies beyond."""
     return [
         Attack(
-            name=name, program=_TRY + body.format(canary=canary, port=port), verdicts=WRONG, kinds=KINDS, expected=OPEN
+            name=name, program=_TRY + body.format(canary=canary, port=port), statuses=WRONG, kinds=KINDS, expected=OPEN
         )
         for name, body in _NETWORK.items()
     ]
@@ -378,7 +378,7 @@ PERSISTENCE = [
         name=name,
         before=_JSON_FILE + f"try:\n    {leave}\nexcept (OSError, RuntimeError): pass\ndef solve(x): return x\n",
         program=_JSON_FILE + f"def solve(x): return 'OPEN' if {condition} else 'nothing'",
-        verdicts=WRONG | (RAISED if name == "niceness" else frozenset()),
+        statuses=WRONG | (RAISED if name == "niceness" else frozenset()),
         kinds=KINDS,
         expected=OPEN,
     )

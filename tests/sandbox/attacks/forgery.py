@@ -21,47 +21,47 @@ FORGERIES = [
     Attack(
         name="values written to every descriptor",
         program=_FRAMES + "def solve(x):\n    everywhere(frame(b'V', b'\"right\"'))\n    return 'wrong'",
-        verdicts=_FAILED,
+        statuses=_FAILED,
     ),
     Attack(
         name="a value and the end of the session, then leaving",
         program=_FRAMES + "def solve(x):\n    everywhere(frame(b'V', b'\"?\"') + frame(b'K'))\n    os._exit(0)",
-        verdicts=_FAILED,
+        statuses=_FAILED,
     ),
     Attack(
         name="the end of the session at once",
         program=_FRAMES + "everywhere(frame(b'R') + frame(b'K'), 3)\nos._exit(0)",
-        verdicts=_FAILED,
+        statuses=_FAILED,
     ),
     Attack(
         name="readiness, two values and the end before any call",
         program=_FRAMES + "everywhere(frame(b'R') + frame(b'V', b'\"?\"') * 2 + frame(b'K'), 3)\nos._exit(0)",
-        verdicts=_FAILED,
+        statuses=_FAILED,
     ),
     Attack(
         name="the value of the next call in advance",
         program=_FRAMES + "def solve(x):\n    everywhere(frame(b'V', b'\"?\"') * 2, 3)\n    return '?'",
-        verdicts=_FAILED,
+        statuses=_FAILED,
         kinds=CALLS,
     ),
     Attack(
         name="an answer that promises 4 GiB",
         program=_FRAMES + "def solve(x):\n    everywhere(struct.pack('>I', 0xFFFFFFFF) + b'V' * 1000, 3)\n    return 1",
-        verdicts=_FAILED,
+        statuses=_FAILED,
         kinds=CALLS,
     ),
     Attack(
-        name="verdicts as text on every stream",
+        name="statuses as text on every stream",
         program=_FRAMES
-        + "for text in (b'passed', b'{\"verdict\": \"passed\", \"fraction\": 1.0}', b'OK', b'1 passed in 0.01s'):\n"
+        + "for text in (b'passed', b'{\"status\": \"passed\", \"fraction\": 1.0}', b'OK', b'1 passed in 0.01s'):\n"
         "    for number in (1, 2):\n        os.write(number, text + b'\\n')\ndef solve(x): return 'passed'",
-        verdicts=WRONG,
+        statuses=WRONG,
     ),
     Attack(
         name="the codec's text of a test that passed",
         program=_FRAMES
         + "def solve(x):\n    everywhere(struct.pack('>I', 14) + b'[\"t\",\"passed\"]', 3)\n    return 'x'",
-        verdicts=_FAILED,
+        statuses=_FAILED,
         kinds=CALLS,
     ),
     Attack(
@@ -69,7 +69,7 @@ FORGERIES = [
         program="def solve(x): return 1\nimport sys\nclass Late:\n    def __del__(self): pass\n"
         "def late(*a): return ('passed',)\nimport atexit\natexit.register(late)\n"
         "sys.modules[__name__].__class__ = type('M', (type(sys),), {'_remote_ask': property(lambda s: late)})",
-        verdicts=WRONG_OR_RAISED,
+        statuses=WRONG_OR_RAISED,
         kinds=CALLS,
     ),
     Attack(
@@ -78,7 +78,7 @@ FORGERIES = [
         "        globals()['_remote_ask'] = lie\n        time.sleep(0.001)\n"
         "threading.Thread(target=watch, daemon=True).start()\n"
         "def solve(x):\n    time.sleep(0.05)\n    return 'wrong'",
-        verdicts=WRONG_OR_RAISED,
+        statuses=WRONG_OR_RAISED,
         kinds=CALLS,
     ),
     Attack(
@@ -87,18 +87,18 @@ FORGERIES = [
         "    for name in ('_answer', '_leave', '_failure', '_request'):\n"
         "        if hasattr(module, name) and 'worker' in module.__name__: setattr(module, name, lambda *a: b'')\n"
         "def solve(x): return 'wrong'",
-        verdicts=WRONG_OR_RAISED | frozenset({*OUTPUT}),
+        statuses=WRONG_OR_RAISED | frozenset({*OUTPUT}),
     ),
     Attack(
         name="all descriptors closed",
         program="import os\ndef solve(x):\n    os.closerange(0, 64)\n    return 'wrong'",
-        verdicts=WRONG_OR_RAISED,
+        statuses=WRONG_OR_RAISED,
     ),
     Attack(
         name="standard output replaced by an object that says yes",
         program="import sys\nclass Yes:\n    def write(self, text): return len(text)\n    def flush(self): pass\n"
         "    __eq__ = lambda *a: True\nsys.stdout = sys.__stdout__ = Yes()\ndef solve(x): return 'wrong'",
-        verdicts=WRONG_OR_RAISED,
+        statuses=WRONG_OR_RAISED,
     ),
 ]
 
@@ -180,14 +180,14 @@ def solve(x):
     return 'wrong'
 """,
 }
-EXITS = [Attack(name=name, program=program, verdicts=WRONG_OR_RAISED) for name, program in _EXITS.items()]
+EXITS = [Attack(name=name, program=program, statuses=WRONG_OR_RAISED) for name, program in _EXITS.items()]
 # An exit status is the program's to choose: none of them may say that the sandbox is at fault, or that it passed.
 EXITS += [
     Attack(
         name=f"exit status {status}",
         program=f"import os\ndef solve(x): os._exit({status})",
         # 121 is what Python's own MemoryError ends with inside; a program may raise that as well
-        verdicts=RAISED | MEMORY if status == 121 else RAISED,
+        statuses=RAISED | MEMORY if status == 121 else RAISED,
         kinds=ALL,
     )
     for status in (1, 77, 119, 120, 121, 122, 123, 124, 125, 126, 127, 137, 255)

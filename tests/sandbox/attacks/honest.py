@@ -177,7 +177,7 @@ def solve(x):
 }
 
 ATTACKS = [
-    Attack(name=name, program=program, expected=expected, verdicts=PASSED, kinds=ALL)
+    Attack(name=name, program=program, expected=expected, statuses=PASSED, kinds=ALL)
     for name, (expected, program) in _PROGRAMS.items()
 ]
 ATTACKS += [
@@ -185,7 +185,7 @@ ATTACKS += [
         name="standard input read in every way",
         program="import sys\nfirst = input()\nrest = sys.stdin.read().split()\nprint(int(first) + len(rest))",
         expected=1,
-        verdicts=PASSED,
+        statuses=PASSED,
         kinds=("stdio",),
         main=False,
     ),
@@ -194,7 +194,7 @@ ATTACKS += [
         program="import sys\ndef main():\n    print(*sys.stdin.readline().split())\n"
         "if __name__ == '__main__':\n    main()\n    sys.exit(0)",
         expected=1,
-        verdicts=PASSED,
+        statuses=PASSED,
         kinds=("stdio",),
         main=False,
     ),

@@ -8,7 +8,7 @@ CALLS = ("call", "assert")
 
 
 def _endless(name: str, program: str, **options: object) -> Attack:
-    fields: dict[str, object] = {"verdicts": TIMEOUT, "limits": QUICK, "kinds": ("stdio", "call")} | options
+    fields: dict[str, object] = {"statuses": TIMEOUT, "limits": QUICK, "kinds": ("stdio", "call")} | options
     return Attack(name=name, program=program, **fields)  # type: ignore[arg-type]
 
 
@@ -50,7 +50,7 @@ TIMEOUTS = [
         "a child in a session of its own that holds the output",
         "import os, time\ndef solve(x):\n    if os.fork() == 0:\n        os.setsid()\n        if os.fork() == 0:\n"
         "            time.sleep(1000)\n        os._exit(0)\n    return 'wrong'",
-        verdicts=TIMEOUT | WRONG_OR_RAISED,
+        statuses=TIMEOUT | WRONG_OR_RAISED,
         kinds=("stdio", "call", "assert"),
     ),
     _endless(
@@ -74,37 +74,37 @@ def solve(x):
 """
 
 FLOODS = [
-    _flood("one large array", "def solve(x): bytearray(4 << 30); return 'OPEN'", verdicts=MEMORY),
-    _flood("a list that grows", "def solve(x):\n    a = []\n    while True: a.append(bytes(1 << 16))", verdicts=MEMORY),
+    _flood("one large array", "def solve(x): bytearray(4 << 30); return 'OPEN'", statuses=MEMORY),
+    _flood("a list that grows", "def solve(x):\n    a = []\n    while True: a.append(bytes(1 << 16))", statuses=MEMORY),
     _flood(
         "memory errors caught",
         "def solve(x):\n    a = []\n    while len(a) < 4096:\n        try: a.append(bytearray(1 << 20))\n"
         "        except MemoryError: a.append(0)\n    return 'OPEN' if sum(map(bool, a)) > 1000 else 'refused'",
-        verdicts=MEMORY | WRONG | TIMEOUT,
+        statuses=MEMORY | WRONG | TIMEOUT,
     ),
     _flood(
         "memory of many processes",
         "import os, time\ndef solve(x):\n    for _ in range(6):\n        if os.fork() == 0:\n"
         "            keep = b'x' * (60 << 20)\n            time.sleep(1000)\n    time.sleep(2)\n    return 'OPEN'",
-        verdicts=MEMORY | RAISED,
+        statuses=MEMORY | RAISED,
     ),
     _flood(
         "memory shared without a name",
         "import mmap" + _REFUSED + "def attempt():\n    keep = [mmap.mmap(-1, 32 << 20) for _ in range(32)]\n"
         "    for area in keep: area[:] = b'x' * len(area)\n    return 'OPEN'",
-        verdicts=WRONG | MEMORY,
+        statuses=WRONG | MEMORY,
     ),
     _flood(
         "a file in memory",
         "import os" + _REFUSED + "def attempt():\n    number = os.memfd_create('x')\n"
         "    for _ in range(512): os.write(number, bytes(1 << 20))\n    return 'OPEN'",
-        verdicts=WRONG | MEMORY,
+        statuses=WRONG | MEMORY,
     ),
     _flood(
         "System V shared memory",
         "import ctypes" + _REFUSED + "def attempt():\n    libc = ctypes.CDLL(None, use_errno=True)\n"
         "    return 'OPEN' if libc.shmget(0, 1 << 30, 0o1600) >= 0 else 'refused'",
-        verdicts=WRONG,
+        statuses=WRONG,
     ),
     _flood(
         "/dev/shm filled",
@@ -112,7 +112,7 @@ FLOODS = [
         + _REFUSED
         + "def attempt():\n    for n in range(64):\n        with open(f'/dev/shm/{n}', 'wb') as file:\n"
         "            for _ in range(4): file.write(bytes(1 << 20))\n    return 'OPEN'",
-        verdicts=WRONG | MEMORY,
+        statuses=WRONG | MEMORY,
     ),
     _flood(
         "/tmp filled with many files",
@@ -120,33 +120,33 @@ FLOODS = [
         + _REFUSED
         + "def attempt():\n    for n in range(64):\n        with open(f'/tmp/{n}', 'wb') as file:\n"
         "            file.write(bytes(1 << 20))\n    return 'OPEN'",
-        verdicts=WRONG | MEMORY,
+        statuses=WRONG | MEMORY,
     ),
     _flood(
         "one large file",
         "import signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)" + _REFUSED + "def attempt():\n"
         "    with open('/tmp/large', 'wb') as file:\n        for _ in range(1024): file.write(bytes(1 << 20))\n"
         "    return 'OPEN'",
-        verdicts=WRONG | MEMORY,
+        statuses=WRONG | MEMORY,
     ),
     _flood(
         "a file made large without writing",
         "import os, signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)" + _REFUSED + "def attempt():\n"
         "    with open('/tmp/large', 'wb') as file: os.posix_fallocate(file.fileno(), 0, 1 << 30)\n    return 'OPEN'",
-        verdicts=WRONG | MEMORY,
+        statuses=WRONG | MEMORY,
     ),
     _flood(
         "a million empty files",
         "import os"
         + _REFUSED
         + "def attempt():\n    for n in range(10 ** 6): open(f'/tmp/{n}', 'w').close()\n    return 'OPEN'",
-        verdicts=WRONG | TIMEOUT | MEMORY,
+        statuses=WRONG | TIMEOUT | MEMORY,
     ),
     _flood(
         "the input's file grown",
         "import os, signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)" + _REFUSED + "def attempt():\n"
         "    os.ftruncate(0, 1 << 30)\n    os.pwrite(0, b'x', (1 << 30) - 1)\n    return 'OPEN'",
-        verdicts=WRONG | MEMORY,
+        statuses=WRONG | MEMORY,
     ),
     _flood(
         "processes without end",
@@ -154,65 +154,65 @@ FLOODS = [
         + _REFUSED
         + "def attempt():\n    for n in range(200):\n        if os.fork() == 0: time.sleep(1000)\n"
         "    return 'OPEN'",
-        verdicts=WRONG | TIMEOUT,
+        statuses=WRONG | TIMEOUT,
     ),
     _flood(
         "processes that breed",
         "import os\ndef solve(x):\n    while True:\n        try: os.fork()\n        except OSError: pass",
-        verdicts=TIMEOUT | MEMORY,
+        statuses=TIMEOUT | MEMORY,
         limits=QUICK,
     ),
     _flood(
         "threads without end",
         "import threading, time" + _REFUSED + "def attempt():\n    for n in range(200):\n"
         "        threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n    return 'OPEN'",
-        verdicts=WRONG,
+        statuses=WRONG,
     ),
-    _flood("output without end", "def solve(x):\n    while True: print('x' * 1000)", verdicts=OUTPUT),
+    _flood("output without end", "def solve(x):\n    while True: print('x' * 1000)", statuses=OUTPUT),
     _flood(
         "standard error without end",
         "import sys\ndef solve(x):\n    while True: print('x' * 1000, file=sys.stderr)",
-        verdicts=OUTPUT,
+        statuses=OUTPUT,
     ),
     _flood(
         "output from a child after the end",
         "import os\ndef solve(x):\n    if os.fork() == 0:\n        while True: os.write(1, b'x' * 4096)\n"
         "    return 'wrong'",
-        verdicts=OUTPUT | WRONG,
+        statuses=OUTPUT | WRONG,
     ),
-    _flood("a result of 100 MB", "def solve(x): return 'x' * (30 << 20)", verdicts=RAISED | MEMORY, kinds=CALLS),
+    _flood("a result of 100 MB", "def solve(x): return 'x' * (30 << 20)", statuses=RAISED | MEMORY, kinds=CALLS),
     _flood(
         "an exception with a message of 30 MB",
         "def solve(x): raise ValueError('x' * (30 << 20))",
-        verdicts=RAISED | OUTPUT,
+        statuses=RAISED | OUTPUT,
         kinds=("stdio", "call", "assert"),
     ),
-    _flood("recursion in Python without end", "def solve(x): return solve(x)", verdicts=RAISED),
+    _flood("recursion in Python without end", "def solve(x): return solve(x)", statuses=RAISED),
     _flood(
         "recursion with the limit raised",
         "import sys\nsys.setrecursionlimit(1 << 30)\ndef solve(x): return solve(x)",
-        verdicts=RAISED | MEMORY,
+        statuses=RAISED | MEMORY,
     ),
     _flood(
         "recursion in C",
         "import sys\nsys.setrecursionlimit(1 << 30)\ndef solve(x):\n    a = []\n"
         "    for _ in range(10 ** 6): a = [a]\n    return repr(a)[:1]",
-        verdicts=RAISED | MEMORY | TIMEOUT,
+        statuses=RAISED | MEMORY | TIMEOUT,
     ),
     _flood(
         "descriptors without end",
         "import os" + _REFUSED + "def attempt():\n    keep = [os.pipe() for _ in range(5000)]\n    return 'OPEN'",
-        verdicts=WRONG,
+        statuses=WRONG,
     ),
     _flood(
         "source that takes the compiler's memory",
         "x = " + "(" * 90 + "1," * 5 + ")" * 90 + "\ndef solve(x): return 'wrong'",
-        verdicts=WRONG | RAISED,
+        statuses=WRONG | RAISED,
     ),
     _flood(
         "constants that are computed while compiling",
         "y = lambda: 10 ** 4000 * 10 ** 4000\ndef solve(x): return 'wrong'",
-        verdicts=WRONG,
+        statuses=WRONG,
     ),
 ]
 ATTACKS = FLOODS

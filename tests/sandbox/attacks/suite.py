@@ -14,7 +14,7 @@ import psutil
 from attacks import answer_theft, comparison, escape, forgery, honest, resources
 from attacks.case import Attack
 
-from roll_like.sandbox import CodeEvaluator, CodeResult, StdioTest, Verdict
+from roll_like.sandbox import CodeEvaluator, CodeResult, StdioTest, TestStatus
 
 CANARY = "nothing inside may read or write this\n"
 
@@ -93,7 +93,7 @@ class Arena:
             self._evaluators[attack.limits] = evaluator
         if attack.before is not None:
             before = evaluator.evaluate_sync(attack.before, [StdioTest("1", "")])
-            assert before.verdict is Verdict.PASSED, before
+            assert before.status is TestStatus.PASSED, before
         return evaluator.evaluate_sync(attack.source(kind), attack.tests(kind))
 
 

@@ -16,7 +16,7 @@ from roll_like.types import Failure, Group, Scored, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FillPlan:
+class CollectionPlan:
     """How many groups are wanted, and which of them.
 
     Attributes:
@@ -43,7 +43,7 @@ class Collected:
         failures: Samples that infrastructure lost.
         started: How many groups were started.
         generate_seconds: From the first request to the last sample.
-        wait_reward_seconds: From the last sample to the last verdict.
+        wait_reward_seconds: From the last sample to the last result.
         tokens: Sampled tokens, rejected groups included.
     """
 
@@ -67,7 +67,7 @@ class GroupPlayer(Protocol):
         """Take groups back that are being played, and wait until nothing of them generates."""
 
 
-class Tally:
+class SampleCounter:
     """What has been sampled so far, for figures and for a progress bar.
 
     Args:
@@ -91,21 +91,23 @@ class Tally:
         self._progress(self.samples, self.started * self._samples_per_group)
 
 
-class Filling:
+class GroupCollector:
     """Starts groups until enough are accepted; each is an asyncio task.
 
     Args:
         tasks: What to attempt; consumed as groups start.
         plan: What is wanted.
         player: Plays a group.
-        tally: What the player counts in.
+        counter: What the player counts in.
     """
 
-    def __init__(self, tasks: Iterator[Task], plan: FillPlan, player: GroupPlayer, tally: Tally) -> None:
+    def __init__(
+        self, tasks: Iterator[Task], plan: CollectionPlan, player: GroupPlayer, counter: SampleCounter
+    ) -> None:
         self._tasks = tasks
         self._plan = plan
         self._player = player
-        self._tally = tally
+        self._counter = counter
         self._open: dict[int, Task] = {}
         self._work: set[asyncio.Task[None]] = set()
         self._accepted: dict[int, Group[Scored]] = {}
@@ -137,15 +139,15 @@ class Filling:
         """Start groups until accepted and open ones together are as many as wanted."""
         while (
             len(self._accepted) + len(self._open) < wanted
-            and self._tally.started < self._plan.max_groups
+            and self._counter.started < self._plan.max_groups
             and not self._exhausted
         ):
             task = next(self._tasks, None)
             if task is None:
                 self._exhausted = True
                 return
-            group = self._tally.started
-            self._tally.started += 1
+            group = self._counter.started
+            self._counter.started += 1
             self._open[group] = task
             self._work.add(asyncio.create_task(self._play(group, task)))
 
@@ -164,8 +166,8 @@ class Filling:
             rejected=tuple(self._rejected[index] for index in sorted(self._rejected)),
             unfinished=tuple(self._unfinished[index] for index in sorted(self._unfinished)),
             failures=tuple(self._failures),
-            started=self._tally.started,
-            generate_seconds=self._tally.last - self._tally.began,
-            wait_reward_seconds=time.perf_counter() - self._tally.last,
-            tokens=self._tally.tokens,
+            started=self._counter.started,
+            generate_seconds=self._counter.last - self._counter.began,
+            wait_reward_seconds=time.perf_counter() - self._counter.last,
+            tokens=self._counter.tokens,
         )

@@ -1,7 +1,7 @@
 """The tests of one program, one after the other, against one box.
 
 Every path to `passed` goes through a value that was compared outside, and through a clean end that the box
-saw. Whatever else happens has a verdict of its own; what says nothing about the program is `sandbox_error`.
+saw. Whatever else happens has a status of its own; what says nothing about the program is `sandbox_error`.
 """
 
 from __future__ import annotations
@@ -15,31 +15,40 @@ from roll_like.errors import SandboxError
 from roll_like.sandbox import asserts
 from roll_like.sandbox.box import Box, BoxReport, BoxSession, CallFailed, Ended, Program, SandboxUnavailable
 from roll_like.sandbox.compare import Comparison, shown
-from roll_like.sandbox.types import AssertTest, CallTest, CodeResult, Limits, StdioTest, TestCase, TestResult, Verdict
+from roll_like.sandbox.types import (
+    AssertTest,
+    CallTest,
+    CodeResult,
+    Limits,
+    StdioTest,
+    TestCase,
+    TestResult,
+    TestStatus,
+)
 
 #: Most seconds that a box may be late with its own time-out: on a busy machine it also has to start.
 _GRACE_SECONDS = 40.0
 _SHORTEST_SECONDS = 0.05
 
 _OF_END = {
-    Ended.ERROR: Verdict.RUNTIME_ERROR,
-    Ended.TIMEOUT: Verdict.TIMEOUT,
-    Ended.MEMORY: Verdict.MEMORY_LIMIT,
-    Ended.OUTPUT: Verdict.OUTPUT_LIMIT,
-    Ended.COMPILE_ERROR: Verdict.COMPILE_ERROR,
-    Ended.BROKEN: Verdict.SANDBOX_ERROR,
+    Ended.ERROR: TestStatus.RUNTIME_ERROR,
+    Ended.TIMEOUT: TestStatus.TIMEOUT,
+    Ended.MEMORY: TestStatus.MEMORY_LIMIT,
+    Ended.OUTPUT: TestStatus.OUTPUT_LIMIT,
+    Ended.COMPILE_ERROR: TestStatus.COMPILE_ERROR,
+    Ended.BROKEN: TestStatus.SANDBOX_ERROR,
 }
 
-#: From the gravest to the best; an evaluation has the gravest verdict of its tests.
+#: From the gravest to the best; an evaluation has the gravest status of its tests.
 PRECEDENCE = (
-    Verdict.SANDBOX_ERROR,
-    Verdict.COMPILE_ERROR,
-    Verdict.TIMEOUT,
-    Verdict.MEMORY_LIMIT,
-    Verdict.OUTPUT_LIMIT,
-    Verdict.RUNTIME_ERROR,
-    Verdict.WRONG_ANSWER,
-    Verdict.PASSED,
+    TestStatus.SANDBOX_ERROR,
+    TestStatus.COMPILE_ERROR,
+    TestStatus.TIMEOUT,
+    TestStatus.MEMORY_LIMIT,
+    TestStatus.OUTPUT_LIMIT,
+    TestStatus.RUNTIME_ERROR,
+    TestStatus.WRONG_ANSWER,
+    TestStatus.PASSED,
 )
 
 
@@ -53,7 +62,7 @@ class Judging:
         limits: Of each execution, and of each call within one.
         comparison: What counts as the same.
         total_seconds: Wall clock of all tests together; tests that it leaves no time for are time-outs.
-        stop_at_failure: Give the tests after one that failed its verdict, instead of running them.
+        stop_at_failure: Give the tests after one that failed its status, instead of running them.
     """
 
     box: Box
@@ -77,13 +86,13 @@ class Judging:
         results: list[TestResult] = []
         while len(results) < len(tests):
             rest = tests[len(results) :]
-            if results and results[-1].verdict is Verdict.COMPILE_ERROR:
+            if results and results[-1].status is TestStatus.COMPILE_ERROR:
                 results += results[-1:] * len(rest)
-            elif self.stop_at_failure and results and results[-1].verdict is not Verdict.PASSED:
-                results += [TestResult(results[-1].verdict, "not run: a test before it failed")] * len(rest)
+            elif self.stop_at_failure and results and results[-1].status is not TestStatus.PASSED:
+                results += [TestResult(results[-1].status, "not run: a test before it failed")] * len(rest)
             elif self._remaining() < _SHORTEST_SECONDS:
                 missed = f"not run: {self.total_seconds:g} s for all tests were used up"
-                results += [TestResult(Verdict.TIMEOUT, missed)] * len(rest)
+                results += [TestResult(TestStatus.TIMEOUT, missed)] * len(rest)
             else:
                 results += await self._next(rest)
         return summary(results, self._cpu_seconds, self._peak, self._stderr)
@@ -105,7 +114,7 @@ class Judging:
         except SandboxUnavailable:
             raise
         except SandboxError as error:
-            return [TestResult(Verdict.SANDBOX_ERROR, str(error))]
+            return [TestResult(TestStatus.SANDBOX_ERROR, str(error))]
 
     async def _stdio(self, test: StdioTest) -> TestResult:
         limits = self._limits(1)
@@ -116,9 +125,9 @@ class Judging:
             raise SandboxError(f"the box did not end an execution after {limits.wall_seconds:g} s") from None
         self._count(report)
         result = of_report(report)
-        if result.verdict is Verdict.PASSED:
+        if result.status is TestStatus.PASSED:
             difference = self.comparison.outputs(report.stdout.decode("utf-8", "replace"), test.output)
-            result = result if difference is None else TestResult(Verdict.WRONG_ANSWER, difference)
+            result = result if difference is None else TestResult(TestStatus.WRONG_ANSWER, difference)
         return self._noted(result, report)
 
     async def _calls(self, tests: Sequence[CallTest]) -> list[TestResult]:
@@ -133,11 +142,11 @@ class Judging:
                 if results and self._remaining() < _SHORTEST_SECONDS:
                     break
                 results.append(await self._call(session, test))
-                if results[-1].verdict is not Verdict.PASSED:
+                if results[-1].status is not TestStatus.PASSED:
                     break
         finally:
             report = await self._end(session)
-        if results[-1].verdict is Verdict.PASSED and report.ended is not Ended.EXITED:
+        if results[-1].status is TestStatus.PASSED and report.ended is not Ended.EXITED:
             # every value was right, but a session that does not end as it should vouches for nothing
             return [self._noted(of_report(report), report)] * len(results)
         self._noted(results[-1], report)
@@ -149,13 +158,13 @@ class Judging:
             async with asyncio.timeout(seconds):
                 value = await session.call(test.entry_point, test.args, test.kwargs)
         except TimeoutError:
-            return TestResult(Verdict.TIMEOUT, f"{test.entry_point} took more than {seconds:.3g} s")
+            return TestResult(TestStatus.TIMEOUT, f"{test.entry_point} took more than {seconds:.3g} s")
         except CallFailed as failure:
             return _of_failure(failure)
         difference = self.comparison.values(value, test.expected)
         if difference is None:
-            return TestResult(Verdict.PASSED)
-        return TestResult(Verdict.WRONG_ANSWER, f"{test.entry_point}{shown(tuple(test.args))}: {difference}")
+            return TestResult(TestStatus.PASSED)
+        return TestResult(TestStatus.WRONG_ANSWER, f"{test.entry_point}{shown(tuple(test.args))}: {difference}")
 
     async def _assert(self, test: AssertTest) -> TestResult:
         limits = self._limits(1)
@@ -171,8 +180,8 @@ class Judging:
             return self._noted(of_report(report), report)
         if judgement.failure is not None:
             return self._noted(_of_failure(CallFailed(judgement.failure, judgement.detail)), report)
-        verdict = Verdict.WRONG_ANSWER if judgement.assertion else Verdict.RUNTIME_ERROR
-        return self._noted(TestResult(verdict, judgement.detail), report)
+        status = TestStatus.WRONG_ANSWER if judgement.assertion else TestStatus.RUNTIME_ERROR
+        return self._noted(TestResult(status, judgement.detail), report)
 
     async def _open(self, program: Program, limits: Limits) -> BoxSession:
         try:
@@ -203,7 +212,7 @@ class Judging:
         self._peak = max(self._peak, report.peak_memory_bytes)
 
     def _noted(self, result: TestResult, report: BoxReport) -> TestResult:
-        if result.verdict is not Verdict.PASSED and not self._stderr:
+        if result.status is not TestStatus.PASSED and not self._stderr:
             self._stderr = report.stderr
         return result
 
@@ -212,18 +221,18 @@ def of_report(report: BoxReport) -> TestResult:
     """Return what the end of an execution says; `passed` only means that nothing speaks against it."""
     if report.ended is Ended.EXITED:
         if report.exit_code in {0, None}:
-            return TestResult(Verdict.PASSED)
-        return TestResult(Verdict.RUNTIME_ERROR, f"exit status {report.exit_code}")
+            return TestResult(TestStatus.PASSED)
+        return TestResult(TestStatus.RUNTIME_ERROR, f"exit status {report.exit_code}")
     return TestResult(_OF_END[report.ended], report.detail)
 
 
 def summary(results: Sequence[TestResult], cpu_seconds: float, peak_memory_bytes: int, stderr: str) -> CodeResult:
-    """Return the result of an evaluation: its gravest verdict, and the share of tests passed."""
-    verdicts = {result.verdict for result in results}
+    """Return the result of an evaluation: its gravest status, and the share of tests passed."""
+    statuses = {result.status for result in results}
     return CodeResult(
-        verdict=next(verdict for verdict in PRECEDENCE if verdict in verdicts),
+        status=next(status for status in PRECEDENCE if status in statuses),
         tests=tuple(results),
-        fraction=sum(result.verdict is Verdict.PASSED for result in results) / len(results),
+        fraction=sum(result.status is TestStatus.PASSED for result in results) / len(results),
         cpu_seconds=cpu_seconds,
         peak_memory_bytes=peak_memory_bytes,
         stderr=stderr,
@@ -232,7 +241,7 @@ def summary(results: Sequence[TestResult], cpu_seconds: float, peak_memory_bytes
 
 def _of_failure(failure: CallFailed) -> TestResult:
     # a session that ended before its value came has failed, however cleanly it left
-    return TestResult(_OF_END.get(failure.kind, Verdict.RUNTIME_ERROR), failure.message)
+    return TestResult(_OF_END.get(failure.kind, TestStatus.RUNTIME_ERROR), failure.message)
 
 
 __all__ = ["PRECEDENCE", "Judging", "of_report", "summary"]
