@@ -113,6 +113,18 @@ def _evaluation_is_of_other_seeds(config: AgenticConfig) -> Iterator[Violation]:
                 )
 
 
+def _evaluation_plays_every_seed(config: AgenticConfig) -> Iterator[Violation]:
+    why = {
+        "weight": "an evaluation plays each environment on every seed, so a weight has no effect; remove it",
+        "seeds": "how many seeds are evaluated is set once, by evaluation.seeds; set that and remove this",
+        "first_seed": "where evaluations begin is set once, by evaluation.first_seed; set that and remove this",
+    }
+    for index, environment in enumerate(config.evaluation.environments if config.evaluation is not None else ()):
+        for name, message in why.items():
+            if getattr(environment, name) != type(environment).model_fields[name].default:
+                yield Violation(("evaluation", "environments", index, name), message)
+
+
 def _no_greedy_baseline(config: AgenticConfig) -> Iterator[Violation]:
     name = config.algorithm.advantage.type
     if ADVANTAGES.get(name).greedy_baseline:
@@ -131,5 +143,6 @@ AGENTIC_RULES = (
     _no_name_means_two_things,
     _turns_fit,
     _evaluation_is_of_other_seeds,
+    _evaluation_plays_every_seed,
     _no_greedy_baseline,
 )

@@ -76,10 +76,10 @@ def _rewards_are_used(config: OnPolicyDistillConfig) -> Iterator[Violation]:
         path = ("critic",) if config.critic is not None else ("algorithm", "kl", "use")
         yield Violation(path, "it belongs to rewards, and this run has none; remove it, or add `rewards.use`")
     filtering: list[tuple[str, ...]] = [
-        ("domains", name) for name, domain in config.domains.items() if domain.drop_groups_zero_variance
+        ("domains", name) for name, domain in config.domains.items() if domain.drop_zero_variance_groups
     ]
-    if config.rollout.drop_groups_zero_variance:
-        filtering.append(("rollout", "drop_groups_zero_variance"))
+    if config.rollout.drop_zero_variance_groups:
+        filtering.append(("rollout", "drop_zero_variance_groups"))
     for key in filtering:
         yield Violation(
             key, "without rewards no group has a signal of its own, so that all would be dropped; set it to false"

@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from roll_like.check.findings import Finding
+from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.config.plan import GIB, Plan, trained_parameters
 from roll_like.config.policy_gradient import PolicyGradientConfig
 from roll_like.config.run import RunConfig
 from roll_like.config.sections import DeepSpeedConfig, VLLMConfig
 from roll_like.models.precision import cpu_has_bfloat16
 from roll_like.models.shape import ModelShape
+from roll_like.registry import LOSSES
 
 
 def check_engine_args(config: PolicyGradientConfig) -> Iterator[Finding]:
@@ -124,6 +126,22 @@ def check_settings(config: PolicyGradientConfig, made: Plan) -> Iterator[Finding
         updates = config.steps * config.critic.updates_per_step
         yield from warm_up_that_never_ends("critic", config.critic, updates)
     yield from warm_up_that_never_ends("training", config.training, made.updates - sat_out)
+    yield from bounds_that_never_act(config.algorithm)
+
+
+def bounds_that_never_act(algorithm: AlgorithmConfig) -> Iterator[Finding]:
+    """Yield bounds of a ratio that is always 1: a warning where they were changed, else a note."""
+    bounds = LOSSES.get(algorithm.loss.type).ratio_bounds
+    if not bounds or algorithm.updates_per_step > 1 or algorithm.old_logprobs == "behaviour":
+        return
+    default = type(algorithm.loss)()
+    changed = [name for name in bounds if getattr(algorithm.loss, name) != getattr(default, name)]
+    yield Finding(
+        "warning" if changed else "note",
+        f"algorithm.loss.{(changed or bounds)[0]}",
+        f"with one update a step the old policy is the current one and every ratio is 1, so {', '.join(bounds)} never "
+        "act; set algorithm.updates_per_step to 2 or more, or old_logprobs: behaviour",
+    )
 
 
 def warm_up_that_never_ends(section: str, settings: DeepSpeedConfig, updates: int) -> Iterator[Finding]:

@@ -22,7 +22,7 @@ class DomainConfig(ConfigModel):
     difficulty: DifficultyConfig | None = Field(
         default=None, description="Band of its groups that are trained on; default: `algorithm.mask.difficulty`."
     )
-    drop_groups_zero_variance: bool | None = Field(
+    drop_zero_variance_groups: bool | None = Field(
         default=None, description="Replace its groups of equal rewards; default: `rollout`'s setting of this name."
     )
 
@@ -39,5 +39,5 @@ def domain_difficulty(config: PromptConfig) -> dict[str, DifficultyConfig]:
 
 def domain_filters(config: PromptConfig) -> dict[str, bool]:
     """Return, of each domain that says so itself, whether its groups with zero reward variance are replaced."""
-    settings = {name: domain.drop_groups_zero_variance for name, domain in config.domains.items()}
+    settings = {name: domain.drop_zero_variance_groups for name, domain in config.domains.items()}
     return {name: setting for name, setting in settings.items() if setting is not None}

@@ -10,6 +10,7 @@ from typing import ClassVar, Self
 from pydantic import Field
 
 from roll_like.config.rules import RUN_RULES
+from roll_like.config.rules_effect import prompts_are_shared_anyway
 from roll_like.config.run import Rule, RunConfig
 from roll_like.config.sections import PositiveFloat, PositiveInt
 from roll_like.config.training_data import RowLimits
@@ -35,7 +36,12 @@ def _ranks_have_work(config: GivenDataConfig) -> Iterator[Violation]:
 class GivenDataConfig(RunConfig):
     """A run that learns from given data, a step at a time."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (*RUN_RULES, _steps_or_epochs, _ranks_have_work)
+    rules: ClassVar[tuple[Rule, ...]] = (
+        *RUN_RULES,
+        _steps_or_epochs,
+        _ranks_have_work,
+        prompts_are_shared_anyway,
+    )
 
     steps: PositiveInt | None = Field(default=None, description="Steps to train; or set `epochs`.")
     epochs: PositiveFloat | None = Field(

@@ -30,7 +30,7 @@ class GroupRolloutConfig(SamplingConfig):
     groups_key: ClassVar[str]
     samples_key: ClassVar[str]
 
-    drop_groups_zero_variance: bool = Field(
+    drop_zero_variance_groups: bool = Field(
         default=False, description="Replace groups whose rewards are all equal by other tasks' (DAPO)."
     )
     max_oversampling: Annotated[float, Field(ge=1)] = Field(
@@ -63,9 +63,9 @@ class GroupRolloutConfig(SamplingConfig):
 
     @model_validator(mode="after")
     def _replacing_is_possible(self) -> Self:
-        if self.drop_groups_zero_variance and self.max_oversampling == 1.0:
+        if self.drop_zero_variance_groups and self.max_oversampling == 1.0:
             raise ValueError(
-                "drop_groups_zero_variance replaces groups, but max_oversampling: 1.0 allows no replacement; "
+                "drop_zero_variance_groups replaces groups, but max_oversampling: 1.0 allows no replacement; "
                 "set max_oversampling above 1 (2.0 is usual)"
             )
         return self

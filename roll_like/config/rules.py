@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from roll_like.config.plan import RolePlan, overlap, roles
 from roll_like.config.rules_algorithm import ALGORITHM_RULES
+from roll_like.config.rules_effect import EFFECT_RULES, POLICY_EFFECT_RULES
 from roll_like.config.sections import DeepSpeedConfig
 from roll_like.config.violations import Violation
 
@@ -220,7 +221,13 @@ def _evaluation_runs(config: RunConfig) -> Iterator[Violation]:
 
 
 #: What holds for every run.
-RUN_RULES = (_device_ranges_fit, _device_ranges_are_equal_or_disjoint, _device_can_do_it, _evaluation_runs)
+RUN_RULES = (
+    _device_ranges_fit,
+    _device_ranges_are_equal_or_disjoint,
+    _device_can_do_it,
+    _evaluation_runs,
+    *EFFECT_RULES,
+)
 
 #: What holds for whatever samples and judges, however it is trained.
 SAMPLING_RULES = (_lengths_fit, _devices_are_shared, _evaluation_means_something, _evaluation_runs)
@@ -235,4 +242,5 @@ POLICY_GRADIENT_RULES = (
     *RUN_RULES,
     _devices_are_shared,
     _evaluation_means_something,
+    *POLICY_EFFECT_RULES,
 )

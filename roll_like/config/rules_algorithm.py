@@ -52,11 +52,11 @@ def groups_can_be_compared(config: PolicyGradientConfig) -> Iterator[Violation]:
             f"{_number(size)} has nothing to compare with: every advantage would be 0; set "
             f"{key} to {least} or more (8 is usual), or use algorithm.advantage: reinforce_plus_plus",
         )
-    if size == 1 and rollout.drop_groups_zero_variance:
+    if size == 1 and rollout.drop_zero_variance_groups:
         yield Violation(
-            ("rollout", "drop_groups_zero_variance"),
+            ("rollout", "drop_zero_variance_groups"),
             f"a group of one always has equal rewards, so every group would be dropped; set {key} to 2 or "
-            "more, or drop_groups_zero_variance: false",
+            "more, or drop_zero_variance_groups: false",
         )
     if rollout.temperature == 0:
         yield Violation(

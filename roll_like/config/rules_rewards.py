@@ -103,9 +103,9 @@ def _pools_fit(config: PromptConfig) -> Iterator[Violation]:
 
 
 def _replacing_is_possible(config: PromptConfig, name: str) -> Iterator[Violation]:
-    if not config.domains[name].drop_groups_zero_variance:
+    if not config.domains[name].drop_zero_variance_groups:
         return
-    path = ("domains", name, "drop_groups_zero_variance")
+    path = ("domains", name, "drop_zero_variance_groups")
     if config.rollout.max_oversampling == 1.0:
         yield Violation(
             path, "rollout.max_oversampling: 1.0 allows no replacement; set it above 1 (2.0 is usual), or this to false"

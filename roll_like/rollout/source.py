@@ -161,7 +161,7 @@ class SynchronousRollouts(Generic[PlanT]):
         rewards = [sample.reward for sample in group.samples]
         if self._needs_baseline and not group.baselines:  # it was lost to a failure: nothing to compare with
             return False
-        if self._filters.get(group.task.domain, self._config.drop_groups_zero_variance):
+        if self._filters.get(group.task.domain, self._config.drop_zero_variance_groups):
             return len(rewards) > 1 and not np.allclose(rewards, rewards[0], rtol=0, atol=1e-8)
         return len(rewards) > 0
 

@@ -96,7 +96,7 @@ def test_groups_zero_variance_are_replaced(tmp_path: Path, tiny_model: Path, eng
             "prompts_per_step": 4,
             "samples_per_prompt": 2,
             "max_response_tokens": 3,
-            "drop_groups_zero_variance": True,
+            "drop_zero_variance_groups": True,
             "max_oversampling": 3.0,
         },
         algorithm={"kl": {"use": "reward", "coefficient": 0.01}, "advantage": "reinforce_plus_plus"},

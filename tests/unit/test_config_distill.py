@@ -109,7 +109,7 @@ def test_the_loss_holds_the_teachers_divergence() -> None:
     ("changes", "message"),
     [
         ({"distillation__reward_weight": 1.0}, "there are none; add `rewards.use`"),
-        ({"rollout__drop_groups_zero_variance": True, "rollout__max_oversampling": 2.0}, "all would be dropped"),
+        ({"rollout__drop_zero_variance_groups": True, "rollout__max_oversampling": 2.0}, "all would be dropped"),
         ({"rollout__temperature": 0}, "no distribution to compare"),
         ({"distillation": {"use": "loss", "discount": 0.5}}, "a loss looks at each token alone"),
         (

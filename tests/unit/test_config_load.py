@@ -344,20 +344,6 @@ def test_import_of_the_wrong_type_is_a_problem_of_the_file(minimal: Path) -> Non
     assert "import: found 'plugin'" in refused(minimal, "import=plugin")
 
 
-def test_a_users_folder_may_have_the_name_of_one_of_ours(
-    tmp_path: Path, minimal: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "rewards").mkdir()
-    write(tmp_path / "rewards" / "mine.py", "")
-    monkeypatch.chdir(tmp_path)
-    try:
-        load_config(minimal, ["import=[rewards.mine]"])
-        assert sys.modules["rewards.mine"].__file__ == str(tmp_path / "rewards" / "mine.py")
-    finally:
-        for name in ("rewards.mine", "rewards"):
-            sys.modules.pop(name, None)
-
-
 def test_built_ins_work_beside_a_folder_of_the_same_name(
     tmp_path: Path, minimal: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

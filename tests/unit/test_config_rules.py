@@ -124,10 +124,10 @@ def test_the_bases_of_these_tests_are_valid() -> None:
         (
             changed(
                 data__sources=[{"path": "x.jsonl", "domain": "maths"}],
-                domains={"maths": {"rewards": ["math"], "drop_groups_zero_variance": True}},
+                domains={"maths": {"rewards": ["math"], "drop_zero_variance_groups": True}},
                 rewards={"use": [{"type": "math"}]},
             ),
-            "domains.maths.drop_groups_zero_variance",
+            "domains.maths.drop_zero_variance_groups",
             "allows no replacement",
         ),
         (
@@ -186,18 +186,18 @@ def test_the_bases_of_these_tests_are_valid() -> None:
                     "prompts_per_step": 8,
                     "samples_per_prompt": 1,
                     "max_response_tokens": 32,
-                    "drop_groups_zero_variance": True,
+                    "drop_zero_variance_groups": True,
                     "max_oversampling": 2,
                 },
                 algorithm={"advantage": "reinforce_plus_plus"},
             ),
-            "rollout.drop_groups_zero_variance",
+            "rollout.drop_zero_variance_groups",
             "every group would be dropped",
         ),
         (changed(rollout__temperature=0), "rollout.temperature", "0 is greedy"),
         (changed(rollout__max_in_flight=3), "rollout.max_in_flight", "cannot hold one group of 4"),
         (changed(rollout__samples_per_step=30), "rollout", "8 × 4 = 32"),
-        (changed(rollout__drop_groups_zero_variance=True), "rollout", "set max_oversampling above 1"),
+        (changed(rollout__drop_zero_variance_groups=True), "rollout", "set max_oversampling above 1"),
         # batches and lengths
         (
             changed(algorithm={"updates_per_step": 3}),

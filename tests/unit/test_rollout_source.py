@@ -100,7 +100,7 @@ def test_a_resumed_source_goes_on_with_the_same_tasks_and_seeds() -> None:
 def test_oversampling_follows_the_share_of_accepted_groups() -> None:
     with DriverLoop() as runner:
         scheduler = FakeScheduler(rejected=2)
-        rollouts = source(scheduler, runner, drop_groups_zero_variance=True, max_oversampling=2.0)
+        rollouts = source(scheduler, runner, drop_zero_variance_groups=True, max_oversampling=2.0)
         for step in range(6):
             rollouts.collect(step)
     started = [plan.initial_groups for plan in scheduler.plans]
@@ -112,7 +112,7 @@ def test_oversampling_follows_the_share_of_accepted_groups() -> None:
 def test_the_filter_wants_different_rewards() -> None:
     with DriverLoop() as runner:
         plain = source(FakeScheduler(), runner)
-        filtering = source(FakeScheduler(), runner, drop_groups_zero_variance=True, max_oversampling=2.0)
+        filtering = source(FakeScheduler(), runner, drop_zero_variance_groups=True, max_oversampling=2.0)
     same, different, lonely = (group(task(), rewards) for rewards in ([0.1 + 0.2, 0.3], [0.0, 1.0], [1.0]))
     assert [plain._accept(one) for one in (same, different, lonely)] == [True, True, True]
     assert [filtering._accept(one) for one in (same, different, lonely)] == [False, True, False]

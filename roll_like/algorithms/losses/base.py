@@ -147,6 +147,8 @@ class PolicyLoss(ABC):
     needs_batch: ClassVar[bool] = False
     #: Whether tokens of advantage 0 matter, for the gradient or for statistics; if not, they are not computed.
     zero_advantage_moves: ClassVar[bool] = False
+    #: Its settings that bound the ratio of new to old policy: without effect where that ratio is always 1.
+    ratio_bounds: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: Any) -> None:
         self.config = config

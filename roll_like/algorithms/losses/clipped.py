@@ -49,6 +49,8 @@ class PPOLoss(PolicyLoss):
     arXiv:1912.09729), or unbounded in ρ with `dual_clip: null`.
     """
 
+    ratio_bounds = ("clip_low", "clip_high", "dual_clip")
+
     class Config(PluginConfig):
         """PPO: the ratio of new to old policy, clipped."""
 
@@ -102,6 +104,8 @@ class GSPOLoss(PolicyLoss):
     the turns before and after it. A sequence of one turn has the same ratio either way.
     """
 
+    ratio_bounds = ("clip_low", "clip_high")
+
     class Config(PluginConfig):
         """GSPO: the geometric mean ratio of the sequence, clipped; its bounds are much narrower than PPO's."""
 
@@ -131,6 +135,8 @@ class CISPOLoss(PolicyLoss):
     The weight is clipped, not the token: every token keeps its gradient.
     """
 
+    ratio_bounds = ("clip_low", "clip_high")
+
     class Config(PluginConfig):
         """CISPO: importance weights clipped on both sides, no token loses its gradient."""
 
@@ -159,6 +165,8 @@ class SAPOLoss(PolicyLoss):
     both sides.
     """
 
+    ratio_bounds = ("tau_positive", "tau_negative")
+
     class Config(PluginConfig):
         """SAPO: the ratio passes a sigmoid gate; a larger τ fades sooner."""
 
@@ -186,6 +194,8 @@ class GMPOLoss(PolicyLoss):
     in the direction of the advantage only, as in PPO. Every token carries its sequence's loss, so
     `aggregation: seq_mean_token_mean` gives the mean over sequences of the paper.
     """
+
+    ratio_bounds = ("clip_low", "clip_high")
 
     class Config(PluginConfig):
         """GMPO: the geometric mean of token ratios, each clipped in log space."""
@@ -218,6 +228,8 @@ class DPPOLoss(PolicyLoss):
     ℓ = −sg(min(ρ, ratio_cap))·A·log π, 0 for tokens that already moved further than a divergence bound
     in the direction of their advantage. The divergence is that of "this token or another".
     """
+
+    ratio_bounds = ("clip_low", "clip_high", "ratio_cap")
 
     @abstractmethod
     def divergence(self, logprobs_N: Tensor, old_logprobs_N: Tensor) -> Tensor:

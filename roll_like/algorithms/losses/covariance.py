@@ -58,6 +58,8 @@ class CovarianceLoss(PolicyLoss):
 class ClipCovLoss(CovarianceLoss):
     """`clip_cov`: PPO's clipped surrogate without some tokens whose covariance lies in a band."""
 
+    ratio_bounds = ("clip_low", "clip_high")
+
     class Config(PluginConfig):
         """Clip-Cov: tokens drawn from a band of large covariance are left out."""
 

@@ -1,0 +1,97 @@
+"""Rules against settings without effect: each says why the setting would change nothing, and what to do instead.
+
+What is refused differs from its default, so that a resolved configuration, which names every key, is still accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from roll_like.config.violations import Violation
+
+if TYPE_CHECKING:
+    from roll_like.config.policy_gradient import PolicyGradientConfig
+    from roll_like.config.run import RunConfig
+    from roll_like.config.sections import OptimizerConfig
+
+
+def schedule_reaches_its_end(path: tuple[str, ...], optimizer: OptimizerConfig) -> Iterator[Violation]:
+    """Yield a final learning rate that a constant schedule never goes to."""
+    if optimizer.schedule == "constant" and optimizer.min_lr_ratio:
+        yield Violation(
+            (*path, "min_lr_ratio"),
+            "a constant schedule keeps the peak learning rate to the end, so this has no effect; remove it, or set "
+            "schedule: cosine (or linear)",
+        )
+
+
+def learning_rate_ends_somewhere(config: RunConfig) -> Iterator[Violation]:
+    """Yield a final learning rate of the trainer without effect."""
+    yield from schedule_reaches_its_end(("training", "optimizer"), config.training.optimizer)
+
+
+def critic_learning_rate_ends_somewhere(config: PolicyGradientConfig) -> Iterator[Violation]:
+    """Yield a final learning rate of the critic without effect."""
+    if config.critic is not None:
+        yield from schedule_reaches_its_end(("critic", "optimizer"), config.critic.optimizer)
+
+
+def prompts_are_shared_anyway(config: RunConfig) -> Iterator[Violation]:
+    """Yield `share_prompts: false` where rows are always packed with their common prompts."""
+    if not config.training.share_prompts:
+        yield Violation(
+            ("training", "share_prompts"),
+            f"pipeline: {getattr(config, 'pipeline', None)} lays out its rows itself and computes a common prompt once "
+            "(gradients are the same), so false has no effect; remove it",
+        )
+
+
+def oversampling_replaces_something(config: PolicyGradientConfig) -> Iterator[Violation]:
+    """Yield room for further groups where no group is ever turned down."""
+    rollout = config.rollout
+    filters = [rollout.drop_zero_variance_groups]
+    filters += [bool(domain.drop_zero_variance_groups) for domain in getattr(config, "domains", {}).values()]
+    if rollout.max_oversampling != 1.0 and not any(filters):
+        yield Violation(
+            ("rollout", "max_oversampling"),
+            f"{rollout.max_oversampling:g} makes room for groups that replace others, and no filter turns one down; "
+            "remove it, or set drop_zero_variance_groups: true",
+        )
+
+
+def correction_corrects_something(config: PolicyGradientConfig) -> Iterator[Violation]:
+    """Yield an importance correction whose weights are 1 by construction."""
+    algorithm = config.algorithm
+    correction, default = algorithm.correction, type(algorithm.correction)()
+    if algorithm.old_logprobs != "behaviour" or correction.type == "none":
+        return
+    changed = [name for name in type(default).model_fields if getattr(correction, name) != getattr(default, name)]
+    for name in changed:
+        yield Violation(
+            ("algorithm", "correction", name),
+            "with old_logprobs: behaviour the old policy is the one that sampled, so each importance weight "
+            "π_old/μ is 1 and `correction` has no effect; remove it, or set old_logprobs: recompute",
+        )
+
+
+def evaluation_goes_through_everything(config: RunConfig) -> Iterator[Violation]:
+    """Yield weights of sources that an evaluation goes through once each."""
+    for index, source in enumerate(getattr(config.evaluation, "sources", ())):
+        if source.weight != 1.0:
+            yield Violation(
+                ("evaluation", "sources", index, "weight"),
+                "an evaluation goes through every row once, so a weight has no effect; remove it (the weights of "
+                "data.sources have one)",
+            )
+
+
+#: Settings without effect in any run.
+EFFECT_RULES = (learning_rate_ends_somewhere, evaluation_goes_through_everything)
+
+#: Settings without effect in a run that trains a policy on groups of its samples.
+POLICY_EFFECT_RULES = (
+    critic_learning_rate_ends_somewhere,
+    oversampling_replaces_something,
+    correction_corrects_something,
+)

@@ -1,0 +1,121 @@
+"""No setting that does nothing: what would change nothing is refused, or a check says so, each with the reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from config_files import MINIMAL, MINIMAL_AGENTIC, changed
+from pydantic import ValidationError
+
+from roll_like import AgenticConfig, RLVRConfig, SFTConfig
+from roll_like.check.machine import bounds_that_never_act
+
+EVALUATION = {"sources": [{"path": "eval.jsonl"}]}
+SFT = {
+    "pipeline": "sft",
+    "steps": 2,
+    "model": {"path": "org/model"},
+    "data": {"sources": [{"path": "train.jsonl"}], "samples_per_step": 8, "max_tokens": 64},
+    "resources": {"device": "cpu", "devices_per_node": 2, "device_mapping": {"training": "0-1"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "why"),
+    [
+        ({"training__optimizer": {"min_lr_ratio": 0.1}}, "training.optimizer.min_lr_ratio", "constant schedule keeps"),
+        (
+            {"critic__optimizer": {"min_lr_ratio": 0.1}, "algorithm": {"advantage": "gae"}},
+            "critic.optimizer.min_lr_ratio",
+            "constant schedule keeps",
+        ),
+        ({"rollout__max_oversampling": 2.0}, "rollout.max_oversampling", "no filter turns one down"),
+        (
+            {"algorithm": {"old_logprobs": "behaviour", "correction": {"cap": 3.0}}},
+            "algorithm.correction.cap",
+            "each importance weight",
+        ),
+        (
+            {"algorithm": {"old_logprobs": "behaviour", "correction": {"reject": {"high": 2.0}}}},
+            "algorithm.correction.reject",
+            "each importance weight",
+        ),
+        (
+            {"evaluation": {"sources": [{"path": "eval.jsonl", "weight": 2.0}]}},
+            "evaluation.sources.0.weight",
+            "goes through every row once",
+        ),
+    ],
+)
+def test_what_has_no_effect_is_refused(changes: dict[str, Any], key: str, why: str) -> None:
+    assert_refused(RLVRConfig, changed(MINIMAL, **changes), key, why)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"training__optimizer": {"min_lr_ratio": 0.1, "schedule": "cosine"}},
+        {"rollout__max_oversampling": 2.0, "rollout__drop_zero_variance_groups": True},
+        {
+            "rollout__max_oversampling": 2.0,
+            "domains": {"train": {"rewards": ["ifeval"], "drop_zero_variance_groups": True}},
+        },
+        {"algorithm": {"old_logprobs": "behaviour"}},
+        {"algorithm": {"old_logprobs": "behaviour", "correction": {"type": "none"}}},
+        {"algorithm": {"old_logprobs": "recompute", "correction": {"cap": 3.0}}},
+        {"evaluation": EVALUATION},
+    ],
+)
+def test_what_has_an_effect_is_accepted_and_so_is_its_resolved_form(changes: dict[str, Any]) -> None:
+    config = RLVRConfig.model_validate(changed(MINIMAL, **changes))
+    assert RLVRConfig.model_validate(config.model_dump(mode="json", by_alias=True)) == config
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "remedy"),
+    [("weight", 2.0, "remove it"), ("seeds", 4, "evaluation.seeds"), ("first_seed", 7, "evaluation.first_seed")],
+)
+def test_an_evaluation_plays_every_seed_of_each_environment(setting: str, value: float, remedy: str) -> None:
+    environment = {"id": "roll_like/FrozenLake-v0", setting: value}
+    values = changed(MINIMAL_AGENTIC, evaluation={"environments": [environment]})
+    assert_refused(AgenticConfig, values, f"evaluation.environments.0.{setting}", remedy)
+
+
+def test_given_data_shares_prompts_anyway() -> None:
+    assert_refused(
+        SFTConfig, changed(SFT, training={"share_prompts": False}), "training.share_prompts", "false has no effect"
+    )
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "level", "bounds"),
+    [
+        ({}, "note", "clip_low, clip_high, dual_clip"),
+        ({"loss": {"type": "ppo", "clip_low": 0.1}}, "warning", "clip_low, clip_high, dual_clip"),
+        ({"loss": "gspo", "old_logprobs": "recompute"}, "note", "clip_low, clip_high"),
+        ({"loss": {"type": "dppo_kl", "ratio_cap": 5}}, "warning", "clip_low, clip_high, ratio_cap"),
+        ({"loss": "clip_cov"}, "note", "clip_low, clip_high"),
+    ],
+)
+def test_bounds_of_a_ratio_that_is_always_1(algorithm: dict[str, Any], level: str, bounds: str) -> None:
+    config = RLVRConfig.model_validate(changed(MINIMAL, algorithm=algorithm))
+    [finding] = bounds_that_never_act(config.algorithm)
+    assert finding.level == level
+    assert f"every ratio is 1, so {bounds} never act" in finding.message
+
+
+@pytest.mark.parametrize(
+    "algorithm", [{"updates_per_step": 2}, {"old_logprobs": "behaviour"}, {"loss": "reinforce"}, {"loss": "gpg"}]
+)
+def test_bounds_that_act(algorithm: dict[str, Any]) -> None:
+    config = RLVRConfig.model_validate(changed(MINIMAL, algorithm=algorithm))
+    assert [*bounds_that_never_act(config.algorithm)] == []
+
+
+def assert_refused(config_class: type[Any], values: dict[str, Any], key: str, why: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        config_class.model_validate(values)
+    [error] = caught.value.errors()
+    assert ".".join(map(str, error["loc"])) == key
+    assert why in error["msg"]
