@@ -134,7 +134,7 @@ def bounds_that_never_act(algorithm: AlgorithmConfig) -> Iterator[Finding]:
     bounds = LOSSES.get(algorithm.loss.type).ratio_bounds
     if not bounds or algorithm.updates_per_step > 1 or algorithm.old_logprobs == "behaviour":
         return
-    default = type(algorithm.loss)()
+    default = type(algorithm.loss)(type=algorithm.loss.type)
     changed = [name for name in bounds if getattr(algorithm.loss, name) != getattr(default, name)]
     yield Finding(
         "warning" if changed else "note",

@@ -77,7 +77,7 @@ def test_a_teacher_is_no_part_of_the_student() -> None:
         ({"teachers": {"a": {"path": "x"}, "b": {"path": "y", "domains": ["cods"]}}}, "no data is of domain 'cods'"),
         ({"teachers__large__max_tokens_per_micro_batch": 32}, "32 tokens cannot hold one longest sample"),
         ({"training__max_tokens_per_micro_batch": 32}, "32 tokens cannot hold one longest sample"),
-        ({"teachers__large__span": "0-4"}, "0-4 ends after the last device"),
+        ({"teachers__large__devices": "0-4"}, "0-4 ends after the last device"),
         ({"model__keep_layers": [3, 1]}, "named once each, in their order"),
         ({"algorithm__loss": {"type": "reverse_lk"}}, "reverse_kl"),
         ({"algorithm__top_k": 0}, "greater than or equal to 1"),
