@@ -1,51 +1,35 @@
-"""No option that nothing reads: every field of every configuration class is looked at outside of such classes."""
+"""No option that nothing reads: every field of every configuration class is taken of an expression of that class."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import pytest
+from config_reads import Code, Reads, reads
 from pydantic import BaseModel
+from typing_extensions import get_protocol_members, is_protocol
 
-from roll_like.builtin.pipelines.agentic.config import AgenticConfig
-from roll_like.builtin.pipelines.distill.config import DistillConfig
-from roll_like.builtin.pipelines.dpo.config import DPOConfig
-from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig
-from roll_like.builtin.pipelines.reward_model.config import RewardModelRunConfig
-from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
-from roll_like.builtin.pipelines.sft.config import SFTConfig
 from roll_like.config.base import PluginConfig
-from roll_like.registry import ADVANTAGES, DISTILLATION_LOSSES, LOSSES, PREFERENCE_LOSSES, REWARDS, TRACKERS
+from roll_like.registry import (
+    ADVANTAGES,
+    DISTILLATION_LOSSES,
+    LOSSES,
+    PIPELINES,
+    PREFERENCE_LOSSES,
+    REWARDS,
+    TRACKERS,
+)
 
-ROOT = Path(__file__).resolve().parents[2]
-CODE = [
-    file for folder in ("roll_like", "pipelines", "rewards", "envs") for file in sorted((ROOT / folder).rglob("*.py"))
-]
-#: Options that only their own section reads: checked there, and without a further effect.
-CHECKED_ONLY = {"samples_per_step", "episodes_per_step"}
-
-
-def attributes(tree: ast.AST) -> Iterator[str]:
-    """Every attribute that is read, except in validators, which are methods of a configuration class."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.ClassDef) and node.name.endswith("Config"):
-            continue
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-            yield node.attr
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "getattr" and len(node.args) > 1:
-            name = node.args[1]
-            if isinstance(name, ast.Constant) and isinstance(name.value, str):
-                yield name.value
-        yield from attributes(node)
+#: Products that are checked where they are written, and have no further effect; keys that choose a class.
+CHECKED_ONLY = {"samples_per_step", "episodes_per_step", "type", "pipeline"}
 
 
 @lru_cache(maxsize=1)
-def names_that_are_read() -> set[str]:
-    return {name for file in CODE for name in attributes(ast.parse(file.read_text(encoding="utf-8")))}
+def read_fields() -> set[tuple[type, str]]:
+    return reads().fields
 
 
 def models(model: type[BaseModel], seen: set[type[BaseModel]]) -> None:
@@ -66,24 +50,56 @@ def parts(annotation: Any) -> Iterator[type[BaseModel]]:
 
 def config_classes() -> list[type[BaseModel]]:
     seen: set[type[BaseModel]] = set()
-    for config in (
-        RLVRConfig,
-        AgenticConfig,
-        SFTConfig,
-        DPOConfig,
-        DistillConfig,
-        OnPolicyDistillConfig,
-        RewardModelRunConfig,
-    ):
-        models(config, seen)
-    for registry in (ADVANTAGES, LOSSES, PREFERENCE_LOSSES, DISTILLATION_LOSSES, REWARDS, TRACKERS):
+    for registry in (PIPELINES, ADVANTAGES, LOSSES, PREFERENCE_LOSSES, DISTILLATION_LOSSES, REWARDS, TRACKERS):
         for name in registry.names():
             if registry.origin(name).startswith("roll_like."):
                 models(registry.get(name).Config, seen)
     return sorted(seen - {PluginConfig}, key=lambda model: model.__qualname__)
 
 
+def unread(model: type[BaseModel], fields: set[tuple[type, str]]) -> set[str]:
+    has = {*model.model_fields, *dir(model)}
+    read = {
+        name
+        for owner, name in fields
+        if (get_protocol_members(owner) <= has if is_protocol(owner) else issubclass(owner, model))
+        or (not is_protocol(owner) and issubclass(model, owner))
+    }
+    return set(model.model_fields) - read - CHECKED_ONLY
+
+
 @pytest.mark.parametrize("model", config_classes(), ids=lambda model: model.__qualname__)
 def test_every_field_is_read(model: type[BaseModel]) -> None:
-    unread = set(model.model_fields) - names_that_are_read() - CHECKED_ONLY - {"type", "pipeline"}
-    assert not unread, f"nothing reads {', '.join(sorted(unread))} of {model.__qualname__}"
+    missing = unread(model, read_fields())
+    assert not missing, f"nothing reads {', '.join(sorted(missing))} of {model.__qualname__}"
+
+
+class Inner(BaseModel):
+    used: int = 1
+    unused: int = 2
+
+
+class Outer(BaseModel):
+    inner: tuple[Inner, ...] = ()
+    same_name: int = 3
+
+
+class Other(BaseModel):
+    same_name: int = 4
+    unused: int = 5
+
+
+TOY = """
+def build(config: Outer, others: Sequence[Other]) -> int:
+    total = sum(each.same_name + each.unused for each in others)
+    first, *_ = [inner for inner in config.inner if inner.used]
+    return total + first.used
+"""
+
+
+def test_a_field_that_only_shares_a_name_with_one_that_is_read_is_found() -> None:
+    found = Reads()
+    found.follow({"toy": Code(ast.parse(TOY), {"Outer": Outer, "Other": Other, "Sequence": Sequence})})
+    assert unread(Inner, found.fields) == {"unused"}
+    assert unread(Outer, found.fields) == {"same_name"}
+    assert unread(Other, found.fields) == set()

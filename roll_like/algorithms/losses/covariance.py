@@ -96,6 +96,8 @@ class BoundClipCov(PolicyLoss):
         last_draw: Tokens in the band with draws up to this one are left out.
     """
 
+    config: ClipCovLoss.Config
+
     def __init__(self, config: ClipCovLoss.Config, centre: Centre, last_draw: float) -> None:
         super().__init__(config)
         self.centre = centre
@@ -156,6 +158,8 @@ class BoundKLCov(PolicyLoss):
         centre: Means of the batch.
         threshold: Tokens of larger covariance are held back.
     """
+
+    config: KLCovLoss.Config
 
     def __init__(self, config: KLCovLoss.Config, centre: Centre, threshold: float) -> None:
         super().__init__(config)
