@@ -1,6 +1,5 @@
 """Which keys of which configuration class the code reads, by following types from annotations.
 
-Each expression has a set of classes that its value may be of, or may hold: containers count as what is in them. The
 Each expression has a set of classes that its value may be of, or may hold: containers count as what is in them. That
 set comes from annotations of parameters, attributes, properties and return values, and from what is assigned.
 """
