@@ -37,7 +37,7 @@ def read_tests(metadata: Mapping[str, Any], *, tests_field: str, entry_point_fie
         try:
             found = json.loads(found)
         except ValueError as error:
-            raise ValueError(f"the field {tests_field!r} begins like JSON and is none: {error}") from error
+            raise ValueError(f"the field {tests_field!r} looks like JSON but is not valid: {error}") from error
     entry_point = metadata.get(entry_point_field)
     if entry_point is not None and not isinstance(entry_point, str):
         raise ValueError(f"the field {entry_point_field!r} should hold a function's name, found {entry_point!r}")
@@ -87,7 +87,7 @@ def _assertions(code: str, entry_point: str, entry_point_field: str) -> AssertTe
     try:
         tree = ast.parse(code)
     except SyntaxError as error:
-        raise ValueError(f"the tests are no Python: {error}") from error
+        raise ValueError(f"the tests are not valid Python: {error}") from error
     defines_check = any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body)
     calls_check = re.search(r"^check\(", code, flags=re.MULTILINE)
     if defines_check and not calls_check:

@@ -157,7 +157,7 @@ def _schema_of(metadata: Mapping[str, Any], field: str) -> Mapping[str, Any]:
         try:
             found = json.loads(found)
         except ValueError as error:
-            raise ValueError(f"the field {field!r} is no JSON: {error}") from error
+            raise ValueError(f"the field {field!r} is not valid JSON: {error}") from error
     if not isinstance(found, Mapping):
         raise ValueError(f"the field {field!r} should hold a JSON Schema, found {found!r}")
     return found
@@ -171,7 +171,7 @@ def _validator(schema: Mapping[str, Any]) -> Validator:
     try:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:
-        raise ValueError(f"this is no JSON Schema: {error.message}") from error
+        raise ValueError(f"this is not a JSON Schema: {error.message}") from error
     # an empty registry: a `$ref` to an address must not make a request
     return Draft202012Validator(schema, registry=Registry())
 
@@ -184,7 +184,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 __all__ = ["Format", "FormatConfig", "fits", "has_tags"]

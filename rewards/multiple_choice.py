@@ -118,7 +118,7 @@ class MultipleChoice(Reward):
             return letters[folded.index(_fold(text))], options
         if options and text.isdecimal() and int(text) < len(options):
             return letters[int(text)], options
-        raise ValueError(f"the answer {answer!r} is none of the options {', '.join(letters)}")
+        raise ValueError(f"the answer {answer!r} is not one of the options {', '.join(letters)}")
 
 
 def choice(text: str, letters: str, options: Sequence[str] = (), *, boxed: bool = False) -> str | None:

@@ -19,13 +19,13 @@ def check_pattern(pattern: str | None) -> str | None:
     """Return `pattern`, for a pydantic validator.
 
     Raises:
-        ValueError: It is no regular expression.
+        ValueError: It is not a valid regular expression.
     """
     if pattern is not None:
         try:
             regex.compile(pattern, regex.DOTALL)
         except regex.error as error:
-            raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+            raise ValueError(f"{pattern!r} is not a valid regular expression: {error}") from error
     return pattern
 
 

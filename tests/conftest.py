@@ -22,7 +22,12 @@ os.environ.update(
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from tiny_model import make_tiny_model
+
+# a busy machine is not a wrong result
+settings.register_profile("no-deadline", deadline=None)
+settings.load_profile("no-deadline")
 
 
 @pytest.fixture(scope="session")

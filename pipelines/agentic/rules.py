@@ -59,7 +59,8 @@ def _programs_fit(config: AgenticConfig) -> Iterator[Violation]:
                 )
     if not programs and config.proxy is not None:
         yield Violation(
-            ("proxy",), "a server would answer nobody: no environment has a `program`; remove the section, or add one"
+            ("proxy",),
+            "no environment has a `program`, so nothing would call the server; remove the section, or add one",
         )
 
 

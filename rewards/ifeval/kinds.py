@@ -370,7 +370,9 @@ class ResponseLanguage(Instruction, kind="response_language"):
     @classmethod
     def _known(cls, value: str) -> str:
         if value not in LANGUAGES:
-            raise ValueError(f"{value!r} is none of the languages that can be told: {', '.join(sorted(LANGUAGES))}")
+            raise ValueError(
+                f"{value!r} is not one of the languages that can be detected: {', '.join(sorted(LANGUAGES))}"
+            )
         return value
 
     def _check(self, text: str) -> bool:
@@ -423,4 +425,4 @@ def _has_letters(text: str) -> bool:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")

@@ -188,7 +188,7 @@ async def _run_program(spec: ProgramSpec, episode: ProxyEpisode) -> None:
     if code and episode.error is None and not episode.truncated:
         raise EnvError(
             f"{what} ended with status {code}{said}",
-            fix="mend the program; `docs/agents.md` says how to run it by hand",
+            fix="correct the program; `docs/agents.md` says how to run it by hand",
         )
 
 

@@ -91,9 +91,9 @@ def read_json(raw: bytes) -> dict[str, Any]:
         if b"\\ud" in raw.lower():  # half a character can only come in as an escape
             json.dumps(body, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise ApiError(400, f"the body holds text that is no Unicode: {error}") from error
+        raise ApiError(400, f"the body holds text that is not valid Unicode: {error}") from error
     except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the body is no JSON: {error}") from error
+        raise ApiError(400, f"the body is not valid JSON: {error}") from error
     if not isinstance(body, dict):
         raise ApiError(400, f"expected a JSON object, found {_kind(body)}")
     return body

@@ -250,7 +250,7 @@ class RemoteEnvironment:
             self._pool.replace(self._rank, self._generation)
             raise EnvError(
                 f"{what} of {self._spec.env_id} did not return within {seconds:g} s",
-                fix="raise the environments' deadline_seconds, or mend the environment",
+                fix="raise the environments' deadline_seconds, or correct the environment",
             ) from None
         except WorkerDied as error:
             if not self._pool.current(self._rank, self._generation):

@@ -67,7 +67,7 @@ def _load_one(
 ) -> TaskSource | None:
     if is_hub_id(source.path):
         message = (
-            f"{source.path} is not checked: it is no local path, so it needs network; rows and fields are checked "
+            f"{source.path} is not checked: it is not a local path, so it needs network; rows and fields are checked "
             "when the run starts"
         )
         findings.append(Finding("note", key, message))

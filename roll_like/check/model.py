@@ -190,7 +190,7 @@ def localised(config: ModelConfig, key: str, findings: list[Finding]) -> ModelCo
         Finding(
             "note",
             key,
-            f"{config.path} is not checked: it is no local path and not in the Hugging Face cache, so it needs "
+            f"{config.path} is not checked: it is not a local path and not in the Hugging Face cache, so it needs "
             "network; it is downloaded when the run starts",
         )
     )

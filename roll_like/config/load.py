@@ -83,7 +83,7 @@ def _import(module: str) -> None:
 def _config_class(source: Source) -> type[PipelineConfig]:
     name = source.values.get("pipeline")
     if not isinstance(name, str):
-        found = "is missing" if name is None else f"is {name!r}, which is no name"
+        found = "is missing" if name is None else f"is {name!r}, which is not a name"
         raise ConfigError(
             f"pipeline: the key {found} [{source.place_of(('pipeline',))}]; known pipelines: "
             f"{', '.join(PIPELINES.names()) or 'none is installed'}",

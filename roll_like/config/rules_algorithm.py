@@ -24,7 +24,7 @@ def _kl_has_its_reference(config: PolicyGradientConfig) -> Iterator[Violation]:
     if use == "none" and config.reference is not None:
         yield Violation(
             ("reference",),
-            "a reference model would be loaded and used by nothing, because algorithm.kl.use is none; "
+            "a reference model would be loaded and never used, because algorithm.kl.use is none; "
             "remove the section, or set algorithm.kl.use: loss (or reward)",
         )
     if config.reference is None and config.resources.device_mapping.reference is not None:
@@ -87,7 +87,7 @@ def _estimator_has_its_critic(config: PolicyGradientConfig) -> Iterator[Violatio
     if not needed and critic is not None:
         yield Violation(
             ("critic",),
-            f"a critic would be trained and used by nothing, because algorithm.advantage {name!r} needs none; remove "
+            f"a critic would be trained and never used, because algorithm.advantage {name!r} needs none; remove "
             "the section, or use algorithm.advantage: gae",
         )
 

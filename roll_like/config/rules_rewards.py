@@ -43,7 +43,7 @@ def _sources_are_judged(config: PromptConfig) -> Iterator[Violation]:
         if all(names is not None and label not in names for names in chosen):
             yield Violation(
                 ("rewards", "use"),
-                f"no reward judges the data source {label!r}; add it to the `sources` of one, or leave `sources` out "
+                f"no reward scores the data source {label!r}; add it to the `sources` of one, or leave `sources` out "
                 "to judge all",
             )
 
@@ -72,7 +72,7 @@ def _domains_fit(config: PromptConfig) -> Iterator[Violation]:
             elif getattr(rewards[reward], "sources", None) is not None:
                 yield Violation(
                     ("domains", name, "rewards", index),
-                    f"the reward {reward!r} says itself which `sources` it judges; remove that, or leave it out here",
+                    f"the reward {reward!r} sets itself which `sources` it scores; remove that, or leave it out here",
                 )
         yield from _replacing_is_possible(config, name)
     if config.domains and all(domain in config.domains for domain in domains):
@@ -81,7 +81,7 @@ def _domains_fit(config: PromptConfig) -> Iterator[Violation]:
             if name not in named:
                 yield Violation(
                     ("rewards", "use", index),
-                    f"the reward {name!r} judges nothing: no domain names it; add or remove it",
+                    f"the reward {name!r} scores nothing: no domain names it; add or remove it",
                 )
 
 
@@ -135,7 +135,7 @@ def _judge_is_asked(config: PromptConfig) -> Iterator[Violation]:
     elif not asking:
         yield Violation(
             ("judge",),
-            "a judge would be loaded and asked by nothing; remove the section, or use a reward `llm_judge` with "
+            "a judge would be loaded and never called; remove the section, or use a reward `llm_judge` with "
             f"judges: [{{url: {JUDGE_URL}, model: judge}}]",
         )
 

@@ -56,7 +56,7 @@ def read_source(path: Path, overrides: Sequence[str] = ()) -> Source:
     replaces the section of the former type, whose settings would mean nothing to it.
 
     Raises:
-        ConfigError: A file is missing or is no YAML mapping, files extend each other in a circle, an override
+        ConfigError: A file is missing or is not valid YAML mapping, files extend each other in a circle, an override
             cannot be applied, or an interpolation leads nowhere.
     """
     source = _read_file(path, ())

@@ -100,7 +100,7 @@ def teachers_fit(
     if orphans and not general:
         yield Violation(
             ("teachers",),
-            f"nobody teaches the domains {', '.join(orphans)}; add them to a teacher's `domains`, or leave `domains` "
+            f"no teacher covers the domains {', '.join(orphans)}; add them to one's `domains`, or leave `domains` "
             "out of one teacher",
         )
     for name, teacher in teachers.items():

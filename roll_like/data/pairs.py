@@ -220,7 +220,7 @@ def _parted(row: Row, source: PairSource, key: str) -> tuple[list[ChatMessage], 
     for field, name in ((source.chosen_field, "chosen_field"), (source.rejected_field, "rejected_field")):
         if not isinstance(row.fields[field], list):
             raise DataError(
-                f"{row.origin}: the row has no {source.prompt_field!r}, and {field!r} is no list of messages, "
+                f"{row.origin}: the row has no {source.prompt_field!r}, and {field!r} is not a list of messages, "
                 "whose beginning would be the prompt",
                 fix=f"add the prompt to the row, or set {key}.prompt_field to the field that has it",
             )

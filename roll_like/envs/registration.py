@@ -135,7 +135,7 @@ def registered(namespace: str = "") -> list[str]:
 
 
 def non_text_spaces(env: AnyEnv) -> list[tuple[str, str]]:
-    """Return, for each space that is no text, what it is and which wrapper makes it text."""
+    """Return, for each space that is not text, what it is and which wrapper makes it text."""
     found = []
     if not isinstance(env.observation_space, Text):
         if "ansi" in (env.metadata.get("render_modes") or []):

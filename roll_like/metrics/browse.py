@@ -151,7 +151,7 @@ class Rollouts:
         """Return the rows of a step, each with `id`, `step` and `kind`.
 
         Raises:
-            DataError: A line that is not the last is no JSON object, or a row lacks what every row has.
+            DataError: A line that is not the last is not a JSON object, or a row lacks what every row has.
         """
         path = files.rollouts_path(self.run_dir, step, kind=kind)
         try:
@@ -196,7 +196,7 @@ class Rollouts:
         where = read_id(rollout_id)
         if where is None:
             raise ConfigError(
-                f"{rollout_id!r} is no rollout's id, expected STEP/GROUP.SAMPLE",
+                f"{rollout_id!r} is not a rollout's id, expected STEP/GROUP.SAMPLE",
                 fix=f"near it: {self._near(rollout_id)}; the list shows all",
             )
         kind, step = where

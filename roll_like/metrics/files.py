@@ -99,7 +99,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a file, an empty list when there is none; a half-written last line is left out.
 
     Raises:
-        ValueError: A line before the last is no JSON object; names file and line.
+        ValueError: A line before the last is not a JSON object; names file and line.
     """
     return read_whole_lines(path)[0]
 

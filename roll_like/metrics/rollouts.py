@@ -64,7 +64,7 @@ def read_rollouts(run_dir: Path, step: int, kind: Kind) -> list[Row]:
     """Return the rows of a training step or an evaluation, none where nothing was written.
 
     Raises:
-        ValueError: A line is no JSON object; names file and line.
+        ValueError: A line is not a JSON object; names file and line.
     """
     return with_ids(step, kind, files.read(files.rollouts_path(run_dir, step, kind=kind)))
 

@@ -34,7 +34,7 @@ def convert_gguf(file: Path, dtype: Precision, *, cache_dir: Path | None, say: C
         say: Takes one line before a conversion starts.
 
     Raises:
-        ConfigError: The file is no GGUF file, or of an architecture that transformers cannot convert.
+        ConfigError: The file is not a GGUF file, or of an architecture that transformers cannot convert.
         CheckpointError: The cache directory cannot be written.
     """
 
@@ -65,7 +65,7 @@ def _read(file: Path, dtype: Precision) -> tuple[dict[str, torch.Tensor], Pretra
 
     with file.open("rb") as stream:
         if stream.read(4) != b"GGUF":
-            raise ConfigError(f"{file} is no GGUF file: it does not begin with GGUF", fix="correct model.path")
+            raise ConfigError(f"{file} is not a GGUF file: it does not begin with GGUF", fix="correct model.path")
     where: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
     unpack = {}
     if hasattr(transformers, "GgufConfig"):  # before this class existed, weights were always dequantised

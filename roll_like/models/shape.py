@@ -124,5 +124,5 @@ def _header(file: Path) -> dict[str, Any]:
             return header
     except (OSError, ValueError, struct.error) as error:
         raise ConfigError(
-            f"{file} is no safetensors file, or a damaged one: {error}", fix="download or export the model again"
+            f"{file} is not a safetensors file, or a damaged one: {error}", fix="download or export the model again"
         ) from error

@@ -169,12 +169,12 @@ def register_reward(name: str) -> Callable[[Any], Any]:
         if isinstance(plugin, type):
             if not issubclass(plugin, Reward):
                 raise PluginError(
-                    f"reward {name!r}: the class {plugin.__qualname__} is no Reward",
+                    f"reward {name!r}: the class {plugin.__qualname__} is not a Reward",
                     fix=f"write `class {plugin.__name__}(Reward)`",
                 )
             if not issubclass(plugin.Config, RewardConfig):
                 raise PluginError(
-                    f"reward {name!r}: the settings {plugin.Config.__qualname__} are no RewardConfig",
+                    f"reward {name!r}: the settings {plugin.Config.__qualname__} are not a RewardConfig",
                     fix=f"write `class {plugin.Config.__name__}(RewardConfig)`",
                 )
             REWARDS.register(name)(plugin)

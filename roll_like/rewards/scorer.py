@@ -174,7 +174,7 @@ def judges(config: RewardConfig, task: Task, domains: Mapping[str, Sequence[str]
 
 def _unjudged(source: str) -> ConfigError:
     return ConfigError(
-        f"no reward judges the data source {source!r}", fix=f"add {source!r} to the `sources` of one in rewards.use"
+        f"no reward scores the data source {source!r}", fix=f"add {source!r} to the `sources` of one in rewards.use"
     )
 
 

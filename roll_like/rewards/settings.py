@@ -29,7 +29,7 @@ def settings_of(name: str, config: Path | None, overrides: Sequence[str]) -> tup
         try:
             value = yaml.safe_load(text)
         except yaml.YAMLError as error:
-            raise ConfigError(f"{override!r}: the value is no YAML: {error}", fix="quote it") from error
+            raise ConfigError(f"{override!r}: the value is not valid YAML: {error}", fix="quote it") from error
         section = values
         *parents, last = key.split(".")
         for parent in parents:

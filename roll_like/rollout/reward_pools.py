@@ -71,7 +71,7 @@ class RewardPools:
         ]
         if not asked:
             raise ConfigError(
-                f"no reward judges the data source {group.task.source!r}", fix="add it to one in rewards.use"
+                f"no reward scores the data source {group.task.source!r}", fix="add it to one in rewards.use"
             )
         parts = await asyncio.gather(*(pool.score(group) for pool in asked))
         return together(group, parts)

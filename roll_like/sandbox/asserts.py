@@ -135,7 +135,7 @@ async def _converse(pipes: Pipes, session: BoxSession, program: Program, test: A
         elif message[0] == "passed":
             return Judgement(passed=True)
         elif message[0] == "unjudged":
-            raise ConfigError(f"an assert test cannot be judged: {message[1]}", fix="change the test's code")
+            raise ConfigError(f"an assert test cannot be evaluated: {message[1]}", fix="change the test's code")
         else:
             _, kind, text = message
             return Judgement(passed=False, assertion=kind == "AssertionError", detail=f"{kind}: {text}".rstrip(": "))

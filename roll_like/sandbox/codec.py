@@ -63,7 +63,7 @@ def decode(data: bytes, *, max_bytes: int = MAX_BYTES) -> object:
     """Return the value that `data` encodes, which may come from anyone.
 
     Raises:
-        CodecError: `data` is no text of `encode`, or a limit is passed.
+        CodecError: `data` is not text of `encode`, or a limit is passed.
     """
     if len(data) > max_bytes:
         raise CodecError(f"the text has {len(data)} bytes, of at most {max_bytes}")
@@ -124,7 +124,7 @@ def _unpack(tree: Any, depth: int) -> Any:
         return _complex(*items)
     if tag in _SCALARS:
         if not all(isinstance(item, str) for item in items):
-            raise CodecError(f"what follows the tag {tag!r} is no text")
+            raise CodecError(f"what follows the tag {tag!r} is not text")
         return _SCALARS[tag](*items)
     if depth == 0:
         raise CodecError(f"the text is nested deeper than {MAX_DEPTH}")
@@ -193,7 +193,7 @@ def _float(text: str) -> float:
 def _complex(real: Any, imaginary: Any) -> complex:
     parts = [_unpack(part, 0) for part in (real, imaginary)]
     if [type(part) for part in parts] != [float, float]:
-        raise CodecError("a complex number has a part that is no float")
+        raise CodecError("a complex number has a part that is not a float")
     return complex(*parts)
 
 

@@ -59,7 +59,7 @@ class Tool:
             Draft202012Validator.check_schema(self.parameters)
         except SchemaError as error:
             raise ConfigError(
-                f"tool {self.name!r}: its parameters are no JSON Schema: {error.message} at {error.json_path}",
+                f"tool {self.name!r}: its parameters are not a JSON Schema: {error.message} at {error.json_path}",
                 fix="correct the schema",
             ) from error
         if self.parameters.get("type") != "object":

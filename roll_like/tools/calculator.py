@@ -54,7 +54,7 @@ def calculate(expression: str) -> str:
         tree = ast.parse(text, mode="eval")
         value = _value(tree.body)
     except (SyntaxError, MemoryError, RecursionError) as error:
-        raise ToolError(f"{expression!r} is no arithmetic expression") from error
+        raise ToolError(f"{expression!r} is not an arithmetic expression") from error
     except ZeroDivisionError as error:
         raise ToolError("division by zero") from error
     except OverflowError as error:
@@ -95,7 +95,7 @@ def _value(node: ast.expr) -> Number:
             return _bounded(_BINARY[type(sign)](_value(left), _value(right)))
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _FUNCTIONS:
             return _bounded(_FUNCTIONS[name](*map(_value, arguments)))
-    raise ToolError(f"{ast.unparse(node)!r} is no arithmetic; numbers, + - * / // % ** ( ), {', '.join(_FUNCTIONS)}")
+    raise ToolError(f"{ast.unparse(node)!r} is not arithmetic; numbers, + - * / // % ** ( ), {', '.join(_FUNCTIONS)}")
 
 
 def _power(base: Number, exponent: Number) -> Number:
@@ -106,7 +106,7 @@ def _power(base: Number, exponent: Number) -> Number:
 
 def _bounded(value: Any) -> Number:
     if isinstance(value, complex):
-        raise ToolError("the value is no real number")
+        raise ToolError("the value is not a real number")
     if isinstance(value, int) and value.bit_length() > _MAX_BITS:
         raise OverflowError
     if isinstance(value, float) and not math.isfinite(value):

@@ -251,7 +251,7 @@ def _value(text: str, schema: Any) -> Any:
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 _DECODER = json.JSONDecoder(parse_constant=_no_constant)

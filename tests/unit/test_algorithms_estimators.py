@@ -165,7 +165,7 @@ def test_gae_needs_a_critic_and_something_to_learn() -> None:
     gae.use(FakeCritic([]))
     with pytest.raises(EngineError, match="nothing to learn"):
         gae.learn()
-    with pytest.raises(EngineError, match="no use for a critic"):
+    with pytest.raises(EngineError, match="does not use a critic"):
         estimator("grpo").use(FakeCritic([]))
     assert estimator("grpo").learn() == {}
 

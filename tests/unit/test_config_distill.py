@@ -64,7 +64,7 @@ def test_a_teacher_is_no_part_of_the_student() -> None:
         ({"teachers": {}}, "teachers"),
         (
             {"teachers": {"a": {"path": "x", "domains": ["maths"]}}},
-            "nobody teaches the domains train",
+            "no teacher covers the domains train",
         ),
         (
             {"teachers": {"a": {"path": "x"}, "b": {"path": "y"}}},
@@ -121,10 +121,10 @@ def test_the_loss_holds_the_teachers_divergence() -> None:
             "teachers score at the temperature that training samples at",
         ),
         ({"critic": {}}, "it belongs to rewards"),
-        ({"teachers": {"a": {"path": "x", "domains": ["other"]}}}, "nobody teaches the domains train"),
+        ({"teachers": {"a": {"path": "x", "domains": ["other"]}}}, "no teacher covers the domains train"),
         (
             {"rewards": {"use": [{"type": "ifeval", "sources": ["other"]}]}},
-            "no reward judges the data source 'train'",
+            "no reward scores the data source 'train'",
         ),
         (
             {"rewards": {"use": [{"type": "ifeval"}]}, "rollout__samples_per_prompt": 1},

@@ -39,7 +39,7 @@ def test_the_bases_of_these_tests_are_valid() -> None:
             "algorithm.kl.use",
             "'loss' compares with a reference model, but there is no `reference` section; add `reference: {}`",
         ),
-        (changed(reference={}), "reference", "used by nothing, because algorithm.kl.use is none"),
+        (changed(reference={}), "reference", "never used, because algorithm.kl.use is none"),
         (
             changed(resources__device_mapping__reference="0"),
             "resources.device_mapping.reference",
@@ -51,7 +51,7 @@ def test_the_bases_of_these_tests_are_valid() -> None:
             "algorithm.advantage.type",
             "'gae' compares rewards with the values of a critic, but there is no `critic` section; add `critic: {}`",
         ),
-        (changed(critic={}), "critic", "used by nothing, because algorithm.advantage 'grpo' needs none"),
+        (changed(critic={}), "critic", "never used, because algorithm.advantage 'grpo' needs none"),
         (changed(resources__device_mapping__critic="0"), "resources.device_mapping.critic", "no `critic` section"),
         (
             changed(algorithm={"advantage": "gae"}, critic={"warmup_steps": 10}),
@@ -119,7 +119,7 @@ def test_the_bases_of_these_tests_are_valid() -> None:
                 rewards={"use": [{"type": "math", "sources": ["x"]}]},
             ),
             "domains.maths.rewards.0",
-            "says itself which `sources` it judges",
+            "sets itself which `sources` it scores",
         ),
         (
             changed(
@@ -137,7 +137,7 @@ def test_the_bases_of_these_tests_are_valid() -> None:
                 rewards={"use": [{"type": "math"}, {"type": "math", "name": "other"}]},
             ),
             "rewards.use.1",
-            "the reward 'other' judges nothing",
+            "the reward 'other' scores nothing",
         ),
         # reward pools and the judge
         (
@@ -162,7 +162,7 @@ def test_the_bases_of_these_tests_are_valid() -> None:
             "rewards.pools.slow.devices",
             "ends after the last device",
         ),
-        (changed(judge={"path": "org/judge"}), "judge", "a judge would be loaded and asked by nothing"),
+        (changed(judge={"path": "org/judge"}), "judge", "a judge would be loaded and never called"),
         (changed(resources__device_mapping__judge="0"), "resources.device_mapping.judge", "no `judge` section"),
         # groups
         (
@@ -306,7 +306,7 @@ def test_the_bases_of_these_tests_are_valid() -> None:
                 rewards={"use": [{"type": "ifeval", "sources": ["a"]}]},
             ),
             "rewards.use",
-            "no reward judges the data source 'b'",
+            "no reward scores the data source 'b'",
         ),
         (
             changed(rewards={"use": ["ifeval", {"type": "ifeval", "mode": "loose"}]}),

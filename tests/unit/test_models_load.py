@@ -203,7 +203,7 @@ def test_a_shape_that_cannot_be_read(tmp_path, copy):
     with pytest.raises(ConfigError, match=r"config\.json cannot be read"):
         load_model_shape(tmp_path / "nowhere")
     (copy / "model.safetensors").write_bytes(b"\xff" * 100)
-    with pytest.raises(ConfigError, match="no safetensors file, or a damaged one"):
+    with pytest.raises(ConfigError, match="not a safetensors file, or a damaged one"):
         load_model_shape(copy)
     (copy / "config.json").write_text('{"hidden_size": 4}')
     with pytest.raises(ConfigError, match="states none of num_attention_heads, n_head"):

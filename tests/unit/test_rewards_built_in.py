@@ -219,7 +219,7 @@ def test_a_pattern_that_never_ends_loses_its_sample_alone() -> None:
 
 
 def test_a_pattern_that_is_none_is_refused() -> None:
-    with pytest.raises(ValidationError, match="no regular expression"):
+    with pytest.raises(ValidationError, match="not a valid regular expression"):
         ExactMatchConfig(pattern="(")
 
 
@@ -316,9 +316,9 @@ def test_a_pattern_that_an_empty_response_matches_pays_it_nothing() -> None:
         ({}, "nothing is asked for"),
         ({"tags": ["a", "a"]}, "named twice"),
         ({"tags": ["a b"]}, "tags"),
-        ({"json_schema": {"type": "nothing"}}, "no JSON Schema"),
+        ({"json_schema": {"type": "nothing"}}, "not a JSON Schema"),
         ({"json_schema": {}, "schema_field": "s"}, "keep one"),
-        ({"pattern": "("}, "no regular expression"),
+        ({"pattern": "("}, "not a valid regular expression"),
     ],
 )
 def test_settings_of_format_that_make_no_sense(settings: dict[str, Any], message: str) -> None:

@@ -315,7 +315,7 @@ def test_overrides_nest_and_are_yaml() -> None:
         "format",
         {"tags": ["a", "b"], "json_schema": {"type": "object"}, "partial": True},
     )
-    with pytest.raises(ConfigError, match="no YAML"):
+    with pytest.raises(ConfigError, match="not valid YAML"):
         settings_of("format", None, ["tags=[a"])
     with pytest.raises(ConfigError, match="no settings of its own"):
         settings_of("format", None, ["tags=1", "tags.a=1"])

@@ -172,9 +172,9 @@ def test_a_check_that_is_called_already_is_not_called_twice() -> None:
         ([{"expected": 1}], "no field 'entry_point'"),
         ([{"input": "x", "output": "1", "testtype": "functional", "entry_point": "f"}], "should be JSON"),
         ([5], r"tests\[0\] should be a mapping"),
-        ("[1, 2", "begins like JSON"),
+        ("[1, 2", "looks like JSON"),
         ("def check(candidate):\n    assert candidate() == 1", "no field 'entry_point'"),
-        ("assert add(1", "no Python"),
+        ("assert add(1", "not valid Python"),
         ("print('fine')", "assert nothing"),
     ],
 )

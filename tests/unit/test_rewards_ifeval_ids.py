@@ -114,7 +114,7 @@ def test_a_row_of_the_data_set_is_judged_as_it_is() -> None:
         (["keywords:frequency"], [{"keyword": "a", "frequency": 1, "relation": "about"}], "at least"),
         (["startend:quotation"], [], "one length"),
         ("startend:quotation", [{}], "one length"),
-        (["language:response_language"], [{"language": "xx"}], "languages that can be told"),
+        (["language:response_language"], [{"language": "xx"}], "languages that can be detected"),
     ],
 )
 def test_rows_that_cannot_be_judged(ids: Any, arguments: Any, message: str) -> None:

@@ -433,9 +433,9 @@ def test_only_rewards_can_be_registered(add: Add) -> None:
     class WrongConfig(Reward):
         Config = int  # type: ignore[assignment]
 
-    with pytest.raises(PluginError, match="NotAReward is no Reward"):
+    with pytest.raises(PluginError, match="NotAReward is not a Reward"):
         add(NotAReward)
-    with pytest.raises(PluginError, match="int are no RewardConfig"):
+    with pytest.raises(PluginError, match="int are not a RewardConfig"):
         add(WrongConfig)
     with pytest.raises(PluginError, match="found 3"):
         add(3)

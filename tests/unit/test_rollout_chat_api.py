@@ -145,14 +145,14 @@ def test_options_that_the_run_decides_are_named() -> None:
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b"[" * 100_000])
 def test_what_is_no_json(raw: bytes) -> None:
-    with pytest.raises(ApiError, match="the body is no JSON"):
+    with pytest.raises(ApiError, match="the body is not valid JSON"):
         read_json(raw)
 
 
 def test_what_is_no_object_and_what_is_no_text() -> None:
     with pytest.raises(ApiError, match="expected a JSON object, found a list"):
         read_json(b"[]")
-    with pytest.raises(ApiError, match="text that is no Unicode"):
+    with pytest.raises(ApiError, match="text that is not valid Unicode"):
         read_json(b'{"a": "\\ud83d"}')
     assert read_json(b'{"a": "\\ud83d\\ude00"}') == {"a": "😀"}
 

@@ -273,15 +273,21 @@ async def test_groups_that_come_while_a_suspect_is_judged_wait_for_it() -> None:
 
 async def test_a_replacement_because_of_a_hang_costs_the_other_groups_no_attempt() -> None:
     async def judge(asked: Group) -> Any:
-        name = asked.task.task_id
-        await asyncio.sleep(0.01 if name == "hangs" else 0.03)
-        return judged(asked, failures=1) if name == "hangs" else judged(asked)
+        if asked.task.task_id == "hangs":
+            await beside.wait()
+            beside.clear()
+            return judged(asked, failures=1)
+        beside.set()
+        await released.wait()
+        return judged(asked)
 
+    beside, released = asyncio.Event(), asyncio.Event()
     cluster = FakeCluster(lambda rank, asked: judge(asked), healthy=False)
     pool = pool_of(cluster)
     first = asyncio.create_task(pool.score(asked_group("other")))
     for _ in range(3):  # each replaces the worker under the other group
         await pool.score(asked_group("hangs"))
+    released.set()
     assert (await first).samples
     assert cluster.restarted == [0, 0, 0]
     assert names(cluster).count("other") == 4

@@ -86,5 +86,5 @@ def test_only_pools_whose_rewards_judge_the_task_are_asked() -> None:
 
 def test_a_task_that_nobody_judges_is_an_error() -> None:
     pools = RewardPools([RewardShare([RewardConfig(type="maths", sources=("gsm",))], FakePool("maths"))], {})
-    with pytest.raises(ConfigError, match="no reward judges the data source"):
+    with pytest.raises(ConfigError, match="no reward scores the data source"):
         asyncio.run(pools.score(unscored()))

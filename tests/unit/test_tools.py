@@ -125,7 +125,7 @@ def test_what_cannot_become_a_tool_is_refused() -> None:
             tool_from_function(function)
     for name, parameters, message in (
         ("a b", {"type": "object"}, "a tool is called 'a b'"),
-        ("f", {"type": "objekt"}, "tool 'f': its parameters are no JSON Schema: 'objekt' .* at \\$.type"),
+        ("f", {"type": "objekt"}, "tool 'f': its parameters are not a JSON Schema: 'objekt' .* at \\$.type"),
         ("f", {"type": "string"}, "tool 'f': .* type: object, found type: 'string'"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -197,17 +197,17 @@ def test_the_calculator_calculates(expression: str, value: str) -> None:
         ("(" * 5 + "9**9" + ")**999" * 5, "too large"),
         ("1e308 * 10", "too large"),
         ("exp(1000)", "too large"),
-        ("(-8) ** 0.5", "no real number"),
+        ("(-8) ** 0.5", "not a real number"),
         ("sqrt(-1)", "has no value"),
         ("round(1, 2, 3)", "has no value"),
-        ("2 +", "no arithmetic expression"),
-        ("__import__('os').system('true')", "no arithmetic"),
-        ("'a' * 10", "no arithmetic"),
-        ("[1][0]", "no arithmetic"),
-        ("True", "no arithmetic"),
-        ("max(1, key=2)", "no arithmetic"),
+        ("2 +", "not an arithmetic expression"),
+        ("__import__('os').system('true')", "not arithmetic"),
+        ("'a' * 10", "not arithmetic"),
+        ("[1][0]", "not arithmetic"),
+        ("True", "not arithmetic"),
+        ("max(1, key=2)", "not arithmetic"),
         ("1" * 2000, "at most 1000"),
-        ("(" * 500 + "1" + ")" * 400, "no arithmetic expression"),
+        ("(" * 500 + "1" + ")" * 400, "not an arithmetic expression"),
         ("x\udcff", "no"),
     ],
 )

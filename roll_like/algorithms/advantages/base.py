@@ -144,7 +144,7 @@ class AdvantageEstimator(ABC):
     def use(self, critic: ValueFunction) -> None:
         """Take the critic of an estimator that `needs_critic`."""
         raise EngineError(
-            f"{type(self).__name__} has no use for a critic, and was given a {type(critic).__name__}",
+            f"{type(self).__name__} does not use a critic, and was given a {type(critic).__name__}",
             fix="remove the `critic` section, or use advantage: gae",
         )
 
