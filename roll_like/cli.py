@@ -81,7 +81,9 @@ def build_parser() -> argparse.ArgumentParser:
     reward = _add(commands, "check-reward", _check_reward, "try a reward on right, wrong, empty and hostile answers")
     reward.add_argument("name", metavar="NAME", help="registered name; with --config also its `name` there")
     reward.add_argument("overrides", nargs="*", metavar="key=value", help="set one of its settings, such as boxed=true")
-    reward.add_argument("--cases", type=Path, metavar="FILE", help="answers of known worth, one JSON object a line")
+    reward.add_argument(
+        "--cases", type=Path, metavar="FILE", help="answers whose correct score is known, one JSON object a line"
+    )
     reward.add_argument("--config", type=Path, metavar="FILE", help="YAML file of a run to take its settings from")
     reward.add_argument(
         "--import", action="append", default=[], dest="modules", metavar="MODULE", help="module that registers it"

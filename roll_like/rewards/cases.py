@@ -1,4 +1,4 @@
-"""Answers of known worth: read from a file, and those that are hostile to any reward."""
+"""Answers whose correct score is known: read from a file, and those that are hostile to any reward."""
 
 from __future__ import annotations
 

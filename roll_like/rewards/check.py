@@ -201,7 +201,7 @@ def _check(reward: Reward, name: str, cases: list[RewardCase], slow: float, time
     notes = []
     if not cases:
         cases = [RewardCase(gold=(), prompt="Say something.")]
-        notes.append("the reward brings no answers of known worth, and none were given: right answers were not tried")
+        notes.append("the reward brings no answers whose correct score is known: right answers were not tried")
     answers: list[CheckedAnswer] = []
     problems: list[str] = []
     with DriverLoop() as loop:
