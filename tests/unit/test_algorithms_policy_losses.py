@@ -235,6 +235,27 @@ def test_kimi_holds_the_sequence() -> None:
     assert gradient == approx([-1 + 0.1 * 3, -1 + 0.1 * 3, -0.1])
 
 
+@pytest.mark.parametrize(("name", "weight"), [("dro", "beta"), ("kimi", "tau")])
+def test_a_quadratic_penalty_pulls_back_from_any_distance(name: str, weight: str) -> None:
+    # one token: −A·log π + (w/2)·(log ρ)², gradient −A + w·log ρ
+    far = make_inputs([0.0], old_logprobs_N=[-21.0], advantages_N=[1.0])
+    losses, gradient = evaluated(name, far, **{weight: 0.05})
+    assert losses == approx([0.025 * 21**2])
+    assert gradient == approx([-1 + 0.05 * 21])  # +0.05; a penalty without gradient would leave −1
+    abandoned = make_inputs([-30.0], old_logprobs_N=[0.0], advantages_N=[-1.0])
+    losses, gradient = evaluated(name, abandoned, **{weight: 0.05})
+    assert losses == approx([-30 + 0.025 * 30**2])
+    assert gradient == approx([1 - 0.05 * 30])
+
+
+def test_kimi_adds_up_log_ratios_before_it_squares() -> None:
+    # log-ratios 25 and −24 of one sequence: 1 in all
+    inputs = make_inputs([0.0, -24.0], old_logprobs_N=[-25.0, 0.0], advantages_N=[0.0, 0.0])
+    losses, gradient = evaluated("kimi", inputs, tau=0.1)
+    assert losses == approx([0.025, 0.025])
+    assert gradient == approx([0.1, 0.1])
+
+
 def test_topr_tapers_bad_sequences_only() -> None:
     # sequence ratios 0.5·0.5 and 3
     inputs = at_ratios(0.5, 0.5, 3.0, advantages=[-1.0, -1.0, -1.0], **PAIR)

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from roll_like.algorithms.kl import MAX_LOG_RATIO
-from roll_like.algorithms.losses.base import LossInputs, PolicyLoss, TokenLosses, bounded_log_ratio, policy_ratio
+from roll_like.algorithms.losses.base import LossInputs, PolicyLoss, TokenLosses, policy_ratio
 from roll_like.config.base import PluginConfig
 from roll_like.config.sections import PositiveFloat
 from roll_like.registry import LOSSES
@@ -54,8 +54,8 @@ class GPGLoss(PolicyLoss):
 class DROLoss(PolicyLoss):
     """`dro`: −A·log π + (β/2)·(log π − log π_old)², token by token.
 
-    The policy's part of direct reward optimisation (Richemond et al. 2024, arXiv:2405.19107): a
-    quadratic hold on the old policy in place of clipping.
+    The policy's part of direct reward optimisation (Richemond et al. 2024, arXiv:2405.19107): a quadratic penalty on
+    the log-ratio in place of clipping. The log-ratio is not bounded: at any distance the penalty pulls back to π_old.
     """
 
     zero_advantage_moves = True
@@ -68,17 +68,18 @@ class DROLoss(PolicyLoss):
 
     def __call__(self, inputs: LossInputs) -> TokenLosses:
         """Return the penalised policy gradient of each token."""
-        log_ratio_N = bounded_log_ratio(inputs.logprobs_N, inputs.old_logprobs_N)
-        losses_N = -inputs.advantages_N * inputs.logprobs_N + 0.5 * self.config.beta * log_ratio_N.square()
-        return TokenLosses(losses_N, {"train/ratio": log_ratio_N.detach().exp()})
+        penalty_N = 0.5 * self.config.beta * (inputs.logprobs_N - inputs.old_logprobs_N).square()
+        losses_N = -inputs.advantages_N * inputs.logprobs_N + penalty_N
+        return TokenLosses(losses_N, {"train/ratio": policy_ratio(inputs.logprobs_N.detach(), inputs.old_logprobs_N)})
 
 
 @LOSSES.register("kimi")
 class KimiLoss(PolicyLoss):
     """`kimi`: −A·log π + (τ/2)·(log π(y) − log π_old(y))² of the whole sequence y.
 
-    Online mirror descent as in Kimi k1.5 (arXiv:2501.12599, equation 3). Every token carries its
-    share of the sequence's penalty, so `aggregation: seq_mean_token_sum` gives the paper's objective.
+    Online mirror descent as in Kimi k1.5 (Kimi Team 2025, arXiv:2501.12599, equation 3). Each token carries an equal
+    share of its sequence's penalty, so `aggregation: seq_mean_token_sum` gives the paper's objective. The log-ratio is
+    not bounded: at any distance the penalty pulls back to π_old.
     """
 
     zero_advantage_moves = True
@@ -91,11 +92,11 @@ class KimiLoss(PolicyLoss):
 
     def __call__(self, inputs: LossInputs) -> TokenLosses:
         """Return the penalised policy gradient of each token."""
-        log_ratio_N = bounded_log_ratio(inputs.logprobs_N, inputs.old_logprobs_N)
+        log_ratio_N = inputs.sequence_sum(inputs.logprobs_N - inputs.old_logprobs_N)
         length_N = inputs.sequence_sum(torch.ones_like(inputs.weights_N))
-        penalty_N = 0.5 * self.config.tau * inputs.sequence_sum(log_ratio_N).square() / length_N
+        penalty_N = 0.5 * self.config.tau * log_ratio_N.square() / length_N
         losses_N = -inputs.advantages_N * inputs.logprobs_N + penalty_N
-        return TokenLosses(losses_N, {"train/ratio": log_ratio_N.detach().exp()})
+        return TokenLosses(losses_N, {"train/ratio": policy_ratio(inputs.logprobs_N.detach(), inputs.old_logprobs_N)})
 
 
 @LOSSES.register("topr")
