@@ -81,10 +81,12 @@ def table(name: str, runs: Sequence[Run]) -> dict[str, Any]:
     figure = measure(runs, EVALUATION, "evaluations")
     curves = [series(run.evaluations, figure) for run in runs]
     before, after = ([curve[at(curve)] for curve in curves] for at in (min, max))
-    passes = [series(run.evaluations, "eval/pass") for run in runs]
+    pass_at_k = next(name for name in runs[0].evaluations[0] if name.startswith("eval/pass@"))
+    passes = [series(run.evaluations, pass_at_k) for run in runs]
     last_pass = [curve[max(curve)] for curve in passes]
     print(f"\n{name}: {figure}\n")
-    print("| seed | before | after | pass@k before → after | steps | seconds |", "|---|---|---|---|---|---|", sep="\n")
+    passing = pass_at_k.removeprefix("eval/")
+    print(f"| seed | before | after | {passing} before → after | steps | seconds |\n|---|---|---|---|---|---|")
     for run, first, last, passed in zip(runs, before, after, passes, strict=True):
         both = f"{passed[min(passed)]:.2f} → {passed[max(passed)]:.2f}"
         print(f"| {run.seed} | {first:.2f} | {last:.2f} | {both} | {len(run.steps)} | {run.seconds:.0f} |")

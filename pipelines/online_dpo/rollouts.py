@@ -103,7 +103,7 @@ class OnPolicyEvaluator:
         return self._evaluator.due(finished, total)
 
     def evaluate(self) -> tuple[Mapping[str, Metric], Collected]:
-        """Return `eval/avg`, `eval/pass` and so on, and the judged answers."""
+        """Return `eval/avg`, `eval/pass@k` and so on, and the judged answers."""
         with self._engines.sampling():
             return self._evaluator.evaluate()
 

@@ -1,6 +1,6 @@
 """What every metric is called, what it means and in which unit: one table for console, plots and docs.
 
-A part in angle brackets stands for any name: `rollout/reward/<name>`. The first row that fits counts.
+A part in angle brackets stands for any text: `rollout/reward/<name>`, `eval/pass@<k>`. The first row that fits counts.
 """
 
 from __future__ import annotations
@@ -174,12 +174,18 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("staleness/max", "versions", "stalest", "Largest such age."),
     ("staleness/<name>", "versions", "<name>", "A further figure of the age of samples."),
     ("eval/avg", "", "eval", "Mean reward over all samples of the evaluation tasks (avg@k)."),
-    ("eval/pass", "share", "eval pass", "Share of evaluation tasks that at least one of k samples solves (pass@k)."),
+    (
+        "eval/pass@<k>",
+        "share",
+        "eval pass@<k>",
+        "Share of tasks that at least one of k samples solves, over the evaluation tasks that have k judged samples.",
+    ),
     ("eval/reward/<name>", "", "<name>", "Mean of one configured reward over the evaluation's samples."),
     ("eval/domain/<name>/avg", "", "<name>", "Mean reward of one domain in the evaluation."),
-    ("eval/domain/<name>/pass", "share", "<name>", "Share of its tasks that at least one of k samples solves."),
+    ("eval/domain/<name>/pass@<k>", "share", "<name>", "The same share over the tasks of one domain."),
     ("eval/response_length", "tokens", "eval length", "Mean response length in the evaluation."),
     ("eval/failures", "samples", "eval failures", "Answers of the evaluation that infrastructure lost."),
+    ("eval/incomplete_tasks", "tasks", "incomplete", "Tasks with fewer than k judged samples; pass@k leaves them out."),
     ("eval/truncated", "share", "eval truncated", "Share of the evaluation's responses that the token limit cut."),
     (
         "eval/accuracy",
@@ -248,9 +254,7 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
 METRICS: tuple[MetricInfo, ...] = tuple(MetricInfo(*row) for row in _ROWS)
 _EXACT = {info.name: info for info in METRICS if not info.is_pattern}
 _PATTERNS = tuple(
-    (re.compile("(.+)".join(re.escape(part) for part in re.split(r"<\w+>", info.name))), info)
-    for info in METRICS
-    if info.is_pattern
+    (re.compile(re.sub(r"<(\w+)>", r"(?P<\1>.+)", re.escape(info.name))), info) for info in METRICS if info.is_pattern
 )
 
 
@@ -260,6 +264,8 @@ def describe(name: str) -> MetricInfo:
 
     >>> describe("rollout/reward/ifeval").label
     'ifeval'
+    >>> describe("eval/pass@4").label
+    'eval pass@4'
     >>> describe("mine/widgets").label
     'mine/widgets'
     """
@@ -268,7 +274,10 @@ def describe(name: str) -> MetricInfo:
     for pattern, info in _PATTERNS:
         match = pattern.fullmatch(name)
         if match:
-            return MetricInfo(name, info.unit, info.label.replace("<name>", match[1]), info.description)
+            label = info.label
+            for part, text in match.groupdict().items():
+                label = label.replace(f"<{part}>", text)
+            return MetricInfo(name, info.unit, label, info.description)
     return MetricInfo(name, "", name, "")
 
 

@@ -77,6 +77,7 @@ def _panels(steps: Sequence[Record], evaluations: Sequence[Record]) -> list[Call
         return lambda axis: _draw_lines(axis, evaluations, "Evaluation", names, marker="o")
 
     gradient = of_steps("Gradient norm before clipping", "train/grad_norm")
+    passes = sorted({name for record in evaluations for name in record if name.startswith("eval/pass@")})
     if any("train/perplexity" in record for record in steps):
         return [
             of_steps("Loss", "train/loss"),
@@ -90,7 +91,7 @@ def _panels(steps: Sequence[Record], evaluations: Sequence[Record]) -> list[Call
         paired = ["eval/pair_accuracy"] if any("eval/pair_accuracy" in record for record in evaluations) else []
         sampled = any("rollout/reward/mean" in record for record in steps)
         given = not sampled or any("eval/accuracy" in record for record in evaluations)
-        of_rewards = [lambda axis: _draw_reward(axis, steps), of_evaluations("eval/avg", "eval/pass")]
+        of_rewards = [lambda axis: _draw_reward(axis, steps), of_evaluations("eval/avg", *passes)]
         what = "score" if any("preference/score_chosen" in record for record in steps) else "reward"
         return [
             *(of_rewards if sampled else ()),
@@ -121,7 +122,7 @@ def _panels(steps: Sequence[Record], evaluations: Sequence[Record]) -> list[Call
         of_steps("Reverse KL to the teachers", "distill/reverse_kl")
         if tutored
         else lambda axis: _draw_reward(axis, steps),
-        of_evaluations(*(("eval/reverse_kl", "eval/avg") if tutored else ("eval/avg", "eval/success", "eval/pass"))),
+        of_evaluations(*(("eval/reverse_kl", "eval/avg") if tutored else ("eval/avg", "eval/success", *passes))),
         of_steps("Response length", "rollout/response_length/mean"),
         of_steps("KL from reference, engine mismatch", "train/kl", "mismatch/kl"),
         gradient,

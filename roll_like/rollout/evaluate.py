@@ -49,7 +49,7 @@ class Evaluator(Generic[PlanT]):
         self._runner = runner
 
     def evaluate(self) -> tuple[Mapping[str, Metric], Collected]:
-        """Return the metrics (`eval/avg`, `eval/pass`, …) and the judged answers.
+        """Return the metrics (`eval/avg`, `eval/pass@k`, …) and the judged answers.
 
         Raises:
             GenerationError: More answers were lost to failures than `rollout.max_failure_fraction`.
@@ -64,7 +64,7 @@ class Evaluator(Generic[PlanT]):
         )
         collected = self._runner.run(self._filler.fill(iter(self._tasks), plan))
         refuse_too_many_failures(collected, self._max_failure_fraction, "this evaluation")
-        return evaluation_metrics(collected), collected
+        return evaluation_metrics(collected, self._schedule.samples_per_group), collected
 
     def score(self, values: Mapping[str, float]) -> float | None:
         """Return what the best checkpoint has most of: avg@k."""

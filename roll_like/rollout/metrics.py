@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from roll_like.metrics.rollouts import message_text, transcript
+from roll_like.metrics.rollouts import SOLVED, message_text, transcript
 from roll_like.rollout.collection import Collected
 from roll_like.types import Group, Scored, StopReason, Task, TurnRecord
 from roll_like.values import Max, Mean, Metric, Sum, merge
@@ -47,8 +47,16 @@ def rollout_metrics(collected: Collected, policy_version: int) -> dict[str, Metr
     return metrics
 
 
-def evaluation_metrics(collected: Collected) -> dict[str, Metric]:
-    """Return `eval/avg` (avg@k), `eval/pass` (pass@k), each reward's own mean, and what was lost."""
+def evaluation_metrics(collected: Collected, k: int) -> dict[str, Metric]:
+    """Return `eval/avg` (avg@k), `eval/pass@k` for this k, each reward's own mean, and what was lost.
+
+    A task that lost samples counts in every mean over samples, but not in pass@k: of fewer than k samples there is no
+    unbiased estimate. `eval/incomplete_tasks` counts such tasks; where no task is complete there is no pass@k.
+
+    Args:
+        collected: The evaluation's groups, one a task. Rejected ones lost all their samples.
+        k: Samples that each task was given.
+    """
     groups = _with_success(collected.groups)
     samples = [sample for group in groups for sample in group.samples]
     metrics: dict[str, Metric] = merge(
@@ -61,14 +69,16 @@ def evaluation_metrics(collected: Collected) -> dict[str, Metric]:
         }
         for sample in samples
     )
-    metrics["eval/pass"] = Mean(_pass_share(groups), len(groups))
+    metrics |= _pass_metrics("eval", groups, k)
     metrics["eval/failures"] = Sum(float(len(collected.failures)))
+    incomplete = sum(len(group.samples) < k for group in (*groups, *collected.rejected))
+    metrics["eval/incomplete_tasks"] = Sum(float(incomplete))
     domains = _by_domain(groups)
     for domain, members in domains.items() if len(domains) > 1 else ():
         rewards = [sample.reward for group in members for sample in group.samples]
         if rewards:
             metrics[f"eval/domain/{domain}/avg"] = Mean(float(np.mean(rewards)), len(rewards))
-        metrics[f"eval/domain/{domain}/pass"] = Mean(_pass_share(members), len(members))
+        metrics |= _pass_metrics(f"eval/domain/{domain}", members, k)
     return metrics
 
 
@@ -196,6 +206,27 @@ def _pass_share(groups: Sequence[Group[Scored]]) -> float:
     return float(np.mean([any(map(_solved, group.samples)) for group in groups]))
 
 
+def pass_at_k(samples: int, solved: int, k: int) -> float:
+    """Return the unbiased estimate of the probability that at least one of k samples solves a task.
+
+    1 − C(n − c, k)/C(n, k), where c of n ≥ k samples solved it (Chen et al. 2021, arXiv:2107.03374, equation 1).
+
+    >>> pass_at_k(4, 1, 2)
+    0.5
+    """
+    return 1 - math.comb(samples - solved, k) / math.comb(samples, k)
+
+
+def _pass_metrics(prefix: str, groups: Sequence[Group[Scored]], k: int) -> dict[str, Metric]:
+    """Return pass@k of the tasks that have at least k samples; nothing where there is none."""
+    estimates = [
+        pass_at_k(len(group.samples), sum(map(_solved, group.samples)), k)
+        for group in groups
+        if len(group.samples) >= k
+    ]
+    return {f"{prefix}/pass@{k}": Mean(float(np.mean(estimates)), len(estimates))} if estimates else {}
+
+
 def _solved(sample: Scored) -> bool:
     """Whether its environment says so; where nobody does, whether the reward is (nearly) 1."""
-    return bool(sample.details.get("success", sample.reward >= 1 - 1e-6))
+    return bool(sample.details.get("success", sample.reward >= SOLVED))

@@ -54,6 +54,16 @@ def test_every_benchmark_is_on_the_page_of_figures() -> None:
     assert set(SCRIPTS) <= set(re.findall(r"benchmarks/(\w+)\.py", page))
 
 
+def test_the_table_of_seeds_names_the_k_of_pass_at_k(load, capsys: pytest.CaptureFixture[str]) -> None:
+    seeds = load("seeds")
+    evaluations = [{"step": step, "eval/avg": 0.25, "eval/pass@4": passed} for step, passed in ((0, 0.5), (8, 0.75))]
+    means = seeds.table("toy", [seeds.Run("1", [{"step": 8}], evaluations, 60.0)])
+    assert means == {"toy before": 0.25, "toy after": 0.25}
+    header, _, row, *_ = capsys.readouterr().out.strip().splitlines()[2:]
+    assert header == "| seed | before | after | pass@4 before → after | steps | seconds |"
+    assert row == "| 1 | 0.25 | 0.25 | 0.50 → 0.75 | 1 | 60 |"
+
+
 def test_sides_take_turns_and_the_median_counts(load, capsys: pytest.CaptureFixture[str]) -> None:
     common = load("common")
     order: list[str] = []

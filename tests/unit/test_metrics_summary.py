@@ -42,10 +42,10 @@ def test_the_end_figures(tmp_path: Path) -> None:
     files.append(
         run_dir / files.EVALUATIONS,
         [
-            {"step": 0, "elapsed": 29.0, "eval/avg": 0.2, "eval/pass": 0.5},
+            {"step": 0, "elapsed": 29.0, "eval/avg": 0.2, "eval/pass@4": 0.5},
             {"step": 4, "elapsed": 51.0, "eval/avg": 0.8},
             {"step": 8, "elapsed": 72.0, "eval/avg": 0.1},
-            {"step": 8, "elapsed": 75.0, "eval/avg": 0.6, "eval/pass": 0.9},
+            {"step": 8, "elapsed": 75.0, "eval/avg": 0.6, "eval/pass@4": 0.9},
         ],
     )
     files.append(
@@ -61,7 +61,7 @@ def test_the_end_figures(tmp_path: Path) -> None:
     assert (figures["tokens_per_second"], figures["failures"], figures["warnings"]) == (40.0, 4, 1)
     assert figures["time"] == {"time/train": 24.0}
     assert figures["status"] == "finished"
-    assert figures["before_after"]["eval/pass"] == [0.5, 0.9]
+    assert figures["before_after"]["eval/pass@4"] == [0.5, 0.9]
     assert written["before_after"]["train/grad_norm"] == ["NaN", 1.0]
 
 
@@ -101,6 +101,15 @@ def panel_titles(steps: list[dict[str, Any]], evaluations: list[dict[str, Any]])
         panel(axis)
         titles.append(axis.get_title())
     return titles
+
+
+def test_the_curves_show_pass_at_k_for_the_k_of_the_run() -> None:
+    from matplotlib.figure import Figure
+
+    evaluations = [{"step": step, "eval/avg": 0.5, "eval/pass@8": 0.75, "eval/failures": 0.0} for step in (0, 4)]
+    axis = Figure().subplots()
+    _panels([{"step": 1, "rollout/reward/mean": 0.5}], evaluations)[1](axis)
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["eval/avg", "eval/pass@8"]
 
 
 def test_a_dead_run_is_unfinished(tmp_path: Path) -> None:

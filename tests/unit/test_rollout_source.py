@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -14,13 +15,14 @@ from tests_support import group, scored, task
 
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.cluster.driver_loop import DriverLoop
-from roll_like.config.prompts import RolloutConfig
+from roll_like.config.prompts import EvaluationConfig, RolloutConfig
 from roll_like.data.order import TaskOrder
 from roll_like.data.tasks import SourceReport, TaskSet, TaskSource
 from roll_like.errors import GenerationError
 from roll_like.policy_gradient import reward_workers
 from roll_like.rollout.collection import Collected
-from roll_like.rollout.metrics import evaluation_metrics, rollout_metrics, rollout_rows
+from roll_like.rollout.evaluate import Evaluator, evaluation_sampling
+from roll_like.rollout.metrics import evaluation_metrics, pass_at_k, rollout_metrics, rollout_rows
 from roll_like.rollout.scheduler import GroupPlan
 from roll_like.rollout.source import SynchronousRollouts, sampling_of
 from roll_like.types import Failure, Group, Scored, StopReason, Task
@@ -154,13 +156,42 @@ def test_a_step_without_samples_has_no_means() -> None:
 
 def test_evaluation_metrics_and_rows() -> None:
     groups = [group(task(0), [1.0, 0.0]), group(task(1), [0.0, 0.5])]
-    values = reduce(evaluation_metrics(collected(groups)))
+    values = reduce(evaluation_metrics(collected(groups), 2))
     assert values["eval/avg"] == pytest.approx(0.375)
-    assert values["eval/pass"] == pytest.approx(0.5)
+    assert values["eval/pass@2"] == pytest.approx(0.5)
+    assert values["eval/incomplete_tasks"] == 0
     rows = rollout_rows(groups)
     assert [row["reward"] for row in rows] == [1.0, 0.0, 0.0, 0.5]
     assert rows[0]["prompt"] == "task 0"
     assert rows[0]["tokens"] == scored(task(), 0.0).trajectory.response_length
+
+
+@pytest.mark.parametrize(
+    ("samples", "solved", "k", "expected"),
+    [
+        (4, 0, 4, 0.0),
+        (4, 1, 4, 1.0),
+        (4, 1, 1, 1 / 4),
+        (5, 2, 3, 9 / 10),  # of 10 triples only one misses both
+        (10, 3, 2, 1 - (7 * 6) / (10 * 9)),
+        (3, 2, 2, 1.0),  # one miss: every pair has a hit
+    ],
+)
+def test_pass_at_k_is_the_unbiased_estimate(samples: int, solved: int, k: int, expected: float) -> None:
+    assert pass_at_k(samples, solved, k) == pytest.approx(expected)
+    drawn = itertools.combinations(range(samples), k)
+    assert pass_at_k(samples, solved, k) == pytest.approx(np.mean([min(chosen) < solved for chosen in drawn]))
+
+
+def test_tasks_that_lost_samples_are_left_out_of_pass_at_k_and_counted() -> None:
+    whole = [group(task(0), [1.0, 0.0, 0.0, 0.0]), group(task(1), [0.0, 0.0, 0.0, 0.0])]
+    lost = [group(task(2), [0.0, 0.0, 0.0]), group(task(3), [0.0])]
+    gone = (group(task(4), []),)
+    values = reduce(evaluation_metrics(collected([*whole, *lost], rejected=gone), 4))
+    assert values["eval/pass@4"] == 0.5  # of the two whole tasks; any success in what is left would give 1/4
+    assert values["eval/incomplete_tasks"] == 3
+    assert values["eval/avg"] == pytest.approx(1 / 12)  # of every judged sample
+    assert not any(name.startswith("eval/pass") for name in reduce(evaluation_metrics(collected(lost), 4)))
 
 
 def test_a_greedy_baseline_is_asked_for_and_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,6 +215,17 @@ def test_a_greedy_baseline_is_asked_for_and_needed(monkeypatch: pytest.MonkeyPat
     assert not rollouts._accept(complete)  # the greedy sample was lost: there is nothing to compare with
 
 
+def test_an_evaluation_names_the_k_of_its_schedule() -> None:
+    section = EvaluationConfig.model_validate({"sources": [{"path": "toy.jsonl"}], "samples_per_prompt": 2})
+    plan = partial(GroupPlan, samples_per_group=2, sampling=evaluation_sampling(section, 8))
+    with DriverLoop() as runner:
+        evaluator = Evaluator(
+            FakeScheduler(), [task(0), task(1)], plan, section, max_failure_fraction=0.1, seed=0, runner=runner
+        )
+        values = reduce(evaluator.evaluate()[0])
+    assert values["eval/pass@2"] == 1.0
+
+
 def test_domains_have_filters_and_figures_of_their_own() -> None:
     maths, code = (replace(task(index), domain=domain) for index, domain in enumerate(("maths", "code")))
     with DriverLoop() as runner:
@@ -194,8 +236,8 @@ def test_domains_have_filters_and_figures_of_their_own() -> None:
     assert values["rollout/domain/maths/reward"] == values["rollout/domain/code/reward"] == 0.5
     assert values["rollout/domain/maths/zero_variance"] == 0
     assert values["rollout/domain/code/zero_variance"] == 1
-    values = reduce(evaluation_metrics(collected(groups)))
-    assert (values["eval/domain/maths/pass"], values["eval/domain/code/pass"]) == (1, 0)
+    values = reduce(evaluation_metrics(collected(groups), 2))
+    assert (values["eval/domain/maths/pass@2"], values["eval/domain/code/pass@2"]) == (1, 0)
     assert not any("domain" in name for name in reduce(rollout_metrics(collected([group(task(), [1.0])]), 1)))
 
 
@@ -206,6 +248,6 @@ def test_an_episode_that_a_limit_ended_was_not_solved_and_one_that_was_solved_pa
         solved, samples=tuple(replace(one, details=own) for one, own in zip(solved.samples, details, strict=True))
     )
     unspoken = group(unspoken.task, [1.0, 0.0])
-    values = reduce(evaluation_metrics(collected([solved, cut, unspoken])))
+    values = reduce(evaluation_metrics(collected([solved, cut, unspoken]), 2))
     assert values["eval/success"] == pytest.approx(1 / 4)  # of source a; source b says nothing
-    assert values["eval/pass"] == pytest.approx(2 / 3)  # of a by what its environment says, of b by its reward
+    assert values["eval/pass@2"] == pytest.approx(2 / 3)  # of a by what its environment says, of b by its reward

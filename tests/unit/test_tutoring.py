@@ -103,6 +103,9 @@ def test_a_run_without_rewards_judges_nothing_and_shows_none() -> None:
         "rollout/reward/mean": Mean(0.0),
         "rollout/groups/zero_variance": Mean(1.0),
         "eval/avg": Mean(0.0),
+        "eval/pass@4": Mean(0.0),
+        "eval/domain/code/avg": Mean(0.0),
+        "eval/domain/code/pass@4": Mean(0.0),
         "rollout/tokens": Sum(3.0),
         "eval/response_length": Mean(2.0),
     }
