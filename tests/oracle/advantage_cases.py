@@ -110,6 +110,22 @@ class Step:
         return spread_BT
 
 
+def step(rewards: list[float], *, index: list[int] | None = None, masks: list[list[int]] | None = None) -> Step:
+    """One group, or those that `index` says; two tokens a response, or those of `masks`."""
+    masks = [[1, 1] for _ in rewards] if masks is None else masks
+    return Step(
+        masks=masks,
+        index=[0] * len(rewards) if index is None else index,
+        parts=[{"toy": reward} for reward in rewards],
+        weights={"toy": 1.0},
+        penalties=[np.zeros(len(mask)) for mask in masks],
+        values=[np.zeros(len(mask)) for mask in masks],
+        baselines=[0.0] * len(rewards),
+        gamma=1.0,
+        lam=1.0,
+    )
+
+
 def last_action(mask: Sequence[int]) -> int:
     """Place of the last sampled token; 0 where there is none."""
     return max((at for at, bit in enumerate(mask) if bit), default=0)

@@ -78,6 +78,15 @@ class Batch:
         )
 
 
+def tokens(logprobs: list[list[float]], **rows: Any) -> Batch:
+    """Sequences as they are given; what is not equals the policy, with advantage 1 and mask 1."""
+    logprobs_BT = torch.tensor(logprobs, dtype=torch.float64)
+    given = {name: torch.tensor(value, dtype=torch.float64) for name, value in rows.items()}
+    same = dict.fromkeys(("logprobs_BT", "old_BT", "behaviour_BT", "reference_BT"), logprobs_BT)
+    ones = dict.fromkeys(("mask_BT", "advantages_BT", "entropy_BT", "draws_BT"), torch.ones_like(logprobs_BT))
+    return Batch(lengths=[len(row) for row in logprobs], **(same | ones | given))
+
+
 def loss_and_gradient(
     name: str,
     batch: Batch,

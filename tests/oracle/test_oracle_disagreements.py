@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,39 +10,14 @@ import rl_libraries_reference as libraries
 import torch
 import trl_reference as trl
 import verl_reference as verl
-from advantage_cases import Step, advantages
-from loss_cases import Batch, figures, loss_and_gradient
+from advantage_cases import advantages, step
+from loss_cases import figures, loss_and_gradient, tokens
 from torch import Tensor
 
 from roll_like.algorithms.advantages import GAE
 from roll_like.algorithms.correction import correction_from
 from roll_like.algorithms.kl import divergence
 from roll_like.config.algorithm import CorrectionConfig, RejectConfig
-
-
-def step(rewards: list[float], *, index: list[int] | None = None, masks: list[list[int]] | None = None) -> Step:
-    """One group, or those that `index` says; two tokens a response, or those of `masks`."""
-    masks = [[1, 1] for _ in rewards] if masks is None else masks
-    return Step(
-        masks=masks,
-        index=[0] * len(rewards) if index is None else index,
-        parts=[{"toy": reward} for reward in rewards],
-        weights={"toy": 1.0},
-        penalties=[np.zeros(len(mask)) for mask in masks],
-        values=[np.zeros(len(mask)) for mask in masks],
-        baselines=[0.0] * len(rewards),
-        gamma=1.0,
-        lam=1.0,
-    )
-
-
-def tokens(logprobs: list[list[float]], **rows: Any) -> Batch:
-    """Sequences as they are given; what is not equals the policy, with advantage 1 and mask 1."""
-    logprobs_BT = torch.tensor(logprobs, dtype=torch.float64)
-    given = {name: torch.tensor(value, dtype=torch.float64) for name, value in rows.items()}
-    same = dict.fromkeys(("logprobs_BT", "old_BT", "behaviour_BT", "reference_BT"), logprobs_BT)
-    ones = dict.fromkeys(("mask_BT", "advantages_BT", "entropy_BT", "draws_BT"), torch.ones_like(logprobs_BT))
-    return Batch(lengths=[len(row) for row in logprobs], **(same | ones | given))
 
 
 def rewards_BK(*rewards: float) -> Tensor:
