@@ -122,6 +122,16 @@ def test_k3_is_bounded() -> None:
     assert with_kl - without == pytest.approx(unbounded)
 
 
+def test_dro_has_no_bound_on_the_log_ratio_that_it_squares() -> None:
+    batch = tokens([[-1.0]], old_BT=[[-22.0]])
+    config = verl.actor_config(policy_loss={"dro_beta": 0.05})
+    for loss, gradient in (
+        loss_and_gradient("dro", batch, beta=0.05),
+        verl.policy_loss("dro", batch, config, how="token-mean"),
+    ):
+        assert (loss.item(), gradient.item()) == pytest.approx((1 + 0.025 * 21**2, -1 + 0.05 * 21))
+
+
 def test_sequences_without_a_trained_token_are_not_counted() -> None:
     batch = tokens([[-1.0, -2.0], [-1.0, -1.0]], mask_BT=[[1, 1], [0, 0]])
     one = loss_and_gradient("ppo", batch, how="seq_mean_token_mean")[0].item()
