@@ -1,8 +1,7 @@
-"""How token losses become one number: the weight of each token.
+"""Aggregation of token losses: the weight of each token in the loss of an optimizer step.
 
-The loss of an optimizer step is Σ_t w_t·ℓ_t over its whole batch. Denominators are taken over that
-batch, never over a micro-batch or a rank, so that packing, the token budget and the world size
-change nothing.
+The loss of an optimizer step is Σ_t w_t·ℓ_t over its whole batch. Denominators are taken over that batch, never over a
+micro-batch or a rank, so that packing, the token budget and the world size do not change the loss.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 """Correction for the difference between the policy that sampled and the one that is trained.
 
-Inference and training engines compute the same weights with different kernels and precisions, and
-asynchronous rollouts come from older weights. Tokens are drawn from the behaviour policy μ; the
-gradient wants them from the trainer's old policy π_old. Importance weights π_old/μ make up for it.
+Inference and training engines evaluate the same weights with different kernels and precisions, and asynchronous
+rollouts come from older weights. Tokens are sampled from the behaviour policy μ; the policy gradient assumes the
+trainer's old policy π_old. Importance weights π_old/μ correct for the difference.
 
-A correction maps the tokens of a micro-batch to a weight each, without gradient, and the weights
-multiply the policy loss (never the KL or entropy term). Denominators stay those of the whole batch:
-a token of weight 0 counts in them.
+A correction gives each token of a micro-batch a weight, without gradient. The weights multiply the policy loss (never
+the KL or entropy term). Denominators stay those of the whole batch: a token of weight 0 counts in them.
 
-Two ways of using it (`algorithm.old_logprobs`): decoupled, with three policies, μ → π_old by the
-correction and π_old → π by the loss's ratio (Hilton et al. 2022, arXiv:2110.00641); or bypassed, with
-π_old taken for μ's own word, so that the ratio covers both and weights are 1. Rejection works in both.
+Two ways of using it (`algorithm.old_logprobs`): decoupled, with three policies, μ → π_old by the correction and
+π_old → π by the loss's ratio (Hilton et al. 2022, arXiv:2110.00641); or bypassed, with the log-probabilities of μ in
+place of π_old's, so that the ratio covers both and weights are 1. Rejection works in both.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ Correction: TypeAlias = Callable[["LossInputs"], Corrected]
 
 
 def no_correction(inputs: LossInputs) -> Corrected:
-    """Weigh every token 1."""
+    """Give every token weight 1."""
     nowhere_N = torch.zeros_like(inputs.old_logprobs_N, dtype=torch.bool)
     return Corrected(torch.ones_like(inputs.old_logprobs_N), nowhere_N, nowhere_N)
 
@@ -58,9 +57,9 @@ def no_correction(inputs: LossInputs) -> Corrected:
 class ImportanceWeight:
     """Importance weights π_old/μ, bounded.
 
-    Ionides 2008, Truncated Importance Sampling; for engine mismatch Yao et al. 2025, "Your efficient
-    RL framework secretly brings you off-policy RL training". Where the old policy is the behaviour
-    policy (`old_logprobs: behaviour`), the weight is 1 and the loss's own ratio does the work.
+    Ionides 2008, Truncated Importance Sampling; for engine mismatch Yao et al. 2025, "Your efficient RL framework
+    secretly brings you off-policy RL training". With `old_logprobs: behaviour` the weight is 1, and the ratio of the
+    loss itself corrects.
 
     Attributes:
         level: Whose ratio it is: of the `token`; of the whole `sequence`, Π_t ρ_t; or `geometric`, the
@@ -98,18 +97,17 @@ class ImportanceWeight:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Leaves out what the trainer's policy holds for too different from what was sampled.
+    """Gives weight 0 to tokens at which the trainer's policy π differs too much from the behaviour policy μ.
 
-    With ρ = π/μ of a token that μ sampled, the divergence KL(μ‖π) is estimated by k1 = −log ρ,
-    k2 = (log ρ)²/2 or k3 = ρ − 1 − log ρ. k2 and k3 have an upper bound; k1, which has a sign, is
-    bounded through ρ itself: low ≤ ρ ≤ high.
+    With ρ = π/μ of a token that μ sampled, the divergence KL(μ‖π) is estimated by k1 = −log ρ, k2 = (log ρ)²/2 or
+    k3 = ρ − 1 − log ρ. k2 and k3 have an upper bound; k1 has a sign, so the bounds are those of ρ: low ≤ ρ ≤ high.
 
     Attributes:
         estimator: k1, k2 or k3.
-        level: `token` judges each on its own, `sequence_mean` and `sequence_max` all tokens of a
-            sequence together, `turn_mean` and `turn_max` those of a turn.
+        level: `token` rejects single tokens; `sequence_mean` and `sequence_max` reject whole sequences by the mean or
+            the largest value of their tokens; `turn_mean` and `turn_max` reject turns likewise.
         high: Largest ρ (k1), or largest divergence in nats (k2, k3).
-        low: Smallest ρ (k1); nothing else reads it.
+        low: Smallest ρ; for k1 only.
     """
 
     estimator: Literal["k1", "k2", "k3"]
@@ -140,7 +138,7 @@ class RejectingCorrection:
     rejection: Rejection
 
     def __call__(self, inputs: LossInputs) -> Corrected:
-        """Return the correction's weights, 0 for what is rejected."""
+        """Return the correction's weights, 0 for rejected tokens."""
         corrected, rejected_N = self.correction(inputs), self.rejection(inputs)
         return Corrected(corrected.weights_N.masked_fill(rejected_N, 0.0), corrected.capped_N, rejected_N)
 
@@ -161,17 +159,17 @@ def correction_from(config: CorrectionConfig) -> Correction:
 
 
 def trainer_logprobs(inputs: LossInputs) -> Tensor:
-    """Return the trainer's side of the mismatch with the behaviour policy, detached, shape [N].
+    """Return the trainer's log-probabilities to compare with the behaviour policy's, detached, shape [N].
 
-    It is the old policy's; where the old policy is taken from the inference engine
-    (`old_logprobs: behaviour`) that would compare it with itself, so it is the current policy's.
+    They are the old policy's; with `old_logprobs: behaviour` these are the behaviour policy's own, so the current
+    policy's are used.
     """
     old = inputs.old_logprobs_N.detach()
     return inputs.logprobs_N.detach() if torch.equal(old, inputs.behaviour_logprobs_N) else old
 
 
 def mismatch(inputs: LossInputs) -> dict[str, Tensor]:
-    """Return what separates the trainer's log-probabilities from the behaviour's, per token, shape [N].
+    """Return how far the trainer's and the behaviour policy's log-probabilities are apart, per token, shape [N].
 
     `mismatch/kl` is k3 and `mismatch/kl_k1` is k1 of KL(μ‖π), because μ sampled the tokens;
     `mismatch/logprob_difference` is |log π − log μ| in nats.

@@ -7,13 +7,13 @@ With r = log π_ref − log π of a token that π sampled:
     k2  = r²/2              biased, positive; its gradient is that of the reverse KL
     k3  = exp(r) − 1 − r    unbiased, positive, low variance
 
-Only k2 has the gradient of the divergence that the others estimate; with `straight_through` the
-value is the estimator's and the gradient is k2's.
+Only k2 has the gradient of the divergence that all of them estimate; with `straight_through` the value is the
+estimator's and the gradient is that of k2.
 
-A penalty goes to one of two places (`algorithm.kl.use`):
+The penalty is used in one of two ways (`algorithm.kl.use`):
 
-- `loss`: β·k is added to each token's loss and its gradient flows (`divergence`).
-- `reward`: β·k is taken from the reward, as a constant, before advantages are estimated
+- `loss`: β·k is added to each token's loss, with its gradient (`divergence`).
+- `reward`: β·k is subtracted from the reward, as a constant, before advantages are estimated
   (`token_penalties`). The order of a step is then trajectories → reference log-probabilities →
   estimator: `reference.logprobs(policy_samples(groups))`, `token_penalties(...)`,
   `estimator.assign(groups, penalties)`. Estimators that compare one reward a sample subtract the sum
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 KLEstimator: TypeAlias = Literal["k1", "abs", "k2", "k3"]
 
-#: exp of a larger log-ratio would overflow; far beyond `MAX_K3`.
+#: Bound of log-ratios before their exponential is taken, which could overflow; k3 reaches `MAX_K3` well below it.
 MAX_LOG_RATIO = 20.0
-#: Largest k3 of one token: without a bound, one token that the policy abandoned rules the batch.
+#: Largest k3 of one token: without a bound, one token that became very unlikely dominates the batch.
 MAX_K3 = 10.0
-#: An adaptive coefficient follows a relative error of at most this.
+#: Largest relative error that an adaptive coefficient reacts to.
 ADAPTION_LIMIT = 0.2
 
 
@@ -79,7 +79,7 @@ def divergence(
 
 
 class KLController:
-    """β of a KL penalty over the steps of a run: fixed, or following a target.
+    """β of a KL penalty over the steps of a run: fixed, or adapted to a target divergence.
 
     Ziegler et al. 2019, arXiv:1909.08593, section 2.2: after n samples with divergence k, β is
     multiplied by 1 + clip(k/target − 1, −0.2, 0.2)·n/horizon.
@@ -93,7 +93,7 @@ class KLController:
         self.coefficient = config.coefficient
 
     def update(self, measured: float, samples: int) -> None:
-        """Follow the divergence that a step measured.
+        """Adapt β to the divergence that a step measured.
 
         Args:
             measured: Mean estimate over the step's trained tokens, in nats a token.
@@ -122,7 +122,7 @@ def token_penalties(
 ) -> list[FloatArray]:
     """Return β·k of every sampled token, one array [T] a sample, 0 elsewhere.
 
-    The policy's side is what the inference engine reported, the policy that sampled the tokens.
+    The policy's log-probabilities are those that the inference engine reported when it sampled the tokens.
 
     Args:
         samples: `advantages.policy_samples(groups)`.

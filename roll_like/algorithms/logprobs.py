@@ -159,7 +159,7 @@ def _forward_block(
 
 
 def _merge(left: tuple[Tensor, Tensor, Tensor], right: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Join two parts of the vocabulary: the entropy of a mixture is its parts' plus that of choosing between them."""
+    """Merge two parts of the vocabulary; the entropy is the mean of the parts' plus that of the choice between them."""
     logsumexp_C = torch.logaddexp(left[0], right[0])
     logprobs_C, entropy_C = torch.full_like(logsumexp_C, -math.inf), torch.zeros_like(logsumexp_C)
     for part_logsumexp_C, part_logprobs_C, part_entropy_C in (left, right):

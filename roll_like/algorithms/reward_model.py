@@ -1,4 +1,4 @@
-"""How a reward model learns: the scores of preferred and other responses to a loss.
+"""The loss of a reward model, from the scores of chosen and rejected responses.
 
 In the model of Bradley and Terry (1952), the response with score a is preferred to that with score b with probability
 σ(a − b). A reward model is trained on the likelihood of the preferences that people had (Ouyang et al. 2022,
@@ -24,9 +24,10 @@ class ScoredPairs:
     Attributes:
         chosen_P: Score of the preferred response, with gradient.
         rejected_P: Score of the other.
-        margins_P: By how much the first should be higher, at least 0.
-        weights_P: Of each pair in the sum: 1/(pairs of the optimizer step, of all micro-batches and ranks). 0 marks a
-            pair that only fills up a rank's work; it changes neither gradient nor metrics.
+        margins_P: By how much the chosen score should exceed the rejected one, at least 0.
+        weights_P: Weight of each pair in the sum: 1/(pairs of the optimizer step, over all micro-batches and ranks). 0
+            marks filler, which gives each rank the same number of micro-batches; it changes neither gradient nor
+            metrics.
     """
 
     chosen_P: Tensor
@@ -62,7 +63,7 @@ def reward_model_objective(
 ) -> tuple[Tensor, dict[str, Metric]]:
     """Return Σ_i w_i·(ℓ_i + c·(r_i(chosen) + r_i(rejected))²), and its metrics.
 
-    The second term keeps scores around 0, which the first says nothing of (Eisenstein et al. 2023, arXiv:2312.09244).
+    The second term keeps scores around 0, which the first leaves open (Eisenstein et al. 2023, arXiv:2312.09244).
     The sum form lets micro-batches and ranks add up: gradients are summed, never averaged.
 
     Args:

@@ -1,8 +1,8 @@
-"""What happens to rewards before advantages, and to advantages after the estimator.
+"""Shaping of rewards before advantages are estimated, and of advantages afterwards.
 
-Rewards, in this order: punishment of over-long responses, length penalty, normalisation, clip.
-Penalties come in as rewards of their own (`Scored.rewards`), so that they are seen in figures and an
-estimator that compares rewards one by one compares them too.
+Rewards, in this order: penalty for over-long responses, length penalty, normalisation, clip. Penalties are added as
+rewards of their own (`Scored.rewards`), so that they are logged, and estimators that compare each reward separately
+include them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def overlong_penalties(lengths: Rewards, *, limit: int, buffer: int, penalty: float) -> Rewards:
-    """Return the soft punishment of over-long responses, at least 0 (DAPO, arXiv:2503.14476, equation 13).
+    """Return the soft penalty for over-long responses, at least 0 (DAPO, arXiv:2503.14476, equation 13).
 
     0 up to limit − buffer tokens, growing linearly to `penalty` at the limit.
 
@@ -63,7 +63,7 @@ class RunningMoments:
     squares: float = 0.0
 
     def add(self, values: Rewards) -> None:
-        """Take a step's rewards in."""
+        """Add a step's rewards."""
         if not values.size:
             return
         count, mean = self.count + values.size, float(values.mean())
@@ -74,7 +74,7 @@ class RunningMoments:
 
     @property
     def std(self) -> float:
-        """Unbiased standard deviation; 0 of fewer than two."""
+        """Unbiased standard deviation; 0 for fewer than two rewards."""
         return float(np.sqrt(self.squares / (self.count - 1))) if self.count > 1 else 0.0
 
 
@@ -92,9 +92,9 @@ class RewardShaping:
         self._running = RunningMoments()
 
     def apply(self, groups: Sequence[Group[Scored]]) -> tuple[list[Group[Scored]], dict[str, Metric]]:
-        """Return the groups with their rewards shaped, and the figures of what was done.
+        """Return the groups with shaped rewards, and metrics.
 
-        Greedy baselines are shaped like the samples they are compared with; statistics are the samples' alone.
+        Greedy baselines are shaped like the samples they are compared with; statistics are over the samples only.
         """
         penalised = [self._penalised(group) for group in groups]
         shaped = [_with_rewards(group, rewards) for group, rewards in self._normalised(penalised)]
@@ -181,7 +181,7 @@ def _mean(values: Rewards) -> float:
 
 
 def _std(values: Rewards) -> float:
-    """Unbiased; 0 where values do not differ, so that centred ones stay 0 instead of becoming amplified noise."""
+    """Unbiased; 0 if values do not differ, so that centred ones stay 0 instead of becoming amplified noise."""
     return float(values.std(ddof=1)) if has_signal(values) else 0.0
 
 
@@ -200,7 +200,7 @@ def trained_on(
     Args:
         groups: A step's groups with their rewards before shaping.
         mask: `algorithm.mask`.
-        domains: Bands of domains that have their own.
+        domains: Difficulty bands of domains that do not use `mask.difficulty`.
     """
     bands = domains or {}
     chosen: list[bool] = []

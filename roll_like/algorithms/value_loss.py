@@ -1,4 +1,4 @@
-"""How a critic learns: the clipped value loss, and how much of the returns its values explain."""
+"""The critic's loss (squared error, clipped) and the explained variance of its values."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from roll_like.types import FloatArray
 def value_loss(values_N: Tensor, old_values_N: Tensor, returns_N: Tensor, clip: float | None) -> tuple[Tensor, Tensor]:
     """Return the loss of each value, and whether it was clipped, shape [N] each.
 
-    0.5·max((V − R)², (clip(V, V_old − c, V_old + c) − R)²): a value that has moved further than c from
-    where it was before the step gets no gradient that would move it on (Schulman et al. 2017's
-    implementation; Engstrom et al. 2020, arXiv:2005.12729).
+    0.5·max((V − R)², (clip(V, V_old − c, V_old + c) − R)²): a value that has moved towards its target by more than c
+    since the start of the step has no gradient (the implementation of Schulman et al. 2017; Engstrom et al. 2020,
+    arXiv:2005.12729).
 
     Args:
         values_N: With gradient.
@@ -33,9 +33,9 @@ def value_loss(values_N: Tensor, old_values_N: Tensor, returns_N: Tensor, clip: 
 
 
 def explained_variance(values: FloatArray, returns: FloatArray) -> float:
-    """Return 1 − Var(R − V)/Var(R): 1 where values foretell returns, 0 where a constant would do as well.
+    """Return 1 − Var(R − V)/Var(R): 1 if values predict returns exactly, 0 if they are no better than a constant.
 
-    NaN where the returns do not vary.
+    NaN if the returns do not vary.
 
     >>> explained_variance(np.array([1, 2, 3], np.float32), np.array([1, 2, 3], np.float32))
     1.0

@@ -1,4 +1,4 @@
-"""Advantage estimators: what each sampled token was worth, compared with what was to be expected."""
+"""Advantage estimators: how much better each sampled token did than a baseline."""
 
 from roll_like.algorithms.advantages.base import (
     AdvantageEstimator,

@@ -34,35 +34,35 @@ from roll_like.values import Metrics
 
 
 class ValueFunction(Protocol):
-    """A critic: what the states before sampled tokens are worth."""
+    """A critic: estimates the value of the state before each sampled token."""
 
     def values(self, samples: Sequence[PolicySample]) -> list[FloatArray]:
-        """Return V of the state before each token, one array [T] a sample, 0 where not sampled."""
+        """Return the value of the state before each token, one array [T] a sample, 0 where not sampled."""
 
     def learn(
         self, samples: Sequence[PolicySample], values: Sequence[FloatArray], returns: Sequence[FloatArray]
     ) -> Metrics:
-        """Move the values towards the returns; all arrays [T], one a sample, 0 where not sampled.
+        """Train the critic towards the returns; all arrays [T], one a sample, 0 where not sampled.
 
         Args:
-            samples: What `values` was asked for.
-            values: Its answer, from before the update.
-            returns: What the states turned out to be worth.
+            samples: What `values` was called with.
+            values: What it returned, before this update.
+            returns: The targets.
         """
 
 
 def policy_samples(
     groups: Sequence[Group[Scored]], advantages: Sequence[FloatArray] | None = None
 ) -> list[PolicySample]:
-    """Return the groups' samples in order, each with its advantages; an episode that was cut, one for each part.
+    """Return the groups' samples in order, with their advantages; an episode that was cut gives one for each part.
 
-    Two groups of the same task in one step keep apart: `group_id` is the task's id and the
-    group's occurrence (`gsm8k/17#0`, `gsm8k/17#1`). `by_parts` and `joined` lead from samples to parts and back.
+    `group_id` is the task's id and how often the task came before in the step (`gsm8k/17#0`, `gsm8k/17#1`), so that
+    two groups of the same task stay apart. `by_parts` and `joined` convert between samples and parts.
 
     Args:
         groups: A step's groups.
-        advantages: One array [T] for each sample, in the order of the groups and of their samples;
-            0 for every token when left out, for a pass that needs no advantages.
+        advantages: One array [T] for each sample, in the order of the groups and of their samples; by default all 0,
+            for a forward pass that needs no advantages.
 
     Raises:
         EngineError: An advantage is not finite, or the arrays do not fit the samples.
@@ -117,39 +117,39 @@ def joined(samples: Sequence[Scored], arrays: Sequence[FloatArray]) -> list[Floa
 
 
 def flatten(groups: Sequence[Group[Scored]]) -> list[Scored]:
-    """Return the samples of all groups, in the order that penalties and advantages are in."""
+    """Return the samples of all groups, in the order of penalties and advantages."""
     return [sample for group in groups for sample in group.samples]
 
 
 class AdvantageEstimator(ABC):
-    """Base of estimators: give every sampled token of a step an advantage.
+    """Base of estimators, which give every sampled token of a step an advantage.
 
     Args:
         config: This estimator's own settings, an instance of its `Config`.
     """
 
     Config: ClassVar[type[PluginConfig]] = PluginConfig
-    #: Fewer samples of a prompt leave nothing to compare with; refused before a run starts.
+    #: Fewest samples of a prompt that it can compare; fewer are refused before a run starts.
     minimum_samples_per_prompt: ClassVar[int] = 1
-    #: What a sample is compared with, for the message that says why one sample is too few.
+    #: What a sample is compared with, for the error message about too few samples.
     compares_with: ClassVar[str] = "the group's other samples"
-    #: Whether it has values to learn; `use` gives it the critic.
+    #: Whether it needs a critic, which `use` passes in.
     needs_critic: ClassVar[bool] = False
-    #: Whether each group comes with one greedy sample in `Group.baselines`.
+    #: Whether each group needs one greedy sample in `Group.baselines`.
     greedy_baseline: ClassVar[bool] = False
 
     def __init__(self, config: Any) -> None:
         self.config = config
 
     def use(self, critic: ValueFunction) -> None:
-        """Take the critic of an estimator that `needs_critic`."""
+        """Set the critic, for estimators with `needs_critic`."""
         raise EngineError(
-            f"{type(self).__name__} does not use a critic, and was given a {type(critic).__name__}",
+            f"{type(self).__name__} does not use a critic, but was given a {type(critic).__name__}",
             fix="remove the `critic` section, or use advantage: gae",
         )
 
     def learn(self) -> Metrics:
-        """Learn from the groups of the last `assign`, where the estimator owns a model; return its figures."""
+        """Train the estimator's own model, if any, on the groups of the last `assign`; return its metrics."""
         return {}
 
     def assign(
@@ -159,9 +159,8 @@ class AdvantageEstimator(ABC):
 
         Args:
             groups: All groups of a step; batch statistics are over them.
-            token_penalties: What to subtract from the reward of each sampled token, one array [T]
-                a sample in the order of `flatten(groups)`: `kl.token_penalties` for a KL penalty
-                that is part of the reward.
+            token_penalties: Subtracted from the reward of each sampled token, one array [T] a sample in the order of
+                `flatten(groups)`; from `kl.token_penalties` if a KL penalty is part of the reward. Default: none.
 
         Raises:
             RewardError: A reward is not finite; names the task and the sample.
@@ -188,23 +187,23 @@ class AdvantageEstimator(ABC):
 
 
 class GroupEstimator(AdvantageEstimator):
-    """Base of estimators that give all tokens of a sample one advantage, from its group's rewards.
+    """Base of estimators that compare the rewards of a group; all tokens of a sample get the same advantage.
 
-    A sample's penalties are summed and subtracted from its reward before the group is compared.
+    The sum of a sample's penalties is subtracted from its reward first.
     """
 
     minimum_samples_per_prompt = 2
 
     @abstractmethod
     def of_group(self, rewards: Rewards) -> Rewards:
-        """Return the advantage of each sample of one group, shape [G]; G may be 1 after failures."""
+        """Return the advantage of each sample of one group, shape [G]; after failures G may be 1."""
 
     def of_samples(self, samples: Sequence[Scored], rewards: Rewards) -> Rewards:  # noqa: ARG002  (for subclasses)
-        """Return the advantage of each sample of one group, where more than its rewards counts.
+        """Return the advantage of each sample of one group; override it to use more than the rewards.
 
         Args:
             samples: The group.
-            rewards: Their rewards, less the penalties, shape [G].
+            rewards: Their rewards minus the penalties, shape [G].
         """
         return self.of_group(rewards)
 
@@ -235,7 +234,7 @@ class GroupEstimator(AdvantageEstimator):
 def penalised_rewards(
     groups: Sequence[Group[Scored]], token_penalties: Sequence[FloatArray]
 ) -> list[tuple[Group[Scored], Rewards]]:
-    """Return each group that has samples with their rewards less the sums of their penalties, shape [G]."""
+    """Return each group that has samples, with their rewards minus the sums of their penalties, shape [G]."""
     penalties = iter(token_penalties)
     return [
         (group, np.array([sample.reward - _total(sample, next(penalties)) for sample in group.samples]))
@@ -245,9 +244,9 @@ def penalised_rewards(
 
 
 def action_rewards(samples: Sequence[Scored], token_penalties: Sequence[FloatArray]) -> list[Rewards]:
-    """Return the reward of each sampled token: less its penalty, and what its turn earned at the turn's last token.
+    """Return the reward of each sampled token: minus its penalty, plus the turn's reward at each turn's last token.
 
-    The last token gets what is left of the sample's reward: all of it where turns were not judged.
+    What the rewards of turns leave of the sample's reward is added at the last token: all of it if turns have none.
     """
     rewards = []
     for sample, penalties_T in zip(samples, token_penalties, strict=True):

@@ -1,8 +1,7 @@
 """Formulas of advantages: pure functions over NumPy arrays in float64, each with its source.
 
-A group is the samples of one task; [G] runs over it. Sequences of one sample's sampled tokens come
-as lists of arrays, one of its own length each: tokens that the policy did not sample are no
-actions, they are left out before and put back as zeros after.
+A group is the samples of one task, [G] its number of samples. Where a formula works on tokens, it takes one array for
+each sample with the values of its sampled tokens; callers remove the other tokens before and set them to 0 after.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-#: Rewards of one group, or figures of one sample's tokens.
+#: Rewards of one group, or values of one sample's sampled tokens.
 Rewards: TypeAlias = npt.NDArray[np.float64]
 
 STD_EPSILON = 1e-6
 WHITEN_EPSILON = 1e-8
-#: Two rewards this close are one reward: sums of weighted rewards differ in their last digits.
+#: Rewards this close count as equal: sums of weighted rewards differ in their last digits.
 RELATIVE_NOISE = 1e-6
 ABSOLUTE_NOISE = 1e-9
 
@@ -64,7 +63,7 @@ def grpo_advantages(rewards: Rewards) -> Rewards:
 def rloo_advantages(rewards: Rewards) -> Rewards:
     """Return reward minus the mean of the group's other rewards, shape [G].
 
-    Ahmadian et al. 2024, arXiv:2402.14740. A group of one has nothing to compare with: 0.
+    REINFORCE leave-one-out (Ahmadian et al. 2024, arXiv:2402.14740). A group of one has advantage 0.
 
     >>> rloo_advantages(np.array([1.0, 0.0, 0.0])).tolist()
     [1.0, -0.5, -0.5]
@@ -86,7 +85,7 @@ def discounted_returns(rewards: Sequence[Rewards], gamma: float) -> list[Rewards
     [[0.25, 0.5, 1.0]]
     """
     longest = max((len(row) for row in rewards), default=0)
-    # time-major and zero-padded: one vector operation a time step, for all sequences
+    # time-major and zero-padded: one vector operation for each time step of all sequences
     returns_TS = np.zeros((longest, len(rewards)))
     for index, row in enumerate(rewards):
         returns_TS[: len(row), index] = row
@@ -96,9 +95,9 @@ def discounted_returns(rewards: Sequence[Rewards], gamma: float) -> list[Rewards
 
 
 def whiten(values: Sequence[Rewards]) -> list[Rewards]:
-    """Return the values of all sequences with the mean and unbiased variance of all: (x − μ)/√(σ² + 1e-8).
+    """Return (x − μ)/√(σ² + 1e-8), with mean and unbiased variance over the values of all sequences.
 
-    Values that are all equal become 0.
+    If all values are equal they become 0.
     """
     if not values:
         return []
@@ -112,8 +111,8 @@ def whiten(values: Sequence[Rewards]) -> list[Rewards]:
 def opo_advantages(rewards: Rewards, lengths: npt.NDArray[np.int64]) -> Rewards:
     """Return reward minus the length-weighted mean Σ n_i·r_i / Σ n_i, shape [G].
 
-    Hao et al. 2025, On-Policy RL with Optimal Reward Baseline, arXiv:2505.23585, equation 6: the
-    baseline of least variance, where the squared gradient norm of a sample grows with its length.
+    Hao et al. 2025, On-Policy RL with Optimal Reward Baseline, arXiv:2505.23585, equation 6: the baseline of least
+    variance if the squared gradient norm of a sample is proportional to its length.
 
     >>> opo_advantages(np.array([1.0, 0.0]), np.array([1, 3])).tolist()
     [0.75, -0.25]
@@ -127,8 +126,8 @@ def opo_advantages(rewards: Rewards, lengths: npt.NDArray[np.int64]) -> Rewards:
 def best_of_k_advantages(rewards: Rewards, *, divide_by_std: bool) -> Rewards:
     """Return (best − second best) for the best sample of the group and 0 for the others, shape [G].
 
-    The leave-one-out advantage of pass@k (Tang et al. 2025, arXiv:2503.19595): only the best sample
-    changes the maximum. Of several best ones the first is it, and its advantage is 0.
+    The leave-one-out advantage of pass@k (Tang et al. 2025, arXiv:2503.19595): without a sample that is not the best,
+    the maximum is the same. If several samples are best, all advantages are 0.
 
     >>> best_of_k_advantages(np.array([0.2, 1.0, 0.5]), divide_by_std=False).tolist()
     [0.0, 0.5, 0.0]
@@ -145,8 +144,8 @@ def best_of_k_advantages(rewards: Rewards, *, divide_by_std: bool) -> Rewards:
 def gpg_scale(groups: Sequence[Rewards]) -> float:
     """Return B/(B − M), by which GPG multiplies advantages (Chu et al. 2025, arXiv:2504.02546, section 3.2).
 
-    B is the number of samples and M that of samples in groups of equal rewards, whose gradient is
-    zero: the others take their share of the step. 1 where no group has a signal.
+    B is the number of samples, M the number in groups of equal rewards, whose gradient is zero: the size of the step
+    does not depend on how many such groups it has. 1 if no group has a signal.
 
     >>> gpg_scale([np.array([1.0, 0.0]), np.array([1.0, 1.0])])
     2.0

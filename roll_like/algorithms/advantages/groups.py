@@ -1,4 +1,4 @@
-"""Estimators that compare a sample with the others of its group."""
+"""Estimators that compare a sample with the other samples of its group."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from roll_like.types import FloatArray, Group, Scored
 
 @ADVANTAGES.register("grpo")
 class GRPO(GroupEstimator):
-    """`grpo`: rewards standardised within the group."""
+    """`grpo`: (reward − mean)/std within the group (Shao et al. 2024, DeepSeekMath, arXiv:2402.03300)."""
 
     compares_with = "the group's mean"
 
@@ -43,7 +43,10 @@ class GRPO(GroupEstimator):
 
 @ADVANTAGES.register("dr_grpo")
 class DrGRPO(GroupEstimator):
-    """`dr_grpo`: rewards centred within the group; goes with `aggregation: token_sum_norm`."""
+    """`dr_grpo`: reward − mean within the group (Liu et al. 2025, Dr. GRPO, arXiv:2503.20783).
+
+    The paper's loss also needs `aggregation: token_sum_norm`.
+    """
 
     compares_with = "the group's mean"
 
@@ -59,7 +62,7 @@ class DrGRPO(GroupEstimator):
 
 @ADVANTAGES.register("rloo")
 class RLOO(GroupEstimator):
-    """`rloo`: every sample against the mean of the others."""
+    """`rloo`: reward minus the mean reward of the group's other samples (Ahmadian et al. 2024, arXiv:2402.14740)."""
 
     compares_with = "the other samples' mean"
 
@@ -75,7 +78,7 @@ class RLOO(GroupEstimator):
 
 @ADVANTAGES.register("opo")
 class OPO(GroupEstimator):
-    """`opo`: every sample against the group's mean, weighted by length."""
+    """`opo`: reward minus the group's mean reward weighted by response length (Hao et al. 2025, arXiv:2505.23585)."""
 
     compares_with = "the group's length-weighted mean"
 
@@ -95,7 +98,10 @@ class OPO(GroupEstimator):
 
 @ADVANTAGES.register("gpg")
 class GPG(GroupEstimator):
-    """`gpg`: rewards centred within the group; groups with zero variance hand their share of the step to the others."""
+    """`gpg`: reward − mean within the group, scaled for groups of zero variance (Chu et al. 2025, arXiv:2504.02546).
+
+    The scale is samples / samples in groups whose rewards differ (section 3.2 there); goes with `loss: gpg`.
+    """
 
     compares_with = "the group's mean"
 
@@ -118,7 +124,10 @@ class GPG(GroupEstimator):
 
 @ADVANTAGES.register("grpo_passk")
 class GRPOPassK(GroupEstimator):
-    """`grpo_passk`: only the best sample of a group counts, by how much it is better than the second."""
+    """`grpo_passk`: best − second best reward for the group's best sample, 0 for the others (Tang et al. 2025).
+
+    The leave-one-out advantage of the group's maximum, arXiv:2503.19595; with `divide_by_std` divided as in GRPO.
+    """
 
     compares_with = "the group's second best"
 
@@ -135,9 +144,9 @@ class GRPOPassK(GroupEstimator):
 
 @ADVANTAGES.register("reinforce_plus_plus_baseline")
 class ReinforcePlusPlusBaseline(GroupEstimator):
-    """`reinforce_plus_plus_baseline`: rewards centred within the group, then whitened over the step's tokens.
+    """`reinforce_plus_plus_baseline`: reward − mean within the group, then whitened over the step's tokens.
 
-    Hu 2025, arXiv:2501.03262, section 3.3.
+    Hu 2025, REINFORCE++, arXiv:2501.03262, section 3.3.
     """
 
     compares_with = "the group's mean"
@@ -160,9 +169,9 @@ class ReinforcePlusPlusBaseline(GroupEstimator):
 
 @ADVANTAGES.register("gdpo")
 class GDPO(GroupEstimator):
-    """`gdpo`: every reward standardised within the group on its own, summed with weights, whitened over the step.
+    """`gdpo`: each reward standardised within the group, their weighted sum whitened over the step's tokens.
 
-    Liu et al. 2026, arXiv:2601.05242: summing first lets a reward of large range drown the others.
+    Liu et al. 2026, arXiv:2601.05242: if rewards are summed first, one of large range dominates the others.
     """
 
     compares_with = "the group's mean"
@@ -198,7 +207,7 @@ class GDPO(GroupEstimator):
 
 
 def whitened(groups: Sequence[Group[Scored]], advantages: Sequence[FloatArray]) -> list[FloatArray]:
-    """Return the advantages with mean 0 and variance 1 over all sampled tokens of the step."""
+    """Return the advantages whitened over all sampled tokens of the step: mean 0, variance 1."""
     samples = flatten(groups)
     actions = [
         advantages_T[sample.trajectory.sampled].astype(np.float64)

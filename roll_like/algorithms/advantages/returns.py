@@ -1,4 +1,4 @@
-"""Estimators over the returns of tokens: what is still to come after each of them."""
+"""Estimators that use returns-to-go of tokens."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from roll_like.values import Metrics
 
 
 class ReturnConfig(PluginConfig):
-    """What estimators over returns have in common."""
+    """What estimators with returns have in common."""
 
     gamma: Fraction = Field(default=1.0, description="Discount of one sampled token; 1 is none.")
 
 
 @ADVANTAGES.register("reinforce")
 class Reinforce(AdvantageEstimator):
-    """`reinforce`: every token's return-to-go (Williams 1992); groups play no part."""
+    """`reinforce`: each token's return-to-go, without a baseline and without groups (Williams 1992)."""
 
     class Config(ReturnConfig):
-        """REINFORCE: discounted return-to-go of every token, compared with nothing."""
+        """REINFORCE: discounted return-to-go of every token, without a baseline."""
 
         type: Literal["reinforce"] = "reinforce"
 
@@ -55,9 +55,9 @@ class Reinforce(AdvantageEstimator):
 
 @ADVANTAGES.register("reinforce_plus_plus")
 class ReinforcePlusPlus(AdvantageEstimator):
-    """`reinforce_plus_plus`: every token's return-to-go, whitened over the step's tokens; groups play no part.
+    """`reinforce_plus_plus`: each token's return-to-go, whitened over the step's tokens, without groups.
 
-    Hu 2025, arXiv:2501.03262.
+    Hu 2025, REINFORCE++, arXiv:2501.03262.
     """
 
     class Config(ReturnConfig):
@@ -76,9 +76,9 @@ class ReinforcePlusPlus(AdvantageEstimator):
 
 @ADVANTAGES.register("remax")
 class ReMax(AdvantageEstimator):
-    """`remax`: every token's return-to-go minus the reward of a greedy answer to the same task.
+    """`remax`: each token's return-to-go minus the reward of a greedy answer to the same task.
 
-    Li et al. 2024, arXiv:2310.10505. The greedy answer comes with the group and is not trained on.
+    Li et al. 2024, arXiv:2310.10505. The greedy answer is in `Group.baselines` and is not trained on.
     """
 
     greedy_baseline = True
@@ -113,11 +113,11 @@ def _greedy_reward(group: Group[Scored]) -> float:
 
 @ADVANTAGES.register("gae")
 class GAE(AdvantageEstimator):
-    """`gae`: generalised advantage estimation with a learned value function (PPO).
+    """`gae`: generalised advantage estimation with a learned value function, as in PPO.
 
-    Schulman et al. 2016, arXiv:1506.02438. Value and advantage are carried across tokens that the
-    policy did not sample. The critic is a model of its own, in the `critic` section; the estimator
-    owns it: `assign` asks it for values, `learn` trains it towards advantage + value.
+    Schulman et al. 2016, arXiv:1506.02438. Tokens that the policy did not sample are skipped: the next value and
+    advantage are those of the next sampled token. The critic is a separate model (section `critic`): `assign` gets
+    values from it, `learn` trains it towards advantage + value.
     """
 
     needs_critic = True
@@ -136,7 +136,7 @@ class GAE(AdvantageEstimator):
         self._lesson: tuple[list[PolicySample], list[FloatArray], list[FloatArray]] | None = None
 
     def use(self, critic: ValueFunction) -> None:
-        """Take the critic."""
+        """Set the critic."""
         self._critic = critic
 
     def advantages(
@@ -158,7 +158,7 @@ class GAE(AdvantageEstimator):
         return spread_over_tokens(samples, estimates)
 
     def learn(self) -> Metrics:
-        """Train the critic on the last step's returns; return its figures."""
+        """Train the critic on the returns of the last `assign`; return its metrics."""
         if self._critic is None or self._lesson is None:
             raise EngineError("there is nothing to learn before `assign`")
         metrics = self._critic.learn(*self._lesson)

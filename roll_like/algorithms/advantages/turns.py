@@ -1,4 +1,4 @@
-"""Estimators that give credit to turns of an episode instead of all of its tokens alike."""
+"""Estimators that give each turn of an episode its own advantage."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def turn_returns(sample: Scored, gamma: float, penalties_T: FloatArray) -> Rewar
     """Return Σ_{k≥t} γ^(k−t)·r_k for each turn t of an episode.
 
     Args:
-        sample: An episode. Where its reward differs from the sum over turns, its last turn gets the rest: all of it
-            without rewards of turns.
+        sample: An episode. What the rewards of turns leave of its reward is added to the last turn: all of it if turns
+            have none.
         gamma: Discount of one turn.
-        penalties_T: What to subtract for each sampled token, shape [T]: from the reward of the turn that sampled it.
+        penalties_T: Subtracted for each sampled token, shape [T], from the reward of its turn.
     """
     trajectory = sample.trajectory
     turns = int(trajectory.turns.max(initial=-1)) + 1
@@ -50,9 +50,11 @@ def turn_returns(sample: Scored, gamma: float, penalties_T: FloatArray) -> Rewar
 
 @ADVANTAGES.register("turn_returns")
 class TurnReturns(AdvantageEstimator):
-    """`turn_returns`: every token of a turn gets the turn's discounted return, whitened over the step's turns.
+    """`turn_returns`: each token gets its turn's discounted return, whitened over the step's turns.
 
-    The discount is one of turns, not of tokens: a long answer is not worth less than a short one.
+    This project's own combination: REINFORCE (Williams 1992) with a whole turn as the action, and the whitening of
+    REINFORCE++ (Hu 2025, arXiv:2501.03262). The discount counts turns, so a long answer is not worth less than a
+    short one.
     """
 
     class Config(PluginConfig):
@@ -77,9 +79,8 @@ class TurnReturns(AdvantageEstimator):
 class GiGPO(GroupEstimator):
     """`gigpo`: the episode's advantage in its group, plus each turn's advantage among turns in the same state.
 
-    Feng et al. 2025, arXiv:2505.10978. Episodes of a group come through the same states again and
-    again; a turn is compared with what was done in the same ("anchor") state by the group's other
-    turns: A = A_episode + ω·A_turn, the latter over discounted returns. A state that was met once has
+    Feng et al. 2025, arXiv:2505.10978. A = A_episode + ω·A_turn: A_episode compares the group's episodes, A_turn the
+    discounted returns of all turns of the group that start in the same ("anchor") state. A state that occurs once has
     A_turn = 0.
     """
 

@@ -1,4 +1,4 @@
-"""Distillation losses: how a student's next-token distributions follow a teacher's."""
+"""Distillation losses: divergences between next-token distributions of a student and a teacher."""
 
 from roll_like.algorithms.distillation.base import DistillationConfig, DistillationLoss, Outcomes
 from roll_like.algorithms.distillation.divergences import (

@@ -1,4 +1,4 @@
-"""What distillation losses have in common: two distributions of each token that come in, a divergence that comes out.
+"""What distillation losses have in common: from two distributions at each token to a divergence.
 
 Outcomes are the whole vocabulary, or the teacher's most likely tokens and one more outcome for every other token. A
 user's own loss comes in through the registry:

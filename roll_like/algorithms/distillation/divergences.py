@@ -13,7 +13,7 @@ from roll_like.algorithms.distillation.base import DistillationConfig, Distillat
 from roll_like.config.sections import Fraction
 from roll_like.registry import DISTILLATION_LOSSES
 
-#: As many of the teacher's most likely tokens mostly hold the whole head; to sort a vocabulary takes longer.
+#: So many of the teacher's most likely tokens usually contain the whole head; sorting the vocabulary takes longer.
 LIKELY = 256
 
 
@@ -39,7 +39,7 @@ def mixture(first_NM: Tensor, second_NM: Tensor, share: float) -> Tensor:
 class ForwardKL(DistillationLoss):
     """`forward_kl`: KL(q‖p) = Σ q·(log q − log p) (Hinton, Vinyals, Dean 2015, arXiv:1503.02531).
 
-    Its gradient for the student's logits is p − q: the student covers everything that the teacher may say.
+    Its gradient for the student's logits is p − q: the student covers everything that the teacher considers likely.
     """
 
     class Config(DistillationConfig):
@@ -56,7 +56,7 @@ class ForwardKL(DistillationLoss):
 class ReverseKL(DistillationLoss):
     """`reverse_kl`: KL(p‖q) = Σ p·(log p − log q) (MiniLLM, Gu et al. 2023, arXiv:2306.08543, per token).
 
-    The student avoids what the teacher would not say; it is infinite where the teacher excludes a token.
+    The student avoids what the teacher considers unlikely. It is infinite where the teacher excludes a token.
     """
 
     class Config(DistillationConfig):
@@ -73,7 +73,7 @@ class ReverseKL(DistillationLoss):
 class SkewedForwardKL(DistillationLoss):
     """`skewed_forward_kl`: KL(q‖λ·q + (1 − λ)·p) (DistiLLM, Ko et al. 2024, arXiv:2402.03898, equation 4).
 
-    λ = 0 is `forward_kl`. The divergence is at most −log λ, so that no single token rules a batch.
+    λ = 0 is `forward_kl`. The divergence is at most −log λ, so that no single token dominates a batch.
     """
 
     class Config(DistillationConfig):
@@ -135,11 +135,11 @@ class JensenShannon(DistillationLoss):
 
 @DISTILLATION_LOSSES.register("adaptive_kl")
 class AdaptiveKL(DistillationLoss):
-    """`adaptive_kl`: forward and reverse KL, weighed by where the two differ (AKL, Wu et al. 2024, arXiv:2404.02657).
+    """`adaptive_kl`: forward and reverse KL, weighted at each token (AKL, Wu et al. 2024, arXiv:2404.02657).
 
-    a·KL(q‖p) + (1 − a)·KL(p‖q) with a = g_head/(g_head + g_tail) of each token, without gradient. g is Σ|q − p| over
-    the head (the teacher's most likely tokens while their mass together is at most `head_mass`, the first in any
-    case) and over the tail. Forward KL moves the head first, reverse KL the tail.
+    a·KL(q‖p) + (1 − a)·KL(p‖q) with a = g_head/(g_head + g_tail), without gradient; g is Σ|q − p| over the head or over
+    the tail. The head is the teacher's most likely tokens, as many as have a total mass of at most `head_mass`, and at
+    least one. Forward KL first fits the head, reverse KL the tail.
     """
 
     class Config(DistillationConfig):
@@ -161,7 +161,7 @@ class AdaptiveKL(DistillationLoss):
     def head_share(self, outcomes: Outcomes) -> Tensor:
         """Return the head's share of Σ|q − p|, shape [N]; ½ where the two are equal.
 
-        The outcome "any other token" is of the tail.
+        The outcome "any other token" belongs to the tail.
         """
         teacher_NM = outcomes.teacher_NM.exp()
         gap_NM = (teacher_NM - outcomes.student_NM.exp()).abs()

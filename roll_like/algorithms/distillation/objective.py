@@ -105,8 +105,8 @@ def distillation_losses(
 def top_k_outcomes(chosen_NK: Tensor, rest_N: Tensor, teacher: TeacherTopK, *, rest: bool) -> Outcomes:
     """Return both distributions over the teacher's top-k, and over "any other token" with `rest`.
 
-    Without `rest` both are renormalised over the top-k. With it, an other token's mass is at least 2⁻²³ on either
-    side: less cannot be told from log-probabilities in float32, and would be no more than their rounding.
+    Without `rest` both are renormalised over the top-k. With it, the mass of "any other token" is at least 2⁻²³ in both
+    distributions: a smaller one would be rounding error of log-probabilities in float32.
 
     Args:
         chosen_NK: The student's logits/T at the teacher's tokens.
@@ -128,7 +128,7 @@ def distillation_objective(losses: TokenLosses, weights_N: Tensor) -> tuple[Tens
     """Return Σ_t w_t·ℓ_t over a micro-batch, and its metrics.
 
     Weights divide by the global batch (`algorithms.aggregation.token_weights`), so that micro-batches and ranks add
-    up. Tokens of weight 0 take no part, whatever their numbers.
+    up. Tokens of weight 0 are ignored, even if their losses are not finite.
 
     Returns:
         The scalar to run `backward` on, and `train/loss` as a Sum, each figure of a token as a Mean over tokens.

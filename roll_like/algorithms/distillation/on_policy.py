@@ -1,12 +1,12 @@
-"""On-policy distillation: the student samples, the teacher scores the sampled tokens, nobody needs other logits.
+"""On-policy distillation: the student samples, the teacher scores the sampled tokens; no other logits are needed.
 
 The reverse KL of a trajectory, KL(π‖π_teacher) = E[Σ_t log π(y_t) − log π_teacher(y_t)], is estimated on the tokens
 that the student itself sampled (Agarwal et al. 2023, arXiv:2306.13649; Gu et al. 2023, arXiv:2306.08543; Thinking
-Machines 2025, "On-Policy Distillation"). It goes to one of two places:
+Machines 2025, "On-Policy Distillation"). It is used in one of two ways:
 
 - as a **loss** (`sampled_divergence`): its gradient is (log π − log π_teacher)·∇ log π, that of k2;
-- as an **advantage** (`teacher_advantages`): −Σ_{j≥t} γ^(j−t)·k_j, for any policy loss, with its ratios and clipping,
-  alone or beside the advantage of a reward (`with_teacher_advantages`).
+- as an **advantage** (`teacher_advantages`): −Σ_{j≥t} γ^(j−t)·k_j, for any policy loss with its ratios and clipping,
+  alone or added to the advantage of a reward (`with_teacher_advantages`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def sampled_divergence(
         logprobs_N: The student's log-probabilities of the tokens that it sampled, with gradient.
         teacher_logprobs_N: The teacher's, at the temperature that sampled.
         estimator: As in `algorithm.kl.estimator`.
-        straight_through: Whose gradient it is.
+        straight_through: Whether to use the gradient of k2 with the value of the estimator.
     """
     return divergence(logprobs_N, teacher_logprobs_N.detach(), estimator, straight_through=straight_through)
 
@@ -54,8 +54,8 @@ def teacher_advantages(
     """Return −Σ_{j≥t} γ^(j−t)·k_j of every sampled token, one array [T] a sample, 0 elsewhere.
 
     k_j estimates KL(π‖π_teacher) at the j-th sampled token, from the log-probabilities that the inference engine
-    reported. With γ = 0 a token answers for itself only; with γ = 1 for all that it led to. Tokens that the student
-    did not sample are passed over without discount.
+    reported. With γ = 0 only the token's own term counts, with γ = 1 all that follow. Tokens that the student did not
+    sample are skipped, without discount.
 
         log π − log π_teacher = 1, 0, 2 and γ = ½  →  −1.5, −1, −2
 

@@ -152,7 +152,7 @@ class FullDivergence(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Go through the tokens again; the slope of the divergence is autograd's, for a tile of logits."""
+        """Go through the tokens again; autograd computes the gradient of the divergence for one tile of logits."""
         present = [grad for grad in grads[:2] if grad is not None]
         if not present:
             return (None,) * 7

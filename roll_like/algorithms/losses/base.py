@@ -1,4 +1,4 @@
-"""What policy losses have in common: the tokens that come in, the loss of each token that comes out.
+"""What policy losses have in common: their inputs, tokens, and their output, a loss for each token.
 
 Everything is flat: [N] holds the trained tokens of one micro-batch, whatever packing or padding the
 engine used for its forward pass; [S] runs over its sequences. A user's own loss comes in through the
@@ -33,24 +33,24 @@ from roll_like.types import PolicySample
 class LossInputs:
     """The trained tokens of one micro-batch, shape [N] each.
 
-    A sequence is whole within its micro-batch, so that a loss may reduce over `sequence_N`; and so is a turn: what the
-    policy sampled in one go, between two prompts. A single answer is one turn; an episode has many.
+    A micro-batch holds whole sequences, so a loss may reduce over `sequence_N` and `turn_N`. A turn is what the policy
+    sampled in one go, between two prompts: a single answer is one turn, an episode has several.
 
     Attributes:
         logprobs_N: Of the policy being trained, with gradient.
         old_logprobs_N: Of the policy that ratios compare with, without gradient.
         behaviour_logprobs_N: Reported by the inference engine when it sampled the tokens.
         advantages_N: From the advantage estimator.
-        weights_N: Of each token in the sum, from `token_weights`. 0 marks a token that only fills
-            up a rank's work; it changes neither gradient nor metrics.
+        weights_N: Weight of each token in the sum, from `token_weights`. 0 marks filler, which gives each rank the same
+            number of micro-batches and changes neither gradient nor metrics.
         sequence_N: Index of each token's sequence, 0 ≤ index < `sequences`, int64.
         sequences: How many sequences the micro-batch holds.
-        turn_N: Index of each token's turn, 0 ≤ index < `turns`, int64. A turn lies within one sequence; tokens that the
-            loss leaves out do not split it, and two turns stay apart although nothing stands between them.
+        turn_N: Index of each token's turn, 0 ≤ index < `turns`, int64. A turn lies within one sequence. Masked tokens
+            do not split a turn, and adjacent turns keep different indices.
         turns: How many turns the micro-batch holds.
         entropy_N: Of the policy's distribution at each token, in nats.
-        draws_N: A number in [0, 1) that follows from the sample's content and the token's place, for
-            losses that pick tokens at random: order and micro-batches do not change it.
+        draws_N: A number in [0, 1) computed from the sample's content and the token's position, for losses that pick
+            tokens at random: it does not depend on the order of samples or on micro-batches.
         reference_logprobs_N: Of the reference model; None where there is none.
     """
 
@@ -111,7 +111,7 @@ class TokenLosses:
 
     Attributes:
         losses_N: Loss of each token, with gradient.
-        metrics: Figures of each token, shape [N], numbers or booleans; reported as means over tokens.
+        metrics: Metrics of each token, shape [N], numbers or booleans; logged as means over tokens.
     """
 
     losses_N: Tensor
@@ -120,7 +120,7 @@ class TokenLosses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTokens:
-    """Every token with a weight of one optimizer step, of all micro-batches and ranks, without gradient, shape [N].
+    """All tokens of one optimizer step with a weight, over all micro-batches and ranks, without gradient, shape [N].
 
     Attributes:
         logprobs_N: Of the policy being trained.
@@ -136,16 +136,16 @@ class BatchTokens:
 
 
 class PolicyLoss(ABC):
-    """Base of policy losses: tokens in, a loss for each token out.
+    """Base of policy losses: from tokens to a loss for each token.
 
     Args:
         config: This loss's own settings, an instance of its `Config`.
     """
 
     Config: ClassVar[type[PluginConfig]] = PluginConfig
-    #: Whether it needs statistics of the whole optimizer batch (`of_batch`); costs a forward pass more.
+    #: Whether it needs statistics of the whole optimizer batch (`of_batch`); costs one more forward pass.
     needs_batch: ClassVar[bool] = False
-    #: Whether tokens of advantage 0 matter, for the gradient or for statistics; if not, they are not computed.
+    #: Whether tokens of advantage 0 change the gradient or the statistics; if not, their forward pass is skipped.
     zero_advantage_moves: ClassVar[bool] = False
     #: Its settings that bound the ratio of new to old policy: without effect where that ratio is always 1.
     ratio_bounds: ClassVar[tuple[str, ...]] = ()
@@ -154,19 +154,19 @@ class PolicyLoss(ABC):
         self.config = config
 
     def selects(self, sample: PolicySample) -> bool:  # noqa: ARG002  (for losses that choose)
-        """Return whether to train on a sample; the others are left out before denominators are taken."""
+        """Return whether to train on a sample; the others do not count in the denominators."""
         return True
 
     def of_batch(self, batch: BatchTokens) -> PolicyLoss:
-        """Return the loss of one optimizer step, bound to the statistics of its whole batch.
+        """Return the loss for one optimizer step, with the statistics of its whole batch.
 
-        Called where `needs_batch`, on every rank with the same tokens in any order.
+        Called if `needs_batch`, on every rank with the same tokens in any order.
         """
         raise EngineError(f"{type(self).__name__} has needs_batch, but no of_batch for {len(batch.logprobs_N)} tokens")
 
     @abstractmethod
     def __call__(self, inputs: LossInputs) -> TokenLosses:
-        """Return the loss of each token, before weights and correction."""
+        """Return the loss of each token, before token weights and off-policy correction."""
 
 
 def bounded_log_ratio(logprobs_N: Tensor, old_logprobs_N: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Losses that bound how far one update moves a token's probability: by clipping, gates or masks."""
+"""Losses that limit how far one update moves a token's probability: by clipping, gates or masks."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from roll_like.config.base import PluginConfig
 from roll_like.config.sections import PositiveFloat
 from roll_like.registry import LOSSES
 
-#: Keeps the probability of "another token" away from 0.
+#: Keeps the probability of all other tokens away from 0.
 REST_EPSILON = 1e-8
 
 
 def clip_metrics(ratio_N: Tensor, advantages_N: Tensor, low: float, high: float) -> dict[str, Tensor]:
-    """Return which tokens lie beyond the bound that holds them, by side, shape [N] each, and the ratio."""
+    """Return the ratio, and which tokens are clipped above and below, shape [N] each."""
     seen_N = ratio_N.detach()
     return {
         "train/ratio": seen_N,
@@ -44,9 +44,9 @@ def clipped_surrogate(ratio_N: Tensor, advantages_N: Tensor, low: float, high: f
 class PPOLoss(PolicyLoss):
     """`ppo`: clipped surrogate (Schulman et al. 2017, arXiv:1707.06347).
 
-    ℓ = −min(ρ·A, clip(ρ, 1 − clip_low, 1 + clip_high)·A), with the two bounds apart (clip-higher,
-    DAPO, arXiv:2503.14476). Where A < 0 the loss is at most −dual_clip·A (dual clip, Ye et al. 2020,
-    arXiv:1912.09729), or unbounded in ρ with `dual_clip: null`.
+    ℓ = −min(ρ·A, clip(ρ, 1 − clip_low, 1 + clip_high)·A). The two bounds may differ (clip-higher, DAPO,
+    arXiv:2503.14476). Where A < 0 the loss is at most −dual_clip·A (dual clip, Ye et al. 2020, arXiv:1912.09729);
+    with `dual_clip: null` it grows with ρ without a bound.
     """
 
     ratio_bounds = ("clip_low", "clip_high", "dual_clip")
@@ -95,13 +95,12 @@ class PPOLoss(PolicyLoss):
 class GSPOLoss(PolicyLoss):
     """`gspo`: the clipped surrogate of whole sequences (Zheng et al. 2025, arXiv:2507.18071), or of turns.
 
-    The ratio is that of the sequence, to the power 1/length: s = exp(mean_t(log π − log π_old)). Its
-    token form s_t = sg(s)·π_t/sg(π_t) (section 4.3 there) has the same gradient and allows every
-    token an advantage of its own.
+    The ratio is that of the sequence, to the power 1/length: s = exp(mean_t(log π − log π_old)). The token form
+    s_t = sg(s)·π_t/sg(π_t) (section 4.3 there) has the same gradient and lets tokens have different advantages.
 
-    With `unit: turn` mean and ratio are each turn's own (turn-level importance sampling, Li et al. 2025,
-    arXiv:2511.20718, equation 4; the "segment" ratio of agentic pipelines): a turn that moved far is clipped without
-    the turns before and after it. A sequence of one turn has the same ratio either way.
+    With `unit: turn` the mean is over the token's turn (turn-level importance sampling, Li et al. 2025,
+    arXiv:2511.20718, equation 4; ROLL calls it the "segment" ratio): a turn that moved far is clipped, the turns before
+    and after it are not. For a sequence of one turn both are the same.
     """
 
     ratio_bounds = ("clip_low", "clip_high")
@@ -132,7 +131,7 @@ class GSPOLoss(PolicyLoss):
 class CISPOLoss(PolicyLoss):
     """`cispo`: −sg(clip(ρ, 1 − clip_low, 1 + clip_high))·A·log π (MiniMax-M1, arXiv:2506.13585).
 
-    The weight is clipped, not the token: every token keeps its gradient.
+    The importance weight is clipped, not the objective: every token keeps its gradient.
     """
 
     ratio_bounds = ("clip_low", "clip_high")
@@ -161,8 +160,8 @@ class CISPOLoss(PolicyLoss):
 class SAPOLoss(PolicyLoss):
     """`sapo`: a soft gate in place of clipping (Gao et al. 2025, arXiv:2511.20347).
 
-    ℓ = −(4/τ)·σ(τ·(ρ − 1))·A with τ by the sign of A: its gradient has weight 1 at ρ = 1 and fades on
-    both sides.
+    ℓ = −(4/τ)·σ(τ·(ρ − 1))·A, with one τ for positive and one for other advantages. The gradient is that of ρ·A at
+    ρ = 1 and vanishes smoothly for ρ far from 1, on both sides.
     """
 
     ratio_bounds = ("tau_positive", "tau_negative")
@@ -190,9 +189,9 @@ class SAPOLoss(PolicyLoss):
 class GMPOLoss(PolicyLoss):
     """`gmpo`: geometric mean of the tokens' clipped ratios (Zhao et al. 2025, arXiv:2507.20673).
 
-    A sequence's loss is −A·exp(mean_t(clipped log ρ_t)), A its mean advantage; log-ratios are clipped
-    in the direction of the advantage only, as in PPO. Every token carries its sequence's loss, so
-    `aggregation: seq_mean_token_mean` gives the mean over sequences of the paper.
+    A sequence's loss is −A·exp(mean_t(clipped log ρ_t)), A its mean advantage; as in PPO, log-ratios are clipped only
+    in the direction of the advantage. Each token has the loss of its sequence, so `aggregation: seq_mean_token_mean`
+    gives the paper's mean over sequences.
     """
 
     ratio_bounds = ("clip_low", "clip_high")
@@ -225,8 +224,8 @@ class GMPOLoss(PolicyLoss):
 class DPPOLoss(PolicyLoss):
     """Divergence PPO (Qi et al. 2026, arXiv:2602.04879): tokens whose probability moved too far are masked.
 
-    ℓ = −sg(min(ρ, ratio_cap))·A·log π, 0 for tokens that already moved further than a divergence bound
-    in the direction of their advantage. The divergence is that of "this token or another".
+    ℓ = −sg(min(ρ, ratio_cap))·A·log π, and 0 for tokens that have moved in the direction of their advantage by more
+    than a bound on the divergence. The divergence is binary: between "this token" and "any other token".
     """
 
     ratio_bounds = ("clip_low", "clip_high", "ratio_cap")
@@ -262,7 +261,7 @@ class DPPOLoss(PolicyLoss):
 
 @LOSSES.register("dppo_tv")
 class DPPOTVLoss(DPPOLoss):
-    """`dppo_tv`: the bound is on |π − π_old| of the token, its binary total variation."""
+    """`dppo_tv`: DPPO with a bound on the binary total variation |π − π_old| (Qi et al. 2026, arXiv:2602.04879)."""
 
     class Config(PluginConfig):
         """DPPO with total variation: tokens whose probability moved further than the bounds are masked."""
@@ -279,7 +278,7 @@ class DPPOTVLoss(DPPOLoss):
 
 @LOSSES.register("dppo_kl")
 class DPPOKLLoss(DPPOLoss):
-    """`dppo_kl`: the bound is on the binary KL(π_old‖π) of the token."""
+    """`dppo_kl`: DPPO with a bound on the binary divergence KL(π_old‖π) (Qi et al. 2026, arXiv:2602.04879)."""
 
     class Config(PluginConfig):
         """DPPO with KL: tokens whose binary divergence from the old policy is above the bounds are masked."""
@@ -292,6 +291,6 @@ class DPPOKLLoss(DPPOLoss):
     def divergence(self, logprobs_N: Tensor, old_logprobs_N: Tensor) -> Tensor:
         """Return π_old·log(π_old/π) + (1 − π_old)·log((1 − π_old)/(1 − π)), shape [N]."""
         new_N, old_N = logprobs_N.exp(), old_logprobs_N.exp()
-        # a probability of 1 has no others to go to
+        # at probability 1 both terms would be log 0
         rest = torch.log((1 - old_N + REST_EPSILON) / (1 - new_N + REST_EPSILON))
         return old_N * (old_logprobs_N - logprobs_N) + (1 - old_N) * rest

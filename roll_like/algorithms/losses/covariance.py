@@ -1,8 +1,8 @@
-"""Losses that keep entropy up by sparing the tokens that use it up (Cui et al. 2025, arXiv:2505.22617).
+"""Losses that slow the collapse of entropy, which few tokens cause (Cui et al. 2025, arXiv:2505.22617).
 
-A token's share in the fall of entropy is its covariance of advantage and log-probability,
-(A − mean(A))·(log π − mean(log π)), with means over the whole optimizer batch. Few tokens have a
-large one; these are left out (`clip_cov`) or held back (`kl_cov`).
+A token lowers the entropy in proportion to (A − mean(A))·(log π − mean(log π)), its term in the covariance of advantage
+and log-probability, with means over the whole optimizer batch. The few tokens of large covariance are left out of the
+loss (`clip_cov`) or penalised for moving (`kl_cov`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from roll_like.registry import LOSSES
 
 @dataclass(frozen=True, slots=True)
 class Centre:
-    """Means of a batch, which covariances of its tokens refer to."""
+    """Means over a batch, for the covariances of its tokens."""
 
     advantage: Tensor
     logprob: Tensor
@@ -36,18 +36,18 @@ class Centre:
         return cls(batch.advantages_N.double().mean(), batch.logprobs_N.double().mean())
 
     def covariance(self, logprobs_N: Tensor, advantages_N: Tensor) -> Tensor:
-        """Return each token's part in the covariance of advantage and log-probability, shape [N]."""
+        """Return each token's term in the covariance of advantage and log-probability, shape [N]."""
         return (advantages_N.double() - self.advantage) * (logprobs_N.detach().double() - self.logprob)
 
 
 class CovarianceLoss(PolicyLoss):
-    """What both have in common: statistics of the whole batch, in which tokens of advantage 0 count."""
+    """What both losses have in common: they need the whole batch, tokens of advantage 0 included."""
 
     needs_batch = True
     zero_advantage_moves = True
 
     def __call__(self, inputs: LossInputs) -> TokenLosses:
-        """Refuse: without the batch's statistics there is no loss."""
+        """Raise: `of_batch` returns the loss."""
         raise EngineError(
             f"{type(self).__name__} was called with {len(inputs.logprobs_N)} tokens before `of_batch` gave it the "
             "statistics of their whole batch"
@@ -56,7 +56,10 @@ class CovarianceLoss(PolicyLoss):
 
 @LOSSES.register("clip_cov")
 class ClipCovLoss(CovarianceLoss):
-    """`clip_cov`: PPO's clipped surrogate without some tokens whose covariance lies in a band."""
+    """`clip_cov`: PPO's clipped surrogate without some tokens of large covariance (Cui et al. 2025, arXiv:2505.22617).
+
+    Tokens are drawn at random from those with `low` < covariance < `high`; they have no gradient.
+    """
 
     ratio_bounds = ("clip_low", "clip_high")
 
@@ -79,7 +82,7 @@ class ClipCovLoss(CovarianceLoss):
             return self
 
     def of_batch(self, batch: BatchTokens) -> PolicyLoss:
-        """Return the loss with the tokens drawn."""
+        """Return the loss with the tokens to leave out."""
         bound = BoundClipCov(self.config, Centre.of(batch), -1.0)
         candidates = bound.candidates(batch.logprobs_N, batch.old_logprobs_N, batch.advantages_N)
         count = max(int(self.config.fraction * len(batch.draws_N)), 1)
@@ -93,7 +96,7 @@ class BoundClipCov(PolicyLoss):
     Args:
         config: The loss's settings.
         centre: Means of the batch.
-        last_draw: Tokens in the band with draws up to this one are left out.
+        last_draw: Tokens in the band whose draw is at most this are left out.
     """
 
     config: ClipCovLoss.Config
@@ -105,7 +108,7 @@ class BoundClipCov(PolicyLoss):
         self._low, self._high = 1 - config.clip_low, 1 + config.clip_high
 
     def candidates(self, logprobs_N: Tensor, old_logprobs_N: Tensor, advantages_N: Tensor) -> Tensor:
-        """Return which tokens lie in the band and are not clipped anyway, shape [N]."""
+        """Return which tokens lie in the band and are not clipped by the ratio, shape [N]."""
         covariance_N = self.centre.covariance(logprobs_N, advantages_N)
         ratio_N = policy_ratio(logprobs_N.detach(), old_logprobs_N)
         clipped_N = ratio_N.clamp(self._low, self._high) * advantages_N < ratio_N * advantages_N
@@ -125,9 +128,10 @@ class BoundClipCov(PolicyLoss):
 
 @LOSSES.register("kl_cov")
 class KLCovLoss(CovarianceLoss):
-    """`kl_cov`: −ρ·A, plus a penalty coefficient·|log ρ| for the tokens of largest covariance.
+    """`kl_cov`: −ρ·A, plus `coefficient`·|log ρ| for the tokens of largest covariance.
 
-    Of tokens that tie for the last place none is held back, so equal advantages hold back nothing.
+    Cui et al. 2025, arXiv:2505.22617. If tokens tie for the last place none of them is penalised; with equal advantages
+    no token is.
     """
 
     class Config(PluginConfig):
@@ -140,7 +144,7 @@ class KLCovLoss(CovarianceLoss):
         coefficient: PositiveFloat = Field(default=1.0, description="Weight of the penalty on these tokens.")
 
     def of_batch(self, batch: BatchTokens) -> PolicyLoss:
-        """Return the loss with the covariance above which tokens are held back."""
+        """Return the loss with the covariance above which tokens are penalised."""
         centre = Centre.of(batch)
         covariance_N = centre.covariance(batch.logprobs_N, batch.advantages_N)
         count = max(int(self.config.fraction * len(covariance_N)), 1)
@@ -156,7 +160,7 @@ class BoundKLCov(PolicyLoss):
     Args:
         config: The loss's settings.
         centre: Means of the batch.
-        threshold: Tokens of larger covariance are held back.
+        threshold: Tokens of larger covariance are penalised.
     """
 
     config: KLCovLoss.Config
@@ -167,7 +171,7 @@ class BoundKLCov(PolicyLoss):
         self._threshold = threshold
 
     def __call__(self, inputs: LossInputs) -> TokenLosses:
-        """Return the surrogate of each token, with the penalty where it is due."""
+        """Return the surrogate of each token, with its penalty if it has one."""
         held_N = self._centre.covariance(inputs.logprobs_N, inputs.advantages_N) > self._threshold
         ratio_N = policy_ratio(inputs.logprobs_N, inputs.old_logprobs_N)
         distance_N = (inputs.logprobs_N - inputs.old_logprobs_N).abs()

@@ -1,4 +1,4 @@
-"""Losses of the policy gradient itself: log-probabilities weighted, not clipped."""
+"""Policy gradient losses: weighted log-probabilities, without clipping."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from roll_like.types import PolicySample
 
 @LOSSES.register("reinforce")
 class ReinforceLoss(PolicyLoss):
-    """`reinforce`: −A·log π (Williams 1992), or −sg(ρ)·A·log π with the importance weight of later updates."""
+    """`reinforce`: −A·log π (Williams 1992), or −sg(ρ)·A·log π with `importance_weight`."""
 
     class Config(PluginConfig):
         """REINFORCE: the policy gradient, not clipped."""
@@ -38,7 +38,7 @@ class ReinforceLoss(PolicyLoss):
 
 @LOSSES.register("gpg")
 class GPGLoss(PolicyLoss):
-    """`gpg`: −A·log π, and nothing else (Chu et al. 2025, arXiv:2504.02546); goes with `advantage: gpg`."""
+    """`gpg`: −A·log π (Chu et al. 2025, arXiv:2504.02546); goes with `advantage: gpg`."""
 
     class Config(PluginConfig):
         """GPG: the plain policy gradient."""
@@ -103,9 +103,8 @@ class KimiLoss(PolicyLoss):
 class TOPRLoss(PolicyLoss):
     """`topr`: −w·A·log π with w = 1 for good sequences and min(π(y)/π_old(y), cap) for bad ones.
 
-    Tapered off-policy REINFORCE (Le Roux et al. 2025, arXiv:2503.14286): good answers are learned
-    however unlikely they became, bad ones are no longer pushed down once they are unlikely. π_old is
-    the policy that sampled, with `old_logprobs: behaviour`.
+    Tapered off-policy REINFORCE (Le Roux et al. 2025, arXiv:2503.14286): answers with A ≥ 0 are always reinforced, bad
+    ones are pushed down less the less likely they have become. For the paper's μ, set `old_logprobs: behaviour`.
     """
 
     class Config(PluginConfig):
@@ -129,10 +128,10 @@ class TOPRLoss(PolicyLoss):
 
 @LOSSES.register("raft")
 class RAFTLoss(PolicyLoss):
-    """`raft`: −log π of the good samples, the others are left out (Dong et al. 2023, arXiv:2304.06767).
+    """`raft`: −log π of samples with a large advantage; the others are left out (Dong et al. 2023, arXiv:2304.06767).
 
-    Likelihood of what was good: how good it was does not weigh, and what was bad is not pushed down
-    (Xiong et al. 2025, arXiv:2504.11343). Denominators are over the good samples.
+    Selected samples have equal weight and the others are not pushed down (Xiong et al. 2025, arXiv:2504.11343).
+    Denominators are over the selected samples.
     """
 
     zero_advantage_moves = True

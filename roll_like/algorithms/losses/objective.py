@@ -1,4 +1,4 @@
-"""The objective that puts policy loss, correction, KL and entropy together."""
+"""The objective: policy loss, off-policy correction, KL penalty and entropy bonus."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class KLTerm:
     Attributes:
         estimator: Of the divergence from the reference model.
         coefficient: β.
-        straight_through: Whether the gradient is that of k2, whatever the estimator.
+        straight_through: Whether to use the gradient of k2 with the value of the estimator.
     """
 
     estimator: KLEstimator
@@ -53,8 +53,7 @@ def policy_objective(
     Args:
         inputs: One micro-batch.
         loss: Policy loss, ℓ.
-        kl: KL penalty, β·k; None for none. The metric `train/kl` is there whenever there are
-            reference log-probabilities.
+        kl: KL penalty, β·k; None for none. `train/kl` is logged whenever there are reference log-probabilities.
         entropy_coefficient: η.
         correction: Off-policy correction, c.
 

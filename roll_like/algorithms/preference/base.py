@@ -1,4 +1,4 @@
-"""What preference losses have in common: log-probabilities of whole responses in, a loss of each item out.
+"""What preference losses have in common: from log-probabilities of whole responses to a loss for each item.
 
 An item is a pair [P] (a chosen and a rejected response to one prompt) or, in unpaired losses, a sample [S] that is
 desirable or not. Log-probabilities are sums over a response's tokens; `response_sums` makes them from tokens. All is
@@ -41,8 +41,9 @@ class PairInputs:
         rejected_logprobs_P: The same of the rejected response.
         chosen_tokens_P: How many tokens the chosen response has, at least 1.
         rejected_tokens_P: The same of the rejected response.
-        weights_P: Of each pair in the sum: 1/(pairs of the optimizer step, of all micro-batches and ranks). 0 marks a
-            pair that only fills up a rank's work; it changes neither gradient nor metrics.
+        weights_P: Weight of each pair in the sum: 1/(pairs of the optimizer step, over all micro-batches and ranks). 0
+            marks filler, which gives each rank the same number of micro-batches; it changes neither gradient nor
+            metrics.
         token_weights_P: Of each token of a pair's chosen response in the negative log-likelihood: 1/(tokens of all
             chosen responses of the optimizer step), 0 where `weights_P` is.
         reference_chosen_logprobs_P: Of the reference model, summed like the policy's; None where there is none.
@@ -87,9 +88,9 @@ class UnpairedInputs:
     Attributes:
         logprobs_S: Of the policy, in nats, summed over the response's tokens, with gradient.
         tokens_S: How many tokens the response has, at least 1.
-        desirable_S: Whether the response is one to make likelier, bool.
-        weights_S: Of each sample in the sum: 1/(samples of the optimizer step, of all micro-batches and ranks). 0
-            marks a sample that only fills up a rank's work.
+        desirable_S: Whether the response is desirable, bool.
+        weights_S: Weight of each sample in the sum: 1/(samples of the optimizer step, over all micro-batches and
+            ranks). 0 marks filler, as in `PairInputs`.
         reference_logprobs_S: Of the reference model, summed like the policy's; None where there is none.
     """
 
@@ -157,7 +158,7 @@ class UnpairedLosses:
 
 
 class PairConfig(PluginConfig):
-    """What every paired loss can add: the likelihood of chosen responses."""
+    """What every paired loss can add: the negative log-likelihood of chosen responses."""
 
     nll_coefficient: float = Field(
         default=0.0,
@@ -179,11 +180,11 @@ class PreferenceLoss:
     """
 
     Config: ClassVar[type[PluginConfig]] = PluginConfig
-    #: Whether it compares with a reference model.
+    #: Whether it needs log-probabilities of a reference model.
     needs_reference: ClassVar[bool] = True
     #: Whether its items are pairs (`PairInputs`) or single samples (`UnpairedInputs`).
     paired: ClassVar[bool] = True
-    #: Whether it needs statistics of the whole optimizer step (`of_batch`); costs a forward pass more.
+    #: Whether it needs statistics of the whole optimizer step (`of_batch`); costs one more forward pass.
     needs_batch: ClassVar[bool] = False
 
     def __init__(self, config: Any) -> None:
@@ -210,9 +211,9 @@ class UnpairedLoss(PreferenceLoss, ABC):
     paired: ClassVar[bool] = False
 
     def of_batch(self, batch: MismatchedResponses) -> UnpairedLoss:
-        """Return the loss of one optimizer step, bound to the statistics of its whole batch.
+        """Return the loss for one optimizer step, with the statistics of its whole batch.
 
-        Called where `needs_batch`, on every rank with the same responses in any order.
+        Called if `needs_batch`, on every rank with the same responses in any order.
         """
         raise EngineError(f"{type(self).__name__} has needs_batch, but no of_batch for {len(batch.logprobs_M)} items")
 
@@ -243,7 +244,7 @@ def response_sums(logprobs_N: Tensor, response_N: Tensor, responses: int) -> tup
 
 
 def widened(values: Tensor) -> Tensor:
-    """Return values in float32, or in float64 where they are: sums over responses are too coarse in 16 bits."""
+    """Return values in float32 (float64 stays): sums over responses would lose precision in 16 bits."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
@@ -253,13 +254,13 @@ def logistic(margins: Tensor, label_smoothing: float = 0.0) -> Tensor:
 
 
 def bounded_exp(x: Tensor) -> Tensor:
-    """Return exp(x), continued by its tangent beyond 20: finite, and with a gradient that still points back."""
+    """Return exp(x), and its tangent at 20 beyond: finite, with a gradient that does not vanish."""
     inside = x.clamp(max=MAX_LOG_RATIO)
     return inside.exp() * (1 + (x - inside))
 
 
 def without_reference(items: str) -> EngineError:
-    """Return the error of a loss that compares with a reference where there is none."""
+    """Return the error of a loss that needs a reference where there is none."""
     return EngineError(
         f"this preference loss compares with a reference model, and these {items} have none of its log-probabilities",
         fix="add a `reference` section, or choose a loss without one: cpo, orpo or simpo",

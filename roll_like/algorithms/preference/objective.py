@@ -1,4 +1,4 @@
-"""The objective of preference training: weighted losses, and the likelihood of chosen responses."""
+"""The objective of preference training: weighted losses, and the negative log-likelihood of chosen responses."""
 
 from __future__ import annotations
 

@@ -107,8 +107,8 @@ def _alpha_score(log_ratio_P: Tensor, alpha: float) -> Tensor:
 class IPOLoss(PairedLoss):
     """`ipo`: (h − 1/(2β))², h the difference of log-ratios (Azar et al. 2023, arXiv:2310.12036, equation 17).
 
-    The margin is drawn towards 1/(2β), and no further. Log-ratios are means over tokens, as in the authors' own
-    experiments; with `length_normalised: false` they are sums, as the paper writes them.
+    The margin h is regressed to 1/(2β), so it does not grow without bound. Log-ratios are means over tokens, as in the
+    authors' experiments; with `length_normalised: false` they are sums, as in the paper.
     """
 
     class Config(_ReferenceConfig):
@@ -147,10 +147,10 @@ class HingeLoss(PairedLoss):
 
 @PREFERENCE_LOSSES.register("robust")
 class RobustLoss(PairedLoss):
-    """`robust`: DPO without the bias of flipped labels (Chowdhury et al. 2024, arXiv:2403.00409).
+    """`robust`: DPO, unbiased under flipped labels (Chowdhury et al. 2024, arXiv:2403.00409).
 
-    ℓ = (−(1 − ε)·log σ(m) + ε·log σ(−m))/(1 − 2ε), m the margin of `dpo`: its expectation under labels of which a
-    share ε is flipped is DPO's loss under the right ones. It may be negative.
+    ℓ = (−(1 − ε)·log σ(m) + ε·log σ(−m))/(1 − 2ε), m the margin of `dpo`. If a share ε of labels is flipped, its
+    expectation is DPO's loss under the correct labels. It may be negative.
     """
 
     class Config(_ReferenceConfig):
@@ -172,8 +172,8 @@ class RobustLoss(PairedLoss):
 class SPPOLoss(PairedLoss):
     """`sppo`: self-play with hard preferences (Wu et al. 2024, arXiv:2405.00675, equation 4.7).
 
-    ℓ = (r(chosen) − 1/(2β))² + (r(rejected) + 1/(2β))², r = log(π/π_ref); the paper's η is 1/β. A preference is 1 for
-    the chosen response and 0 for the rejected one, where the paper estimates probabilities.
+    ℓ = (r(chosen) − 1/(2β))² + (r(rejected) + 1/(2β))², r = log(π/π_ref); the paper's η is 1/β. The preference is taken
+    to be certain (1 and 0), where the paper estimates its probability.
     """
 
     class Config(PairConfig):
@@ -194,8 +194,8 @@ class SPPOLoss(PairedLoss):
 class APOZeroLoss(PairedLoss):
     """`apo_zero`: 1 − σ(r(chosen)) + σ(r(rejected)), r = β·log(π/π_ref) (D'Oosterlinck et al. 2024, arXiv:2408.06266).
 
-    Chosen responses become likelier and rejected ones less likely, each on its own (equation 7): for chosen responses
-    that are better than the policy's. The 1 makes it at least 0.
+    Equation 7: chosen responses become more likely and rejected ones less likely, independently of each other. For
+    chosen responses that are better than the policy's own. The constant 1 keeps the loss at 0 or above.
     """
 
     class Config(_ReferenceConfig):
@@ -211,9 +211,10 @@ class APOZeroLoss(PairedLoss):
 
 @PREFERENCE_LOSSES.register("apo_down")
 class APODownLoss(PairedLoss):
-    """`apo_down`: σ(r(chosen)) + 1 − σ(r(chosen) − r(rejected)), r as in `apo_zero` (equation 8 there).
+    """`apo_down`: σ(r(chosen)) + 1 − σ(r(chosen) − r(rejected)), r = β·log(π/π_ref).
 
-    Both responses become less likely, the rejected one more so: for chosen responses that are worse than the policy's.
+    D'Oosterlinck et al. 2024, arXiv:2408.06266, equation 8: both responses become less likely, the rejected one more
+    so. For chosen responses that are worse than the policy's own.
     """
 
     class Config(_ReferenceConfig):

@@ -14,7 +14,7 @@ from roll_like.algorithms.preference.base import PairConfig, PairedLoss, PairInp
 from roll_like.config.sections import PositiveFloat
 from roll_like.registry import PREFERENCE_LOSSES
 
-#: Odds of a mean log-probability above −this are those of −this: at probability 1 they are infinite.
+#: Mean log-probabilities are at most −this where odds are computed: at probability 1 odds are infinite.
 CERTAIN = 1e-6
 
 
@@ -22,8 +22,8 @@ CERTAIN = 1e-6
 class CPOLoss(PairedLoss):
     """`cpo`: contrastive preference optimization (Xu et al. 2024, arXiv:2401.08417).
 
-    `dpo` under a uniform reference, m = β·(log π(chosen) − log π(rejected)), plus the likelihood of chosen responses,
-    which holds the policy to the data in place of a reference.
+    `dpo` with a uniform reference, m = β·(log π(chosen) − log π(rejected)), plus the negative log-likelihood of chosen
+    responses, which regularises the policy in place of a reference.
     """
 
     needs_reference = False
@@ -56,7 +56,7 @@ class CPOLoss(PairedLoss):
 class SimPOLoss(PairedLoss):
     """`simpo`: −log σ(β·(log π(chosen)/n_c − log π(rejected)/n_r) − γ) (Meng et al. 2024, arXiv:2405.14734).
 
-    n are the responses' numbers of tokens; γ is the margin that a pair should reach.
+    n is a response's number of tokens, γ the target margin.
     """
 
     needs_reference = False
@@ -85,7 +85,7 @@ class ORPOLoss(PairedLoss):
     """`orpo`: supervised training with an odds-ratio penalty (Hong et al. 2024, arXiv:2403.07691).
 
     ℓ = −β·log σ(log(odds(chosen)/odds(rejected))), odds = p/(1 − p), p the geometric mean of a response's token
-    probabilities; plus the likelihood of chosen responses. β is the paper's λ.
+    probabilities; plus the negative log-likelihood of chosen responses. β is the paper's λ.
     """
 
     needs_reference = False

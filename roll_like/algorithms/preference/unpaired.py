@@ -27,7 +27,7 @@ class KTOLoss(UnpairedLoss):
 
     ℓ = λ_D·(1 − σ(β·(r − z))) for desirable samples and λ_U·(1 − σ(β·(z − r))) for the others, r = log(π/π_ref). The
     baseline z = max(0, mean of log(π/π_ref) over mismatched prompts and responses) estimates KL(π‖π_ref); it has no
-    gradient and is one number for the whole optimizer step, which `of_batch` binds.
+    gradient and is one number for the whole optimizer step, computed in `of_batch`.
     """
 
     needs_batch: ClassVar[bool] = True
