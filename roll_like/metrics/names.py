@@ -178,7 +178,7 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
         "eval/pass@<k>",
         "share",
         "eval pass@<k>",
-        "Share of tasks that at least one of k samples solves, over the evaluation tasks that have k judged samples.",
+        "Share of tasks that at least one of k samples solves (unbiased), over evaluation tasks with k judged samples.",
     ),
     ("eval/reward/<name>", "", "<name>", "Mean of one configured reward over the evaluation's samples."),
     ("eval/domain/<name>/avg", "", "<name>", "Mean reward of one domain in the evaluation."),
