@@ -389,7 +389,14 @@ class WandbTracker:
             config=dict(params),
             resume="allow" if online and resume_id else None,
             # stdout belongs to the console; the machine's load is not the run's
-            settings=wandb.Settings(silent=True, console="off", disable_git=True, x_disable_stats=True),
+            # W&B's process flushes its file every 15 s by default, and a killed run would lose that much
+            settings=wandb.Settings(
+                silent=True,
+                console="off",
+                disable_git=True,
+                x_disable_stats=True,
+                x_transaction_log_flush_interval=1.0,
+            ),
         )
         return run_id
 
@@ -402,5 +409,12 @@ class WandbTracker:
         shutil.copy(path, self._run.dir)
 
     def close(self, status: Status) -> None:
-        """End the run; only a finished one exits with 0."""
+        """End the run; only a finished one exits with 0.
+
+        Offline, `finish` returns before W&B's process has written its buffers to the run's file: this waits for the
+        process to exit, unless another run of this process still uses it.
+        """
         self._run.finish(exit_code=0 if status == "finished" else 1)
+        wandb = _optional("wandb", "wandb")
+        if self._config.mode == "offline" and wandb.setup().most_recent_active_run is None:
+            wandb.teardown()

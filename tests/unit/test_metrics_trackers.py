@@ -6,16 +6,26 @@ import math
 import sqlite3
 import struct
 import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from roll_like.config.sections import MetricsConfig
 from roll_like.errors import ConfigError, PluginError
 from roll_like.metrics.manager import MetricsManager
-from roll_like.metrics.trackers import MLflowConfig, MLflowTracker, TensorBoardConfig, TensorBoardTracker, flatten
+from roll_like.metrics.trackers import (
+    MLflowConfig,
+    MLflowTracker,
+    TensorBoardConfig,
+    TensorBoardTracker,
+    WandbConfig,
+    WandbTracker,
+    flatten,
+)
 from roll_like.registry import TRACKERS
 from roll_like.values import Mean
 
@@ -207,6 +217,56 @@ def test_wandb_offline_keeps_figures_parameters_and_files(tmp_path: Path, monkey
     assert (run.project, run.display_name) == ("rlvr", "demo")
     assert "steps" in {item.key for item in run.config.update}
     assert (folder / "files" / "summary.json").exists()
+
+
+def test_wandb_offline_is_on_disk_when_it_is_closed_however_slow_its_process_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from wandb.sdk.lib.service.service_connection import ServiceConnection
+
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    tell = ServiceConnection.inform_finish
+    stopped = []
+
+    def tell_a_stopped_process(connection: ServiceConnection, run_id: str) -> None:
+        """W&B waits for no answer to this, and its process writes the run's file when it reads it."""
+        for process in psutil.Process().children(recursive=True):
+            if process.name() == "wandb-core":
+                process.suspend()
+                stopped.append(process)
+                threading.Timer(0.5, process.resume).start()
+        tell(connection, run_id)
+
+    monkeypatch.setattr(ServiceConnection, "inform_finish", tell_a_stopped_process)
+    tracker, run_id = wandb_tracker(tmp_path)
+    tracker.log(1, {"train/loss": 0.5})
+    tracker.close("finished")
+    assert stopped
+    (path,) = (tmp_path / "wandb").glob(f"offline-run-*-{run_id}/run-{run_id}.wandb")
+    kinds = [record.WhichOneof("record_type") for record in wandb_records(path)]
+    assert (kinds.count("history"), kinds[-1]) == (1, "exit")
+
+
+def test_wandb_offline_leaves_another_run_of_the_same_process_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import wandb
+
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    first, _ = wandb_tracker(tmp_path)
+    settings = wandb.Settings(silent=True, console="off", x_disable_stats=True)
+    other = wandb.init(dir=str(tmp_path), mode="offline", reinit="create_new", settings=settings)
+    first.close("finished")
+    other.log({"train/loss": 1.0})
+    other.finish()
+    wandb.teardown()
+    (path,) = (tmp_path / "wandb").glob(f"offline-run-*-{other.id}/run-{other.id}.wandb")
+    assert "history" in {record.WhichOneof("record_type") for record in wandb_records(path)}
+
+
+def wandb_tracker(path: Path) -> tuple[WandbTracker, str]:
+    tracker = WandbTracker(WandbConfig(mode="offline"))
+    return tracker, tracker.start(run_dir=path, run_name="demo", params={"pipeline": "rlvr"}, **NEW)
 
 
 def wandb_records(path: Path) -> list[Any]:
