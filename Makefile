@@ -2,9 +2,7 @@
 .DEFAULT_GOAL := help
 BIN := .venv/bin
 export RAY_USAGE_STATS_ENABLED := 0
-# a process a core; tests that start runs take all cores themselves, and look for processes that are left over
-FAST_TESTS = $(BIN)/pytest tests/unit tests/oracle -n logical --maxprocesses 4 --dist worksteal
-RUN_TESTS = tests/sandbox tests/integration tests/chaos
+UNIT_TESTS = $(BIN)/pytest tests/unit tests/oracle -n logical --maxprocesses 4 --dist worksteal
 
 .PHONY: help setup demo test test-all unit oracle oracle-setup tokenizers lint types imports docs lock mlflow clean
 
@@ -17,16 +15,14 @@ setup:  ## Make .venv from the pinned lock (does nothing when it is up to date)
 demo: setup  ## Train the quickstart: a real pretrained model, a few minutes on two CPU cores
 	@$(BIN)/python run_pipeline.py --config configs/rlvr_quickstart.yaml
 
-test: lint types imports oracle-setup tokenizers  ## Lint, types, import contract, all tests but those marked slow
-	$(FAST_TESTS)
-	$(BIN)/pytest $(RUN_TESTS) --durations 15 -m "not gpu and not slow"
+test: setup oracle-setup tokenizers  ## Lint, types, import contract, all tests but those marked slow
+	@$(BIN)/python scripts/run_tests.py
 
-test-all: lint types imports oracle-setup tokenizers  ## The same and the slow ones: every test that a CPU can run
-	$(FAST_TESTS)
-	$(BIN)/pytest $(RUN_TESTS) --durations 15 -m "not gpu"
+test-all: setup oracle-setup tokenizers  ## The same and the slow ones: every test that a CPU can run
+	@$(BIN)/python scripts/run_tests.py --slow
 
 unit: setup  ## Unit and oracle tests only: without Ray, minutes
-	$(FAST_TESTS)
+	$(UNIT_TESTS)
 
 oracle: oracle-setup  ## Compare the algorithms with other libraries; prints and writes docs/conformance.md
 	$(BIN)/pytest tests/oracle --conformance docs/conformance.md
