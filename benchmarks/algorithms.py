@@ -10,14 +10,13 @@ model, on `--threads` cores.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from common import finish, repetition_count, say
+from common import Options, finish, repetition_count, say
 
 from roll_like.algorithms.advantages import AdvantageEstimator
 from roll_like.algorithms.aggregation import token_weights
@@ -185,9 +184,9 @@ def loss_seconds(count: int, tokens: int, repetitions: int) -> dict[str, float]:
     return seconds
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Options:
     """Return the options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Options(__doc__, samples=16, tokens=32, repetitions=1)
     parser.add_argument("--samples", type=int, default=1024)
     parser.add_argument("--tokens", type=int, default=1024, help="sampled tokens of each")
     parser.add_argument("--group", type=int, default=8, help="samples of a group")
@@ -207,7 +206,9 @@ def main() -> None:
     slowest = max(driver, key=lambda name: driver[name])
     slowest_loss = max(losses, key=lambda name: losses[name])
     finish(
+        arguments,
         {
+            "benchmark": "algorithms",
             "samples": arguments.samples,
             "tokens": arguments.tokens,
             "advantages_median_seconds": statistics.median(driver.values()),
@@ -218,7 +219,7 @@ def main() -> None:
             "loss_median_seconds": statistics.median(losses.values()),
             "slowest_loss": slowest_loss,
             "slowest_loss_seconds": losses[slowest_loss],
-        }
+        },
     )
 
 

@@ -23,24 +23,57 @@ import numpy as np
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.config.run import RunConfig
 from roll_like.config.source import read_source
+from roll_like.models.precision import settled
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = ROOT / "configs"
 QUICKSTART = CONFIGS / "rlvr_quickstart.yaml"
-#: Where `pip install --target` puts what only a benchmark needs (requirements/bench.txt).
-EXTRA_PACKAGES = ROOT / ".bench"
+#: Where `make oracle-setup` installs TRL, apart from the packages of `.venv`.
+EXTRA_PACKAGES = ROOT / ".oracle"
+#: What `--smoke` changes in a configuration: one of the model's layers.
+SMOKE_MODEL = ("model.keep_layers=[0]",)
+#: The same in the quickstart's: also few and short samples, from transformers, which starts faster than vLLM, and a
+#: reward that differs among samples of an untrained model, so that there is something to train on.
+SMOKE_RUN = (
+    *SMOKE_MODEL,
+    "inference.type=hf",
+    "rollout.prompts_per_step=2",
+    "rollout.samples_per_prompt=4",
+    "rollout.samples_per_step=8",
+    "rollout.max_response_tokens=8",
+    "rewards.use=[{type: repetition, n: 1, by: characters, free: 0}]",
+)
 
 
-def quickstart(*overrides: str) -> RLVRConfig:
+class Options(argparse.ArgumentParser):
+    """The command line of a benchmark; each has `--smoke`, which runs all of it in seconds.
+
+    Args:
+        doc: The script's docstring.
+        smoke: What `--smoke` takes instead of the options' defaults: sizes.
+    """
+
+    def __init__(self, doc: str | None, **smoke: Any) -> None:
+        super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+        self.add_argument("--smoke", action="store_true", help="only see that it runs: tiny sizes, meaningless figures")
+        self.smoke = smoke
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if "--smoke" in (sys.argv[1:] if args is None else args):
+            self.set_defaults(**self.smoke)
+        return super().parse_known_args(args, namespace)
+
+
+def quickstart(*overrides: str, smoke: bool = False) -> RLVRConfig:
     """Return the quickstart's configuration, with dotted `key=value` overrides."""
-    return configuration(RLVRConfig, QUICKSTART, *overrides)
+    return configuration(RLVRConfig, QUICKSTART, *(SMOKE_RUN if smoke else ()), *overrides)
 
 
 def configuration(kind: type[ConfigT], path: Path, *overrides: str) -> ConfigT:
-    """Return a configuration of the repository, with dotted `key=value` overrides."""
+    """Return a configuration of the repository, in the precision that it has here, with `key=value` overrides."""
     os.chdir(ROOT)  # its data paths are relative
-    return kind.model_validate(read_source(path, overrides).values)
+    return settled(kind.model_validate(read_source(path, overrides).values))
 
 
 def say(text: str) -> None:
@@ -48,10 +81,11 @@ def say(text: str) -> None:
     print(f"[load {os.getloadavg()[0]:.1f}] {text}", flush=True)
 
 
-def finish(figures: Mapping[str, Any]) -> None:
+def finish(options: argparse.Namespace, figures: Mapping[str, Any]) -> None:
     """Print the figures as one JSON object: the last line of every benchmark."""
     rounded = {key: round(value, 4) if isinstance(value, float) else value for key, value in figures.items()}
-    print(json.dumps({**rounded, "cores": os.cpu_count(), "load": round(os.getloadavg()[0], 2)}), flush=True)
+    machine = {"cores": os.cpu_count(), "load": round(os.getloadavg()[0], 2), "smoke": options.smoke}
+    print(json.dumps(rounded | machine), flush=True)
 
 
 def add_common_arguments(parser: argparse.ArgumentParser, *, repetitions: int = 3) -> None:
@@ -65,6 +99,28 @@ def add_common_arguments(parser: argparse.ArgumentParser, *, repetitions: int = 
         action="store_true",
         help="give the other side only OMP_NUM_THREADS, as a user would, instead of our allocator and thread settings",
     )
+
+
+def find_trl() -> None:
+    """Make TRL importable, without hiding any package of `.venv`; ends the process where it is not installed."""
+    if not (EXTRA_PACKAGES / "trl").is_dir():
+        sys.exit("TRL is missing: run `make oracle-setup`")
+    sys.path.append(str(EXTRA_PACKAGES))
+
+
+def add_device_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the choice between cores and one GPU."""
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="`--threads` cores, or one GPU")
+
+
+def device_overrides(options: argparse.Namespace, *roles: str) -> list[str]:
+    """Return the `resources` section that `--device` and `--threads` mean; the roles share the devices."""
+    devices = options.threads if options.device == "cpu" else 1
+    return [
+        f"resources.device={options.device}",
+        f"resources.devices_per_node={devices}",
+        *(f"resources.device_mapping.{role}=0-{devices - 1}" for role in roles),
+    ]
 
 
 def repetition_count(text: str) -> int:
@@ -98,7 +154,7 @@ def interleaved(sides: Mapping[str, Callable[[], float]], *, repetitions: int, w
             took = work()
             if turn >= 0:
                 seconds[name].append(took)
-            say(f"{name}: {took:.2f} s{' (warm-up, not counted)' if turn < 0 else ''}")
+            say(f"{name}: {took:.4g} s{' (warm-up, not counted)' if turn < 0 else ''}")
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 

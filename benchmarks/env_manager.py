@@ -19,14 +19,12 @@ from typing import Any
 
 import numpy as np
 import psutil
-from common import QUICKSTART, finish, repetition_count, say
+from common import Options, finish, quickstart, repetition_count, say
 
 from roll_like.agents.conversation import Renderer
 from roll_like.agents.env_manager import EnvManager, EpisodePlan, episode_task
 from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits, Started, Stepped
-from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.cluster.driver_loop import DriverLoop
-from roll_like.config.source import read_source
 from roll_like.inference.interface import GenerateRequest, Generation, Sampling
 from roll_like.models.load import load_tokenizer
 from roll_like.types import Segment, StopReason, Task
@@ -132,9 +130,9 @@ def tasks() -> Iterator[Task]:
     return (episode_task(SPEC, seed) for seed in itertools.count())
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Options:
     """Return the options."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = Options(__doc__, episodes=160, turns=3, slow_seconds=0.1, repetitions=1)
     arguments.add_argument("--episodes", type=int, default=10_000)
     arguments.add_argument("--group", type=int, default=8, help="episodes of a group")
     arguments.add_argument("--turns", type=int, default=10)
@@ -146,7 +144,7 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Play, and print one line of JSON."""
     options = parser().parse_args()
-    renderer = Renderer(load_tokenizer(RLVRConfig.model_validate(read_source(QUICKSTART, ()).values).model))
+    renderer = Renderer(load_tokenizer(quickstart(smoke=options.smoke).model))
     process = psutil.Process()
     before = process.memory_info().rss
     plain, slow, peaks = [], [], []
@@ -160,6 +158,7 @@ def main() -> None:
             slow.append(rate)
             say(f"{number + 1}: {rate:.0f} episodes/s with slow environments among them")
     finish(
+        options,
         {
             "benchmark": "env_manager",
             "episodes": options.episodes,
@@ -168,7 +167,7 @@ def main() -> None:
             "microseconds_per_turn": 1e6 / statistics.median(plain) / options.turns,
             "kib_per_episode": max(peaks) / options.episodes / 1024,
             "ratio_with_slow": statistics.median(slow) / statistics.median(plain),
-        }
+        },
     )
 
 

@@ -12,7 +12,6 @@ Two things are counted, and added although they overlap in part, so that the sha
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -24,13 +23,13 @@ import time
 from pathlib import Path
 
 import psutil
-from common import ROOT, finish, say
+from common import ROOT, SMOKE_RUN, Options, finish, say
 
 RAY_ITSELF = ("raylet", "gcs_server", "ray::DashboardAgent", "ray::RuntimeEnvAgent", "dashboard", "log_monitor")
 
 
-def parser() -> argparse.ArgumentParser:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser() -> Options:
+    arguments = Options(__doc__, steps=3)
     arguments.add_argument("--steps", type=int, default=6, help="steps to run; the first is not counted")
     return arguments
 
@@ -59,7 +58,7 @@ def main() -> None:
     command = [
         sys.executable, "run_pipeline.py", "--config", "configs/rlvr_quickstart.yaml", f"steps={options.steps}",
         f"output_dir={folder}", "metrics.console=quiet", "checkpoint.at_end=false", "checkpoint.export=false",
-        "evaluation=null",
+        "evaluation=null", *(SMOKE_RUN if options.smoke else ()),
     ]  # fmt: skip
     metrics = folder / "rlvr_quickstart" / "metrics.jsonl"
     used: dict[int, float] = {}
@@ -76,7 +75,8 @@ def main() -> None:
     steps = lines_of(metrics)[1:]
     shutil.rmtree(folder)
     waiting = [
-        step["time/step"] - step["time/generate"] - step["time/train_compute"] - step["time/sync"] for step in steps
+        step["time/step"] - step["time/generate"] - step.get("time/train_compute", 0.0) - step["time/sync"]
+        for step in steps
     ]
     wall = statistics.median(step["time/step"] for step in steps)
     seconds = (used[max(used)] - used[min(used)]) / (max(used) - min(used)) / (os.cpu_count() or 1)
@@ -87,7 +87,7 @@ def main() -> None:
         "computing_seconds": seconds,
         "ratio": (statistics.median(waiting) + seconds) / wall,
     }
-    finish(figures)
+    finish(options, figures)
 
 
 if __name__ == "__main__":

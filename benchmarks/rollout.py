@@ -1,37 +1,88 @@
 """Rollout tokens per second: the whole scheduler on Ray against bare, in-process vLLM.
 
     python benchmarks/rollout.py
+    python benchmarks/rollout.py --device cuda     # one GPU, shared by both sides
 
-Both sides sample the quickstart's prompts with the same sampling parameters (a seed for every sample, the
-log-probability of every sampled token) from the same weights. Our side goes through GenerateScheduler, Ray
-actors and VLLMEngine, and every group through a scorer that gives each sample 0; the bare side is
-`vllm.LLM.generate` on the same token ids. Speed is per sampled token, so that responses of other lengths do not matter.
+Both sides sample the quickstart's prompts, other ones in each turn, with the same engine arguments and sampling
+parameters (a seed for every sample, the log-probability of every sampled token) from the same weights. Our side goes
+through GenerateScheduler, Ray actors and VLLMEngine, and every group through a scorer that gives each sample 0; the
+bare side is `vllm.LLM.generate` on the same token ids. Speed is per sampled token, so that responses of other lengths
+do not matter. MFU (benchmarks/mfu.py) compares with matrix products of as many rows as the largest forward pass of a
+turn has tokens: that of the prompts, each once.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from common import Peer, add_common_arguments, environment_of, finish, interleaved, prompts_of, quickstart, say, serve
+from common import (
+    Options,
+    Peer,
+    add_common_arguments,
+    add_device_argument,
+    device_overrides,
+    environment_of,
+    finish,
+    interleaved,
+    quickstart,
+    say,
+    serve,
+)
+from mfu import PRODUCTS, Products, generation_pass, matrix_products, utilisation
 
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
+from roll_like.models.shape import load_model_shape
 from roll_like.types import Group, Scored, Task, Trajectory
 
+#: vLLM divides longer prompts among several forward passes.
+MAX_ROWS = 4096
+#: Seconds of one turn, and the number of sampled tokens of each sample, prompt by prompt.
+Turn = tuple[float, Sequence[int]]
+#: Plays a turn: its number, and its prompts.
+Play = Callable[[int, list[Task]], Turn]
 
-def parser() -> argparse.ArgumentParser:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+def parser() -> Options:
+    arguments = Options(__doc__, repetitions=1, prompts=2, samples=4, tokens=8)
     add_common_arguments(arguments)
+    add_device_argument(arguments)
     arguments.add_argument("--prompts", type=int, default=16, help="groups of a step")
     arguments.add_argument("--samples", type=int, default=8, help="samples of each group")
     arguments.add_argument("--tokens", type=int, default=32, help="tokens of every response")
     return arguments
+
+
+def configuration(options: argparse.Namespace) -> RLVRConfig:
+    """Return the quickstart's configuration on the device of the options."""
+    # a GPU holds both engines
+    memory = [] if options.device == "cpu" or options.smoke else ["inference.gpu_memory_utilization=0.4"]
+    return quickstart(*device_overrides(options, "training", "inference"), *memory, smoke=options.smoke)
+
+
+def prompts_of_turns(config: RLVRConfig, options: argparse.Namespace) -> Iterator[list[Task]]:
+    """Yield each turn's prompts, so that what a prefix cache holds of former turns is of no use."""
+    from roll_like.data.tasks import load_tasks
+    from roll_like.models.load import load_tokenizer
+
+    tasks = load_tasks(config.data.sources, load_tokenizer(config.model), config.data.max_prompt_tokens).tasks
+    at = 0
+    while True:
+        yield [tasks[(at + index) % len(tasks)] for index in range(options.prompts)]
+        at += options.prompts
+
+
+def prompt_of(task: Task) -> list[int]:
+    tokens: list[int] = task.prompt_ids.tolist()
+    return tokens
 
 
 class ZeroScorer:
@@ -43,8 +94,8 @@ class ZeroScorer:
 
 
 @contextmanager
-def ours(config: RLVRConfig, tasks: list[Task], options: argparse.Namespace) -> Iterator[Any]:
-    """Yield a function that fills all groups once and returns the seconds it took."""
+def ours(config: RLVRConfig, options: argparse.Namespace) -> Iterator[Play]:
+    """Yield a function that fills all groups of a turn."""
     from roll_like.cluster import RaySession, ResourceManager
     from roll_like.cluster.driver_loop import DriverLoop
     from roll_like.inference.interface import Sampling
@@ -62,29 +113,30 @@ def ours(config: RLVRConfig, tasks: list[Task], options: argparse.Namespace) -> 
         inference = start_inference(config, resolve_model(config.model), resources, stack)
         inference.everywhere(InferenceWorker.start)
         scheduler = GenerateScheduler([ActorReplica(inference, 0)], ZeroScorer(), max_in_flight=1024, retries=0)
-        turn = iter(range(10**6))
 
-        def run() -> float:
+        def run(turn: int, tasks: list[Task]) -> Turn:
             plan = GroupPlan(
                 groups=len(tasks),
                 samples_per_group=options.samples,
                 sampling=Sampling(temperature=config.rollout.temperature, max_tokens=options.tokens),
                 initial_groups=len(tasks),
                 max_groups=len(tasks),
-                seed=next(turn),
+                seed=turn,
                 accept=lambda group: True,
             )
             began = time.perf_counter()
             collected = runner.run(scheduler.fill(iter(tasks), plan))
             took = time.perf_counter() - began
-            return took / collected.tokens
+            return took, [int(one.trajectory.sampled.sum()) for group in collected.groups for one in group.samples]
 
         yield run
 
 
 def bare_side(reading: int, writing: int, model: str, options: argparse.Namespace) -> None:
-    """Answer with seconds per token of one `LLM.generate` over all samples."""
-    import os
+    """Answer with the turns of `LLM.generate` over all samples of the prompts in a message."""
+    from roll_like.config.sections import VLLMConfig
+    from roll_like.inference.interface import EngineSpec
+    from roll_like.inference.vllm.arguments import engine_arguments
 
     os.environ.update(
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
@@ -96,23 +148,25 @@ def bare_side(reading: int, writing: int, model: str, options: argparse.Namespac
     from vllm import LLM, SamplingParams, TokensPrompt
     from vllm.sampling_params import RequestOutputKind
 
-    config = quickstart()
-    prompts = [prompt.tolist() for prompt in prompts_of(config, options.prompts)]
-    engine = LLM(
-        model=model,
-        dtype="bfloat16",
-        max_model_len=config.data.max_prompt_tokens + config.rollout.max_response_tokens,
-        max_num_seqs=config.inference.max_running,
-        enforce_eager=True,
-        kv_cache_memory_bytes=2**30,
-        block_size=32,
-        enable_chunked_prefill=False,
-        max_num_batched_tokens=4096,
-        logprobs_mode="processed_logprobs",
+    config = configuration(options)
+    settings = config.inference if isinstance(config.inference, VLLMConfig) else VLLMConfig()  # --smoke
+    spec = EngineSpec(
+        model_path=model,
+        tokenizer_path=model,
+        dtype=config.model.dtype,
+        device=options.device,
+        threads=options.threads,
+        tensor_parallel_size=1,
+        max_model_len=config.context_window,
+        seed=config.seed,
     )
+    arguments = engine_arguments(settings, spec)
+    for name in ("worker_extension_cls", "weight_transfer_config"):  # only weight updates need them
+        del arguments[name]
+    engine = LLM(**arguments)
 
-    def answer(message: dict[str, Any]) -> float:
-        requests = [prompt for prompt in prompts for _ in range(options.samples)]
+    def answer(message: dict[str, Any]) -> Turn:
+        requests = [prompt for prompt in message["prompts"] for _ in range(options.samples)]
         params = [
             SamplingParams(
                 temperature=config.rollout.temperature,
@@ -125,11 +179,10 @@ def bare_side(reading: int, writing: int, model: str, options: argparse.Namespac
             )
             for index in range(len(requests))
         ]
-        engine.reset_prefix_cache()
         began = time.perf_counter()
         outputs = engine.generate([TokensPrompt(prompt_token_ids=ids) for ids in requests], params, use_tqdm=False)
         took = time.perf_counter() - began
-        return took / sum(len(output.outputs[0].token_ids) for output in outputs)
+        return took, [len(output.outputs[0].token_ids) for output in outputs]
 
     serve(reading, writing, answer)
 
@@ -140,28 +193,62 @@ def main() -> None:
         bare_side(reading, writing, model, parser().parse_args(sys.argv[5:]))
         return
     options = parser().parse_args()
-    from roll_like.data.tasks import load_tasks
-    from roll_like.models.load import load_tokenizer, resolve_model
+    from roll_like.models.load import resolve_model
 
-    config = quickstart()
-    tokenizer = load_tokenizer(config.model)
-    tasks = list(load_tasks(config.data.sources, tokenizer, config.data.max_prompt_tokens).tasks[: options.prompts])
+    config = configuration(options)
     model = str(resolve_model(config.model).path)
-    say("starting both engines")
+    shape = load_model_shape(Path(model))
+    largest = generation_pass((prompt_of(task), 1) for task in next(prompts_of_turns(config, options)))
+    products = Products(
+        model=model,
+        dtype=config.model.dtype,
+        device=options.device,
+        rows=min(largest.tokens, MAX_ROWS),
+        targets=min(config.inference.max_running, options.prompts * options.samples),
+        backward=False,
+    )
     environment = environment_of(options.threads, plain=options.plain_environment)
-    with Peer(Path(__file__), [model, *sys.argv[1:]], environment) as bare, ours(config, tasks, options) as run:
-        turn = iter(range(10**6))
-        per_token = interleaved(
-            {"bare vLLM": lambda: bare.call(turn=next(turn)), "scheduler": run}, repetitions=options.repetitions
+    flops_per_token: dict[str, list[float]] = {"bare": [], "scheduler": []}
+
+    def side(name: str, play: Play) -> Callable[[], float]:
+        """Return a function that plays the side's next turn; it returns the seconds of a sampled token."""
+        turns = enumerate(prompts_of_turns(config, options))
+
+        def work() -> float:
+            turn, tasks = next(turns)
+            seconds, lengths = play(turn, tasks)
+            prompts = [prompt_of(task) for task in tasks for _ in range(options.samples)]
+            needed = generation_pass(zip(prompts, lengths, strict=True))
+            flops_per_token[name].append(needed.flops(shape) / sum(lengths))
+            return seconds / sum(lengths)
+
+        return work
+
+    say("starting both engines")
+    with (
+        matrix_products(products, environment) as multiply,
+        Peer(Path(__file__), [model, *sys.argv[1:]], environment) as bare,
+        ours(config, options) as scheduler,
+    ):
+        seconds = interleaved(
+            {
+                "bare": side("bare", lambda turn, tasks: bare.call(turn=turn, prompts=[*map(prompt_of, tasks)])),
+                "scheduler": side("scheduler", scheduler),
+                PRODUCTS: multiply.call,
+            },
+            repetitions=options.repetitions,
         )
-    figures = {name: 1 / seconds for name, seconds in per_token.items()}
+    rates = {name: statistics.median(flops) / seconds[name] for name, flops in flops_per_token.items()}
     finish(
+        options,
         {
             "benchmark": "rollout",
-            "tokens_per_second": figures["scheduler"],
-            "bare_tokens_per_second": figures["bare vLLM"],
-            "ratio": figures["scheduler"] / figures["bare vLLM"],
-        }
+            "tokens_per_second": 1 / seconds["scheduler"],
+            "bare_tokens_per_second": 1 / seconds["bare"],
+            "ratio": seconds["bare"] / seconds["scheduler"],
+            "dtype": config.model.dtype,
+            **utilisation(rates, 1e9 / seconds[PRODUCTS]),
+        },
     )
 
 

@@ -11,7 +11,6 @@ left: descriptors, processes, mounts, files and memory of this process.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import subprocess
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from common import add_common_arguments, finish, interleaved, say
+from common import Options, add_common_arguments, finish, interleaved, say
 
 from roll_like.sandbox import Limits, self_test
 from roll_like.sandbox.box import Ended, Program
@@ -34,8 +33,8 @@ STDIN = " ".join(map(str, range(100))) + "\n"
 PRINTED = b"4950 99\n"
 
 
-def parser() -> argparse.ArgumentParser:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser() -> Options:
+    arguments = Options(__doc__, repetitions=1, executions=4)
     add_common_arguments(arguments, repetitions=5)
     arguments.add_argument("--executions", type=int, default=200, help="of each side in each turn")
     arguments.add_argument("--recycle", type=int, default=64, help="executions of one zygote")
@@ -104,7 +103,7 @@ def main() -> None:
         "executions": options.executions * (options.repetitions + 1),
         **grown,
     }
-    finish(figures)
+    finish(options, figures)
 
 
 if __name__ == "__main__":

@@ -9,15 +9,15 @@ or seeds that training does not see. Spread is the sample standard deviation ove
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import ROOT, finish
+from common import ROOT, Options, finish
 
 MARK = "-seed-"
 #: What is drawn of a step and of an evaluation: the first that the runs have.
@@ -122,11 +122,24 @@ def draw(groups: Mapping[str, Sequence[Run]], path: Path) -> None:
     figure.savefig(path)
 
 
-def parser() -> argparse.ArgumentParser:
+def made_up(parent: Path) -> list[Path]:
+    """Write two runs of three steps, such as no model has made, for `--smoke`; return their folders."""
+    folders = []
+    for seed in range(2):
+        folder = parent / f"made-up{MARK}{seed}"
+        folder.mkdir()
+        steps = [{"step": step, "rollout/success": 0.2 * step} for step in (1, 2, 3)]
+        evaluations = [{"step": step, "eval/success": 0.2 * step + 0.1 * seed, "eval/pass": 0.9} for step in (0, 3)]
+        for name, lines in (("metrics", steps), ("evaluations", evaluations)):
+            (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        (folder / "summary.json").write_text('{"seconds": 1.0}')
+        folders.append(folder)
+    return folders
+
+
+def parser() -> Options:
     """Return the options."""
-    found = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0] if __doc__ else None, epilog=f"A run's seed is what follows {MARK!r}."
-    )
+    found = Options(__doc__)
     found.add_argument("runs", nargs="*", type=Path, help="folders of finished runs (default: runs/*-seed-*)")
     found.add_argument("-o", "--output", type=Path, default=Path("seeds.png"), help="the figure")
     return found
@@ -135,15 +148,17 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Print the tables and draw the figure."""
     options = parser().parse_args()
-    groups = read_runs(options.runs or list((ROOT / "runs").glob(f"*{MARK}*")))
+    with tempfile.TemporaryDirectory() as folder:
+        runs = made_up(Path(folder)) if options.smoke else options.runs or list((ROOT / "runs").glob(f"*{MARK}*"))
+        groups = read_runs(runs)
     if not groups:
         raise SystemExit(f"no finished run was found; expected folders such as runs/quickstart{MARK}0")
-    figures: dict[str, Any] = {}
+    figures: dict[str, Any] = {"benchmark": "seeds"}
     for name, runs in groups.items():
         figures |= table(name, runs)
     draw(groups, options.output)
     print(f"\n{options.output}")
-    finish(figures)
+    finish(options, figures)
 
 
 if __name__ == "__main__":

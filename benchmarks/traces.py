@@ -9,14 +9,13 @@ machine does not lengthen.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
-from common import finish, repetition_count, say
+from common import Options, finish, repetition_count, say
 
 from roll_like.config.sections import MetricsConfig
 from roll_like.metrics.manager import MetricsManager
@@ -105,9 +104,9 @@ def step_seconds(groups: list[Group[Scored]], traces: int, steps: int, folder: P
     return statistics.median(clock), statistics.median(processor)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Options:
     """Return the options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Options(__doc__, episodes=8, turns=2, traces=2, repetitions=1)
     parser.add_argument("--episodes", type=int, default=128, help="episodes of a step")
     parser.add_argument("--turns", type=int, default=10, help="turns of each")
     parser.add_argument("--traces", type=int, default=16, help="episodes of a step that become traces")
@@ -129,14 +128,16 @@ def main() -> None:
         store = (Path(folder) / "mlflow.db").stat().st_size
     steps = arguments.repetitions + 1
     finish(
+        arguments,
         {
+            "benchmark": "traces",
             "episodes": arguments.episodes,
             "turns": arguments.turns,
             "traces": arguments.traces,
             **figures,
             "file_kib_per_episode": written / steps / arguments.episodes / 1024,
             "store_kib_per_trace": store / steps / max(arguments.traces, 1) / 1024,
-        }
+        },
     )
 
 

@@ -2,9 +2,10 @@
 
     python benchmarks/training.py                      # policy gradient, as the quickstart trains
     python benchmarks/training.py --no-share-prompts   # without computing a group's prompt once
-    pip install --no-deps --target .bench -r requirements/bench.txt
+    make oracle-setup                                  # installs TRL, apart from .venv
     python benchmarks/training.py --task sft           # configs/sft_quickstart.yaml; TRL's SFTTrainer
     python benchmarks/training.py --task dpo           # configs/dpo_quickstart.yaml; TRL's DPOTrainer
+    python benchmarks/training.py --device cuda        # one GPU, shared by the sides
 
 A token counts once a sample (in pairs, once an answer), prompts included, on all sides: the tokens of the batch
 as its user sees them, padding not counted. The bare loop is what one would write by hand for speed
@@ -12,13 +13,13 @@ as its user sees them, padding not counted. The bare loop is what one would writ
 `model.dtype` (bfloat16 with a float32 master copy), fused AdamW, no metrics, no Ray. TRL has the same samples of each
 step as tokens, weights in `model.dtype` without a master copy, fused AdamW, no gradient checkpointing, and
 micro-batches of `--trl-micro-batch`. Reference log-probabilities of pairs are computed before the first step on all
-sides.
+sides. MFU (benchmarks/mfu.py) has the same model FLOPs on all sides, a prompt once a group and no padding, and
+compares with matrix products of as many rows as the engine's micro-batches have.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -26,23 +27,27 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from common import (
-    EXTRA_PACKAGES,
+    Options,
     Peer,
     add_common_arguments,
+    add_device_argument,
     environment_of,
+    find_trl,
     finish,
     interleaved,
     say,
     serve,
 )
+from mfu import PRODUCTS, matrix_products, utilisation
 from trainers.batches import work_of
 
 TASKS = ("grpo", "sft", "dpo")
 
 
-def parser() -> argparse.ArgumentParser:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser() -> Options:
+    arguments = Options(__doc__, repetitions=1, prompts=2, samples=4, steps=1, trl_micro_batch=4)
     add_common_arguments(arguments)
+    add_device_argument(arguments)
     arguments.add_argument("--task", choices=TASKS, default="grpo", help="what is trained; default: policy gradient")
     arguments.add_argument("--max-tokens", type=int, help="micro-batch budget of both sides; default: the quickstart's")
     arguments.add_argument("--bare-max-tokens", type=int, help="micro-batch budget of the bare loop, if another")
@@ -73,6 +78,7 @@ def side(name: str, reading: int, writing: int, options: argparse.Namespace) -> 
         loop = bare_loop(options.task, work)
         serve(reading, writing, lambda message: loop.turn())
         return
+    find_trl()
     from trainers.trl_side import Turns, train
 
     turns = Turns()
@@ -82,19 +88,15 @@ def side(name: str, reading: int, writing: int, options: argparse.Namespace) -> 
     answering.join()
 
 
-def other_sides(options: argparse.Namespace, stack: ExitStack) -> Mapping[str, Callable[[], float]]:
+def other_sides(
+    options: argparse.Namespace, environment: Mapping[str, str], stack: ExitStack
+) -> Mapping[str, Callable[[], float]]:
     """Start the other sides; return how each takes its turn."""
-    environment = environment_of(options.threads, plain=options.plain_environment)
-    names = ["bare"] if options.task == "grpo" or options.without_trl else ["bare", "TRL"]
-    if "TRL" in names and not (EXTRA_PACKAGES / "trl").is_dir():
-        sys.exit("TRL is missing: pip install --no-deps --target .bench -r requirements/bench.txt, or --without-trl")
-    paths = {"PYTHONPATH": os.pathsep.join([str(EXTRA_PACKAGES), str(Path(__file__).parent)])}
-    return {
-        name: stack.enter_context(
-            Peer(Path(__file__), [name, *sys.argv[1:]], environment if name == "bare" else {**environment, **paths})
-        ).call
-        for name in names
-    }
+    names = ["bare"]
+    if options.task != "grpo" and not options.without_trl:
+        find_trl()
+        names.append("TRL")
+    return {name: stack.enter_context(Peer(Path(__file__), [name, *sys.argv[1:]], environment)).call for name in names}
 
 
 def main() -> None:
@@ -106,23 +108,30 @@ def main() -> None:
     options = parser().parse_args()
     work = work_of(options)
     say(f"{options.task}: {len(work.batches)} steps of {len(work.batches[0])} samples, {work.tokens} tokens")
+    environment = environment_of(options.threads, plain=options.plain_environment)
     with ExitStack() as stack:
+        products = stack.enter_context(matrix_products(work.products, environment))
         sides = dict(stack.enter_context(engine_turns(options.task, work)))
-        sides |= other_sides(options, stack)
-        seconds = interleaved(sides, repetitions=options.repetitions)
+        sides |= other_sides(options, environment, stack)
+        seconds = interleaved({**sides, PRODUCTS: products.call}, repetitions=options.repetitions)
+    matmul = 1e9 / seconds.pop(PRODUCTS)
+    columns = {name: name.lower().replace(", ", "_") for name in seconds}
     rates = {name: work.tokens / each for name, each in seconds.items()}
+    flops = {columns[name]: work.flops / each for name, each in seconds.items()}
     finish(
+        options,
         {
             "benchmark": "training",
             "task": options.task,
-            **{f"{name.lower().replace(', ', '_')}_tokens_per_second": rate for name, rate in rates.items()},
+            **{f"{columns[name]}_tokens_per_second": rate for name, rate in rates.items()},
             "ratio": rates["engine"] / rates["bare"],
             **({"ratio_to_trl": rates["engine"] / rates["TRL"]} if "TRL" in rates else {}),
             "dtype": work.config.model.dtype,
             "max_tokens_per_micro_batch": work.config.training.max_tokens_per_micro_batch,
             "bare_max_tokens": work.bare_max_tokens,
             "plain_environment": options.plain_environment,
-        }
+            **utilisation(flops, matmul),
+        },
     )
 
 

@@ -1,61 +1,52 @@
 """Whole GRPO steps, samples per second: this package against TRL's GRPOTrainer.
 
-    pip install --no-deps --target .bench -r requirements/bench.txt
+    make oracle-setup                # installs TRL, apart from .venv
     python benchmarks/vs_trl.py
 
-Same model, prompts, samples of a prompt, reward, longest response, precision (bfloat16 weights) and one update
-a step; no reference model, no evaluation, no saving, no trackers. TRL generates with transformers, as it does on a
-machine without a GPU. Both sides start first and then take turns, step by step; the first of each is not counted.
+Same model, prompts, samples of a prompt, reward, longest response, precision (weights in `model.dtype`: bfloat16, or
+float32 on a CPU without it) and one update a step; no reference model, no evaluation, no saving, no trackers. TRL
+generates with transformers, as it does on a machine without a GPU. Both sides start first and then take turns, step by
+step; the first of each is not counted.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import statistics
 import sys
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
-from queue import Queue
 from typing import Any
 
-from common import (
-    EXTRA_PACKAGES,
-    Peer,
-    add_common_arguments,
-    environment_of,
-    finish,
-    interleaved,
-    quickstart,
-    say,
-    serve,
-)
+from common import Options, Peer, add_common_arguments, environment_of, find_trl, finish, quickstart, say, serve
+from trainers.trl_side import Turns
 
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.builtin.pipelines.rlvr.pipeline import RLVRPipeline
-from roll_like.rollout.metrics import rollout_metrics
-from roll_like.run.launch import launch
-from roll_like.training.engine import with_reference
+from roll_like.run.launch import RunContext, launch
 
 
-def parser() -> argparse.ArgumentParser:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser() -> Options:
+    arguments = Options(__doc__, repetitions=1, trl_micro_batch=4)
     add_common_arguments(arguments)
     arguments.add_argument("--trl-micro-batch", type=int, default=32, help="samples of one of TRL's micro-batches")
     return arguments
 
 
-def configuration(options: argparse.Namespace) -> RLVRConfig:
+def configuration(options: argparse.Namespace, output_dir: str = "runs") -> RLVRConfig:
     """Return the quickstart without evaluation, checkpoints and trackers."""
     return quickstart(
         f"steps={options.repetitions + 1}",
-        f"output_dir={tempfile.mkdtemp(prefix='vs-trl-')}",
+        f"output_dir={output_dir}",
         "evaluation=null",
         "checkpoint.at_end=false",
         "checkpoint.export=false",
         "metrics.trackers=[]",
         "metrics.console=quiet",
+        smoke=options.smoke,
     )
 
 
@@ -64,45 +55,25 @@ def configuration(options: argparse.Namespace) -> RLVRConfig:
 
 def trl_side(reading: int, writing: int, model: str, options: argparse.Namespace) -> None:
     """Train with GRPOTrainer; each message lets it take one step and is answered with the step's seconds."""
-    turns: Queue[bool] = Queue()
-    seconds: Queue[float] = Queue()
-    threading.Thread(target=serve, args=(reading, writing, lambda message: _turn(turns, seconds)), daemon=True).start()
-    trainer = trl_trainer(model, options, turns, seconds)
-    trainer.train()
+    find_trl()
+    turns = Turns()
+    threading.Thread(target=serve, args=(reading, writing, lambda message: turns.take()), daemon=True).start()
+    trl_trainer(model, options, turns).train()
 
 
-def _turn(turns: Queue[bool], seconds: Queue[float]) -> float:
-    turns.put(True)
-    return seconds.get()
-
-
-def trl_trainer(model: str, options: argparse.Namespace, turns: Queue[bool], seconds: Queue[float]) -> Any:
+def trl_trainer(model: str, options: argparse.Namespace, turns: Turns) -> Any:
     import torch
-    from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
     torch.set_num_threads(options.threads)
     config = configuration(options)
     rollout = config.rollout
-
-    class Turns(TrainerCallback):  # type: ignore[misc]
-        """Waits for its turn before each step."""
-
-        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-            del args, kwargs
-            turns.get()
-            self.began = time.perf_counter()
-
-        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            del args, kwargs
-            seconds.put(time.perf_counter() - self.began)
-
     samples = rollout.prompts_per_step * rollout.samples_per_prompt
     settings = GRPOConfig(
-        output_dir=tempfile.mkdtemp(prefix="trl-"),
+        output_dir=tempfile.gettempdir(),  # nothing is written
         use_cpu=True,
         bf16=False,
-        model_init_kwargs={"dtype": "bfloat16"},
+        model_init_kwargs={"dtype": config.model.dtype},
         learning_rate=config.training.optimizer.lr,
         max_steps=options.repetitions + 1,
         per_device_train_batch_size=options.trl_micro_batch,
@@ -124,7 +95,7 @@ def trl_trainer(model: str, options: argparse.Namespace, turns: Queue[bool], sec
         args=settings,
         reward_funcs=reward_of(config),
         train_dataset=dataset_of(config),
-        callbacks=[Turns()],
+        callbacks=[turns.callback(1)],
     )
 
 
@@ -154,10 +125,11 @@ def reward_of(config: RLVRConfig) -> Any:
     from roll_like.registry import REWARDS
     from roll_like.types import StopReason
 
-    reward = REWARDS.get("ifeval")(config.rewards.use[0])
+    settings = config.rewards.use[0]
+    reward = REWARDS.get(settings.type)(settings)
 
-    def ifeval(prompts: Any, completions: Any, **columns: Any) -> list[float]:
-        judged = [
+    def score(prompts: Any, completions: Any, **columns: Any) -> list[float]:
+        answers = [
             Completion(
                 text=completion[0]["content"],
                 messages=tuple(prompt),
@@ -170,41 +142,38 @@ def reward_of(config: RLVRConfig) -> Any:
                 prompts, completions, columns["instructions"], columns["topic"], strict=True
             )
         ]
-        return [result.value if isinstance(result, RewardResult) else float(result) for result in reward.score(judged)]
+        return [result.value if isinstance(result, RewardResult) else float(result) for result in reward.score(answers)]
 
-    return ifeval
+    return score
 
 
 # ---- our side --------------------------------------------------------------------------------------
 
 
-class TakingTurns(RLVRPipeline):
-    """The pipeline, one step at a time, in turns with a peer."""
+class BetweenSteps:
+    """In the place of the evaluator, which a pipeline asks after each step whether it is due: the peer's turn.
 
-    peer: Peer
-    options: argparse.Namespace
-    seconds: dict[str, float]
+    Attributes:
+        seconds: Side → seconds of each step.
+    """
 
-    def run(self) -> None:
-        steps = self.run_state.steps()
-        self.workers.push()
-        type(self).seconds = interleaved(
-            {"roll_like": lambda: self.step(next(steps)), "TRL": lambda: self.peer.call()},
-            repetitions=self.options.repetitions,
-        )
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        self._began = 0.0
+        self.seconds: dict[str, list[float]] = {"roll_like": [], "TRL": []}
 
-    def step(self, step: int) -> float:
-        """Take one whole step, as `RLVRPipeline.run` does; return its seconds."""
-        began = time.perf_counter()
-        workers = self.workers
-        with workers.generating():
-            collected = self.rollouts.collect(step)
-        with workers.training():
-            samples = workers.advantages.assign(collected.groups)
-            report = workers.actor.train_step(with_reference(samples, workers.kl_reference))
-        sync = workers.push()
-        self.run_state.log(step, rollout_metrics(collected, sync.version - 1), report.metrics)
-        return time.perf_counter() - began
+    def due(self, finished: int, total: int) -> bool:
+        """Note the step that has ended, let the peer take one, begin the next; there is no evaluation."""
+        if finished:
+            self._note("roll_like", time.perf_counter() - self._began)
+        if finished < total:
+            self._note("TRL", self._peer.call())
+        self._began = time.perf_counter()
+        return False
+
+    def _note(self, side: str, seconds: float) -> None:
+        self.seconds[side].append(seconds)
+        say(f"{side}: {seconds:.4g} s{'' if len(self.seconds[side]) > 1 else ' (warm-up, not counted)'}")
 
 
 def main() -> None:
@@ -212,26 +181,31 @@ def main() -> None:
         trl_side(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], parser().parse_args(sys.argv[5:]))
         return
     options = parser().parse_args()
-    if not (EXTRA_PACKAGES / "trl").is_dir():
-        sys.exit("TRL is missing: pip install --no-deps --target .bench -r requirements/bench.txt")
+    find_trl()
     from roll_like.models.load import resolve_model
 
-    config = configuration(options)
+    folder = tempfile.TemporaryDirectory(prefix="vs-trl-")
+    config = configuration(options, folder.name)
     environment = environment_of(options.threads, plain=options.plain_environment)
-    environment["PYTHONPATH"] = os.pathsep.join([str(EXTRA_PACKAGES), str(Path(__file__).parent)])
     say("starting both sides")
-    with Peer(Path(__file__), [str(resolve_model(config.model).path), *sys.argv[1:]], environment) as peer:
-        TakingTurns.peer, TakingTurns.options = peer, options
-        launch(config, TakingTurns.build)
+    with folder, Peer(Path(__file__), [str(resolve_model(config.model).path), *sys.argv[1:]], environment) as peer:
+        turns = BetweenSteps(peer)
+
+        def build(config: RLVRConfig, run: RunContext) -> RLVRPipeline:
+            return replace(RLVRPipeline.build(config, run), evaluator=turns)
+
+        launch(config, build)
     samples = config.rollout.prompts_per_step * config.rollout.samples_per_prompt
-    rate = {name: samples / seconds for name, seconds in TakingTurns.seconds.items()}
+    rate = {side: samples / statistics.median(seconds[1:]) for side, seconds in turns.seconds.items()}
     finish(
+        options,
         {
             "benchmark": "vs_trl",
             "samples_per_second": rate["roll_like"],
             "trl_samples_per_second": rate["TRL"],
             "ratio": rate["roll_like"] / rate["TRL"],
-        }
+            "dtype": config.model.dtype,
+        },
     )
 
 

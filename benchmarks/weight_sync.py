@@ -21,13 +21,13 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from common import add_common_arguments, environment_of, finish, quickstart, say
+from common import Options, add_common_arguments, environment_of, finish, quickstart, say
 
 T = TypeVar("T")
 
 
-def parser() -> argparse.ArgumentParser:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser() -> Options:
+    arguments = Options(__doc__, repetitions=1)
     add_common_arguments(arguments, repetitions=5)
     arguments.add_argument("--model", help="directory of a model; default: the quickstart's")
     arguments.add_argument("--bucket-mib", type=int, default=64, help="size of one bucket")
@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 class Engine:
-    """A vLLM engine on an event loop of its own: both `EngineClient` and `Engines` of a sync."""
+    """An inference engine on an event loop of its own: both `EngineClient` and `Engines` of a sync."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -72,26 +72,27 @@ class Engine:
 
 
 def main(options: argparse.Namespace) -> None:
-    from roll_like.config.sections import VLLMConfig
     from roll_like.inference.interface import EngineSpec
-    from roll_like.inference.vllm.engine import VLLMEngine
     from roll_like.inference.weight_transfer.shared_memory_sender import SharedMemoryTransfer
     from roll_like.inference.weight_transfer.sync import WeightSync
+    from roll_like.inference.worker import build_engine
     from roll_like.models.load import load_causal_lm, resolve_model
 
-    path = options.model or str(resolve_model(quickstart().model).path)
+    config = quickstart(smoke=options.smoke)
+    dtype = config.model.dtype
+    path = options.model or str(resolve_model(config.model).path)
     spec = EngineSpec(
         model_path=path,
         tokenizer_path=path,
-        dtype="bfloat16",
+        dtype=dtype,
         device="cpu",
         threads=options.threads,
         tensor_parallel_size=1,
         max_model_len=256,
         seed=0,
     )
-    engine = Engine(VLLMEngine(VLLMConfig(), spec))
-    policy = Policy(load_causal_lm(Path(path), "bfloat16"))
+    engine = Engine(build_engine(config.inference, spec))
+    policy = Policy(load_causal_lm(Path(path), dtype))
     sender = SharedMemoryTransfer(engine, options.bucket_mib << 20).connect(policy, rank=0)
     sync = WeightSync(sender.send, engine)
     target = [tensor.clone() for _, tensor in policy.full_weights()]
@@ -107,6 +108,7 @@ def main(options: argparse.Namespace) -> None:
     seconds, plain = statistics.median(push.seconds for push in pushes), statistics.median(copies)
     size = pushes[0].bytes
     finish(
+        options,
         {
             "benchmark": "weight_sync",
             "model": Path(path).name,
@@ -118,7 +120,8 @@ def main(options: argparse.Namespace) -> None:
             "plain_copy_gb_per_second": size / 1e9 / plain,
             "ratio": seconds / plain,
             "tensors_checked": pushes[0].checked,
-        }
+            "dtype": dtype,
+        },
     )
 
 

@@ -34,9 +34,10 @@ class BareLoop(ABC, Generic[SampleT]):
         config = work.config
         torch.set_num_threads(len(config.resources.device_mapping.training))
         self.config = config
+        self.device = torch.device(config.resources.device)
         self.model = AutoModelForCausalLM.from_pretrained(
             resolve_model(config.model).path, dtype=getattr(torch, config.model.dtype)
-        )
+        ).to(self.device)
         self.parameters = list(self.model.parameters())
         self.wide = config.model.dtype == "float32"  # weights are then their own master copy
         self.masters = self.parameters if self.wide else [each.detach().float() for each in self.parameters]
@@ -45,7 +46,13 @@ class BareLoop(ABC, Generic[SampleT]):
             self.masters, lr=optimizer.lr, betas=optimizer.betas, weight_decay=optimizer.weight_decay, fused=True
         )
         self.max_grad_norm = optimizer.max_grad_norm
-        self.steps = [self.layout(samples, work.bare_max_tokens) for samples in work.batches]
+        self.steps = [
+            [
+                {name: tensor.to(self.device) for name, tensor in batch.items()}
+                for batch in self.layout(samples, work.bare_max_tokens)
+            ]
+            for samples in work.batches
+        ]
 
     def layout(self, samples: Sequence[SampleT], max_tokens: int) -> list[Arrays]:
         """Return the micro-batches of one step."""
@@ -82,6 +89,8 @@ class BareLoop(ABC, Generic[SampleT]):
             for batch in batches:
                 self.loss(batch).backward()
             self.update()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
         return time.perf_counter() - began
 
     def update(self) -> None:
@@ -147,7 +156,7 @@ class PreferenceLoop(BareLoop[TrainingSample]):
     def margins(self, batch: Arrays) -> Tensor:
         """Return how much likelier each pair's chosen answer is, shape [P]."""
         rows_N = batch["trained"].nonzero()[:, 0]
-        sums_B = torch.zeros(len(batch["trained"])).index_add(0, rows_N, self.logprobs(batch))
+        sums_B = torch.zeros(len(batch["trained"]), device=self.device).index_add(0, rows_N, self.logprobs(batch))
         return sums_B[::2] - sums_B[1::2]
 
     def loss(self, batch: Arrays) -> Tensor:

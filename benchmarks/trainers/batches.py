@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-from common import CONFIGS, configuration, prompts_of, quickstart
+from common import CONFIGS, SMOKE_MODEL, configuration, device_overrides, prompts_of, quickstart
+from mfu import Products, training_pass
 
 from roll_like.builtin.pipelines.dpo.config import DPOConfig
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.builtin.pipelines.sft.config import SFTConfig
 from roll_like.config.run import RunConfig
-from roll_like.models.precision import settled
+from roll_like.models.load import resolve_model
+from roll_like.models.shape import load_model_shape
 from roll_like.types import PolicySample, TrainingSample
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
@@ -40,19 +42,40 @@ class Work(Generic[ConfigT, SampleT]):
         """Tokens of a turn as their user sees them: a prompt once an answer, no padding."""
         return sum(len(sample.token_ids) for batch in self.batches for sample in batch)
 
+    @property
+    def flops(self) -> int:
+        """Model FLOPs of a turn: forward and backward."""
+        shape = load_model_shape(resolve_model(self.config.model).path)
+        return sum(3 * training_pass(batch).flops(shape) for batch in self.batches)
+
+    @property
+    def products(self) -> Products:
+        """Matrix products of as many rows as the engine's micro-batches have."""
+        needed = [training_pass(batch) for batch in self.batches]
+        tokens, targets = sum(each.tokens for each in needed), sum(each.targets for each in needed)
+        rows = min(self.config.training.max_tokens_per_micro_batch, tokens)
+        return Products(
+            model=str(resolve_model(self.config.model).path),
+            dtype=self.config.model.dtype,
+            device=self.config.resources.device,
+            rows=rows,
+            targets=max(rows * targets // tokens, 1),
+            backward=True,
+        )
+
 
 def work_of(options: argparse.Namespace) -> Work[Any, Any]:
     """Return what the options ask for."""
-    work = {"grpo": policy_work, "sft": supervised_work, "dpo": preference_work}[options.task](options)
-    return replace(work, config=settled(work.config))
+    return {"grpo": policy_work, "sft": supervised_work, "dpo": preference_work}[options.task](options)
 
 
 def policy_work(options: argparse.Namespace) -> Work[RLVRConfig, PolicySample]:
     """Return one step of real prompts with responses of random tokens and lengths; every group has signal."""
     config = quickstart(
         f"training.share_prompts={str(not options.no_share_prompts).lower()}",
-        *(f"resources.device_mapping.{role}=0-{options.threads - 1}" for role in ("training", "inference")),
+        *device_overrides(options, "training", "inference"),
         *_shared_overrides(options),
+        smoke=options.smoke,
     )
     random = np.random.default_rng(0)
     samples = []
@@ -104,7 +127,8 @@ def _given_overrides(options: argparse.Namespace) -> list[str]:
         "evaluation=null",
         "training.optimizer.schedule=constant",
         "training.optimizer.warmup_steps=0",
-        f"resources.device_mapping.training=0-{options.threads - 1}",
+        *device_overrides(options, "training"),
+        *(SMOKE_MODEL if options.smoke else ()),
         *_shared_overrides(options),
     ]
 
@@ -112,7 +136,6 @@ def _given_overrides(options: argparse.Namespace) -> list[str]:
 def _shared_overrides(options: argparse.Namespace) -> list[str]:
     chosen = {"max_tokens_per_micro_batch": options.max_tokens, "zero_stage": options.zero_stage}
     return [
-        f"resources.devices_per_node={options.threads}",
         *(f"training.{key}={value}" for key, value in chosen.items() if value is not None),
         *options.overrides,
     ]

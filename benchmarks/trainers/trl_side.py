@@ -29,6 +29,7 @@ class Turns:
 
     def callback(self, steps: int) -> Any:
         """Return what the trainer is to call: it waits before each turn's first step and answers after its last."""
+        import torch
         from transformers import TrainerCallback
 
         begun, seconds = self._begun, self._seconds
@@ -47,6 +48,8 @@ class Turns:
             def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
                 del args, control, others
                 if state.global_step % steps == 0:
+                    if torch.cuda.is_available():
+                        torch.cuda.synchronize()
                     seconds.put(time.perf_counter() - self.began)
 
         return Waiting()
@@ -122,11 +125,11 @@ def preference_trainer(work: Work[Any, TrainingSample], options: argparse.Namesp
 def shared_settings(
     work: Work[Any, TrainingSample], options: argparse.Namespace, per_step: int, micro_batch: int
 ) -> dict[str, Any]:
-    """Return what both trainers are told: bfloat16 weights, fused AdamW, no checkpointing, nothing written."""
+    """Return what both trainers are told: weights in `model.dtype`, fused AdamW, no checkpointing, nothing written."""
     optimizer = work.config.training.optimizer
     return {
-        "output_dir": tempfile.mkdtemp(prefix="trl-"),
-        "use_cpu": True,
+        "output_dir": tempfile.gettempdir(),  # nothing is written
+        "use_cpu": work.config.resources.device == "cpu",
         "bf16": False,
         "model_init_kwargs": {"dtype": work.config.model.dtype},
         "learning_rate": optimizer.lr,
