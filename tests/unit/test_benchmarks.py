@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 from roll_like.types import TrainingSample
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "common")
+SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if "def main(" in path.read_text())
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
         return importlib.import_module(name)
 
     yield import_fresh
-    for name in [name for name in sys.modules if name.split(".")[0] in {*SCRIPTS, "common", "trainers"}]:
+    for name in [name for name in sys.modules if name.split(".")[0] in {*SCRIPTS, "common", "mfu", "trainers"}]:
         sys.modules.pop(name)
 
 
@@ -47,6 +47,21 @@ def test_a_benchmark_says_what_it_measures_and_how_it_is_run(load, name: str) ->
     arguments.parse_args([])
     with pytest.raises(SystemExit):
         arguments.parse_args(["--no-such-option"])
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_smoke_takes_smaller_sizes_of_options_that_exist(load, name: str) -> None:
+    arguments = load(name).parser()
+    usual = vars(arguments.parse_args([]))
+    smoke = vars(arguments.parse_args(["--smoke"]))
+    assert usual.keys() == smoke.keys()
+    changed = {key for key in usual if usual[key] != smoke[key]}
+    assert changed == {"smoke", *arguments.smoke}
+    assert all(smoke[key] < usual[key] for key in arguments.smoke)
+
+
+def test_an_option_goes_before_what_smoke_takes(load) -> None:
+    assert load("algorithms").parser().parse_args(["--samples", "48", "--smoke"]).samples == 48
 
 
 def test_every_benchmark_is_on_the_page_of_figures() -> None:
@@ -91,9 +106,9 @@ def test_fewer_than_three_repetitions_are_refused(load) -> None:
 
 
 def test_the_last_line_is_one_json_object(load, capsys: pytest.CaptureFixture[str]) -> None:
-    load("common").finish({"benchmark": "x", "ratio": 1.23456789})
+    load("common").finish(argparse.Namespace(smoke=False), {"benchmark": "x", "ratio": 1.23456789})
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (figures["benchmark"], figures["ratio"]) == ("x", 1.2346)
+    assert (figures["benchmark"], figures["ratio"], figures["smoke"]) == ("x", 1.2346, False)
     assert figures["cores"] > 0
 
 
