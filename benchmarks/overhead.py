@@ -58,7 +58,7 @@ def main() -> None:
     command = [
         sys.executable, "run_pipeline.py", "--config", "configs/rlvr_quickstart.yaml", f"steps={options.steps}",
         f"output_dir={folder}", "metrics.console=quiet", "checkpoint.at_end=false", "checkpoint.export=false",
-        "evaluation=null", *(SMOKE_RUN if options.smoke else ()),
+        "evaluation=null", *((*SMOKE_RUN, "metrics.trackers=[]") if options.smoke else ()),
     ]  # fmt: skip
     metrics = folder / "rlvr_quickstart" / "metrics.jsonl"
     used: dict[int, float] = {}

@@ -111,9 +111,9 @@ def main() -> None:
     environment = environment_of(options.threads, plain=options.plain_environment)
     with ExitStack() as stack:
         products = stack.enter_context(matrix_products(work.products, environment))
-        sides = dict(stack.enter_context(engine_turns(options.task, work)))
-        sides |= other_sides(options, environment, stack)
-        seconds = interleaved({**sides, PRODUCTS: products.call}, repetitions=options.repetitions)
+        others = other_sides(options, environment, stack)  # they load their models while the engine starts
+        engine = stack.enter_context(engine_turns(options.task, work))
+        seconds = interleaved({**engine, **others, PRODUCTS: products.call}, repetitions=options.repetitions)
     matmul = 1e9 / seconds.pop(PRODUCTS)
     columns = {name: name.lower().replace(", ", "_") for name in seconds}
     rates = {name: work.tokens / each for name, each in seconds.items()}

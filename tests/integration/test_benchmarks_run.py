@@ -1,0 +1,71 @@
+"""Every benchmark runs: at the sizes of `--smoke`, in a process of its own, to its table of figures.
+
+What it measures there says nothing, so no figure is compared with another.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hygiene import TEST_MARKER, nothing_left
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if "def main(" in path.read_text())
+#: What the tables of comparisons have to show, beside what is checked in all.
+COLUMNS = {
+    "overhead": {"step_seconds", "waiting_seconds", "computing_seconds", "ratio"},
+    "rollout": {
+        *("tokens_per_second", "bare_tokens_per_second", "ratio", "dtype", "matmul_gflops_per_second"),
+        *("scheduler_gflops_per_second", "scheduler_mfu", "bare_gflops_per_second", "bare_mfu"),
+    },
+    "training": {
+        *("engine_tokens_per_second", "bare_tokens_per_second", "ratio", "dtype", "matmul_gflops_per_second"),
+        *("engine_gflops_per_second", "engine_mfu", "bare_gflops_per_second", "bare_mfu"),
+    },
+    "vs_trl": {"samples_per_second", "trl_samples_per_second", "ratio", "dtype"},
+    "weight_sync": {"seconds", "plain_copy_seconds", "ratio", "tensors_checked", "dtype"},
+}
+WITH_TRL = {"trl_tokens_per_second", "trl_gflops_per_second", "trl_mfu", "ratio_to_trl"}
+
+pytestmark = pytest.mark.integration
+
+
+def smoke_figures(script: Path, *arguments: str, folder: Path) -> dict[str, object]:
+    """Run a benchmark and return its last line; `folder` is where it works and keeps temporary files."""
+    with nothing_left():
+        done = subprocess.run(
+            [sys.executable, script, "--smoke", *arguments],
+            check=False,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env={**os.environ, TEST_MARKER: str(os.getpid()), "TMPDIR": str(folder)},
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_benchmark_runs_to_its_table(script: Path, tmp_path: Path) -> None:
+    figures = smoke_figures(script, folder=tmp_path)
+    assert (figures["benchmark"], figures["smoke"]) == (script.stem, True)
+    assert COLUMNS.get(script.stem, set()) <= figures.keys()
+    measured = [value for value in figures.values() if isinstance(value, float)]
+    assert measured
+    assert all(map(math.isfinite, measured))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["sft", "dpo"])
+def test_given_answers_are_trained_beside_trl(task: str, tmp_path: Path) -> None:
+    figures = smoke_figures(ROOT / "benchmarks" / "training.py", "--task", task, folder=tmp_path)
+    assert figures["task"] == task
+    assert COLUMNS["training"] | WITH_TRL <= figures.keys()
