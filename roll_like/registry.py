@@ -116,6 +116,9 @@ DISTILLATION_LOSSES: Registry[Any] = Registry(
     group="roll_like.distillation_losses",
     builtins=("roll_like.algorithms.distillation",),
 )
+TRAINING_BACKENDS: Registry[Any] = Registry(
+    "training backend", group="roll_like.training_backends", builtins=("roll_like.training.deepspeed",)
+)
 TRACKERS: Registry[Any] = Registry(
     "metrics tracker", group="roll_like.trackers", builtins=("roll_like.metrics.trackers",)
 )

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from algorithm_samples import make_task
+from roll_like.training.worker import DeepSpeedWorker, TrainerSpec
 from torch import Tensor
 
 from roll_like.algorithms.kl import KLController
@@ -25,7 +26,6 @@ from roll_like.config.sections import TrainingConfig
 from roll_like.policy_gradient.advantages import Advantages
 from roll_like.registry import ADVANTAGES
 from roll_like.training.engine import TrainingEngine, with_reference
-from roll_like.training.worker import DeepSpeedWorker, TrainerSpec
 from roll_like.types import FloatArray, Group, Part, PolicySample, Scored, Segment, StopReason, Trajectory
 from roll_like.values import Metrics, reduce
 

@@ -37,8 +37,9 @@ def _timed(step: Callable[..., object], arguments: Sequence[tuple[Any, ...]]) ->
 
 
 def _policy(work: Work[Any, Any], resources: ResourceManager, stack: ExitStack) -> Mapping[str, Turn]:
-    from roll_like.training.start import rank_fields, start_trainer
     from roll_like.training.worker import TrainerSpec
+
+    from roll_like.training.start import rank_fields, start_trainer
 
     config = work.config
     devices = config.resources.device_mapping.training
@@ -56,8 +57,9 @@ def _policy(work: Work[Any, Any], resources: ResourceManager, stack: ExitStack) 
 
 
 def _supervised(work: Work[Any, Any], resources: ResourceManager, stack: ExitStack) -> Mapping[str, Turn]:
-    from roll_like.builtin.pipelines.sft.examples import start_supervised
     from roll_like.training.supervised import SupervisedEngine
+
+    from roll_like.builtin.pipelines.sft.examples import start_supervised
 
     model = resolve_model(work.config.model)
     packed = start_supervised(work.config, model, resources, stack)

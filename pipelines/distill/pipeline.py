@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Self
 
 from roll_like.builtin.pipelines.distill.config import DistillConfig
+from roll_like.builtin.pipelines.distill.objective import Taught
 from roll_like.builtin.pipelines.distill.teachers import (
     DistillationEvaluator,
     Lesson,
@@ -23,7 +25,7 @@ from roll_like.offline.check import given_plan, lesson_findings
 from roll_like.policy_gradient.workers import export_model
 from roll_like.registry import PIPELINES
 from roll_like.run.launch import RunContext, RunResult, RunState, launch
-from roll_like.training.distillation import DistillationEngine
+from roll_like.training.engine import TrainingEngine
 
 
 @PIPELINES.register("distill")
@@ -37,7 +39,7 @@ class DistillPipeline:
     run_state: RunState
     lessons: Order[Lesson]
     teachers: Teachers
-    student: DistillationEngine
+    student: TrainingEngine[Sequence[Taught]]
     evaluator: DistillationEvaluator | None
 
     def run(self) -> None:

@@ -6,10 +6,17 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from roll_like.algorithms.distillation import DistillationConfig
 from roll_like.builtin.pipelines.distill.config import DistillationDataConfig, DistillConfig
+from roll_like.builtin.pipelines.distill.objective import (
+    DistillationObjective,
+    Taught,
+    TeacherObjective,
+    introduce,
+    teacher_answers,
+)
 from roll_like.builtin.pipelines.sft.examples import training_samples
 from roll_like.cluster import ResourceManager
 from roll_like.config.teachers import teacher_of
@@ -19,10 +26,8 @@ from roll_like.data.samples import ConversationSample, SampleSet, SampleSource
 from roll_like.models.load import ResolvedModel, load_tokenizer, resolve_model
 from roll_like.models.teachers import planned_teachers
 from roll_like.run.launch import measuring
-from roll_like.training.distillation import DistillationEngine, Taught, TeacherEngine
-from roll_like.training.distillation_worker import DistillationSpec, DistillationWorker
-from roll_like.training.start import Timer, rank_fields, start_ranks
-from roll_like.training.teacher_worker import TeacherSpec, TeacherWorker
+from roll_like.training.engine import Timer, TrainingEngine
+from roll_like.training.start import rank_spec, start_engine
 from roll_like.values import Last, Metric, reduce
 
 
@@ -56,7 +61,7 @@ class Teachers:
         timer: Times a named part of a step.
     """
 
-    def __init__(self, engines: Mapping[str, TeacherEngine], timer: Timer = lambda name: nullcontext()) -> None:
+    def __init__(self, engines: Mapping[str, TrainingEngine[Any]], timer: Timer = lambda name: nullcontext()) -> None:
         self._engines = engines
         self._timer = timer
 
@@ -67,12 +72,12 @@ class Teachers:
             for name, engine in self._engines.items():
                 samples = training_samples([lesson.sample for lesson in lessons if lesson.teacher == name])
                 if samples:
-                    taught.append(Taught(teacher=name, samples=samples, answers=engine.answers(samples)))
+                    taught.append(Taught(teacher=name, samples=samples, answers=teacher_answers(engine, samples)))
         return taught
 
-    def introduce(self, student: DistillationEngine) -> None:
+    def introduce(self, student: TrainingEngine[Sequence[Taught]]) -> None:
         """Give the student the teachers' output projections."""
-        student.take_projections({name: engine.projection() for name, engine in self._engines.items()})
+        introduce(self._engines, student)
 
 
 class DistillationEvaluator:
@@ -86,7 +91,7 @@ class DistillationEvaluator:
         teachers: What it is compared with.
     """
 
-    def __init__(self, config: DistillConfig, student: DistillationEngine, teachers: Teachers) -> None:
+    def __init__(self, config: DistillConfig, student: TrainingEngine[Sequence[Taught]], teachers: Teachers) -> None:
         assert config.evaluation is not None, "the caller asked"
         self._schedule = config.evaluation
         self._student = student
@@ -124,34 +129,26 @@ def start_teachers(
     """
     engines = {}
     for teacher in planned_teachers(config):
-        workers, budget = teacher.training.workers, teacher.training.max_tokens_per_micro_batch
-        spec = TeacherSpec(
-            **rank_fields(config, teacher.model, teacher.devices, workers, total_updates=1),
-            training=teacher.training,
-            frozen=True,
+        objective = TeacherObjective(
+            settings=teacher.training,
             temperature=cast(DistillationConfig, config.algorithm.loss).temperature,
             top_k=config.algorithm.top_k,
         )
-        cluster = start_ranks(
-            f"teacher {teacher.name}", TeacherWorker, spec, workers, resources, teacher.devices, stack=stack
-        )
-        engines[teacher.name] = TeacherEngine(cluster, max_tokens_per_micro_batch=budget)
+        spec = rank_spec(config, teacher.model, teacher.devices, objective, total_updates=None)
+        engines[teacher.name] = start_engine(f"teacher {teacher.name}", spec, resources, teacher.devices, stack=stack)
     return Teachers(engines, timer)
 
 
 def start_student(
     config: DistillConfig, model: ResolvedModel, resources: ResourceManager, stack: ExitStack, *, frozen: bool = False
-) -> DistillationEngine:
+) -> TrainingEngine[Sequence[Taught]]:
     """Start the student's ranks; frozen ones only measure."""
-    devices, training = config.resources.device_mapping.training, config.training
-    spec = DistillationSpec(
-        **rank_fields(config, model, devices, training.workers, total_updates=1 if frozen else config.total_steps),
-        training=training,
-        frozen=frozen,
-        loss=config.algorithm.loss,
+    devices = config.resources.device_mapping.training
+    objective = DistillationObjective(
+        settings=config.training, loss_config=config.algorithm.loss, packing=config.data.packing
     )
-    cluster = start_ranks("training", DistillationWorker, spec, training.workers, resources, devices, stack=stack)
-    return DistillationEngine(cluster, training, packing=config.data.packing)
+    spec = rank_spec(config, model, devices, objective, total_updates=None if frozen else config.total_steps)
+    return start_engine("training", spec, resources, devices, stack=stack)
 
 
 def start_lessons(
@@ -161,7 +158,7 @@ def start_lessons(
     timer: Timer = lambda name: nullcontext(),
     *,
     frozen: bool = False,
-) -> tuple[DistillationEngine, Teachers, DistillationEvaluator | None]:
+) -> tuple[TrainingEngine[Sequence[Taught]], Teachers, DistillationEvaluator | None]:
     """Start student and teachers, and make what measures the student; a frozen one is only measured."""
     student = start_student(config, resolve_model(config.model), resources, stack, frozen=frozen)
     teachers = start_teachers(config, resources, stack, timer)

@@ -1,4 +1,4 @@
-"""Single answers in preference runs: from verdicts to what a step trains on, and what its baseline is made of.
+"""Single answers in preference runs: from labels to what a step trains on, and what its baseline is made of.
 
 The baseline of `kto` estimates how far the policy is from its reference by answers that stand after prompts that they
 do not answer. Within each step, answers are moved on: the prompt of each is followed by the answer before it, as in the
@@ -16,15 +16,15 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from roll_like.builtin.pipelines.dpo.labelled_objective import LabelledAnswer, LabelledStep
 from roll_like.data.conversations import LabelledSample
 from roll_like.data.samples import ConversationSample
 from roll_like.errors import DataError
-from roll_like.training.unpaired import MismatchedSample, VerdictSample
 from roll_like.types import TrainingSample
 
 
-def verdict_answers(labelled: Sequence[LabelledSample], *, max_tokens: int, baseline: bool) -> list[TrainingSample]:
-    """Return what a step trains on: `VerdictSample`s, and for a loss with a baseline as many `MismatchedSample`s.
+def labelled_step(labelled: Sequence[LabelledSample], *, max_tokens: int, baseline: bool) -> LabelledStep:
+    """Return what a step trains on, and for a loss with a baseline as many mismatched answers.
 
     Args:
         labelled: The answers of one step.
@@ -35,8 +35,8 @@ def verdict_answers(labelled: Sequence[LabelledSample], *, max_tokens: int, base
         DataError: All answers have one prompt, so that none can be mismatched.
     """
     samples = [each.sample for each in labelled]
-    answers: list[TrainingSample] = [
-        VerdictSample(
+    answers = [
+        LabelledAnswer(
             group_id=_prompt_id(sample),
             token_ids=sample.token_ids,
             prompt_length=sample.prompt_length,
@@ -46,7 +46,7 @@ def verdict_answers(labelled: Sequence[LabelledSample], *, max_tokens: int, base
         for sample, each in zip(samples, labelled, strict=True)
     ]
     if not baseline:
-        return answers
+        return LabelledStep(answers=answers)
     mismatched = [_after(samples[prompt], samples[answer], max_tokens) for prompt, answer in _moved_on(samples)]
     if not mismatched:
         raise DataError(
@@ -54,12 +54,7 @@ def verdict_answers(labelled: Sequence[LabelledSample], *, max_tokens: int, base
             "loss needs answers to other prompts beside them",
             fix="raise data.samples_per_step (or pairs_per_step), or set data.shuffle: true",
         )
-    return [*answers, *mismatched]
-
-
-def trained_answers(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-    """Return the samples without those that are only scored for a baseline."""
-    return [sample for sample in samples if not isinstance(sample, MismatchedSample)]
+    return LabelledStep(answers=answers, mismatched=mismatched)
 
 
 def _moved_on(samples: Sequence[ConversationSample]) -> Iterator[tuple[int, int]]:
@@ -77,12 +72,12 @@ def _moved_on(samples: Sequence[ConversationSample]) -> Iterator[tuple[int, int]
             yield prompt, answer
 
 
-def _after(prompt: ConversationSample, answer: ConversationSample, max_tokens: int) -> MismatchedSample:
+def _after(prompt: ConversationSample, answer: ConversationSample, max_tokens: int) -> TrainingSample:
     """Return a prompt with another's answer; there is room for a token at least, because the prompt's own has it."""
     begin, end = prompt.token_ids[: prompt.prompt_length], max_tokens - prompt.prompt_length
     trained = answer.trained[answer.prompt_length :][:end]
     last = int(np.flatnonzero(trained)[-1]) + 1
-    return MismatchedSample(
+    return TrainingSample(
         group_id=_prompt_id(prompt),
         token_ids=np.concatenate([begin, answer.token_ids[answer.prompt_length :][:last]]),
         prompt_length=len(begin),

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from roll_like.builtin.pipelines.dpo.config import DPOConfig
-from roll_like.builtin.pipelines.dpo.labels import trained_answers
 from roll_like.builtin.pipelines.dpo.preferences import (
     PreferenceEvaluator,
     References,
     Trainer,
     asked_of,
     batch_of,
+    compared,
     evaluate_preferences,
     evaluated_preferences_of,
     preferences_of,
@@ -52,10 +52,10 @@ class DPOPipeline:
         state.evaluate(self.evaluator)
         for step in state.steps():
             answers = batch_of(self.config, self.preferences.take(self.config.items_per_step[0]))
-            reference = self.references.sums(answers)
+            answers = compared(answers, self.references)
             with state.timer("train"):
-                report = self.trainer.train_step(answers, reference)
-            state.log(step, report, samples_metrics(trained_answers(answers)))
+                report = self.trainer.train_step(answers)
+            state.log(step, report, samples_metrics(answers.trained))
             state.evaluate(self.evaluator)
 
     @classmethod

@@ -6,11 +6,10 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from roll_like.training.preference import AnswersEngine
+from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs
 from roll_like.types import FloatArray, TrainingSample
 
 #: How many sequences a reference model is asked about in one go.
@@ -45,11 +44,11 @@ class PrecomputedReference:
                 seen.add(content)
                 yield sample
 
-    def asking(self, engine: AnswersEngine[Any], samples: Iterable[TrainingSample]) -> PrecomputedReference:
-        """Return the same with what an engine says now of further samples."""
+    def asking(self, model: AnswerLogprobs, samples: Iterable[TrainingSample]) -> PrecomputedReference:
+        """Return the same with what a model says now of further samples."""
         sums, remaining = {**self._sums}, self.lacks(samples)
         while asked := list(islice(remaining, ASKED_AT_ONCE)):
-            sums.update(zip(map(_content, asked), engine.sums(asked).tolist(), strict=True))
+            sums.update(zip(map(_content, asked), model.sums(asked).tolist(), strict=True))
         return PrecomputedReference(sums)
 
     @classmethod

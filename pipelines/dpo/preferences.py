@@ -4,34 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Protocol, TypeAlias, cast
 
 from roll_like.builtin.pipelines.dpo.config import DPOConfig
-from roll_like.builtin.pipelines.dpo.labels import verdict_answers
+from roll_like.builtin.pipelines.dpo.labelled_objective import LabelledObjective, LabelledStep
+from roll_like.builtin.pipelines.dpo.labels import labelled_step
+from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, AnswersObjective, PairedObjective, PairStep
 from roll_like.builtin.pipelines.dpo.precomputed_reference import PrecomputedReference
 from roll_like.cluster import ResourceManager
 from roll_like.config.run import ScheduleConfig
-from roll_like.config.sections import DeviceRange, TrainingConfig
 from roll_like.data.chat import Renderer
 from roll_like.data.pairs import PairSample, Preference, load_preferences, verdicts
-from roll_like.data.samples import SampleSet
+from roll_like.data.samples import ConversationSample, SampleSet
 from roll_like.models.load import ResolvedModel, load_tokenizer, resolve_model
 from roll_like.registry import PREFERENCE_LOSSES
 from roll_like.run.launch import RunContext, measuring
-from roll_like.training.preference import AnswersEngine, PreferenceEngine
-from roll_like.training.preference_worker import PreferenceSpec, PreferenceWorker
-from roll_like.training.start import Timer, rank_fields, start_ranks
-from roll_like.training.unpaired import UnpairedEngine
-from roll_like.training.unpaired_worker import UnpairedWorker
+from roll_like.training.engine import Timer, TrainingEngine, WithoutAdapters
+from roll_like.training.pairs import TrainingPair, sequences_of
+from roll_like.training.start import rank_spec, start_engine
 from roll_like.types import FloatArray, TrainingSample
 from roll_like.values import Metric, reduce
 
 #: Where a run keeps what its reference model said.
 REFERENCE_FILE = "reference_logprobs.npz"
 
-#: Learns from pairs, or from single answers.
-Trainer: TypeAlias = AnswersEngine[Any]
+#: What one step learns from: pairs, or single answers.
+PreferenceStep: TypeAlias = PairStep | LabelledStep
+Trainer: TypeAlias = TrainingEngine[Any]
 
 
 def preferences_of(config: DPOConfig) -> SampleSet[Preference]:
@@ -47,26 +48,35 @@ def evaluated_preferences_of(config: DPOConfig) -> SampleSet[Preference] | None:
     )
 
 
-def batch_of(config: DPOConfig, preferences: Sequence[Preference]) -> list[TrainingSample]:
-    """Return what the loss takes: the answers of pairs in turn, or single answers and what their baseline needs."""
+def batch_of(config: DPOConfig, preferences: Sequence[Preference]) -> PreferenceStep:
+    """Return what the loss takes: pairs, or single answers and what their baseline needs."""
     loss = PREFERENCE_LOSSES.get(config.algorithm.loss.type)
     if loss.paired:
-        return answers_of(cast("Sequence[PairSample]", preferences))  # the configuration's rules let nothing else in
-    return verdict_answers([*verdicts(preferences)], max_tokens=config.data.max_tokens, baseline=loss.needs_batch)
+        # the configuration's rules let nothing else in
+        return PairStep(pairs=training_pairs(cast("Sequence[PairSample]", preferences)))
+    return labelled_step([*verdicts(preferences)], max_tokens=config.data.max_tokens, baseline=loss.needs_batch)
+
+
+def training_pairs(pairs: Sequence[PairSample]) -> list[TrainingPair]:
+    """Return pairs as the trainer takes them."""
+
+    def answer(sample: ConversationSample, pair: PairSample, index: int) -> TrainingSample:
+        return TrainingSample(
+            group_id=str(index),
+            token_ids=sample.token_ids,
+            prompt_length=pair.prompt_length,
+            sampled=sample.trained,
+        )
+
+    return [
+        TrainingPair(chosen=answer(pair.chosen, pair, index), rejected=answer(pair.rejected, pair, index))
+        for index, pair in enumerate(pairs)
+    ]
 
 
 def answers_of(pairs: Sequence[PairSample]) -> list[TrainingSample]:
-    """Return the answers of pairs, chosen and rejected in turn."""
-    return [
-        TrainingSample(
-            group_id=str(index),
-            token_ids=answer.token_ids,
-            prompt_length=pair.prompt_length,
-            sampled=answer.trained,
-        )
-        for index, pair in enumerate(pairs)
-        for answer in pair.sequences
-    ]
+    """Return the answers of pairs: each chosen one and, after it, the rejected one."""
+    return sequences_of(training_pairs(pairs))
 
 
 class References(Protocol):
@@ -84,34 +94,9 @@ class NoReference:
         return
 
 
-class ReferenceCluster:
-    """A frozen model that is asked in each step.
-
-    Args:
-        engine: Its ranks.
-    """
-
-    def __init__(self, engine: PreferenceEngine) -> None:
-        self._engine = engine
-
-    def sums(self, samples: Sequence[TrainingSample]) -> FloatArray:
-        """Return the log-probability of each sample."""
-        return self._engine.sums(samples)
-
-
-class WithoutAdapters:
-    """The policy itself, with its adapters switched off.
-
-    Args:
-        policy: Its ranks.
-    """
-
-    def __init__(self, policy: Trainer) -> None:
-        self._policy = policy
-
-    def sums(self, samples: Sequence[TrainingSample]) -> FloatArray:
-        """Return the log-probability of each sample."""
-        return self._policy.sums(samples, adapters=False)
+def compared(step: PreferenceStep, references: References) -> PreferenceStep:
+    """Return a step with what the reference model says of it."""
+    return replace(step, reference=references.sums(step.sequences))
 
 
 def asked_of(
@@ -122,13 +107,13 @@ def asked_of(
     Which answers are mismatched depends on what else is in their step, so the steps are gone through as they will come.
     """
     if PREFERENCE_LOSSES.get(config.algorithm.loss.type).paired:
-        yield from batch_of(config, data.samples)
+        yield from batch_of(config, data.samples).sequences
     else:
         order = data.order(seed=config.seed, shuffle=config.data.shuffle)
         for _ in range(config.total_steps):
-            yield from batch_of(config, order.take(config.items_per_step[0]))
+            yield from batch_of(config, order.take(config.items_per_step[0])).sequences
     if evaluated is not None:
-        yield from batch_of(config, evaluated.samples)
+        yield from batch_of(config, evaluated.samples).sequences
 
 
 def references_of(config: DPOConfig, run: RunContext, trainer: Trainer, asked: Iterable[TrainingSample]) -> References:
@@ -144,9 +129,9 @@ def references_of(config: DPOConfig, run: RunContext, trainer: Trainer, asked: I
     if reference is None:
         return NoReference()
     if reference.mode == "adapter_off":
-        return WithoutAdapters(trainer)
+        return AnswerLogprobs(WithoutAdapters(trainer))
     if reference.mode == "cluster":
-        return ReferenceCluster(_start_reference(config, run.resources, run.stack, run.state.timer))
+        return AnswerLogprobs(_start_reference(config, run.resources, run.stack, run.state.timer))
     model, path = reference.path or config.model.path, run.state.directory / REFERENCE_FILE
     known = PrecomputedReference.read(path, model)
     further = known.lacks(asked)
@@ -155,7 +140,7 @@ def references_of(config: DPOConfig, run: RunContext, trainer: Trainer, asked: I
     run.state.metrics.phase("asking the reference model")
     with ExitStack() as stack:
         engine = trainer if reference.path is None else _start_reference(config, run.resources, stack)
-        computed = known.asking(engine, chain([first], further))
+        computed = known.asking(AnswerLogprobs(engine), chain([first], further))
     computed.write(path, model)
     return computed
 
@@ -204,7 +189,7 @@ class PreferenceEvaluator(PairEvaluator):
     ) -> None:
         assert config.evaluation is not None, "the caller asked"
         batch = batch_of(config, preferences.samples)
-        super().__init__(config.evaluation, lambda: trainer.measure(batch, references.sums(batch)))
+        super().__init__(config.evaluation, lambda: trainer.measure(compared(batch, references)))
 
 
 def start_preference(
@@ -216,13 +201,12 @@ def start_preference(
     timer: Timer = lambda name: nullcontext(),
 ) -> Trainer:
     """Start the policy's ranks: of a model that learns from pairs, or from single answers, as the loss does."""
-    devices, training, loss = config.resources.device_mapping.training, config.training, config.algorithm.loss
-    spec = _spec(config, model, training, devices, frozen=False)
-    if PREFERENCE_LOSSES.get(loss.type).paired:
-        pairs = start_ranks("training", PreferenceWorker, spec, training.workers, resources, devices, stack=stack)
-        return PreferenceEngine(pairs, training, timer=timer)
-    answers = start_ranks("training", UnpairedWorker, spec, training.workers, resources, devices, stack=stack)
-    return UnpairedEngine(answers, training, loss, timer=timer)
+    devices, loss = config.resources.device_mapping.training, config.algorithm.loss
+    paired = PREFERENCE_LOSSES.get(loss.type).paired
+    of_items: type[AnswersObjective[Any, Any]] = PairedObjective if paired else LabelledObjective
+    objective = of_items(settings=config.training, loss_config=loss)
+    spec = rank_spec(config, model, devices, objective, total_updates=config.total_steps)
+    return start_engine("training", spec, resources, devices, stack=stack, timer=timer)
 
 
 def evaluate_preferences(config: DPOConfig, model_path: str) -> dict[str, float]:
@@ -238,8 +222,8 @@ def evaluate_preferences(config: DPOConfig, model_path: str) -> dict[str, float]
         references: References = NoReference()
         if config.reference is not None:
             with ExitStack() as short:
-                asked = _start_reference(config, resources, short)
-                references = PrecomputedReference({}).asking(asked, batch_of(config, preferences.samples))
+                asked = AnswerLogprobs(_start_reference(config, resources, short))
+                references = PrecomputedReference({}).asking(asked, batch_of(config, preferences.samples).sequences)
         trainer = start_preference(measured, resolve_model(measured.model), resources, stack)
         metrics, _ = PreferenceEvaluator(config, preferences, trainer, references).evaluate()
     return reduce(metrics)
@@ -250,7 +234,7 @@ def _start_reference(
     resources: ResourceManager,
     stack: ExitStack,
     timer: Timer = lambda name: nullcontext(),
-) -> PreferenceEngine:
+) -> Trainer:
     assert config.reference is not None, "the caller asked"
     path = config.reference.path
     model = resolve_model(config.model if path is None else config.model.at(path))
@@ -259,17 +243,6 @@ def _start_reference(
         max_tokens_per_micro_batch=config.reference.max_tokens_per_micro_batch,
     )
     devices = config.resources.device_mapping.reference or config.resources.device_mapping.training
-    spec = _spec(config, model, training, devices, frozen=True)
-    cluster = start_ranks("reference", PreferenceWorker, spec, training.workers, resources, devices, stack=stack)
-    return PreferenceEngine(cluster, training, timer=timer)
-
-
-def _spec(
-    config: DPOConfig, model: ResolvedModel, training: TrainingConfig, devices: DeviceRange, *, frozen: bool
-) -> PreferenceSpec:
-    return PreferenceSpec(
-        **rank_fields(config, model, devices, training.workers, total_updates=1 if frozen else config.total_steps),
-        training=training,
-        frozen=frozen,
-        loss=config.algorithm.loss,
-    )
+    objective = PairedObjective(settings=training, loss_config=config.algorithm.loss)
+    spec = rank_spec(config, model, devices, objective, total_updates=None)
+    return start_engine("reference", spec, resources, devices, stack=stack, timer=timer)

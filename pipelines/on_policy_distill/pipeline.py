@@ -18,13 +18,13 @@ from roll_like.check import Report, check, refuse_errors
 from roll_like.check.teachers import tutored_findings
 from roll_like.config.domains import domain_difficulty
 from roll_like.metrics.summary import Summary
+from roll_like.policy_gradient.objective import with_reference
 from roll_like.policy_gradient.reward_workers import prompt_rollouts
 from roll_like.policy_gradient.workers import Workers, evaluate_model, export_model, start_workers
 from roll_like.registry import PIPELINES
 from roll_like.rollout.metrics import rollout_metrics
 from roll_like.rollout.source import RolloutSource
 from roll_like.run.launch import RunContext, RunResult, RunState, launch
-from roll_like.training.engine import with_reference
 
 
 @PIPELINES.register("on_policy_distill")
@@ -57,7 +57,7 @@ class OnPolicyDistillPipeline:
             sync = workers.push()
             rollout = rollout_metrics(collected, sync.version - 1)
             figures = rollout if judged else without_rewards(rollout)
-            state.log(step, figures, assigned.metrics, tutored.metrics, report.metrics, sync.metrics)
+            state.log(step, figures, assigned.metrics, tutored.metrics, report, sync.metrics)
             state.keep_rollouts(collected)
             state.evaluate(self.evaluator)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,13 +17,14 @@ from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.teachers import teacher_of
 from roll_like.inference.worker import InferenceWorker
 from roll_like.models.teachers import planned_teachers
+from roll_like.policy_gradient.objective import with_logprobs
 from roll_like.policy_gradient.reward_workers import Judging, prompt_evaluator
-from roll_like.policy_gradient.start import trainer_spec
 from roll_like.rollout.collection import Collected
 from roll_like.rollout.evaluate import Evaluator
 from roll_like.rollout.scheduler import GroupPlan
-from roll_like.training.engine import TrainingEngine, with_logprobs
-from roll_like.training.start import Timer, start_trainer
+from roll_like.training.engine import Timer, TrainingEngine
+from roll_like.training.language_model import LanguageModelObjective
+from roll_like.training.start import rank_spec, start_engine
 from roll_like.types import FloatArray, Group, PolicySample, Scored
 from roll_like.values import Mean, Metric, Metrics
 
@@ -43,7 +45,7 @@ class Tutors:
         engines: The teachers' ranks, by name.
     """
 
-    def __init__(self, config: OnPolicyDistillConfig, engines: Mapping[str, TrainingEngine]) -> None:
+    def __init__(self, config: OnPolicyDistillConfig, engines: Mapping[str, TrainingEngine[Any]]) -> None:
         self._teachers = config.teachers
         self._signal: TeacherSignalConfig = config.distillation
         self._engines = engines
@@ -116,18 +118,19 @@ class Tutoring(Judging):
         """
         super().start()
         config = self._student
-        engines = {
-            teacher.name: start_trainer(
+        engines = {}
+        for teacher in planned_teachers(config):
+            objective = LanguageModelObjective[Any, Any](
+                settings=teacher.training, temperature=config.rollout.temperature
+            )
+            engines[teacher.name] = start_engine(
                 f"teacher {teacher.name}",
-                trainer_spec(config, teacher.model, teacher.training, frozen=True),
+                rank_spec(config, teacher.model, teacher.devices, objective, total_updates=None),
                 self._resources,
                 teacher.devices,
-                max_response_tokens=config.longest_response,
                 stack=self._stack,
                 timer=lambda _: self._timer("teach"),
             )
-            for teacher in planned_teachers(config)
-        }
         self.tutors = Tutors(config, engines)
 
 

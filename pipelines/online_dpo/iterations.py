@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from roll_like.builtin.pipelines.dpo.config import DPOConfig
+from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs
 from roll_like.builtin.pipelines.dpo.precomputed_reference import PrecomputedReference
 from roll_like.builtin.pipelines.dpo.preferences import (
     PreferenceEvaluator,
@@ -53,7 +54,7 @@ class Notes(Protocol):
 
 
 class Sums(Protocol):
-    """Says how likely a policy finds answers: a `PreferenceEngine`, or a fake."""
+    """Says how likely a policy finds answers: `AnswerLogprobs`, or a fake."""
 
     def sums(self, samples: Sequence[TrainingSample]) -> FloatArray:
         """Return the log-probability of each answer, shape [len(samples)]."""
@@ -244,10 +245,14 @@ def start_iterations(config: DPOConfig, run: RunContext) -> IterationParts:
     judging = Judging(prompts, run.resources, run.stack)
     judging.start()
     trainer = start_preference(config, model, run.resources, run.stack, timer=state.timer)
-    refreshed = None if config.reference is None or config.reference.refresh == "never" else RefreshedReference(trainer)
+    refreshed = (
+        None
+        if config.reference is None or config.reference.refresh == "never"
+        else RefreshedReference(AnswerLogprobs(trainer))
+    )
     # one that is refreshed is asked about given pairs, too: they are compared with the starting policy throughout
     asked = evaluated is not None or refreshed is None
-    about = [] if evaluated is None else batch_of(config, evaluated.samples)
+    about = [] if evaluated is None else batch_of(config, evaluated.samples).sequences
     said = references_of(config, run, trainer, about) if asked else None
     wait_for_inference()
     judging.wait()

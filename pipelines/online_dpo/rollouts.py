@@ -15,7 +15,7 @@ from roll_like.rollout.collection import Collected
 from roll_like.rollout.evaluate import Evaluator
 from roll_like.rollout.scheduler import GroupPlan
 from roll_like.run.launch import Evaluates, RunState
-from roll_like.training.handle import RanksHandle
+from roll_like.training.engine import TrainingEngine
 from roll_like.values import Metric, Metrics, merge
 
 
@@ -51,7 +51,7 @@ class PolicyEngines:
     runner: DriverLoop
     inference: Cluster[InferenceWorker]
     weights: WeightSync
-    shared: Sequence[RanksHandle[Any]]
+    shared: Sequence[TrainingEngine[Any]]
     behind: bool = True
     asleep: bool = False
 

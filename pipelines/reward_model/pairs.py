@@ -8,6 +8,7 @@ from functools import partial
 
 from roll_like.builtin.pipelines.dpo.preferences import PairEvaluator
 from roll_like.builtin.pipelines.reward_model.config import RewardModelRunConfig
+from roll_like.builtin.pipelines.reward_model.objective import RewardModelObjective
 from roll_like.builtin.pipelines.sft.examples import length_metrics
 from roll_like.cluster import ResourceManager
 from roll_like.data.chat import Renderer
@@ -16,9 +17,8 @@ from roll_like.data.scored_pairs import ScoredPair, load_scored_pairs
 from roll_like.models.classifier import pad_token_id
 from roll_like.models.load import ResolvedModel, load_tokenizer, resolve_model
 from roll_like.run.launch import measuring
-from roll_like.training.reward_model import RewardModelEngine
-from roll_like.training.reward_model_worker import RewardModelSpec, RewardModelWorker
-from roll_like.training.start import rank_fields, start_ranks
+from roll_like.training.engine import TrainingEngine
+from roll_like.training.start import rank_spec, start_engine
 from roll_like.values import Metric, reduce
 
 
@@ -35,7 +35,7 @@ def scored_pairs_metrics(pairs: Sequence[ScoredPair]) -> dict[str, Metric]:
 
 def start_reward_model(
     config: RewardModelRunConfig, model: ResolvedModel, resources: ResourceManager, stack: ExitStack
-) -> RewardModelEngine:
+) -> TrainingEngine[Sequence[ScoredPair]]:
     """Start the trainer's ranks.
 
     Args:
@@ -46,18 +46,20 @@ def start_reward_model(
     """
     from transformers import AutoConfig
 
-    devices, training = config.resources.device_mapping.training, config.training
-    spec = RewardModelSpec(
-        **rank_fields(config, model, devices, training.workers, total_updates=config.total_steps),
-        training=training,
-        algorithm=config.algorithm,
-    )
-    cluster = start_ranks("training", RewardModelWorker, spec, training.workers, resources, devices, stack=stack)
+    devices = config.resources.device_mapping.training
     shape = AutoConfig.from_pretrained(str(model.path), trust_remote_code=config.model.trust_remote_code)
-    return RewardModelEngine(cluster, training, pad_token_id=pad_token_id(shape, load_tokenizer(config.model)))
+    objective = RewardModelObjective(
+        settings=config.training,
+        algorithm=config.algorithm,
+        pad_token_id=pad_token_id(shape, load_tokenizer(config.model)),
+    )
+    spec = rank_spec(config, model, devices, objective, total_updates=config.total_steps)
+    return start_engine("training", spec, resources, devices, stack=stack)
 
 
-def score_evaluator_of(config: RewardModelRunConfig, trainer: RewardModelEngine) -> PairEvaluator | None:
+def score_evaluator_of(
+    config: RewardModelRunConfig, trainer: TrainingEngine[Sequence[ScoredPair]]
+) -> PairEvaluator | None:
     """Return what measures how often the right conversation scores higher, where the run has an evaluation."""
     if config.evaluation is None:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Self
@@ -22,11 +23,10 @@ from roll_like.data.scored_pairs import ScoredPair
 from roll_like.metrics.summary import Summary
 from roll_like.models.load import resolve_model
 from roll_like.offline.check import given_plan, scored_pair_findings
-from roll_like.policy_gradient.workers import model_card
+from roll_like.policy_gradient.workers import export_model
 from roll_like.registry import PIPELINES
 from roll_like.run.launch import RunContext, RunResult, RunState, launch
-from roll_like.training.reward_model import RewardModelEngine
-from roll_like.training.reward_model_worker import RewardModelWorker
+from roll_like.training.engine import TrainingEngine
 
 
 @PIPELINES.register("reward_model")
@@ -39,7 +39,7 @@ class RewardModelPipeline:
     config: RewardModelRunConfig
     run_state: RunState
     pairs: Order[ScoredPair]
-    trainer: RewardModelEngine
+    trainer: TrainingEngine[Sequence[ScoredPair]]
     evaluator: PairEvaluator | None
 
     def run(self) -> None:
@@ -68,8 +68,7 @@ class RewardModelPipeline:
 
     def export(self, directory: Path, summary: Summary) -> None:
         """Write the model as the directory of a sequence classifier, which the `reward_model` reward loads."""
-        card = model_card(self.config, summary)
-        self.trainer.cluster.everywhere(RewardModelWorker.export, str(directory), self.config.model, card)
+        export_model(self.trainer.cluster, self.config, directory, summary)
 
     @classmethod
     def launch(cls, config: RewardModelRunConfig, *, resume: str | None = None) -> RunResult:

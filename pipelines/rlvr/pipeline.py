@@ -11,6 +11,7 @@ from roll_like.check import Report, check, refuse_errors
 from roll_like.check.data import prompt_findings
 from roll_like.config.domains import domain_difficulty
 from roll_like.metrics.summary import Summary
+from roll_like.policy_gradient.objective import with_reference
 from roll_like.policy_gradient.reward_workers import Judging, prompt_evaluator, prompt_rollouts
 from roll_like.policy_gradient.workers import Workers, evaluate_model, export_model, start_workers
 from roll_like.registry import PIPELINES
@@ -19,7 +20,6 @@ from roll_like.rollout.metrics import rollout_metrics
 from roll_like.rollout.scheduler import GroupPlan
 from roll_like.rollout.source import RolloutSource
 from roll_like.run.launch import RunContext, RunResult, RunState, launch
-from roll_like.training.engine import with_reference
 
 
 @PIPELINES.register("rlvr")
@@ -48,7 +48,7 @@ class RLVRPipeline:
                 report = workers.actor.train_step(with_reference(assigned.samples, workers.kl_reference))
             sync = workers.push()
             rollout = rollout_metrics(collected, sync.version - 1)
-            state.log(step, rollout, assigned.metrics, report.metrics, sync.metrics)
+            state.log(step, rollout, assigned.metrics, report, sync.metrics)
             state.keep_rollouts(collected)
             state.evaluate(self.evaluator)
 

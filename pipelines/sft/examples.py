@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from typing import Any
 
 from roll_like.builtin.pipelines.sft.config import SFTConfig
+from roll_like.builtin.pipelines.sft.objective import SupervisedObjective, likelihood_metrics
 from roll_like.cluster import ResourceManager
 from roll_like.data.bad_rows import RowsReport
 from roll_like.data.chat import Renderer
@@ -14,10 +16,8 @@ from roll_like.data.samples import ConversationSample, SampleSet
 from roll_like.metrics.manager import MetricsManager
 from roll_like.models.load import ResolvedModel, load_tokenizer, resolve_model
 from roll_like.run.launch import measuring
-from roll_like.training.language_model import LanguageModelSpec
-from roll_like.training.start import Timer, rank_fields, start_ranks
-from roll_like.training.supervised import SupervisedEngine, likelihood_metrics
-from roll_like.training.supervised_worker import SupervisedWorker
+from roll_like.training.engine import Timer, TrainingEngine
+from roll_like.training.start import rank_spec, start_engine
 from roll_like.types import TrainingSample
 from roll_like.values import Max, Mean, Metric, Sum, reduce
 
@@ -43,7 +43,7 @@ class LikelihoodEvaluator:
         trainer: Computes log-probabilities.
     """
 
-    def __init__(self, config: SFTConfig, trainer: SupervisedEngine) -> None:
+    def __init__(self, config: SFTConfig, trainer: TrainingEngine[Any]) -> None:
         assert config.evaluation is not None, "the caller asked"
         self._schedule = config.evaluation
         self._trainer = trainer
@@ -73,7 +73,7 @@ def start_supervised(
     *,
     frozen: bool = False,
     timer: Timer = lambda name: nullcontext(),
-) -> SupervisedEngine:
+) -> TrainingEngine[Sequence[TrainingSample]]:
     """Start the trainer's ranks.
 
     Args:
@@ -84,14 +84,10 @@ def start_supervised(
         frozen: Whether they only compute log-probabilities.
         timer: Times a named part of a step.
     """
-    devices, training = config.resources.device_mapping.training, config.training
-    spec = LanguageModelSpec(
-        **rank_fields(config, model, devices, training.workers, total_updates=1 if frozen else config.total_steps),
-        training=training,
-        frozen=frozen,
-    )
-    cluster = start_ranks("training", SupervisedWorker, spec, training.workers, resources, devices, stack=stack)
-    return SupervisedEngine(cluster, training, packing=config.data.packing, timer=timer)
+    devices = config.resources.device_mapping.training
+    objective = SupervisedObjective(settings=config.training, packing=config.data.packing)
+    spec = rank_spec(config, model, devices, objective, total_updates=None if frozen else config.total_steps)
+    return start_engine("training", spec, resources, devices, stack=stack, timer=timer)
 
 
 def evaluate_likelihood(config: SFTConfig, model_path: str) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Self
@@ -25,7 +26,8 @@ from roll_like.offline.check import conversation_findings, given_plan
 from roll_like.policy_gradient.workers import export_model
 from roll_like.registry import PIPELINES
 from roll_like.run.launch import RunContext, RunResult, RunState, launch
-from roll_like.training.supervised import SupervisedEngine
+from roll_like.training.engine import TrainingEngine
+from roll_like.types import TrainingSample
 
 
 @PIPELINES.register("sft")
@@ -38,7 +40,7 @@ class SFTPipeline:
     config: SFTConfig
     run_state: RunState
     examples: Order[ConversationSample]
-    trainer: SupervisedEngine
+    trainer: TrainingEngine[Sequence[TrainingSample]]
     evaluator: LikelihoodEvaluator | None
 
     def run(self) -> None:

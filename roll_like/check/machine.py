@@ -15,7 +15,7 @@ from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.config.plan import GIB, Plan, trained_parameters
 from roll_like.config.policy_gradient import PolicyGradientConfig
 from roll_like.config.run import RunConfig
-from roll_like.config.sections import DeepSpeedConfig, VLLMConfig
+from roll_like.config.sections import TrainerConfig, VLLMConfig
 from roll_like.models.precision import cpu_has_bfloat16
 from roll_like.models.shape import ModelShape
 from roll_like.registry import LOSSES
@@ -144,7 +144,7 @@ def bounds_that_never_act(algorithm: AlgorithmConfig) -> Iterator[Finding]:
     )
 
 
-def warm_up_that_never_ends(section: str, settings: DeepSpeedConfig, updates: int) -> Iterator[Finding]:
+def warm_up_that_never_ends(section: str, settings: TrainerConfig, updates: int) -> Iterator[Finding]:
     """Yield a warm-up that is as long as the run."""
     warmup = settings.optimizer.warmup_steps
     if warmup >= updates:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from roll_like.config.sections import DeepSpeedConfig, DeviceRange, HardwareConfig
+from roll_like.config.sections import DeviceRange, HardwareConfig, TrainerConfig
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -334,9 +334,7 @@ def _tensor_parallel(config: PolicyGradientConfig, role: RolePlan) -> int:
     return role.devices_per_worker if config.resources.device == "cuda" else 1
 
 
-def _training_memory(
-    training: DeepSpeedConfig, parameters: int, trained: int, width: int
-) -> tuple[tuple[str, int], ...]:
+def _training_memory(training: TrainerConfig, parameters: int, trained: int, width: int) -> tuple[tuple[str, int], ...]:
     """Bytes of one rank: ZeRO shards the optimizer from stage 1, gradients from 2, weights from 3."""
     # AdamW's two moments in float32, and a float32 copy of weights that are kept in less
     optimizer = trained * (8 if width == 4 else 12)

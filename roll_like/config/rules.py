@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from roll_like.config.plan import RolePlan, overlap, roles
 from roll_like.config.rules_algorithm import ALGORITHM_RULES
 from roll_like.config.rules_effect import EFFECT_RULES, POLICY_EFFECT_RULES
-from roll_like.config.sections import DeepSpeedConfig
+from roll_like.config.sections import TrainerConfig
 from roll_like.config.violations import Violation
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _device_can_do_it(config: RunConfig) -> Iterator[Violation]:
     yield from offload_means_something(config, "training", config.training)
 
 
-def offload_means_something(config: RunConfig, section: str, trained: DeepSpeedConfig) -> Iterator[Violation]:
+def offload_means_something(config: RunConfig, section: str, trained: TrainerConfig) -> Iterator[Violation]:
     """Yield an offload to host memory where everything is there already."""
     if config.resources.device == "cpu" and trained.offload != "none":
         yield Violation(

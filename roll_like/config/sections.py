@@ -20,7 +20,8 @@ from pydantic_core import CoreSchema
 
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
 from roll_like.config.lora import LoRAConfig
-from roll_like.registry import TRACKERS
+from roll_like.errors import PluginError
+from roll_like.registry import TRACKERS, TRAINING_BACKENDS
 
 Precision = Literal["float32", "bfloat16", "float16"]
 #: What a trained model is for, by the hub's names: it writes, or it scores what others wrote.
@@ -211,9 +212,12 @@ class OptimizerConfig(ConfigModel):
     max_grad_norm: PositiveFloat = Field(default=1.0, description="Clip the global gradient norm to this.")
 
 
-class DeepSpeedConfig(ConfigModel):
-    """What models that DeepSpeed trains have in common."""
+class TrainerConfig(ConfigModel):
+    """What all trained models have in common."""
 
+    backend: str = Field(
+        default="deepspeed", description="Training backend, by its registered name.", examples=["deepspeed"]
+    )
     workers: PositiveInt = Field(
         default=1, description="Data-parallel ranks. A device range is divided evenly among them."
     )
@@ -234,6 +238,15 @@ class DeepSpeedConfig(ConfigModel):
         description="Move states to host memory while a colocated engine generates. No effect on CPU.",
     )
 
+    @field_validator("backend")
+    @classmethod
+    def _known_backend(cls, name: str) -> str:
+        try:
+            TRAINING_BACKENDS.get(name)
+        except PluginError as error:
+            raise ValueError(f"{error.message}; {error.fix}") from error
+        return name
+
     @model_validator(mode="after")
     def _offload_needs_sharding(self) -> Self:
         needed = {"none": 0, "optimizer": 1, "optimizer_and_parameters": 3}[self.offload]
@@ -245,8 +258,8 @@ class DeepSpeedConfig(ConfigModel):
         return self
 
 
-class TrainingConfig(DeepSpeedConfig):
-    """The DeepSpeed training engine."""
+class TrainingConfig(TrainerConfig):
+    """The training engine."""
 
     lora: LoRAConfig | None = Field(
         default=None, description="Train low-rank adapters and leave the model frozen; default: train all of it."
@@ -259,6 +272,7 @@ class TrainingConfig(DeepSpeedConfig):
     def frozen(self, *, workers: int, max_tokens_per_micro_batch: int) -> TrainingConfig:
         """Return what a model computes with that is not trained: ranks and budget of its own, the rest as here."""
         return TrainingConfig(
+            backend=self.backend,
             workers=workers,
             max_tokens_per_micro_batch=max_tokens_per_micro_batch,
             share_prompts=self.share_prompts,
@@ -267,7 +281,7 @@ class TrainingConfig(DeepSpeedConfig):
         )
 
 
-class CriticConfig(DeepSpeedConfig):
+class CriticConfig(TrainerConfig):
     """A value model of its own, for advantage estimators that need one."""
 
     path: str | None = Field(default=None, description="Model that the critic starts from; default: `model.path`.")

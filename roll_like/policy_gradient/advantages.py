@@ -48,7 +48,7 @@ class Advantages:
         estimator: AdvantageEstimator,
         algorithm: AlgorithmConfig,
         kl: KLController,
-        reference: Reference | None,
+        reference: Reference[PolicySample] | None,
         *,
         max_response_tokens: int,
         warmup_steps: int = 0,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Literal, TypeVar
+from typing import Any, Literal
 
+from roll_like.algorithms.kl import KLController
 from roll_like.builtin.pipelines.online_dpo.config import SampledPromptsConfig
 from roll_like.cluster import Cluster, ResourceManager, thread_environment
 from roll_like.config.policy_gradient import PolicyGradientConfig
-from roll_like.config.sections import DeviceRange, TrainingConfig
+from roll_like.config.sections import DeviceRange
 from roll_like.inference.interface import EngineSpec
 from roll_like.inference.weight_transfer.engines import ActorEngines
 from roll_like.inference.weight_transfer.interface import WeightTransfer
@@ -18,25 +20,24 @@ from roll_like.inference.weight_transfer.vllm_native import VLLMTransfer
 from roll_like.inference.worker import InferenceWorker, engine_environment
 from roll_like.models.load import ResolvedModel, resolve_model
 from roll_like.models.precision import precision_of
+from roll_like.policy_gradient.critic import Critic, ValueObjective
+from roll_like.policy_gradient.objective import PolicyObjective
 from roll_like.run.launch import RunContext
-from roll_like.training.critic import CriticEngine
-from roll_like.training.critic_worker import CriticSpec
 from roll_like.training.engine import Reference, TrainingEngine, WithoutAdapters
-from roll_like.training.language_model import LanguageModelRank
-from roll_like.training.start import rank_fields, start_critic_engine, start_trainer
-from roll_like.training.worker import TrainerSpec
-
-LanguageModelT = TypeVar("LanguageModelT", bound=LanguageModelRank)
+from roll_like.training.language_model import LanguageModelObjective
+from roll_like.training.rank import TrainingRank
+from roll_like.training.start import rank_spec, start_engine
+from roll_like.types import PolicySample
 
 
 def time_shared(
-    config: PolicyGradientConfig, actor: TrainingEngine, critic: CriticEngine | None
-) -> list[TrainingEngine | CriticEngine]:
+    config: PolicyGradientConfig, actor: TrainingEngine[Any], critic: Critic | None
+) -> list[TrainingEngine[Any]]:
     """Return what is trained on the inference engines' GPUs."""
     device_mapping = config.resources.device_mapping
-    shared: list[TrainingEngine | CriticEngine] = [actor] if shares_gpus(config, device_mapping.training) else []
+    shared = [actor] if shares_gpus(config, device_mapping.training) else []
     if critic is not None and shares_gpus(config, device_mapping.critic or device_mapping.training):
-        shared.append(critic)
+        shared.append(critic.engine)
     return shared
 
 
@@ -45,29 +46,28 @@ def shares_gpus(config: PolicyGradientConfig | SampledPromptsConfig, devices: De
     return config.resources.device != "cpu" and devices.overlaps(config.resources.device_mapping.inference)
 
 
-def trainer_spec(
-    config: PolicyGradientConfig, model: ResolvedModel, training: TrainingConfig, *, frozen: bool
-) -> TrainerSpec:
-    """Return what the ranks of an actor or of a reference model need to know."""
-    learning_steps = config.steps - (0 if config.critic is None else config.critic.warmup_steps)
-    return TrainerSpec(
-        **rank_fields(
-            config,
-            model,
-            config.resources.device_mapping.training,
-            training.workers,
-            total_updates=learning_steps * config.algorithm.updates_per_step,
-        ),
-        training=training,
-        frozen=frozen,
-        algorithm=config.algorithm,
+def start_actor(
+    config: PolicyGradientConfig, run: RunContext, model: ResolvedModel, kl: KLController
+) -> TrainingEngine[Sequence[PolicySample]]:
+    """Start the policy that is trained; `kl` sets the weight of a KL penalty in its loss."""
+    devices = config.resources.device_mapping.training
+    objective = PolicyObjective(
+        settings=config.training,
         temperature=config.rollout.temperature,
+        algorithm=config.algorithm,
+        max_response_tokens=config.longest_response,
+        kl=kl,
     )
+    learning_steps = config.steps - (0 if config.critic is None else config.critic.warmup_steps)
+    spec = rank_spec(
+        config, model, devices, objective, total_updates=learning_steps * config.algorithm.updates_per_step
+    )
+    return start_engine("training", spec, run.resources, devices, stack=run.stack, timer=run.state.timer)
 
 
 def start_reference(
-    config: PolicyGradientConfig, run: RunContext, actor_model: ResolvedModel, actor: TrainingEngine
-) -> Reference | None:
+    config: PolicyGradientConfig, run: RunContext, actor_model: ResolvedModel, actor: TrainingEngine[Any]
+) -> Reference[PolicySample] | None:
     """Start the frozen model that KL terms compare with, where it is not the actor itself; nothing without one."""
     if config.reference is None:
         return None
@@ -79,30 +79,22 @@ def start_reference(
         workers=config.reference.workers,
         max_tokens_per_micro_batch=config.reference.max_tokens_per_micro_batch,
     )
-    device_mapping = config.resources.device_mapping
-    return start_trainer(
-        "reference",
-        trainer_spec(config, model, training, frozen=True),
-        run.resources,
-        device_mapping.reference or device_mapping.training,
-        max_response_tokens=config.longest_response,
-        stack=run.stack,
-        timer=run.state.timer,
-    )
+    devices = config.resources.device_mapping.reference or config.resources.device_mapping.training
+    objective = LanguageModelObjective[Any, Any](settings=training, temperature=config.rollout.temperature)
+    spec = rank_spec(config, model, devices, objective, total_updates=None)
+    return start_engine("reference", spec, run.resources, devices, stack=run.stack, timer=run.state.timer)
 
 
-def start_critic(config: PolicyGradientConfig, run: RunContext, actor_model: ResolvedModel) -> CriticEngine | None:
+def start_critic(config: PolicyGradientConfig, run: RunContext, actor_model: ResolvedModel) -> Critic | None:
     """Start the critic, or nothing where there is no `critic` section."""
     critic = config.critic
     if critic is None:
         return None
     model = actor_model if critic.path is None else resolve_model(config.model.at(critic.path))
     devices = config.resources.device_mapping.critic or config.resources.device_mapping.training
-    spec = CriticSpec(
-        **rank_fields(config, model, devices, critic.workers, total_updates=config.steps * critic.updates_per_step),
-        critic=critic,
-    )
-    return start_critic_engine(spec, run.resources, devices, stack=run.stack, timer=run.state.timer)
+    objective = ValueObjective(settings=critic)
+    spec = rank_spec(config, model, devices, objective, total_updates=config.steps * critic.updates_per_step)
+    return Critic(start_engine("critic", spec, run.resources, devices, stack=run.stack, timer=run.state.timer))
 
 
 def start_inference(
@@ -140,18 +132,18 @@ def start_inference(
 
 
 def start_weight_sync(
-    config: PolicyGradientConfig, trained: Cluster[LanguageModelT], inference: Cluster[InferenceWorker]
+    config: PolicyGradientConfig, trained: Cluster[TrainingRank], inference: Cluster[InferenceWorker]
 ) -> WeightSync:
     """Connect the ranks of the model that is trained with the engines."""
     engines = ActorEngines(inference.handle())
     transfer: WeightTransfer = SharedMemoryTransfer(engines)
     backend = weight_backend(config)
     if backend != "shared_memory":
-        address, port = trained.on(0, LanguageModelRank.address)
+        address, port = trained.on(0, TrainingRank.address)
         share = len(config.resources.device_mapping.inference) // config.inference.replicas
         transfer = VLLMTransfer(client=engines, backend=backend, gpus_per_engine=share, address=address, port=port)
-    trained.everywhere(LanguageModelRank.connect_weights, transfer)
-    return WeightSync(lambda salt: trained.everywhere(LanguageModelRank.send_weights, salt)[0], engines)
+    trained.everywhere(TrainingRank.connect_weights, transfer)
+    return WeightSync(lambda salt: trained.everywhere(TrainingRank.send_weights, salt)[0], engines)
 
 
 def weight_backend(config: PolicyGradientConfig) -> Literal["shared_memory", "ipc", "nccl"]:

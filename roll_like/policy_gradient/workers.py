@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from roll_like.algorithms.advantages import AdvantageEstimator
 from roll_like.algorithms.kl import KLController
@@ -22,20 +22,20 @@ from roll_like.metrics.summary import Summary
 from roll_like.models.export import ModelCard
 from roll_like.models.load import ResolvedModel, resolve_model
 from roll_like.policy_gradient.advantages import Advantages
+from roll_like.policy_gradient.critic import Critic
 from roll_like.policy_gradient.start import (
+    start_actor,
     start_critic,
     start_inference,
     start_reference,
     start_weight_sync,
     time_shared,
-    trainer_spec,
 )
 from roll_like.registry import ADVANTAGES
 from roll_like.run.launch import Evaluates, RunContext, RunState, measuring
-from roll_like.training.critic import CriticEngine
 from roll_like.training.engine import Reference, TrainingEngine
-from roll_like.training.language_model import LanguageModelRank
-from roll_like.training.start import start_trainer
+from roll_like.training.rank import TrainingRank
+from roll_like.types import PolicySample
 from roll_like.values import reduce
 
 #: Called with (finished samples, expected samples).
@@ -54,7 +54,6 @@ class Beside(Protocol):
 
 ConfigT = TypeVar("ConfigT", bound=PolicyGradientConfig)
 BesideT = TypeVar("BesideT", bound=Beside)
-LanguageModelT = TypeVar("LanguageModelT", bound=LanguageModelRank)
 
 
 @dataclass(kw_only=True)
@@ -77,18 +76,18 @@ class Workers:
     state: RunState
     runner: DriverLoop
     model: ResolvedModel
-    actor: TrainingEngine
-    critic: CriticEngine | None
-    kl_reference: Reference | None
+    actor: TrainingEngine[Sequence[PolicySample]]
+    critic: Critic | None
+    kl_reference: Reference[PolicySample] | None
     advantages: Advantages
     inference: Cluster[InferenceWorker]
     weights: WeightSync
-    time_shared: Sequence[TrainingEngine | CriticEngine]
+    time_shared: Sequence[TrainingEngine[Any]]
 
     @property
-    def saved_engines(self) -> list[TrainingEngine | CriticEngine]:
+    def saved_engines(self) -> list[TrainingEngine[Any]]:
         """What is trained, for checkpoints."""
-        return [self.actor] if self.critic is None else [self.actor, self.critic]
+        return [self.actor] if self.critic is None else [self.actor, self.critic.engine]
 
     def progress(self, done: int, total: int) -> None:
         """Show how many samples of a step are finished."""
@@ -139,7 +138,6 @@ def start_workers(
     Raises:
         RollLikeError: One of them did not start.
     """
-    timer = run.state.timer
     run.state.metrics.phase("preparing the model")
     model = resolve_model(config.model)
     runner = run.stack.enter_context(DriverLoop())
@@ -148,16 +146,7 @@ def start_workers(
     wait_for_inference = inference.begin(InferenceWorker.start)  # loads while the trainer does
     beside.start()
     kl = KLController(config.algorithm.kl)
-    actor = start_trainer(
-        "training",
-        trainer_spec(config, model, config.training, frozen=False),
-        run.resources,
-        config.resources.device_mapping.training,
-        max_response_tokens=config.longest_response,
-        stack=run.stack,
-        kl_controller=kl,
-        timer=timer,
-    )
+    actor = start_actor(config, run, model, kl)
     reference = start_reference(config, run, model, actor)
     critic = start_critic(config, run, model)
     wait_for_inference()
@@ -187,9 +176,9 @@ def start_workers(
     )
 
 
-def export_model(trained: Cluster[LanguageModelT], config: RunConfig, directory: Path, summary: Summary) -> None:
+def export_model(trained: Cluster[TrainingRank], config: RunConfig, directory: Path, summary: Summary) -> None:
     """Write a trained model as a Hugging Face directory, with a card of the run."""
-    trained.everywhere(LanguageModelRank.export, str(directory), config.model, model_card(config, summary))
+    trained.everywhere(TrainingRank.export, str(directory), config.model, model_card(config, summary))
 
 
 def model_card(config: RunConfig, summary: Summary) -> ModelCard:

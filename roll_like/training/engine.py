@@ -1,133 +1,135 @@
-"""The driver's handle on the ranks of a policy, or of a frozen reference model."""
+"""The driver's handle on the ranks of a model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
 
-import numpy as np
-
-from roll_like.algorithms.aggregation import token_weights
-from roll_like.algorithms.kl import KLController
-from roll_like.algorithms.losses import PolicyLoss
 from roll_like.cluster import Cluster
-from roll_like.config.algorithm import AlgorithmConfig
-from roll_like.registry import LOSSES
-from roll_like.training.handle import RanksHandle
-from roll_like.training.layout import PolicyBatch, micro_batches, per_sample, policy_batches, update_parts
-from roll_like.training.worker import DeepSpeedWorker, TrainingShare
-from roll_like.types import FloatArray, PolicySample, ReferencedSample
-from roll_like.values import Last, Mean, Metric, Sum, merge
+from roll_like.training.interface import BatchT, Objective, Share, StepT, Update
+from roll_like.training.layout import MicroBatch, micro_batches, per_sample
+from roll_like.training.rank import TrainingRank
+from roll_like.types import FloatArray, TrainingSample
+from roll_like.values import Max, Metric, Sum, merge
+
+Timer = Callable[[str], AbstractContextManager[None]]
+SampleT_contra = TypeVar("SampleT_contra", bound=TrainingSample, contravariant=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainReport:
-    """What one call of `train_step` did."""
-
-    metrics: Mapping[str, Metric]
-
-
-class TrainingEngine(RanksHandle[DeepSpeedWorker]):
-    """Splits batches over ranks and runs them.
+class TrainingEngine(Generic[StepT]):
+    """Spreads an objective's batches over ranks and runs them.
 
     Args:
         cluster: Started ranks.
-        algorithm: Loss, aggregation and number of updates.
-        max_response_tokens: Constant length of the `token_sum_norm` aggregation.
-        max_tokens_per_micro_batch: Budget of one forward pass, padding included.
-        share_prompts: Whether a group's prompt is computed once.
-        kl_controller: Sets the weight of a KL penalty in the loss, and follows what a step measured; default: one of
-            its own, as configured.
+        objective: What they compute.
         timer: Times a named part of a step.
     """
 
     def __init__(
         self,
-        cluster: Cluster[DeepSpeedWorker],
+        cluster: Cluster[TrainingRank],
+        objective: Objective[StepT, Any],
         *,
-        algorithm: AlgorithmConfig,
-        max_response_tokens: int,
-        max_tokens_per_micro_batch: int,
-        share_prompts: bool,
-        kl_controller: KLController | None = None,
-        timer: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
+        timer: Timer = lambda name: nullcontext(),
     ) -> None:
-        super().__init__(cluster)
-        self._algorithm = algorithm
-        self._loss: PolicyLoss = LOSSES.get(algorithm.loss.type)(algorithm.loss)
-        self._max_response_tokens = max_response_tokens
-        self._max_tokens = max_tokens_per_micro_batch
-        self._share_prompts = share_prompts
-        self._kl_controller = kl_controller or KLController(algorithm.kl)
-        self._timer = timer
+        self.cluster = cluster
+        self.objective = objective
+        self.timer = timer
+        self.layout = objective.layout(len(cluster))
 
-    def train_step(self, samples: Sequence[PolicySample]) -> TrainReport:
-        """Take `updates_per_step` optimizer steps over a step's samples; none where there are no samples.
+    def train_step(self, step: StepT) -> dict[str, Metric]:
+        """Take the optimizer steps of one training step; none where there is nothing to learn.
 
-        Samples that the loss turns down are left out. Samples whose gradient is zero whatever the policy
-        (advantage 0, no KL or entropy term) count in the denominators and are not computed.
+        Args:
+            step: What the objective learns from.
+
+        Returns:
+            The objective's metrics; a loss is that before each optimizer step, and a mean over them.
         """
-        selected = [sample for sample in samples if self._loss.selects(sample)]
-        parts = update_parts(selected, self._algorithm.updates_per_step)
-        updates = [self._layout([selected[index] for index in part]) for part in parts]
-        updates = [update for update in updates if update[0]]
-        metrics: dict[str, Metric] = {"train/updates": Sum(float(len(updates)))}
-        if updates:
-            metrics = merge([metrics, *self._train(updates, len(selected))])
-            metrics = with_padding_fraction(metrics)
-        return TrainReport(metrics=metrics)
+        updates, seconds, parts = 0, 0.0, []
+        for update in self.objective.updates(step, self):
+            moved = [self.forward_backward(update), self.optimizer_step()]
+            seconds += sum(part.pop("time/train_compute").value for part in moved)
+            parts += moved
+            updates += 1
+        if not updates:
+            return self.objective.report(step, {}, 0)
+        metrics = merge([*parts, *self.cluster.everywhere(TrainingRank.memory)])
+        metrics["time/train_compute"] = Max(seconds)
+        for name in self.objective.losses & metrics.keys():
+            metrics[name] = Sum(metrics[name].value / updates)
+        return self.objective.report(step, metrics, updates)
 
-    def logprobs(self, samples: Sequence[PolicySample], *, adapters: bool = True) -> list[FloatArray]:
+    def forward_backward(self, update: Update[Any]) -> dict[str, Metric]:
+        """Add up the gradient of an optimizer step on the ranks."""
+        return merge(self.cluster.scatter(TrainingRank.forward_backward, _shares(update)))
+
+    def optimizer_step(self) -> dict[str, Metric]:
+        """Move the weights by the gradient that was added up."""
+        return merge(self.cluster.everywhere(TrainingRank.optimizer_step))
+
+    def measure(self, step: StepT) -> dict[str, Metric]:
+        """Return the objective's metrics of a step under the current weights, without an optimizer step."""
+        return self.objective.measure(step, self)
+
+    def evaluate(self, update: Update[Any]) -> dict[str, Metric]:
+        """Return the metrics of one optimizer step's batches under the current weights."""
+        return merge(self.cluster.scatter(TrainingRank.evaluate, _shares(update)))
+
+    def forward(self, shards: Sequence[Sequence[BatchT]], *, adapters: bool = True) -> list[list[Any]]:
+        """Return what the objective's forward pass says of each rank's micro-batches.
+
+        Args:
+            shards: Micro-batches of each rank.
+            adapters: Whether with the model's adapters, where it has some, or as if it had none.
+        """
+        forward = TrainingRank.forward if adapters else TrainingRank.forward_without_adapters
+        return self.cluster.scatter(forward, shards)
+
+    def micro_batches(self, samples: Sequence[TrainingSample]) -> list[list[MicroBatch]]:
+        """Return each rank's micro-batches of samples that are only computed."""
+        return micro_batches(samples, **self.layout)
+
+    def logprobs(self, samples: Sequence[TrainingSample], *, adapters: bool = True) -> list[FloatArray]:
         """Return each sample's log-probabilities under this engine's weights, shape [T], 0 where not sampled.
 
         Args:
             samples: What was sampled.
             adapters: Whether with the model's adapters, where it has some, or as if it had none.
         """
-        shards = micro_batches(
-            samples, ranks=len(self.cluster), max_tokens=self._max_tokens, share_prompts=self._share_prompts
-        )
-        with self._timer("logprobs"):
-            worker = DeepSpeedWorker.logprobs if adapters else DeepSpeedWorker.base_logprobs
-            results = self.cluster.scatter(worker, shards)
+        shards = self.micro_batches(samples)
+        with self.timer("logprobs"):
+            results = self.forward(shards, adapters=adapters)
         return per_sample(samples, shards, results)
 
-    def _train(self, updates: Sequence[Sequence[Sequence[PolicyBatch]]], samples: int) -> list[dict[str, Metric]]:
-        """Run updates on the ranks; the KL penalty's weight of the next step follows from this one's divergence."""
-        coefficient = self._kl_controller.coefficient
-        shares = [
-            TrainingShare(updates=[update[rank] for update in updates], kl_coefficient=coefficient)
-            for rank in range(len(self.cluster))
-        ]
-        parts = self.cluster.scatter(DeepSpeedWorker.train, shares)
-        if self._algorithm.kl.use != "loss":
-            return parts
-        measured = merge({"train/kl": part["train/kl"]} for part in parts if "train/kl" in part)
-        if measured:
-            self._kl_controller.update(float(measured["train/kl"].value), samples)
-        return [*parts, {"train/kl_coefficient": Last(coefficient)}]
+    def save(self, directory: Path) -> None:
+        """Write every rank's states under a directory that all ranks see."""
+        (directory / self.objective.folder).mkdir(exist_ok=True)
+        self.cluster.everywhere(TrainingRank.save, str(directory / self.objective.folder))
 
-    def _layout(self, samples: Sequence[PolicySample]) -> list[list[PolicyBatch]]:
-        weights = token_weights(samples, self._algorithm.aggregation, max_response_tokens=self._max_response_tokens)
-        regularised = self._algorithm.kl.use == "loss" or self._algorithm.entropy_coefficient != 0
-        if not regularised and not self._loss.zero_advantage_moves:
-            moving = [index for index, sample in enumerate(samples) if np.any(sample.advantages)]
-            samples, weights = [samples[index] for index in moving], [weights[index] for index in moving]
-        return policy_batches(
-            samples,
-            weights,
-            ranks=len(self.cluster),
-            max_tokens=self._max_tokens,
-            share_prompts=self._share_prompts,
-        )
+    def load(self, directory: Path) -> None:
+        """Take back what `save` wrote."""
+        self.cluster.everywhere(TrainingRank.load, str(directory / self.objective.folder))
+
+    def offload(self) -> None:
+        """Make room on GPUs that are shared with other roles."""
+        self.cluster.everywhere(TrainingRank.offload)
+
+    def reload(self) -> None:
+        """Take the room back."""
+        self.cluster.everywhere(TrainingRank.reload)
 
 
-class Reference(Protocol):
-    """What KL terms compare the policy with."""
+def _shares(update: Update[BatchT]) -> list[Share[BatchT]]:
+    return [Share(batches=batches, shared=update.shared) for batches in update.shards]
 
-    def logprobs(self, samples: Sequence[PolicySample]) -> list[FloatArray]:
+
+class Reference(Protocol[SampleT_contra]):
+    """What a policy is compared with: a frozen engine, or `WithoutAdapters`."""
+
+    def logprobs(self, samples: Sequence[SampleT_contra]) -> list[FloatArray]:
         """Return each sample's log-probabilities, shape [T], 0 where not sampled."""
 
 
@@ -138,40 +140,9 @@ class WithoutAdapters:
         policy: Its ranks.
     """
 
-    def __init__(self, policy: TrainingEngine) -> None:
+    def __init__(self, policy: TrainingEngine[Any]) -> None:
         self._policy = policy
 
-    def logprobs(self, samples: Sequence[PolicySample]) -> list[FloatArray]:
+    def logprobs(self, samples: Sequence[TrainingSample]) -> list[FloatArray]:
         """Return each sample's log-probabilities, shape [T], 0 where not sampled."""
         return self._policy.logprobs(samples, adapters=False)
-
-
-def with_reference(samples: Sequence[PolicySample], reference: Reference | None) -> Sequence[PolicySample]:
-    """Return the samples with the reference model's log-probabilities, or as they are without one."""
-    return samples if reference is None else with_logprobs(samples, reference.logprobs(samples))
-
-
-def with_logprobs(samples: Sequence[PolicySample], reference_logprobs: Sequence[FloatArray]) -> list[ReferencedSample]:
-    """Return the samples with log-probabilities to compare with, one array [T] each."""
-    return [
-        ReferencedSample(
-            group_id=sample.group_id,
-            token_ids=sample.token_ids,
-            prompt_length=sample.prompt_length,
-            sampled=sample.sampled,
-            turns=sample.turns,
-            behaviour_logprobs=sample.behaviour_logprobs,
-            advantages=sample.advantages,
-            reward=sample.reward,
-            policy_version=sample.policy_version,
-            reference_logprobs=logprobs,
-        )
-        for sample, logprobs in zip(samples, reference_logprobs, strict=True)
-    ]
-
-
-def with_padding_fraction(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
-    """Add `train/padding_fraction`, the share of computed tokens that were padding."""
-    computed = metrics["train/computed_tokens"].value
-    fraction = metrics["train/padding_tokens"].value / computed if computed else 0.0
-    return {**metrics, "train/padding_fraction": Mean(fraction, computed)}

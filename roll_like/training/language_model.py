@@ -1,131 +1,72 @@
-"""One rank of a language model, whatever it is trained on: log-probabilities, and its weights for others."""
+"""What objectives of language models have in common: log-probabilities of chosen tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from roll_like.config.sections import ModelConfig, TrainingConfig
-from roll_like.errors import EngineError
-from roll_like.models.export import ModelCard
-from roll_like.models.lora import adapters_off, add_adapters
+from roll_like.config.lora import LoRAConfig
+from roll_like.config.sections import TrainingConfig
+from roll_like.models.load import load_causal_lm
+from roll_like.models.lora import add_adapters
+from roll_like.training.attention import use_dense_attention
+from roll_like.training.interface import BatchT, Objective, RankModel, RankSpec, StepT
 from roll_like.training.layout import MicroBatch
-from roll_like.training.policy import PolicyModule, tensors_of
-from roll_like.training.rank import DeepSpeedRank, RankSpec
+from roll_like.training.policy import PolicyModule, TokenLogprobHead
 from roll_like.types import FloatArray
-from roll_like.values import Metrics, Sum
-
-if TYPE_CHECKING:
-    from roll_like.inference.weight_transfer.interface import SendReport, WeightSender, WeightTransfer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LanguageModelSpec(RankSpec):
-    """What a rank of a language model needs to know.
+@dataclass(frozen=True, kw_only=True)
+class LanguageModelObjective(Objective[StepT, BatchT]):
+    """A language model that tells the log-probabilities of tokens. By itself it is a reference: it learns nothing.
 
     Attributes:
-        training: The `training` section.
-        frozen: Whether the model only computes log-probabilities (a reference); then it has no adapters.
+        settings: The `training` section.
         temperature: Temperature that log-probabilities are taken at.
     """
 
-    training: TrainingConfig
-    frozen: bool
+    settings: TrainingConfig
     temperature: float = 1.0
 
+    def head(self) -> type[TokenLogprobHead]:
+        """Return what becomes of the hidden states before targets."""
+        return TokenLogprobHead
 
-class LanguageModelRank(DeepSpeedRank):
-    """Computes log-probabilities of chosen tokens, hands out weights, and writes the model for others to load."""
-
-    section = "training"
-    metric_prefix = "train"
-    memory_name = "trainer"
-
-    def __init__(self, spec: LanguageModelSpec, rank: int, world_size: int) -> None:
-        super().__init__(spec, spec.training, rank, world_size)
-        self._model_spec = spec
-        self._sender: WeightSender | None = None
-
-    def close(self) -> None:
-        """Let go of the inference engines, where there are any, and leave the process group."""
-        if self._sender is not None:
-            self._sender.close()
-        super().close()
-
-    def _load(self) -> Any:
-        causal_lm = super()._load()
-        spec = self._model_spec
-        if spec.training.lora is not None and not spec.frozen:
-            add_adapters(causal_lm, spec.training.lora, seed=spec.seed)
-        return causal_lm
-
-    def _module(self, causal_lm: Any) -> nn.Module:
-        training = self._model_spec.training
+    def load(self, spec: RankSpec[Any]) -> nn.Module:
+        """Return the model with adapters where it has some, and a head that never holds all logits."""
+        settings = self.settings
+        loaded = load_causal_lm(Path(spec.model_path), dtype=spec.dtype, trust_remote_code=spec.trust_remote_code)
         return PolicyModule(
-            causal_lm, chunk_tokens=training.logprob_chunk_tokens, chunk_vocab=training.logprob_chunk_vocab
+            prepared(loaded, spec, settings.lora),
+            chunk_tokens=settings.logprob_chunk_tokens,
+            chunk_vocab=settings.logprob_chunk_vocab,
+            head=self.head(),
         )
 
-    def _build(self, module: nn.Module) -> Any:
-        return module.requires_grad_(False).eval() if self._model_spec.frozen else super()._build(module)
-
-    def logprobs(self, batches: Sequence[MicroBatch]) -> list[FloatArray]:
-        """Return the log-probability of every target of every micro-batch, shape [N] each."""
-        return [logprobs.cpu().numpy() for logprobs in self._logprobs_of(batches)]
-
-    def base_logprobs(self, batches: Sequence[MicroBatch]) -> list[FloatArray]:
-        """Return the same of the model without its adapters: what training started from."""
-        with adapters_off(self._causal_lm()):
-            return self.logprobs(batches)
-
-    @torch.no_grad()
-    def _logprobs_of(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
-        return [self._forward(batch)[0] for batch in batches]
-
-    def _forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Return log-probability and entropy of every target, in nats, shape [N]; dropout is for gradients only."""
-        self._set_mode()
-        result: tuple[Tensor, Tensor] = self._engine(*tensors_of(batch, self._device), self._model_spec.temperature)
-        return result
-
-    def connect_weights(self, transfer: WeightTransfer) -> None:
-        """Prepare this rank's end of the way to the inference engines. They have started."""
-        self._sender = transfer.connect(self, self.rank)
-
-    def send_weights(self, salt: int) -> SendReport:
-        """Take part in moving all weights; rank 0's report says what was sent."""
-        if self._sender is None:
-            raise EngineError("weights are sent before connect_weights")
-        return self._sender.send(salt)
-
-    def export(self, directory: str, tokenizer: ModelConfig, card: ModelCard) -> None:
-        """Write a Hugging Face directory from rank 0; the other ranks take part in gathering.
-
-        Raises:
-            CheckpointError: The disk is full or not writable.
-        """
-        lora = None if self._model_spec.frozen else self._model_spec.training.lora
-        self._write_model(directory, tokenizer, card, lora=lora)
-
-    def _causal_lm(self) -> Any:
-        module = self._engine if self._model_spec.frozen else self._engine.module
+    def hf_model(self, module: nn.Module) -> Any:
+        """Return the Hugging Face model."""
         return module.causal_lm
 
-    def _handed_out(self) -> nn.Module:
-        """Names are the Hugging Face model's own."""
-        module: nn.Module = self._causal_lm()
-        return module
+    def logprobs(self, model: RankModel, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Return log-probability and entropy of every target, in nats, shape [N]."""
+        result: tuple[Tensor, Tensor] = model(batch, self.temperature)
+        return result
 
-    def _is_sharded(self) -> bool:
-        return super()._is_sharded() and not self._model_spec.frozen
+    def forward(self, model: RankModel, batch: BatchT) -> Any:
+        """Return the log-probability of every target, shape [N]."""
+        logprobs_N: FloatArray = self.logprobs(model, batch)[0].cpu().numpy()
+        return logprobs_N
 
 
-def computed(batch: MicroBatch) -> Metrics:
-    """Return how many tokens a micro-batch computes, and how many of them are padding."""
-    return {
-        "train/computed_tokens": Sum(float(batch.tokens)),
-        "train/padding_tokens": Sum(float(batch.padding)),
-    }
+def prepared(model: Any, spec: RankSpec[Any], lora: LoRAConfig | None = None) -> Any:
+    """Return a Hugging Face model with the attention, the checkpointing and the adapters that it is trained with."""
+    if spec.device == "cpu":
+        use_dense_attention(model)
+    if spec.objective.settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if lora is not None and not spec.frozen:
+        add_adapters(model, lora, seed=spec.seed)
+    return model

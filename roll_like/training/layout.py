@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 
-from roll_like.errors import EngineError
-from roll_like.training.draws import sample_seeds, uniform_draws
 from roll_like.training.row_plan import planned
-from roll_like.training.rows import MAX_SHARED_ROW_TOKENS, PADDING, Row, balance, build_rows, split_by_budget
-from roll_like.types import FloatArray, IntArray, PolicySample, ReferencedSample, TrainingSample
+from roll_like.training.rows import PADDING, Row, balance, build_rows, split_by_budget
+from roll_like.types import FloatArray, IntArray, TrainingSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,49 +47,35 @@ class MicroBatch:
         """Computed tokens that are padding."""
         return int((self.branches_BL == PADDING).sum())
 
+    def sequences(self) -> tuple[IntArray, IntArray, FloatArray]:
+        """Return the ids of the R samples in the batch, sorted, shape [R]; which of them each target belongs to, [N];
+        and 1 for those that count, 0 for those that only fill up the rank's work, [R].
+        """
+        ids_R, sequence_N = np.unique(self.sample_ids, return_inverse=True)
+        counted_R = np.zeros(len(ids_R), np.float32)
+        counted_R[sequence_N[self.weights != 0]] = 1
+        return ids_R, sequence_N, counted_R
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyBatch(MicroBatch):
-    """What a policy is trained on, beside the rows: figures of each target, shape [N].
-
-    Attributes:
-        advantages: From the advantage estimator.
-        behaviour_logprobs: What the inference engine reported.
-        reference_logprobs: Of the reference model; empty where there is none.
-        draws: A number in [0, 1) that depends on the sample's tokens and the target's place only.
-        turns: Index of the turn that sampled each target, within its sample.
-    """
-
-    advantages: FloatArray
-    behaviour_logprobs: FloatArray
-    reference_logprobs: FloatArray
-    draws: FloatArray
-    turns: IntArray
+    @property
+    def shared_fields(self) -> dict[str, Any]:
+        """The fields that a batch of any kind has, for the constructor of another kind."""
+        return {each.name: getattr(self, each.name) for each in fields(MicroBatch)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValueBatch(MicroBatch):
-    """What a critic is trained on, beside the rows: figures of each target, shape [N].
+class Layout(TypedDict):
+    """How samples become micro-batches: the keyword arguments of `micro_batches`.
 
     Attributes:
-        old_values: The critic's values before the step.
-        returns: What they should have been.
+        ranks: World size of the engine.
+        max_tokens: Budget of one micro-batch, padding included.
+        share_prompts: Whether to compute a group's prompt once.
+        packing: Whether several groups share a row, and what all of them begin with.
     """
 
-    old_values: FloatArray
-    returns: FloatArray
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairBatch(MicroBatch):
-    """What is learned from pairs, beside the rows: samples 2·i and 2·i + 1 are the answers of pair i.
-
-    Attributes:
-        reference_sums: Of the reference model, log-probability of each answer in the batch, in the order of their
-            sample ids, shape [R]; empty where there is none.
-    """
-
-    reference_sums: FloatArray
+    ranks: int
+    max_tokens: int
+    share_prompts: bool
+    packing: bool
 
 
 BatchT = TypeVar("BatchT", bound=MicroBatch)
@@ -122,7 +106,7 @@ def micro_batches(
     """
     if weights is None:
         weights = [np.ones(len(sample.token_ids), np.float32) for sample in samples]
-    return _spread(
+    return spread(
         samples,
         weights,
         lambda batch: batch,
@@ -131,106 +115,6 @@ def micro_batches(
         share_prompts=share_prompts,
         packing=packing,
     )
-
-
-def policy_batches(
-    samples: Sequence[PolicySample],
-    weights: Sequence[FloatArray],
-    *,
-    ranks: int,
-    max_tokens: int,
-    share_prompts: bool,
-) -> list[list[PolicyBatch]]:
-    """Return each rank's micro-batches of one optimizer step of a policy; all ranks get equally many.
-
-    A rank that has too few rows repeats one with weight 0, which changes no gradient.
-
-    Args:
-        samples: The global batch of one optimizer step.
-        weights: Weight of each token in the loss, one array [T] a sample.
-        ranks: World size of the engine.
-        max_tokens: Budget of one micro-batch, padding included.
-        share_prompts: Whether to compute a group's prompt once.
-    """
-    advantages = _PerToken([sample.advantages for sample in samples])
-    behaviour = _PerToken([sample.behaviour_logprobs for sample in samples])
-    referenced = [sample.reference_logprobs for sample in samples if isinstance(sample, ReferencedSample)]
-    reference = _PerToken(referenced) if len(referenced) == len(samples) else None
-    turns = _PerToken([sample.turns for sample in samples])
-    seeds = sample_seeds([sample.token_ids for sample in samples])
-
-    def make(batch: MicroBatch) -> PolicyBatch:
-        return PolicyBatch(
-            **_shared(batch),
-            advantages=advantages.of(batch),
-            behaviour_logprobs=behaviour.of(batch),
-            reference_logprobs=np.zeros(0, np.float32) if reference is None else reference.of(batch),
-            draws=uniform_draws(seeds[batch.sample_ids], batch.target_ids),
-            turns=turns.of(batch).astype(np.int32),  # float32 holds indices up to 2²⁴ exactly
-        )
-
-    return _spread(samples, weights, make, ranks=ranks, max_tokens=max_tokens, share_prompts=share_prompts)
-
-
-def value_batches(
-    samples: Sequence[PolicySample],
-    weights: Sequence[FloatArray],
-    values: Sequence[FloatArray],
-    returns: Sequence[FloatArray],
-    *,
-    ranks: int,
-    max_tokens: int,
-    share_prompts: bool,
-) -> list[list[ValueBatch]]:
-    """Return each rank's micro-batches of one optimizer step of a critic, as `policy_batches` does.
-
-    Args:
-        samples: The global batch of one optimizer step.
-        weights: Weight of each token in the loss, one array [T] a sample.
-        values: The critic's values before the step, one array [T] a sample.
-        returns: Targets of the values, one array [T] a sample.
-        ranks: World size of the engine.
-        max_tokens: Budget of one micro-batch, padding included.
-        share_prompts: Whether to compute a group's prompt once.
-    """
-    old, targets = _PerToken(values), _PerToken(returns)
-
-    def make(batch: MicroBatch) -> ValueBatch:
-        return ValueBatch(**_shared(batch), old_values=old.of(batch), returns=targets.of(batch))
-
-    return _spread(samples, weights, make, ranks=ranks, max_tokens=max_tokens, share_prompts=share_prompts)
-
-
-def pair_batches(
-    samples: Sequence[TrainingSample], reference_sums: FloatArray | None, *, ranks: int, max_tokens: int
-) -> list[list[PairBatch]]:
-    """Return each rank's micro-batches of one optimizer step over pairs; both answers of a pair are in one row.
-
-    Args:
-        samples: Chosen and rejected answers in turn; those of a pair share their `group_id`.
-        reference_sums: Log-probability of each answer under the reference model, shape [len(samples)]; None without.
-        ranks: World size of the engine.
-        max_tokens: Budget of one micro-batch, padding included.
-
-    Raises:
-        EngineError: A pair is longer than a row may be.
-    """
-    longest = min(max_tokens, MAX_SHARED_ROW_TOKENS)
-    for chosen, rejected in zip(samples[::2], samples[1::2], strict=True):
-        length = len(chosen.token_ids) + len(rejected.token_ids) - chosen.prompt_length - 2
-        if length > longest:
-            raise EngineError(
-                f"a pair takes {length} tokens, and a row {longest} at most",
-                fix="raise training.max_tokens_per_micro_batch, or lower data.max_tokens",
-            )
-    nothing = np.zeros(0, np.float32)
-    ones = [np.ones(len(sample.token_ids), np.float32) for sample in samples]
-
-    def make(batch: MicroBatch) -> PairBatch:
-        sums = nothing if reference_sums is None else reference_sums[np.unique(batch.sample_ids)]
-        return PairBatch(**_shared(batch), reference_sums=sums)
-
-    return _spread(samples, ones, make, ranks=ranks, max_tokens=max_tokens, share_prompts=True, packing=True)
 
 
 def per_sample(
@@ -261,7 +145,7 @@ def update_parts(samples: Sequence[TrainingSample], parts: int) -> list[list[int
     return [[index for group in cut for index in ordered[group]] for cut in cuts if len(cut)]
 
 
-class _PerToken:
+class PerToken:
     """One array [T] a sample, laid end to end, so that a micro-batch's figures are one look-up."""
 
     def __init__(self, arrays: Sequence[FloatArray] | Sequence[IntArray]) -> None:
@@ -278,12 +162,7 @@ class _PerToken:
         return figures
 
 
-def _shared(batch: MicroBatch) -> dict[str, Any]:
-    """Return the fields that a batch of any kind has, for the constructor of another kind."""
-    return {each.name: getattr(batch, each.name) for each in fields(MicroBatch)}
-
-
-def _spread(
+def spread(
     samples: Sequence[TrainingSample],
     weights: Sequence[FloatArray],
     make: Callable[[MicroBatch], BatchT],
@@ -293,14 +172,14 @@ def _spread(
     share_prompts: bool,
     packing: bool = False,
 ) -> list[list[BatchT]]:
-    """Lay samples out, spread rows over ranks, cut them by the budget, and have `make` add what a model needs."""
+    """Return each rank's micro-batches, as `micro_batches` does, with what `make` adds for an objective."""
     packed = planned(samples, max_tokens=max_tokens, ranks=ranks) if packing else None
     rows = build_rows(samples, share_prompts=share_prompts or packing, max_row_tokens=max_tokens, plan=packed)
     if not rows:
         return [[] for _ in range(ranks)]
     plans = [split_by_budget(share, max_tokens) for share in balance(rows, ranks)]
     count = max(len(plan) for plan in plans)
-    weight_of = _PerToken(weights)
+    weight_of = PerToken(weights)
     filled = []
     for plan in plans:
         while len(plan) < count and any(len(batch) > 1 for batch in plan):
@@ -309,13 +188,13 @@ def _spread(
             plan += [largest[::2], largest[1::2]]
         batches = [make(_pad(batch, weight_of)) for batch in plan]
         if len(batches) < count:
-            filler = make(_pad([min(rows, key=len)], _PerToken([np.zeros_like(weight) for weight in weights])))
+            filler = make(_pad([min(rows, key=len)], PerToken([np.zeros_like(weight) for weight in weights])))
             batches += [filler] * (count - len(batches))
         filled.append(batches)
     return filled
 
 
-def _pad(rows: Sequence[Row], weight_of: _PerToken) -> MicroBatch:
+def _pad(rows: Sequence[Row], weight_of: PerToken) -> MicroBatch:
     length = max(len(row) for row in rows)
     shape = (len(rows), length)
     token_ids, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)

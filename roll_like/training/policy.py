@@ -76,14 +76,21 @@ class PolicyModule(nn.Module):
         self, token_ids_BL: Tensor, positions_BL: Tensor, branches_BL: Tensor, sources_N: Tensor
     ) -> Tensor:
         """Return the last hidden states before each target, after the final norm, shape [N, D]."""
-        hidden_BLD = self.causal_lm.base_model(
-            input_ids=token_ids_BL,
-            position_ids=positions_BL,
-            attention_mask=branch_mask(branches_BL),
-            use_cache=False,
-        ).last_hidden_state
-        hidden_ND: Tensor = hidden_BLD.reshape(-1, hidden_BLD.shape[-1])[sources_N]
-        return hidden_ND
+        return hidden_states(self.causal_lm.base_model, token_ids_BL, positions_BL, branches_BL, sources_N)
+
+
+def hidden_states(
+    backbone: Any, token_ids_BL: Tensor, positions_BL: Tensor, branches_BL: Tensor, sources_N: Tensor
+) -> Tensor:
+    """Return a backbone's last hidden states, after the final norm, at flat indices `sources_N` of [B·L], [N, D]."""
+    hidden_BLD = backbone(
+        input_ids=token_ids_BL,
+        position_ids=positions_BL,
+        attention_mask=branch_mask(branches_BL),
+        use_cache=False,
+    ).last_hidden_state
+    hidden_ND: Tensor = hidden_BLD.reshape(-1, hidden_BLD.shape[-1])[sources_N]
+    return hidden_ND
 
 
 def branch_mask(branches_BL: Tensor) -> Tensor:

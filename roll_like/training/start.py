@@ -1,149 +1,92 @@
-"""Starts the ranks of a policy, of a frozen reference model, or of a critic."""
+"""Starts the ranks of a model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import TypedDict, TypeVar
+from collections.abc import Mapping
+from contextlib import ExitStack, nullcontext
+from typing import Any
 
-from roll_like.algorithms.kl import KLController
 from roll_like.cluster import Cluster, Placement, ResourceManager, thread_environment
 from roll_like.config.run import RunConfig
-from roll_like.config.sections import DeviceRange, Precision
+from roll_like.config.sections import DeviceRange, TrainerConfig
 from roll_like.models.load import ResolvedModel
 from roll_like.models.precision import precision_of
-from roll_like.training.critic import CriticEngine
-from roll_like.training.critic_worker import CriticSpec, CriticWorker
-from roll_like.training.engine import TrainingEngine
-from roll_like.training.rank import DeepSpeedRank, RankSpec
-from roll_like.training.worker import DeepSpeedWorker, TrainerSpec
-
-Timer = Callable[[str], AbstractContextManager[None]]
-RankT = TypeVar("RankT", bound=DeepSpeedRank)
+from roll_like.registry import TRAINING_BACKENDS
+from roll_like.training.engine import Timer, TrainingEngine
+from roll_like.training.interface import Objective, RankSpec, StepT
+from roll_like.training.rank import TrainingRank
 
 
-class RankFields(TypedDict):
-    """What `RankSpec` has, for the constructor of a model's own spec."""
-
-    model_path: str
-    dtype: Precision
-    device: str
-    threads: int
-    seed: int
-    total_updates: int
-    trust_remote_code: bool
-    imports: tuple[str, ...]
-
-
-def rank_fields(
-    config: RunConfig, model: ResolvedModel, devices: DeviceRange, workers: int, *, total_updates: int
-) -> RankFields:
-    """Return what the ranks of every model need to know.
+def rank_spec(
+    config: RunConfig,
+    model: ResolvedModel,
+    devices: DeviceRange,
+    objective: Objective[StepT, Any],
+    *,
+    total_updates: int | None,
+) -> RankSpec[StepT]:
+    """Return what the ranks of a model need to know.
 
     Args:
         config: The run's configuration.
         model: What they load.
         devices: Their devices, divided among them.
-        workers: How many there are.
-        total_updates: Optimizer steps of the whole run.
+        objective: What they compute.
+        total_updates: Optimizer steps of the whole run; None for a model that is not trained.
     """
-    return RankFields(
+    return RankSpec(
+        objective=objective,
         model_path=str(model.path),
         dtype=precision_of(config),
         device=config.resources.device,
-        threads=len(devices) // workers,
+        threads=len(devices) // objective.settings.workers,
         seed=config.seed,
-        total_updates=total_updates,
+        total_updates=total_updates or 1,
         trust_remote_code=config.model.trust_remote_code,
+        frozen=total_updates is None,
         imports=config.import_,
     )
 
 
-def start_trainer(
+def start_engine(
     role: str,
-    spec: TrainerSpec,
-    resources: ResourceManager,
-    devices: DeviceRange,
-    *,
-    max_response_tokens: int,
-    stack: ExitStack,
-    kl_controller: KLController | None = None,
-    timer: Timer = lambda name: nullcontext(),
-) -> TrainingEngine:
-    """Start the ranks of a training engine (or of a frozen reference model) on a device range.
-
-    Raises:
-        EngineError: A rank did not start.
-    """
-    cluster = start_ranks(role, DeepSpeedWorker, spec, spec.training.workers, resources, devices, stack=stack)
-    return TrainingEngine(
-        cluster,
-        algorithm=spec.algorithm,
-        max_response_tokens=max_response_tokens,
-        max_tokens_per_micro_batch=spec.training.max_tokens_per_micro_batch,
-        share_prompts=spec.training.share_prompts,
-        kl_controller=kl_controller,
-        timer=timer,
-    )
-
-
-def start_critic_engine(
-    spec: CriticSpec,
+    spec: RankSpec[StepT],
     resources: ResourceManager,
     devices: DeviceRange,
     *,
     stack: ExitStack,
     timer: Timer = lambda name: nullcontext(),
-) -> CriticEngine:
-    """Start the ranks of a critic on a device range.
-
-    Raises:
-        EngineError: A rank did not start.
-    """
-    cluster = start_ranks("critic", CriticWorker, spec, spec.critic.workers, resources, devices, stack=stack)
-    return CriticEngine(cluster, spec.critic, timer=timer)
-
-
-def start_ranks(
-    role: str,
-    worker: type[RankT],
-    spec: RankSpec,
-    workers: int,
-    resources: ResourceManager,
-    devices: DeviceRange,
-    *,
-    stack: ExitStack,
-) -> Cluster[RankT]:
+) -> TrainingEngine[StepT]:
     """Start the ranks of one model and have them meet.
 
     Args:
         role: The role, for messages and for the placement.
-        worker: Their class; an instance takes the spec, its rank and the number of ranks.
         spec: What each rank needs to know.
-        workers: How many.
-        resources: Where workers go.
+        resources: Where they go.
         devices: Devices to divide among them.
         stack: Ends them when it is closed.
+        timer: Times a named part of a step.
 
     Raises:
         EngineError: A rank did not start.
     """
-    placements = resources.place(devices, workers, role)
+    placements = resources.place(devices, spec.objective.settings.workers, role)
     cluster = Cluster(
         role,
-        worker,
+        TrainingRank,
         placements,
         arguments=lambda rank: (spec, rank, len(placements)),
-        environment=lambda rank: trainer_environment(placements[rank], spec.device),
+        environment=lambda rank: trainer_environment(placements[rank], spec.objective.settings, spec.device),
     )
-    stack.callback(cluster.close, worker.close)
-    address = cluster.on(0, worker.address)
-    cluster.everywhere(worker.start, address)
-    return cluster
+    stack.callback(cluster.close, TrainingRank.close)
+    address = cluster.on(0, TrainingRank.address)
+    cluster.everywhere(TrainingRank.start, address)
+    return TrainingEngine(cluster, spec.objective, timer=timer)
 
 
-def trainer_environment(placement: Placement, device: str) -> Mapping[str, str]:
+def trainer_environment(placement: Placement, settings: TrainerConfig, device: str) -> Mapping[str, str]:
     """Return what a rank's process needs before it imports torch."""
+    own: Mapping[str, str] = TRAINING_BACKENDS.get(settings.backend).environment(device)
     if device == "cpu":
-        return {**thread_environment(len(placement.devices)), "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    return {"DS_ACCELERATOR": "cuda", "TOKENIZERS_PARALLELISM": "false"}
+        return {**thread_environment(len(placement.devices)), **own, "CUDA_VISIBLE_DEVICES": ""}
+    return {**own, "TOKENIZERS_PARALLELISM": "false"}

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from roll_like.training.distillation import DistillationEngine, Taught, TeacherEngine
+from roll_like.training.distillation_worker import DistillationSpec, DistillationWorker
+from roll_like.training.teacher_worker import TeacherSpec, TeacherWorker
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 from tiny_model import make_tiny_model
 from transformers import AutoModelForCausalLM
@@ -15,10 +18,7 @@ from transformers import AutoModelForCausalLM
 from roll_like.cluster import ResourceManager
 from roll_like.config.sections import DeviceRange, TrainingConfig
 from roll_like.registry import DISTILLATION_LOSSES
-from roll_like.training.distillation import DistillationEngine, Taught, TeacherEngine
-from roll_like.training.distillation_worker import DistillationSpec, DistillationWorker
 from roll_like.training.start import start_ranks
-from roll_like.training.teacher_worker import TeacherSpec, TeacherWorker
 from roll_like.types import TrainingSample
 from roll_like.values import reduce
 

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from roll_like.training.preference import PreferenceEngine
+from roll_like.training.preference_worker import PreferenceSpec, PreferenceWorker
 from tiny_model import make_tiny_model
 from transformers import AutoModelForCausalLM
 
@@ -16,8 +18,6 @@ from roll_like.cluster import ResourceManager
 from roll_like.config.sections import DeviceRange, TrainingConfig
 from roll_like.errors import EngineError
 from roll_like.registry import PREFERENCE_LOSSES
-from roll_like.training.preference import PreferenceEngine
-from roll_like.training.preference_worker import PreferenceSpec, PreferenceWorker
 from roll_like.training.start import start_ranks
 from roll_like.types import FloatArray, TrainingSample
 from roll_like.values import reduce

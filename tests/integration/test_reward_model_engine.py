@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from reward_support import completion
+from roll_like.training.reward_model import RewardModelEngine
+from roll_like.training.reward_model_worker import RewardModelSpec, RewardModelWorker
 from tiny_model import make_tiny_model
 
 from roll_like.builtin.pipelines.reward_model.config import RewardModelAlgorithmConfig
@@ -22,8 +24,6 @@ from roll_like.data.scored_pairs import ScoredPair, load_scored_pairs
 from roll_like.models.classifier import load_classifier
 from roll_like.models.export import ModelCard
 from roll_like.models.load import load_tokenizer
-from roll_like.training.reward_model import RewardModelEngine
-from roll_like.training.reward_model_worker import RewardModelSpec, RewardModelWorker
 from roll_like.training.start import start_ranks
 from roll_like.values import reduce
 

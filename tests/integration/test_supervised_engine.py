@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from roll_like.training.supervised import SupervisedEngine, likelihood_metrics
+from roll_like.training.supervised_worker import SupervisedWorker
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 from tiny_model import make_tiny_model
 from transformers import AutoModelForCausalLM
@@ -17,8 +19,6 @@ from roll_like.cluster import ResourceManager
 from roll_like.config.sections import DeviceRange, TrainingConfig
 from roll_like.training.language_model import LanguageModelSpec
 from roll_like.training.start import start_ranks
-from roll_like.training.supervised import SupervisedEngine, likelihood_metrics
-from roll_like.training.supervised_worker import SupervisedWorker
 from roll_like.types import TrainingSample
 from roll_like.values import reduce
 

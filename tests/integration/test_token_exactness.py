@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from chat_templates import FETCHED, REAL, WRITTEN, renderer
 from engine_thread import EngineThread
+from roll_like.training.worker import TrainerSpec
 from seen_sequences import Compared, Recorder, table
 from talkative_environment import TALKING, LocalPool, Talking
 from talkative_model import make_talkative_model
@@ -41,7 +42,6 @@ from roll_like.registry import ADVANTAGES
 from roll_like.rollout.router import Router
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.start import start_trainer
-from roll_like.training.worker import TrainerSpec
 from roll_like.types import Group, PolicySample, Scored, Segment
 
 pytestmark = pytest.mark.integration

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from roll_like.training.critic import CriticEngine
+from roll_like.training.critic_worker import CriticSpec, CriticWorker
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 from transformers import AutoModelForCausalLM
 
 from roll_like.cluster import ResourceManager
 from roll_like.config.sections import CriticConfig, DeviceRange
-from roll_like.training.critic import CriticEngine
-from roll_like.training.critic_worker import CriticSpec, CriticWorker
 from roll_like.training.start import start_critic_engine
 from roll_like.types import FloatArray, PolicySample
 from roll_like.values import reduce

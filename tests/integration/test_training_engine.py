@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from roll_like.training.worker import DeepSpeedWorker, TrainerSpec
 from tests_support import ragged_policy_samples as batch  # type: ignore[import-not-found]
 from transformers import AutoModelForCausalLM
 
@@ -19,7 +20,6 @@ from roll_like.config.sections import DeviceRange, TrainingConfig
 from roll_like.run.export import merged_weights
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.start import start_trainer
-from roll_like.training.worker import DeepSpeedWorker, TrainerSpec
 from roll_like.values import reduce
 
 pytestmark = pytest.mark.integration

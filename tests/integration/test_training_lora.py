@@ -11,6 +11,11 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from roll_like.training.preference import PreferenceEngine
+from roll_like.training.preference_worker import PreferenceSpec, PreferenceWorker
+from roll_like.training.supervised import SupervisedEngine
+from roll_like.training.supervised_worker import SupervisedWorker
+from roll_like.training.worker import TrainerSpec
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 from tiny_model import make_tiny_model
 from transformers import AutoModelForCausalLM
@@ -22,12 +27,7 @@ from roll_like.models.export import ModelCard
 from roll_like.registry import PREFERENCE_LOSSES
 from roll_like.training.engine import WithoutAdapters
 from roll_like.training.language_model import LanguageModelRank, LanguageModelSpec
-from roll_like.training.preference import PreferenceEngine
-from roll_like.training.preference_worker import PreferenceSpec, PreferenceWorker
 from roll_like.training.start import start_ranks, start_trainer
-from roll_like.training.supervised import SupervisedEngine
-from roll_like.training.supervised_worker import SupervisedWorker
-from roll_like.training.worker import TrainerSpec
 from roll_like.types import PolicySample, TrainingSample
 from roll_like.values import reduce
 

@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from roll_like.training.preference_worker import PreferenceSpec
+from roll_like.training.unpaired import UnpairedEngine
+from roll_like.training.unpaired_worker import UnpairedWorker
 from test_preference_engine import answer_logprob
 from tiny_model import make_tiny_model
 from transformers import AutoModelForCausalLM
@@ -20,10 +23,7 @@ from roll_like.data.conversations import LabelledSample
 from roll_like.data.samples import ConversationSample
 from roll_like.errors import EngineError
 from roll_like.registry import PREFERENCE_LOSSES
-from roll_like.training.preference_worker import PreferenceSpec
 from roll_like.training.start import start_ranks
-from roll_like.training.unpaired import UnpairedEngine
-from roll_like.training.unpaired_worker import UnpairedWorker
 from roll_like.types import FloatArray, TrainingSample
 from roll_like.values import reduce
 

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from config_files import changed
 from pydantic import ValidationError
+from roll_like.training.preference import AnswersEngine
+from roll_like.training.unpaired import MismatchedSample
 
 from roll_like.builtin.pipelines.dpo.config import DPOConfig
 from roll_like.builtin.pipelines.dpo.precomputed_reference import PrecomputedReference
@@ -17,8 +19,6 @@ from roll_like.builtin.pipelines.dpo.preferences import asked_of, batch_of, pref
 from roll_like.check import Report, check_run
 from roll_like.config.training_data import LabelledData, PairData
 from roll_like.offline.check import given_plan, preference_findings
-from roll_like.training.preference import AnswersEngine
-from roll_like.training.unpaired import MismatchedSample
 
 MINIMAL: dict[str, Any] = {
     "pipeline": "dpo",

@@ -11,6 +11,8 @@ import pytest
 import torch
 from chat_templates import renderer
 from reward_support import completion
+from roll_like.training.reward_model import read_samples
+from roll_like.training.score import ScoreModule
 from tiny_model import make_tiny_tokenizer
 from transformers import AutoModelForSequenceClassification
 
@@ -25,8 +27,6 @@ from roll_like.models.export import save_hf_directory
 from roll_like.models.load import load_tokenizer
 from roll_like.training.layout import pair_batches
 from roll_like.training.policy import tensors_of
-from roll_like.training.reward_model import read_samples
-from roll_like.training.score import ScoreModule
 
 PAIRS = Path(__file__).resolve().parents[2] / "configs" / "data" / "pairs_eval.jsonl"
 ROW = {"prompt": "Say a number", "chosen": "It is twelve.", "rejected": "No."}

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from roll_like.training.unpaired import MismatchedSample, VerdictSample
 
 from roll_like.builtin.pipelines.dpo.labels import trained_answers, verdict_answers
 from roll_like.data.conversations import LabelledSample
 from roll_like.data.pairs import PairSample, verdicts
 from roll_like.data.samples import ConversationSample
 from roll_like.errors import DataError
-from roll_like.training.unpaired import MismatchedSample, VerdictSample
 
 PROMPT = 5
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from roll_like.training.score import ScoreModule
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from roll_like.config.lora import LoRAConfig
@@ -30,7 +31,6 @@ from roll_like.models.lora import (
     targets,
 )
 from roll_like.training.rank import load_trained
-from roll_like.training.score import ScoreModule
 
 IDS = torch.arange(3, 40)[None]
 Q = "model.layers.0.self_attn.q_proj"

@@ -2,9 +2,9 @@
 
 import pytest
 from pydantic import ValidationError
+from roll_like.training.deepspeed_config import deepspeed_config, learning_rate
 
 from roll_like.config.sections import CriticConfig, OptimizerConfig, TrainingConfig
-from roll_like.training.deepspeed_config import deepspeed_config, learning_rate
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from roll_like.training.critic import CriticEngine
+from roll_like.training.whole_batch import tokens_of_all_ranks
 from tests_support import policy_sample  # type: ignore[import-not-found]
 
 from roll_like.algorithms.kl import KLController
 from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.config.sections import CriticConfig
-from roll_like.training.critic import CriticEngine
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.layout import policy_batches
-from roll_like.training.whole_batch import tokens_of_all_ranks
 from roll_like.values import Mean, Sum, reduce
 
 COUNTS = {"train/computed_tokens": Sum(8.0), "train/padding_tokens": Sum(2.0)}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from roll_like.training.taught import HiddenAnswers, Targets, TopKAnswers, assembled, chosen
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 
 from roll_like.training.layout import micro_batches
-from roll_like.training.taught import HiddenAnswers, Targets, TopKAnswers, assembled, chosen
 
 
 def test_answers_follow_their_targets_through_any_layout() -> None:

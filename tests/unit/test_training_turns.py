@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import roll_like.training.worker as worker_module
 import torch
 from bigram_engine import BigramEngine, OneRank, start_table
+from roll_like.training.worker import DeepSpeedWorker, TrainerSpec
 
-import roll_like.training.worker as worker_module
 from roll_like.algorithms.losses import LossInputs, policy_objective
 from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.config.sections import TrainingConfig
 from roll_like.training.engine import TrainingEngine
-from roll_like.training.worker import DeepSpeedWorker, TrainerSpec
 from roll_like.types import PolicySample
 
 #: Turns of the tokens after a prompt of two: with glue between turns, without, with a token inside a turn that the

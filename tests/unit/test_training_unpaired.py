@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from roll_like.training.unpaired import UnpairedEngine
+from roll_like.training.unpaired_worker import UnpairedShare, of_step
 
 from roll_like.algorithms.preference import DPOLoss
 from roll_like.builtin.pipelines.dpo.labels import verdict_answers
@@ -17,8 +19,6 @@ from roll_like.data.samples import ConversationSample
 from roll_like.errors import EngineError
 from roll_like.registry import PREFERENCE_LOSSES
 from roll_like.training.layout import MicroBatch
-from roll_like.training.unpaired import UnpairedEngine
-from roll_like.training.unpaired_worker import UnpairedShare, of_step
 from roll_like.types import FloatArray, TrainingSample
 from roll_like.values import Mean, Sum, reduce
 

@@ -1,0 +1,261 @@
+"""Distillation: what a teacher says of each token, and a student that follows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roll_like.algorithms.distillation import (
+    DistillationLoss,
+    Teacher,
+    TeacherHead,
+    TeacherTopK,
+    distillation_losses,
+    distillation_objective,
+    teacher_topk,
+)
+from roll_like.algorithms.losses.base import TokenLosses
+from roll_like.builtin.pipelines.distill.answers import (
+    Answers,
+    HiddenAnswers,
+    Targets,
+    TopKAnswers,
+    assembled,
+    chosen,
+)
+from roll_like.config.base import PluginConfig
+from roll_like.registry import DISTILLATION_LOSSES
+from roll_like.training.engine import TrainingEngine
+from roll_like.training.interface import RankModel, Update, computed
+from roll_like.training.language_model import LanguageModelObjective
+from roll_like.training.layout import Layout, MicroBatch, micro_batches
+from roll_like.training.policy import TokenLogprobHead, tensors_of
+from roll_like.training.rank import TrainingRank
+from roll_like.types import TrainingSample
+from roll_like.values import Metrics, merge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projection:
+    """A teacher's output projection: from hidden states [N, E] to logits [N, V].
+
+    Attributes:
+        weight_VE: In the teacher's precision.
+        bias_V: None where it has none.
+    """
+
+    weight_VE: Tensor
+    bias_V: Tensor | None
+
+    def to(self, device: torch.device | str) -> Projection:
+        """Return it on another device."""
+        return Projection(
+            weight_VE=self.weight_VE.to(device), bias_V=None if self.bias_V is None else self.bias_V.to(device)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherObjective(LanguageModelObjective[Any, MicroBatch]):
+    """A frozen model that says what it would write at each token of given samples.
+
+    Attributes:
+        top_k: How many of the most likely tokens are sent; None for hidden states, from which students compute the
+            whole distribution. `temperature` is that of the loss.
+    """
+
+    top_k: int | None
+
+    memory_name: ClassVar[str] = "teacher"
+
+    def layout(self, ranks: int) -> Layout:
+        """Return how samples are laid out."""
+        return Layout(
+            ranks=ranks, max_tokens=self.settings.max_tokens_per_micro_batch, share_prompts=False, packing=True
+        )
+
+    def forward(self, model: RankModel, batch: MicroBatch) -> Answers:
+        """Return the answers for a micro-batch's targets."""
+        hidden_NE: Tensor = model.module.hidden_states(*tensors_of(batch, model.device)[:4])
+        if self.top_k is None:
+            return HiddenAnswers(hidden_NE=hidden_NE.float().cpu().numpy())
+        head = model.module.head
+        found = teacher_topk(
+            hidden_NE,
+            head.weight,
+            self.top_k,
+            temperature=self.temperature,
+            chunk_tokens=self.settings.logprob_chunk_tokens,
+            chunk_vocab=self.settings.logprob_chunk_vocab,
+            bias=head.bias,
+        )
+        assert found.entropy_N is not None, "computed with the top-k"
+        return TopKAnswers(
+            ids_NK=found.ids_NK.cpu().numpy(),
+            logprobs_NK=found.logprobs_NK.float().cpu().numpy(),
+            entropy_N=found.entropy_N.float().cpu().numpy(),
+        )
+
+    def projection(self, model: RankModel) -> Projection:
+        """Return the output projection."""
+        head = model.module.head
+        bias = None if head.bias is None else head.bias.detach()
+        return Projection(weight_VE=head.weight.detach(), bias_V=bias).to("cpu")
+
+
+def teacher_answers(teacher: TrainingEngine[Any], samples: Sequence[TrainingSample]) -> Answers:
+    """Return a teacher's answers for all targets, in the samples' order."""
+    shards = teacher.micro_batches(samples)
+    targets = Targets(samples)
+    parts = [
+        (targets.of(batch), answers)
+        for batches, found in zip(shards, teacher.forward(shards), strict=True)
+        for batch, answers in zip(batches, found, strict=True)
+    ]
+    return assembled(targets.count, parts)
+
+
+def introduce(teachers: Mapping[str, TrainingEngine[Any]], student: TrainingEngine[Any]) -> None:
+    """Give every rank of a student the output projections of teachers that send hidden states."""
+    projections = {
+        name: engine.cluster.on(0, TrainingRank.ask, TeacherObjective.projection) for name, engine in teachers.items()
+    }
+    student.cluster.everywhere(TrainingRank.ask, DistillationObjective.take_projections, projections)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taught:
+    """Samples with what one teacher says of their targets.
+
+    Attributes:
+        teacher: The teacher's name.
+        samples: What both read.
+        answers: Of each target, in the samples' order.
+    """
+
+    teacher: str
+    samples: Sequence[TrainingSample]
+    answers: Answers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaughtBatch(MicroBatch):
+    """A micro-batch with what a teacher says of its targets.
+
+    Attributes:
+        teacher: The teacher's name.
+        answers: Of each target.
+    """
+
+    teacher: str
+    answers: Answers
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What the head of a student compares with."""
+
+    teacher: Teacher
+    loss: DistillationLoss
+    weights_N: Tensor
+
+
+class DistillationHead(TokenLogprobHead):
+    """The head of a student: with a lesson, losses and figures instead of log-probabilities."""
+
+    def forward(  # type: ignore[override]
+        self, hidden_ND: Tensor, targets_N: Tensor, temperature: float, lesson: Lesson | None = None
+    ) -> tuple[Tensor, Tensor] | tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of each target, shape [N], and figures of each; without a lesson what its base does."""
+        if lesson is None:
+            return super().forward(hidden_ND, targets_N, temperature)
+        losses = distillation_losses(
+            hidden_ND,
+            self.weight,
+            lesson.teacher,
+            lesson.loss,
+            chunk_tokens=self.chunk_tokens,
+            chunk_vocab=self.chunk_vocab,
+            bias=self.bias,
+            targets_N=targets_N,
+            weights_N=lesson.weights_N,
+        )
+        return losses.losses_N, dict(losses.metrics)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillationObjective(LanguageModelObjective[Sequence[Taught], TaughtBatch]):
+    """Moves a student's distributions to those of its teachers: the mean loss of all targets of a step.
+
+    Attributes:
+        loss_config: The distillation loss and its settings.
+        packing: Whether several samples share a row; the numbers are the same, with less padding.
+        projections: Output projections of teachers that send hidden states, by name; ranks have them.
+    """
+
+    loss_config: PluginConfig
+    packing: bool
+    projections: dict[str, Projection] = field(default_factory=dict)
+
+    def head(self) -> type[TokenLogprobHead]:
+        """Return what becomes of the hidden states before targets."""
+        return DistillationHead
+
+    def layout(self, ranks: int) -> Layout:
+        """Return how samples are laid out: each has a prompt of its own."""
+        return Layout(
+            ranks=ranks,
+            max_tokens=self.settings.max_tokens_per_micro_batch,
+            share_prompts=False,
+            packing=self.packing,
+        )
+
+    def take_projections(self, model: RankModel, projections: Mapping[str, Projection]) -> None:
+        """Keep the output projections of teachers."""
+        self.projections.update({name: each.to(model.device) for name, each in projections.items()})
+
+    def updates(
+        self, step: Sequence[Taught], engine: TrainingEngine[Sequence[Taught]]
+    ) -> Iterator[Update[TaughtBatch]]:
+        """Yield one optimizer step; a micro-batch has one teacher."""
+        count = sum(int(sample.sampled.sum()) for taught in step for sample in taught.samples)
+        shards: list[list[TaughtBatch]] = [[] for _ in range(engine.layout["ranks"])]
+        for taught in step:
+            targets = Targets(taught.samples)
+            weights = [np.where(sample.sampled, np.float32(1 / count), np.float32(0)) for sample in taught.samples]
+            for shard, batches in zip(shards, micro_batches(taught.samples, weights, **engine.layout), strict=True):
+                shard += [
+                    TaughtBatch(
+                        **batch.shared_fields,
+                        teacher=taught.teacher,
+                        answers=chosen(taught.answers, targets.of(batch)),
+                    )
+                    for batch in batches
+                ]
+        yield Update(shards=shards)
+
+    def loss(self, model: RankModel, batch: TaughtBatch, shared: None) -> tuple[Tensor, Metrics]:  # noqa: ARG002
+        """Return a micro-batch's share of the loss."""
+        loss: DistillationLoss = DISTILLATION_LOSSES.get(self.loss_config.type)(self.loss_config)
+        weights_N = model.tensor(batch.weights)
+        losses_N, figures = model(batch, 1.0, Lesson(self._teacher(model, batch, loss), loss, weights_N))
+        objective, metrics = distillation_objective(TokenLosses(losses_N, figures), weights_N)
+        return objective, merge([metrics, computed(batch)])
+
+    def _teacher(self, model: RankModel, batch: TaughtBatch, loss: DistillationLoss) -> Teacher:
+        answers = batch.answers
+        if isinstance(answers, TopKAnswers):
+            return TeacherTopK(
+                ids_NK=torch.from_numpy(answers.ids_NK).to(model.device),
+                logprobs_NK=model.tensor(answers.logprobs_NK),
+                temperature=loss.config.temperature,
+                entropy_N=model.tensor(answers.entropy_N),
+            )
+        projection = self.projections[batch.teacher]
+        # as precise as the teacher computed them
+        hidden_NE = model.tensor(answers.hidden_NE).to(projection.weight_VE.dtype)
+        return TeacherHead(hidden_NE=hidden_NE, weight_VE=projection.weight_VE, bias=projection.bias_V)

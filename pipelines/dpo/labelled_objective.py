@@ -1,0 +1,222 @@
+"""Preference training on single answers, each desirable or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roll_like.algorithms.preference import (
+    MismatchedResponses,
+    PreferenceLoss,
+    UnpairedInputs,
+    UnpairedLoss,
+    preference_objective,
+)
+from roll_like.algorithms.preference.base import without_reference
+from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, AnswersObjective
+from roll_like.errors import EngineError
+from roll_like.training.engine import TrainingEngine
+from roll_like.training.interface import RankModel, Update, computed
+from roll_like.training.layout import MicroBatch, micro_batches
+from roll_like.types import BoolArray, FloatArray, IntArray, TrainingSample
+from roll_like.values import Last, Mean, Metric, Metrics, merge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelledAnswer(TrainingSample):
+    """An answer with its label.
+
+    Attributes:
+        desirable: Whether it is one to make likelier.
+    """
+
+    desirable: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelledStep:
+    """Single answers, and what the loss's baseline follows from.
+
+    Attributes:
+        answers: What is trained on.
+        mismatched: Answers after other answers' prompts: only scored, for the baseline; none where the loss has none.
+        reference: Log-probability of each of `sequences` under the reference model; None where the loss has none.
+    """
+
+    answers: Sequence[LabelledAnswer]
+    mismatched: Sequence[TrainingSample] = ()
+    reference: FloatArray | None = None
+
+    @property
+    def sequences(self) -> list[TrainingSample]:
+        """What the reference model is asked about."""
+        return [*self.answers, *self.mismatched]
+
+    @property
+    def trained(self) -> list[TrainingSample]:
+        """The answers that are trained on."""
+        return [*self.answers]
+
+    @property
+    def desirable(self) -> BoolArray:
+        """Whether each answer is desirable."""
+        return np.array([answer.desirable for answer in self.answers])
+
+    @property
+    def answers_reference(self) -> FloatArray | None:
+        """The reference model's log-probabilities of `answers`."""
+        return None if self.reference is None else self.reference[: len(self.answers)]
+
+    def mismatched_logprobs(self, policy: FloatArray) -> MismatchedLogprobs | None:
+        """Return what the baseline follows from, with the policy's log-probabilities of `mismatched`; None without.
+
+        Raises:
+            EngineError: There are mismatched answers and no reference.
+        """
+        if not self.mismatched:
+            return None
+        if self.reference is None:
+            raise without_reference("mismatched samples")
+        return MismatchedLogprobs(
+            policy=policy, reference=self.reference[len(self.answers) :], tokens=_tokens(self.mismatched)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MismatchedLogprobs:
+    """Log-probabilities of a step's answers after prompts that they do not answer, shape [M] each.
+
+    Attributes:
+        policy: Of the policy before the step, summed over each answer's tokens.
+        reference: Of the reference model.
+        tokens: How many tokens each answer has.
+    """
+
+    policy: FloatArray
+    reference: FloatArray
+    tokens: IntArray
+
+    def on(self, device: torch.device) -> MismatchedResponses:
+        """Return them as a loss takes them."""
+        return MismatchedResponses(
+            logprobs_M=torch.from_numpy(self.policy).to(device),
+            reference_logprobs_M=torch.from_numpy(self.reference).to(device),
+            tokens_M=torch.from_numpy(self.tokens).to(device),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelledUpdate:
+    """What one optimizer step over single answers has in common.
+
+    Attributes:
+        desirable: Whether each answer is desirable, shape [answers].
+        reference: Log-probability of each under the reference model; None without.
+        mismatched: What the whole step's baseline follows from; None where the loss has none.
+        loss: The loss, with that baseline; only on ranks.
+    """
+
+    desirable: BoolArray
+    reference: FloatArray | None
+    mismatched: MismatchedLogprobs | None
+    loss: UnpairedLoss | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledObjective(AnswersObjective[LabelledStep, MicroBatch]):
+    """Makes desirable answers likelier and others less likely."""
+
+    def updates(self, step: LabelledStep, engine: TrainingEngine[LabelledStep]) -> Iterator[Update[MicroBatch]]:
+        """Yield one optimizer step; its baseline is of the weights before it, and one for all ranks.
+
+        Raises:
+            EngineError: There are mismatched answers and no reference.
+        """
+        policy = AnswerLogprobs(engine).sums(step.mismatched) if step.mismatched else np.zeros(0, np.float32)
+        shared = LabelledUpdate(
+            desirable=step.desirable,
+            reference=step.answers_reference,
+            mismatched=step.mismatched_logprobs(policy),
+        )
+        yield Update(shards=micro_batches(step.answers, **engine.layout), shared=shared)
+
+    def bind(self, shared: LabelledUpdate, device: torch.device) -> LabelledUpdate:
+        """Return what is shared with the loss of this optimizer step."""
+        return replace(shared, loss=of_step(self.preference_loss, shared.mismatched, device))
+
+    def loss(self, model: RankModel, batch: MicroBatch, shared: LabelledUpdate) -> tuple[Tensor, Metrics]:
+        """Return a micro-batch's share of the loss."""
+        assert shared.loss is not None, "`bind` has set it"
+        answers_S, _, counted_S = batch.sequences()
+        logprobs_S, tokens_S = self.answer_logprobs(model, batch)
+        inputs = UnpairedInputs(
+            logprobs_S=logprobs_S,
+            tokens_S=tokens_S,
+            desirable_S=torch.from_numpy(shared.desirable[answers_S]).to(model.device),
+            weights_S=model.tensor(counted_S) / len(shared.desirable),
+            reference_logprobs_S=None if shared.reference is None else model.tensor(shared.reference[answers_S]),
+        )
+        objective, metrics = preference_objective(inputs, shared.loss)
+        return objective, merge([metrics, computed(batch)])
+
+    def report(self, step: LabelledStep, metrics: Mapping[str, Metric], updates: int) -> dict[str, Metric]:
+        """Return a step's metrics with the margin of its rewards."""
+        return _with_margin(super().report(step, metrics, updates))
+
+    def measure(self, step: LabelledStep, engine: TrainingEngine[LabelledStep]) -> dict[str, Metric]:
+        """Return the metrics of answers under the current weights.
+
+        Where the answers are those of pairs, a desirable and another one to each prompt in turn, they include
+        `preference/pair_accuracy`, the share of pairs whose desirable answer has the higher reward.
+        """
+        sums, count = AnswerLogprobs(engine).sums(step.sequences), len(step.answers)
+        loss = of_step(self.preference_loss, step.mismatched_logprobs(sums[count:]), torch.device("cpu"))
+        reference = step.answers_reference
+        inputs = UnpairedInputs(
+            logprobs_S=torch.from_numpy(sums[:count]),
+            tokens_S=torch.from_numpy(_tokens(step.answers)),
+            desirable_S=torch.from_numpy(step.desirable),
+            weights_S=torch.full((count,), 1 / count),
+            reference_logprobs_S=None if reference is None else torch.from_numpy(reference),
+        )
+        metrics = _with_margin(preference_objective(inputs, loss)[1])
+        if _are_pairs(step.answers):
+            desirable_P, other_P = loss(inputs).rewards_S.double().view(-1, 2).unbind(1)
+            right_P = (desirable_P > other_P).double() + 0.5 * (desirable_P == other_P).double()
+            metrics["preference/pair_accuracy"] = Mean(float(right_P.mean()), len(right_P))
+        return metrics
+
+
+def of_step(loss: PreferenceLoss, mismatched: MismatchedLogprobs | None, device: torch.device) -> UnpairedLoss:
+    """Return a loss with the statistics of a whole optimizer step, where it has some.
+
+    Raises:
+        EngineError: It is a loss on pairs.
+    """
+    if not isinstance(loss, UnpairedLoss):
+        raise EngineError(f"{type(loss).__name__} takes pairs, found single answers", fix="choose a loss on samples")
+    return loss if mismatched is None else loss.of_batch(mismatched.on(device))
+
+
+def _are_pairs(answers: Sequence[LabelledAnswer]) -> bool:
+    return len(answers) % 2 == 0 and all(
+        one.desirable and not other.desirable and one.group_id == other.group_id
+        for one, other in zip(answers[::2], answers[1::2], strict=True)
+    )
+
+
+def _tokens(samples: Sequence[TrainingSample]) -> IntArray:
+    """Return how many tokens of each sample the loss applies to, shape [len(samples)]."""
+    return np.array([int(sample.sampled.sum()) for sample in samples], np.int32)
+
+
+def _with_margin(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
+    """Add the difference of the mean rewards of desirable and other answers, where there are both."""
+    desirable, other = (metrics.get(f"preference/reward_{side}") for side in ("chosen", "rejected"))
+    if desirable is None or other is None:
+        return {**metrics}
+    return {**metrics, "preference/reward_margin": Last(desirable.value - other.value)}

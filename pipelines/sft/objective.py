@@ -1,0 +1,87 @@
+"""Supervised fine-tuning: cross-entropy of given tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from roll_like.training.engine import TrainingEngine
+from roll_like.training.interface import RankModel, Update, computed
+from roll_like.training.language_model import LanguageModelObjective
+from roll_like.training.layout import Layout, MicroBatch, micro_batches
+from roll_like.types import FloatArray, TrainingSample
+from roll_like.values import Last, Mean, Metric, Metrics, Sum, merge
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisedObjective(LanguageModelObjective[Sequence[TrainingSample], MicroBatch]):
+    """The mean negative log-likelihood of all trained tokens of a step, in nats.
+
+    Attributes:
+        packing: Whether several samples share a row; the numbers are the same, with less padding.
+    """
+
+    packing: bool
+
+    def layout(self, ranks: int) -> Layout:
+        """Return how samples are laid out: each has a prompt of its own."""
+        return Layout(
+            ranks=ranks,
+            max_tokens=self.settings.max_tokens_per_micro_batch,
+            share_prompts=False,
+            packing=self.packing,
+        )
+
+    def updates(
+        self, step: Sequence[TrainingSample], engine: TrainingEngine[Sequence[TrainingSample]]
+    ) -> Iterator[Update[MicroBatch]]:
+        """Yield one optimizer step."""
+        tokens = sum(int(sample.sampled.sum()) for sample in step)
+        weights = [np.where(sample.sampled, np.float32(1 / tokens), np.float32(0)) for sample in step]
+        yield Update(shards=micro_batches(step, weights, **engine.layout))
+
+    def loss(self, model: RankModel, batch: MicroBatch, shared: None) -> tuple[Tensor, Metrics]:  # noqa: ARG002
+        """Return a micro-batch's share of the loss."""
+        logprobs_N, entropy_N = self.logprobs(model, batch)
+        weights_N = model.tensor(batch.weights)
+        loss = -(weights_N * logprobs_N).sum()
+        counted = weights_N != 0
+        tokens = int(counted.sum())
+        entropy = float(entropy_N.detach()[counted].mean()) if tokens else 0.0
+        metrics: Metrics = {"train/loss": Sum(float(loss.detach())), "train/entropy": Mean(entropy, tokens)}
+        return loss, merge([metrics, computed(batch)])
+
+    def report(self, step: Sequence[TrainingSample], metrics: Mapping[str, Metric], updates: int) -> dict[str, Metric]:
+        """Return a step's metrics with the perplexity."""
+        perplexity = math.exp(min(metrics["train/loss"].value, 700.0))  # beyond, there is no such float
+        return {**super().report(step, metrics, updates), "train/perplexity": Last(perplexity)}
+
+
+def likelihood_metrics(
+    samples: Sequence[TrainingSample], logprobs: Sequence[FloatArray], names: Sequence[str]
+) -> dict[str, Metric]:
+    """Return `eval/loss` and `eval/perplexity` over all trained tokens, and the loss of each source.
+
+    Args:
+        samples: What was evaluated.
+        logprobs: Of each sample, shape [T], 0 where not trained.
+        names: The source of each sample.
+    """
+    losses = [-float(each.sum(dtype=np.float64)) for each in logprobs]
+    counts = [int(sample.sampled.sum()) for sample in samples]
+    total = sum(losses) / max(sum(counts), 1)
+    metrics: dict[str, Metric] = {
+        "eval/loss": Mean(total, sum(counts)),
+        "eval/perplexity": Last(math.exp(min(total, 700.0))),
+        "eval/tokens": Sum(float(sum(counts))),
+    }
+    sources = sorted(set(names))
+    for source in sources if len(sources) > 1 else ():
+        chosen = [index for index, name in enumerate(names) if name == source]
+        tokens = sum(counts[index] for index in chosen)
+        metrics[f"eval/source/{source}/loss"] = Mean(sum(losses[index] for index in chosen) / tokens, tokens)
+    return metrics

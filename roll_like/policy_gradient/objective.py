@@ -1,0 +1,251 @@
+"""The policy gradient: a policy moves by the advantages of what it sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from roll_like.algorithms.aggregation import token_weights
+from roll_like.algorithms.correction import correction_from
+from roll_like.algorithms.kl import KLController
+from roll_like.algorithms.losses import BatchTokens, KLTerm, LossInputs, PolicyLoss, policy_objective
+from roll_like.config.algorithm import AlgorithmConfig
+from roll_like.registry import LOSSES
+from roll_like.training.draws import sample_seeds, uniform_draws
+from roll_like.training.engine import Reference, TrainingEngine
+from roll_like.training.interface import RankModel, Update, computed
+from roll_like.training.language_model import LanguageModelObjective
+from roll_like.training.layout import Layout, MicroBatch, PerToken, spread, update_parts
+from roll_like.types import FloatArray, IntArray, PolicySample, ReferencedSample
+from roll_like.values import Last, Metric, Metrics, merge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyBatch(MicroBatch):
+    """What a policy is trained on, beside the rows: figures of each target, shape [N].
+
+    Attributes:
+        advantages: From the advantage estimator.
+        behaviour_logprobs: What the inference engine reported.
+        reference_logprobs: Of the reference model; empty where there is none.
+        old_logprobs: Of the policy that ratios compare with; empty for the policy as it is.
+        draws: A number in [0, 1) that depends on the sample's tokens and the target's place only.
+        turns: Index of the turn that sampled each target, within its sample.
+    """
+
+    advantages: FloatArray
+    behaviour_logprobs: FloatArray
+    reference_logprobs: FloatArray
+    old_logprobs: FloatArray
+    draws: FloatArray
+    turns: IntArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyUpdate:
+    """What one optimizer step has in common.
+
+    Attributes:
+        kl_coefficient: Weight of a KL penalty in the loss.
+        tokens: The tokens of all ranks under the weights before the step, for a loss that needs statistics of them.
+        loss: The loss, with those statistics; only on ranks.
+    """
+
+    kl_coefficient: float
+    tokens: BatchTokens | None
+    loss: PolicyLoss | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyObjective(LanguageModelObjective[Sequence[PolicySample], PolicyBatch]):
+    """Takes `updates_per_step` optimizer steps over a step's samples.
+
+    Samples that the loss turns down are left out. Samples whose gradient is zero whatever the policy (advantage 0, no
+    KL or entropy term) count in the denominators and are not computed.
+
+    Attributes:
+        algorithm: Loss, aggregation, KL and correction. `temperature` is that of sampling.
+        max_response_tokens: Constant length of the `token_sum_norm` aggregation.
+        kl: Sets the weight of a KL penalty in the loss, and follows what a step measured; the driver's.
+    """
+
+    algorithm: AlgorithmConfig
+    max_response_tokens: int
+    kl: KLController
+
+    losses: ClassVar[frozenset[str]] = frozenset({"train/loss", "train/policy_loss", "train/kl_loss"})
+
+    def updates(
+        self, step: Sequence[PolicySample], engine: TrainingEngine[Sequence[PolicySample]]
+    ) -> Iterator[Update[PolicyBatch]]:
+        """Yield the step's optimizer steps; old log-probabilities are those before the first."""
+        loss, coefficient = self._loss(), self.kl.coefficient
+        selected = self._selected(step)
+        parts = update_parts(selected, self.algorithm.updates_per_step)
+        layouts = [self._laid_out([selected[index] for index in part], engine.layout) for part in parts]
+        for shards in self._with_old([shards for shards in layouts if shards[0]], engine):
+            tokens = whole_batch(shards, engine.forward(shards)) if loss.needs_batch else None
+            yield Update(shards=shards, shared=PolicyUpdate(kl_coefficient=coefficient, tokens=tokens))
+
+    def bind(self, shared: PolicyUpdate, device: torch.device) -> PolicyUpdate:
+        """Return what is shared with the loss of this optimizer step."""
+        loss = self._loss()
+        if shared.tokens is not None:
+            arrays = {each.name: getattr(shared.tokens, each.name).to(device) for each in fields(BatchTokens)}
+            loss = loss.of_batch(BatchTokens(**arrays))
+        return replace(shared, loss=loss)
+
+    def loss(self, model: RankModel, batch: PolicyBatch, shared: PolicyUpdate) -> tuple[Tensor, Metrics]:
+        """Return a micro-batch's share of the loss."""
+        assert shared.loss is not None, "`bind` has set it"
+        algorithm, kl = self.algorithm, self.algorithm.kl
+        logprobs_N, entropy_N = self.logprobs(model, batch)
+        sequence_ids, sequence_N, _ = batch.sequences()
+        turns, turn_N = np.unique(_turn_keys(batch), return_inverse=True)
+        inputs = LossInputs(
+            logprobs_N=logprobs_N,
+            old_logprobs_N=model.tensor(batch.old_logprobs) if batch.old_logprobs.size else logprobs_N.detach(),
+            behaviour_logprobs_N=model.tensor(batch.behaviour_logprobs),
+            reference_logprobs_N=model.tensor(batch.reference_logprobs) if batch.reference_logprobs.size else None,
+            entropy_N=entropy_N,
+            advantages_N=model.tensor(batch.advantages),
+            weights_N=model.tensor(batch.weights),
+            sequence_N=torch.from_numpy(sequence_N).to(model.device),
+            sequences=len(sequence_ids),
+            turn_N=torch.from_numpy(turn_N).to(model.device),
+            turns=len(turns),
+            draws_N=model.tensor(batch.draws),
+        )
+        penalty = KLTerm(kl.estimator, shared.kl_coefficient, kl.straight_through) if kl.use == "loss" else None
+        correction = correction_from(algorithm.correction)
+        loss, metrics = policy_objective(inputs, shared.loss, penalty, algorithm.entropy_coefficient, correction)
+        return loss, merge([metrics, computed(batch)])
+
+    def report(self, step: Sequence[PolicySample], metrics: Mapping[str, Metric], updates: int) -> dict[str, Metric]:
+        """Return a step's metrics; the weight of the KL penalty in the next step follows from its divergence."""
+        completed = super().report(step, metrics, updates)
+        if updates and self.algorithm.kl.use == "loss":
+            completed["train/kl_coefficient"] = Last(self.kl.coefficient)
+            if "train/kl" in metrics:
+                self.kl.update(float(metrics["train/kl"].value), len(self._selected(step)))
+        return completed
+
+    def _loss(self) -> PolicyLoss:
+        loss: PolicyLoss = LOSSES.get(self.algorithm.loss.type)(self.algorithm.loss)
+        return loss
+
+    def _selected(self, samples: Sequence[PolicySample]) -> list[PolicySample]:
+        loss = self._loss()
+        return [sample for sample in samples if loss.selects(sample)]
+
+    def _laid_out(self, samples: Sequence[PolicySample], layout: Layout) -> list[list[PolicyBatch]]:
+        algorithm = self.algorithm
+        weights = token_weights(samples, algorithm.aggregation, max_response_tokens=self.max_response_tokens)
+        regularised = algorithm.kl.use == "loss" or algorithm.entropy_coefficient != 0
+        if not regularised and not self._loss().zero_advantage_moves:
+            moving = [index for index, sample in enumerate(samples) if np.any(sample.advantages)]
+            samples, weights = [samples[index] for index in moving], [weights[index] for index in moving]
+        return policy_batches(samples, weights, **layout)
+
+    def _with_old(
+        self, updates: list[list[list[PolicyBatch]]], engine: TrainingEngine[Sequence[PolicySample]]
+    ) -> list[list[list[PolicyBatch]]]:
+        """Return the batches with the log-probabilities that ratios compare with."""
+        how = self.algorithm.old_logprobs
+        if how == "behaviour":
+            return [
+                [[replace(batch, old_logprobs=batch.behaviour_logprobs) for batch in shard] for shard in shards]
+                for shards in updates
+            ]
+        if how != "recompute" and not (how == "auto" and len(updates) > 1):
+            return updates
+        with engine.timer("old_logprobs"):
+            found = [engine.forward(shards) for shards in updates]
+        return [
+            [
+                [replace(batch, old_logprobs=old) for batch, old in zip(*pair, strict=True)]
+                for pair in zip(shards, results, strict=True)
+            ]
+            for shards, results in zip(updates, found, strict=True)
+        ]
+
+
+def policy_batches(
+    samples: Sequence[PolicySample],
+    weights: Sequence[FloatArray],
+    *,
+    ranks: int,
+    max_tokens: int,
+    share_prompts: bool,
+    packing: bool = False,
+) -> list[list[PolicyBatch]]:
+    """Return each rank's micro-batches of one optimizer step of a policy, as `micro_batches` does."""
+    nothing = np.zeros(0, np.float32)
+    advantages = PerToken([sample.advantages for sample in samples])
+    behaviour = PerToken([sample.behaviour_logprobs for sample in samples])
+    referenced = [sample.reference_logprobs for sample in samples if isinstance(sample, ReferencedSample)]
+    reference = PerToken(referenced) if len(referenced) == len(samples) else None
+    turns = PerToken([sample.turns for sample in samples])
+    seeds = sample_seeds([sample.token_ids for sample in samples])
+
+    def make(batch: MicroBatch) -> PolicyBatch:
+        return PolicyBatch(
+            **batch.shared_fields,
+            advantages=advantages.of(batch),
+            behaviour_logprobs=behaviour.of(batch),
+            reference_logprobs=nothing if reference is None else reference.of(batch),
+            old_logprobs=nothing,
+            draws=uniform_draws(seeds[batch.sample_ids], batch.target_ids),
+            turns=turns.of(batch).astype(np.int32),  # float32 holds indices up to 2²⁴ exactly
+        )
+
+    return spread(
+        samples, weights, make, ranks=ranks, max_tokens=max_tokens, share_prompts=share_prompts, packing=packing
+    )
+
+
+def whole_batch(shards: Sequence[Sequence[PolicyBatch]], logprobs: Sequence[Sequence[FloatArray]]) -> BatchTokens:
+    """Return every token with a weight of one optimizer step, by rank.
+
+    Args:
+        shards: Each rank's micro-batches.
+        logprobs: Of the policy being trained, shape [N] for each micro-batch.
+    """
+    columns = [
+        np.stack([current, batch.old_logprobs if batch.old_logprobs.size else current, batch.advantages, batch.draws])[
+            :, batch.weights != 0
+        ]
+        for batches, found in zip(shards, logprobs, strict=True)
+        for batch, current in zip(batches, found, strict=True)
+    ]
+    logprobs_N, old_N, advantages_N, draws_N = torch.from_numpy(np.concatenate(columns, axis=1))
+    return BatchTokens(logprobs_N=logprobs_N, old_logprobs_N=old_N, advantages_N=advantages_N, draws_N=draws_N)
+
+
+def with_reference(
+    samples: Sequence[PolicySample], reference: Reference[PolicySample] | None
+) -> Sequence[PolicySample]:
+    """Return the samples with the reference model's log-probabilities, or as they are without one."""
+    return samples if reference is None else with_logprobs(samples, reference.logprobs(samples))
+
+
+def with_logprobs(samples: Sequence[PolicySample], reference_logprobs: Sequence[FloatArray]) -> list[ReferencedSample]:
+    """Return the samples with log-probabilities to compare with, one array [T] each."""
+    return [
+        ReferencedSample(
+            **{each.name: getattr(sample, each.name) for each in fields(PolicySample)}, reference_logprobs=logprobs
+        )
+        for sample, logprobs in zip(samples, reference_logprobs, strict=True)
+    ]
+
+
+def _turn_keys(batch: PolicyBatch) -> npt.NDArray[np.int64]:
+    """Return a number of each target that those of the same sample and turn share, shape [N]."""
+    stride = int(batch.turns.max(initial=0)) + 1
+    return batch.sample_ids.astype(np.int64) * stride + batch.turns

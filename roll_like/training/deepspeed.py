@@ -1,0 +1,185 @@
+"""The training backend `deepspeed`: all that knows DeepSpeed's engine, its ZeRO stages and its checkpoints.
+
+DeepSpeed sees one micro-batch at a time and is told where an optimizer step ends: micro-batches and the loss are
+normalised by the objectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from roll_like.config.sections import Precision, TrainerConfig
+from roll_like.registry import TRAINING_BACKENDS
+from roll_like.training.optimizer import adamw
+
+#: Name of DeepSpeed's folder within a checkpoint.
+TAG = "engine"
+
+
+@TRAINING_BACKENDS.register("deepspeed")
+class DeepSpeedBackend:
+    """A DeepSpeed engine around one rank's module; a `TrainingBackend`.
+
+    Args:
+        settings: The section of the model.
+        dtype: Precision of the forward pass; master weights are float32.
+        device: `cpu` or `cuda`.
+        world_size: Number of ranks.
+    """
+
+    def __init__(self, settings: TrainerConfig, *, dtype: Precision, device: str, world_size: int) -> None:
+        self._settings = settings
+        self._dtype = dtype
+        self._device = device
+        self._world_size = world_size
+        self._engine: Any = None
+
+    @staticmethod
+    def environment(device: str) -> Mapping[str, str]:
+        """Return what a rank's process needs in its environment before it imports torch."""
+        return {"DS_ACCELERATOR": device}
+
+    def join(self) -> None:
+        """Meet the other ranks; the process's environment says where."""
+        import deepspeed  # takes seconds, and reads the environment
+
+        if self._device == "cpu":
+            # without this, DeepSpeed compiles a shared-memory backend with g++ for a minute
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        backend = "gloo" if self._device == "cpu" else "nccl"
+        deepspeed.init_distributed(dist_backend=backend, verbose=False)
+
+    def wrap(self, module: nn.Module) -> None:
+        """Take a module on its device to train."""
+        import deepspeed
+
+        settings = self._settings
+        self._engine, *_ = deepspeed.initialize(
+            model=module,
+            optimizer=adamw(module, settings.optimizer, fused=settings.offload == "none"),
+            config=deepspeed_config(settings, self._dtype),
+        )
+        self._engine.train()
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that is trained."""
+        module: nn.Module = self._engine.module
+        return module
+
+    def forward(self, *inputs: Any) -> Any:
+        """Run the module; dropout is on where there are gradients only."""
+        learning = torch.is_grad_enabled()
+        if self.module.training != learning:
+            self._engine.train(learning)
+        return self._engine(*inputs)
+
+    def forward_backward(self, loss_of: Callable[[], Tensor], *, last: bool) -> None:
+        """Add one micro-batch's gradient."""
+        self._engine.set_gradient_accumulation_boundary(last)
+        # DeepSpeed averages over ranks, where losses add up
+        self._engine.backward(loss_of() * self._world_size)
+        if not last:
+            self._engine.step()  # only counts the micro-batch; the optimizer moves at the boundary
+
+    def optimizer_step(self, learning_rate: float) -> float:
+        """Move the weights by the gradients since the last step; return the norm of the gradient before clipping."""
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = learning_rate
+        norm = self._norm_where_deepspeed_has_none()
+        self._engine.step()
+        return float(self._engine.get_global_grad_norm()) if norm is None else norm
+
+    def _norm_where_deepspeed_has_none(self) -> float | None:
+        """DeepSpeed reports no gradient norm for plain float32 data parallelism; its gradients are all here."""
+        if self._dtype != "float32" or self._settings.zero_stage > 0:
+            return None
+        norms = [p.grad.norm() for p in self.module.parameters() if p.grad is not None]
+        return float(torch.stack(norms).norm())
+
+    @property
+    def sharded(self) -> bool:
+        """Whether a rank holds a part of each parameter only."""
+        return self._settings.zero_stage == 3
+
+    def gathered(self, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[Any]:
+        """Hold parameters whole; every rank must ask for the same ones."""
+        if not self.sharded:
+            return nullcontext()
+        import deepspeed
+
+        gathered: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(list(parameters))
+        return gathered
+
+    def save(self, directory: str) -> None:
+        """Write this rank's share of model and optimizer."""
+        self._engine.save_checkpoint(
+            directory, tag=TAG, client_state={}, save_latest=False, exclude_frozen_parameters=True
+        )
+
+    def load(self, directory: str) -> None:
+        """Take back what `save` wrote."""
+        path, _ = self._engine.load_checkpoint(directory, tag=TAG, custom_load_fn=load_trained)
+        if path is None:
+            raise FileNotFoundError(f"there is no folder {TAG}")
+
+    def offload(self) -> None:
+        """Move states to host memory, so that a colocated engine has the GPU."""
+        if self._sleeps():
+            self._engine.offload_states()
+            torch.cuda.empty_cache()
+
+    def reload(self) -> None:
+        """Move states back."""
+        if self._sleeps():
+            self._engine.reload_states()
+
+    def _sleeps(self) -> bool:
+        return self._device == "cuda" and self._settings.sleep and self._settings.zero_stage == 3
+
+    def close(self) -> None:
+        """Leave the process group."""
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+def deepspeed_config(config: TrainerConfig, dtype: Precision) -> dict[str, Any]:
+    """Return the dictionary that `deepspeed.initialize` takes."""
+    zero: dict[str, Any] = {"stage": config.zero_stage}
+    if config.offload != "none":
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    if config.offload == "optimizer_and_parameters":
+        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+    settings: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": config.optimizer.max_grad_norm,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 10**9,
+    }
+    if dtype == "bfloat16":
+        settings["bf16"] = {"enabled": True}
+    elif dtype == "float16":
+        settings["fp16"] = {"enabled": True, "initial_scale_power": 12}
+    if dtype != "float32" and config.zero_stage > 0:
+        # many small micro-batches would lose bits in a 16-bit sum; stage 0 has no such option
+        settings["data_types"] = {"grad_accum_dtype": "fp32"}
+    return settings
+
+
+def load_trained(*, src: Mapping[str, Tensor], dst: nn.Module) -> None:
+    """Load a module strictly, but for what is frozen: that is not in checkpoints."""
+    result = dst.load_state_dict(src, strict=False)
+    frozen = {name for name, each in dst.named_parameters(remove_duplicate=False) if not each.requires_grad}
+    missing = sorted(set(result.missing_keys) - frozen)
+    if missing or result.unexpected_keys:
+        raise RuntimeError(
+            f"it is of another model or of other adapters: it lacks {', '.join(missing[:3]) or 'nothing'}, and has "
+            f"{', '.join(result.unexpected_keys[:3]) or 'nothing'} besides"
+        )

@@ -1,0 +1,244 @@
+"""What a training engine is made of: objectives, which say what a model learns, and backends, which train it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from roll_like.config.sections import Precision, Task, TrainerConfig
+from roll_like.training.layout import Layout, MicroBatch
+from roll_like.training.policy import tensors_of
+from roll_like.types import FloatArray
+from roll_like.values import Mean, Metric, Metrics, Sum, merge
+
+if TYPE_CHECKING:
+    from roll_like.training.engine import TrainingEngine
+
+#: What an objective learns from in one step.
+StepT = TypeVar("StepT")
+BatchT = TypeVar("BatchT", bound=MicroBatch)
+
+
+class TrainingBackend(Protocol):
+    """One rank's module in the hands of a training library. Every rank calls the same method at the same time.
+
+    Registered in `TRAINING_BACKENDS`; chosen by `training.backend`. The constructor takes the section of the model and,
+    as keywords, `dtype`, `device` and `world_size`; it refuses settings that the library has nothing for.
+    """
+
+    @staticmethod
+    def environment(device: str) -> Mapping[str, str]:
+        """Return what a rank's process needs in its environment before it imports torch."""
+
+    def join(self) -> None:
+        """Meet the other ranks; RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set. Also for frozen models."""
+
+    def wrap(self, module: nn.Module) -> None:
+        """Take a module on its device to train."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that is trained."""
+
+    def forward(self, *inputs: Any) -> Any:
+        """Run the module; dropout is on where there are gradients only."""
+
+    def forward_backward(self, loss_of: Callable[[], Tensor], *, last: bool) -> None:
+        """Add one micro-batch's gradient: gradients of micro-batches and ranks are summed.
+
+        Args:
+            loss_of: Runs `forward` and returns the micro-batch's share of the loss.
+            last: Whether it is this rank's last one before `optimizer_step`.
+        """
+
+    def optimizer_step(self, learning_rate: float) -> float:
+        """Move the weights by the gradients since the last step; return the norm of the gradient before clipping."""
+
+    @property
+    def sharded(self) -> bool:
+        """Whether a rank holds a part of each parameter only."""
+
+    def gathered(self, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[Any]:
+        """Hold parameters whole; every rank must ask for the same ones."""
+
+    def save(self, directory: str) -> None:
+        """Write this rank's share of model and optimizer; OSError or RuntimeError where that fails."""
+
+    def load(self, directory: str) -> None:
+        """Take back what `save` wrote; OSError, RuntimeError, ValueError or KeyError where that fails."""
+
+    def offload(self) -> None:
+        """Move states to host memory, so that a colocated engine has the GPU."""
+
+    def reload(self) -> None:
+        """Move states back."""
+
+    def close(self) -> None:
+        """Leave the process group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankModel:
+    """A rank's model, as objectives see it.
+
+    Attributes:
+        module: What `Objective.load` returned.
+        forward: Runs it through the backend.
+        device: Where it is.
+    """
+
+    module: Any
+    forward: Callable[..., Any]
+    device: torch.device
+
+    def __call__(self, batch: MicroBatch, *more: Any) -> Any:
+        """Run the module on a micro-batch; `more` follows its index tensors (`tensors_of`)."""
+        return self.forward(*tensors_of(batch, self.device), *more)
+
+    def tensor(self, array: FloatArray) -> Tensor:
+        """Return an array on the model's device."""
+        return torch.from_numpy(array).to(self.device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update(Generic[BatchT]):
+    """What one optimizer step learns from.
+
+    Attributes:
+        shards: Each rank's micro-batches; all ranks have equally many.
+        shared: What objectives need to know of the whole step, on every rank.
+    """
+
+    shards: Sequence[Sequence[BatchT]]
+    shared: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share(Generic[BatchT]):
+    """One rank's part of an `Update`."""
+
+    batches: Sequence[BatchT]
+    shared: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective(ABC, Generic[StepT, BatchT]):
+    """What a model computes and what it learns: on the driver the layout of a step, on ranks its loss.
+
+    The driver has one and every rank a copy, so it must pickle; what it changes on one side is not seen on the other.
+    A model that is never trained needs `load` and `forward` only.
+
+    Attributes:
+        settings: The section of the model: ranks, backend, optimizer, token budget.
+    """
+
+    settings: TrainerConfig
+
+    #: The section's name, for messages.
+    section: ClassVar[str] = "training"
+    #: First part of the names of this model's metrics.
+    metric_prefix: ClassVar[str] = "train"
+    #: Names the ranks' memory in metrics.
+    memory_name: ClassVar[str] = "trainer"
+    #: Folder of a checkpoint that has the model's files: those of two models are called alike.
+    folder: ClassVar[str] = "."
+    #: What the exported model is for.
+    task: ClassVar[Task] = "text-generation"
+    #: Sums over micro-batches and ranks of one optimizer step, and means over the optimizer steps of a training step.
+    losses: ClassVar[frozenset[str]] = frozenset({"train/loss"})
+
+    # ---- on ranks ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def load(self, spec: RankSpec[Any]) -> nn.Module:
+        """Return the module around the model of a spec, on the CPU."""
+
+    def hf_model(self, module: nn.Module) -> Any:
+        """Return the part of the module whose weights are handed out, by the names of its parameters."""
+        return module
+
+    def forward(self, model: RankModel, batch: BatchT) -> Any:
+        """Return what the model says of a micro-batch's targets, without gradient; plain arrays that travel."""
+        raise NotImplementedError(f"{type(self).__name__} has a loss only")
+
+    def bind(self, shared: Any, device: torch.device) -> Any:  # noqa: ARG002 - what objectives may need
+        """Return what `loss` gets as `shared`; called once an optimizer step."""
+        return shared
+
+    def loss(self, model: RankModel, batch: BatchT, shared: Any) -> tuple[Tensor, Metrics]:
+        """Return a micro-batch's share of the loss, and its metrics.
+
+        The loss is a sum over micro-batches and ranks: its weights divide by the whole global batch.
+        """
+        raise NotImplementedError(f"{type(self).__name__} is not trained")
+
+    # ---- on the driver -------------------------------------------------------------------------
+
+    def layout(self, ranks: int) -> Layout:
+        """Return how samples are laid out for the ranks."""
+        return Layout(
+            ranks=ranks,
+            max_tokens=self.settings.max_tokens_per_micro_batch,
+            share_prompts=self.settings.share_prompts,
+            packing=False,
+        )
+
+    def updates(self, step: StepT, engine: TrainingEngine[StepT]) -> Iterator[Update[BatchT]]:
+        """Yield the optimizer steps of one training step; each is taken before the next is asked for."""
+        raise NotImplementedError(f"{type(self).__name__} is not trained")
+
+    def measure(self, step: StepT, engine: TrainingEngine[StepT]) -> dict[str, Metric]:
+        """Return the metrics of a step under the current weights."""
+        return merge(engine.evaluate(update) for update in self.updates(step, engine))
+
+    def report(self, step: StepT, metrics: Mapping[str, Metric], updates: int) -> dict[str, Metric]:  # noqa: ARG002
+        """Return the metrics of a step that was trained on, completed by what follows from all of them."""
+        counted: dict[str, Metric] = {**metrics, "train/updates": Sum(float(updates))}
+        if updates:
+            computed = metrics["train/computed_tokens"].value
+            fraction = metrics["train/padding_tokens"].value / computed if computed else 0.0
+            counted["train/padding_fraction"] = Mean(fraction, computed)
+        return counted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSpec(Generic[StepT]):
+    """What a rank needs to know.
+
+    Attributes:
+        objective: What it computes.
+        model_path: Local Hugging Face directory.
+        dtype: Precision of the forward pass; master weights are float32.
+        device: `cpu` or `cuda`.
+        threads: Cores of this rank on CPU.
+        seed: Seed of everything random.
+        total_updates: Optimizer steps of the whole run, for the schedule.
+        trust_remote_code: Whether the model may bring code.
+        frozen: Whether the model is not trained; then it has neither optimizer nor adapters.
+        imports: Modules to import first; they register plugins.
+    """
+
+    objective: Objective[StepT, Any]
+    model_path: str
+    dtype: Precision
+    device: str
+    threads: int
+    seed: int
+    total_updates: int
+    trust_remote_code: bool
+    frozen: bool = False
+    imports: tuple[str, ...] = ()
+
+
+def computed(batch: MicroBatch) -> Metrics:
+    """Return how many tokens a micro-batch computes, and how many of them are padding."""
+    return {
+        "train/computed_tokens": Sum(float(batch.tokens)),
+        "train/padding_tokens": Sum(float(batch.padding)),
+    }

@@ -1,0 +1,40 @@
+"""The optimizer and its schedule, whatever the training backend."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from roll_like.config.sections import OptimizerConfig
+
+
+def adamw(module: nn.Module, config: OptimizerConfig, *, fused: bool) -> torch.optim.AdamW:
+    """Return AdamW over what is trained of a module."""
+    return torch.optim.AdamW(
+        [parameter for parameter in module.parameters() if parameter.requires_grad],
+        lr=config.lr,
+        betas=config.betas,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        fused=fused,
+    )
+
+
+def learning_rate(config: OptimizerConfig, update: int, total_updates: int) -> float:
+    """Return the learning rate of the 0-based optimizer step `update`.
+
+    A pure function of the step: a resumed run needs no scheduler state.
+
+        >>> [learning_rate(OptimizerConfig(lr=1.0, warmup_steps=2), update, 10) for update in range(3)]
+        [0.5, 1.0, 1.0]
+    """
+    if update < config.warmup_steps:
+        return config.lr * (update + 1) / config.warmup_steps
+    if config.schedule == "constant":
+        return config.lr
+    decay_steps = max(total_updates - config.warmup_steps, 1)
+    progress = min((update - config.warmup_steps) / decay_steps, 1.0)
+    shape = 1 - progress if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * shape)
