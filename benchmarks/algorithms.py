@@ -25,8 +25,8 @@ from roll_like.algorithms.kl import KLController
 from roll_like.algorithms.losses import BatchTokens, KLTerm, LossInputs, PolicyLoss, policy_objective
 from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.policy_gradient.advantages import Advantages
+from roll_like.policy_gradient.objective import policy_batches
 from roll_like.registry import ADVANTAGES, LOSSES
-from roll_like.training.layout import policy_batches
 from roll_like.types import FloatArray, Group, Part, PolicySample, Scored, Segment, StopReason, Task, Trajectory
 from roll_like.values import Metrics
 

@@ -1,7 +1,7 @@
-"""A policy of one table behind the training worker's own code: whole optimizer steps in milliseconds.
+"""A policy of one table behind the training rank's own code: whole optimizer steps in milliseconds.
 
-`BigramEngine` stands where DeepSpeed's engine stands and does what is used of it: a forward pass, a
-backward pass that adds up, a step of plain gradient descent at the boundary. Everything above it
+`BigramBackend` is a training backend: a forward pass, a backward pass that adds up, a step of plain gradient descent.
+Everything above it
 (shaping, estimator, masks, weights, layout, correction, loss) is the real code.
 """
 
@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from algorithm_samples import make_task
-from roll_like.training.worker import DeepSpeedWorker, TrainerSpec
 from torch import Tensor
 
 from roll_like.algorithms.kl import KLController
@@ -24,8 +22,11 @@ from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.config.load import load_config
 from roll_like.config.sections import TrainingConfig
 from roll_like.policy_gradient.advantages import Advantages
+from roll_like.policy_gradient.objective import PolicyObjective, with_reference
 from roll_like.registry import ADVANTAGES
-from roll_like.training.engine import TrainingEngine, with_reference
+from roll_like.training.engine import TrainingEngine
+from roll_like.training.interface import RankSpec
+from roll_like.training.rank import TrainingRank
 from roll_like.types import FloatArray, Group, Part, PolicySample, Scored, Segment, StopReason, Trajectory
 from roll_like.values import Metrics, reduce
 
@@ -34,18 +35,18 @@ LIMIT = 24
 LR = 2.0
 
 
-class BigramEngine:
+class BigramBackend:
     """The next token's distribution follows from the last token alone: one row of logits for each."""
 
     def __init__(self, table_VV: Tensor) -> None:
         self.table_VV = table_VV.clone().requires_grad_()
-        self.param_groups: list[dict[str, Any]] = [{"lr": LR}]
-        self.optimizer = self
-        self.module = SimpleNamespace(causal_lm=SimpleNamespace(training=True))
-        self._boundary = False
-        self._norm = 0.0
+        self.module: Any = None
+        self._last = False
 
-    def __call__(
+    def wrap(self, module: Any) -> None:
+        self.module = module
+
+    def forward(
         self,
         tokens_BL: Tensor,
         positions_BL: Tensor,
@@ -58,31 +59,25 @@ class BigramEngine:
         entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
         return logprobs_NV.gather(1, targets_N[:, None])[:, 0], entropy_N
 
-    def train(self, mode: bool) -> None:
-        self.module.causal_lm.training = mode
+    def forward_backward(self, loss_of: Callable[[], Tensor], *, last: bool) -> None:
+        assert not self._last, "the last micro-batch was announced"
+        loss_of().backward()
+        self._last = last
 
-    def backward(self, loss: Tensor) -> None:
-        loss.backward()
-
-    def set_gradient_accumulation_boundary(self, boundary: bool) -> None:
-        self._boundary = boundary
-
-    def get_global_grad_norm(self) -> float:
-        return self._norm
-
-    def step(self) -> None:
-        if self._boundary:
-            assert self.table_VV.grad is not None
-            self._norm = float(self.table_VV.grad.norm())
-            with torch.no_grad():
-                self.table_VV -= LR * self.table_VV.grad
-            self.table_VV.grad = None
+    def optimizer_step(self, learning_rate: float) -> float:
+        assert self._last
+        assert self.table_VV.grad is not None
+        norm = float(self.table_VV.grad.norm())
+        with torch.no_grad():
+            self.table_VV -= learning_rate * self.table_VV.grad
+        self.table_VV.grad, self._last = None, False
+        return norm
 
 
 class OneRank:
     """A cluster of one worker in this process."""
 
-    def __init__(self, worker: DeepSpeedWorker) -> None:
+    def __init__(self, worker: TrainingRank) -> None:
         self.worker = worker
 
     def __len__(self) -> int:
@@ -90,6 +85,9 @@ class OneRank:
 
     def scatter(self, method: Callable[..., Any], shards: Sequence[Any]) -> list[Any]:
         return [method(self.worker, *shards)]
+
+    def everywhere(self, method: Callable[..., Any]) -> list[Any]:
+        return [method(self.worker)]
 
 
 class FakeCritic:
@@ -192,6 +190,33 @@ def _member(task: Any, place: int, draw: np.random.Generator, table: Any, *, sil
     )
 
 
+def bigram_engine(
+    algorithm: AlgorithmConfig, kl: KLController, *, max_response_tokens: int, **training: Any
+) -> tuple[BigramBackend, TrainingEngine[Sequence[PolicySample]]]:
+    """A backend with the table, and an engine of one rank that trains it by the real objective."""
+    objective = PolicyObjective(
+        settings=TrainingConfig(optimizer={"lr": LR}, **training),
+        algorithm=algorithm,
+        max_response_tokens=max_response_tokens,
+        kl=kl,
+    )
+    spec = RankSpec(
+        objective=objective,
+        model_path="",
+        dtype="bfloat16",
+        device="cpu",
+        threads=1,
+        seed=0,
+        total_updates=10,
+        trust_remote_code=False,
+    )
+    worker, backend = TrainingRank(spec, 0, 1), BigramBackend(torch.from_numpy(start_table()))
+    worker._backend = backend  # type: ignore[assignment]
+    worker.take(torch.nn.Module())
+    cluster: Any = OneRank(worker)
+    return backend, TrainingEngine(cluster, objective)
+
+
 def train_two_steps(
     algorithm: AlgorithmConfig,
     *,
@@ -208,37 +233,19 @@ def train_two_steps(
         steps = [
             [replace(group, samples=tuple(reversed(group.samples))) for group in reversed(groups)] for groups in steps
         ]
-    spec = TrainerSpec(
-        model_path="",
-        dtype="bfloat16",
-        device="cpu",
-        threads=1,
-        seed=0,
-        training=TrainingConfig(optimizer={"lr": LR}),
-        frozen=False,
-        algorithm=algorithm,
-        temperature=1.0,
-        total_updates=10,
-        trust_remote_code=False,
+    controller = KLController(algorithm.kl)
+    backend, trainer = bigram_engine(
+        algorithm,
+        controller,
+        max_response_tokens=max_response_tokens,
+        max_tokens_per_micro_batch=max_tokens,
+        share_prompts=share_prompts,
     )
-    worker = DeepSpeedWorker(spec, 0, 1)
-    engine = BigramEngine(torch.from_numpy(start_table()))
-    worker._engine = engine
     plugin = ADVANTAGES.get(algorithm.advantage.type)
     estimator = plugin(algorithm.advantage)
     if plugin.needs_critic:
         estimator.use(FakeCritic())
-    controller = KLController(algorithm.kl)
     reference: Any = NoisyReference()
-    cluster: Any = OneRank(worker)
-    trainer = TrainingEngine(
-        cluster,
-        algorithm=algorithm,
-        max_response_tokens=max_response_tokens,
-        max_tokens_per_micro_batch=max_tokens,
-        share_prompts=share_prompts,
-        kl_controller=controller,
-    )
     advantages = Advantages(
         estimator,
         algorithm,
@@ -252,8 +259,8 @@ def train_two_steps(
         assigned = advantages.assign(groups)
         referenced = with_reference(assigned.samples, reference if algorithm.kl.use == "loss" else None)
         report = trainer.train_step(referenced)
-        tables.append(engine.table_VV.detach().numpy().copy())
-        metrics.append({**reduce(assigned.metrics), **reduce(report.metrics)})
+        tables.append(backend.table_VV.detach().numpy().copy())
+        metrics.append({**reduce(assigned.metrics), **reduce(report)})
     return Outcome(tuple(tables), tuple(metrics))
 
 

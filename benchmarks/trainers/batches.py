@@ -116,7 +116,7 @@ def preference_work(options: argparse.Namespace) -> Work[DPOConfig, TrainingSamp
 
     config = configuration(DPOConfig, CONFIGS / "dpo_quickstart.yaml", *_given_overrides(options))
     order = preferences_of(config).order(seed=config.seed)
-    batches = [batch_of(config, order.take(config.items_per_step[0])) for _ in range(options.steps)]
+    batches = [batch_of(config, order.take(config.items_per_step[0])).sequences for _ in range(options.steps)]
     return _work(config, batches, options)
 
 

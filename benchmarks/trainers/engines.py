@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,41 +38,39 @@ def _timed(step: Callable[..., object], arguments: Sequence[tuple[Any, ...]]) ->
 
 
 def _policy(work: Work[Any, Any], resources: ResourceManager, stack: ExitStack) -> Mapping[str, Turn]:
-    from roll_like.training.worker import TrainerSpec
-
-    from roll_like.training.start import rank_fields, start_trainer
 
     config = work.config
     devices = config.resources.device_mapping.training
     model = resolve_model(config.model)
-    spec = TrainerSpec(
-        **rank_fields(config, model, devices, config.training.workers, total_updates=1000),
-        training=config.training,
-        frozen=False,
+    objective = PolicyObjective(
+        settings=config.training,
         algorithm=config.algorithm,
-        temperature=1.0,
+        max_response_tokens=config.rollout.max_response_tokens,
+        kl=KLController(config.algorithm.kl),
     )
-    responses = config.rollout.max_response_tokens
-    engine = start_trainer("training", spec, resources, devices, max_response_tokens=responses, stack=stack)
+    spec = rank_spec(config, model, devices, objective, total_updates=1000)
+    engine = start_engine("training", spec, resources, devices, stack=stack)
     return {"engine": _timed(engine.train_step, [(batch,) for batch in work.batches])}
 
 
 def _supervised(work: Work[Any, Any], resources: ResourceManager, stack: ExitStack) -> Mapping[str, Turn]:
-    from roll_like.training.supervised import SupervisedEngine
-
     from roll_like.builtin.pipelines.sft.examples import start_supervised
+    from roll_like.training.engine import TrainingEngine
 
     model = resolve_model(work.config.model)
     packed = start_supervised(work.config, model, resources, stack)
     # the same ranks: packing is how the driver lays batches out
-    padded = SupervisedEngine(packed.cluster, work.config.training, packing=False)
+    padded = TrainingEngine(packed.cluster, replace(packed.objective, packing=False))
     batches = [(batch,) for batch in work.batches]
     return {"engine": _timed(packed.train_step, batches), "engine, unpacked": _timed(padded.train_step, batches)}
 
 
 def _preference(work: Work[Any, Any], resources: ResourceManager, stack: ExitStack) -> Mapping[str, Turn]:
+    from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, PairStep
     from roll_like.builtin.pipelines.dpo.preferences import start_preference
+    from roll_like.training.pairs import pairs_of
 
     engine = start_preference(work.config, resolve_model(work.config.model), resources, stack)
-    batches = [(batch, engine.sums(batch)) for batch in work.batches]
+    model = AnswerLogprobs(engine)
+    batches = [(PairStep(pairs=pairs_of(batch), reference=model.sums(batch)),) for batch in work.batches]
     return {"engine": _timed(engine.train_step, batches)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -10,8 +11,9 @@ from roll_like.config.base import ConfigModel
 from roll_like.config.offline import GivenDataConfig
 from roll_like.config.rules import budget_holds_a_pair
 from roll_like.config.run import NAME_PATTERN, Rule, ScheduleConfig
-from roll_like.config.sections import PositiveInt, Task, TrainerResourcesConfig
+from roll_like.config.sections import PositiveInt, Task, TrainerResourcesConfig, TrainingConfig
 from roll_like.config.training_data import ScoredPairData, ScoredPairSource
+from roll_like.config.violations import Violation
 
 
 class RewardModelDataConfig(ScoredPairData):
@@ -42,10 +44,21 @@ class RewardModelEvaluationConfig(ScheduleConfig):
     )
 
 
+def scores_have_no_vocabulary(config: RewardModelRunConfig) -> Iterator[Violation]:
+    """Yield chunks of logits, which a model with one score does not have."""
+    for name in ("logprob_chunk_tokens", "logprob_chunk_vocab"):
+        if getattr(config.training, name) != TrainingConfig.model_fields[name].default:
+            yield Violation(
+                ("training", name),
+                "a reward model has one output, a score, and computes no logits that could be cut into chunks; remove "
+                "it (max_tokens_per_micro_batch bounds the memory of a forward pass)",
+            )
+
+
 class RewardModelRunConfig(GivenDataConfig):
     """One run that trains a reward model: everything a YAML file may say."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (*GivenDataConfig.rules, budget_holds_a_pair)
+    rules: ClassVar[tuple[Rule, ...]] = (*GivenDataConfig.rules, budget_holds_a_pair, scores_have_no_vocabulary)
     task: ClassVar[Task] = "text-classification"
 
     pipeline: Literal["reward_model"] = Field(default="reward_model", description="This pipeline.")

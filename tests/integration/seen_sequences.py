@@ -11,7 +11,7 @@ import numpy as np
 from talkative_environment import AFRESH
 
 from roll_like.inference.interface import FailedGeneration, GenerateRequest, Generation
-from roll_like.training.layout import PolicyBatch, policy_batches
+from roll_like.policy_gradient.objective import PolicyBatch, policy_batches
 from roll_like.types import FloatArray, Group, PolicySample, Scored
 
 #: Bounds on the difference between both engines' log-probabilities, in nats: of any token, and on average. Both compute

@@ -8,17 +8,24 @@ from typing import Any
 
 import pytest
 import torch
-from roll_like.training.distillation import DistillationEngine, Taught, TeacherEngine
-from roll_like.training.distillation_worker import DistillationSpec, DistillationWorker
-from roll_like.training.teacher_worker import TeacherSpec, TeacherWorker
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 from tiny_model import make_tiny_model
 from transformers import AutoModelForCausalLM
 
+from roll_like.builtin.pipelines.distill.objective import (
+    DistillationObjective,
+    Taught,
+    TeacherObjective,
+    introduce,
+    teacher_answers,
+)
 from roll_like.cluster import ResourceManager
 from roll_like.config.sections import DeviceRange, TrainingConfig
 from roll_like.registry import DISTILLATION_LOSSES
-from roll_like.training.start import start_ranks
+from roll_like.training.engine import TrainingEngine
+from roll_like.training.interface import Objective, RankSpec
+from roll_like.training.rank import TrainingRank
+from roll_like.training.start import start_engine
 from roll_like.types import TrainingSample
 from roll_like.values import reduce
 
@@ -43,37 +50,35 @@ def batches() -> list[list[TrainingSample]]:
     return [ragged_policy_samples(seed=seed) for seed in (0, 1)]
 
 
-def common(model: Path, training: TrainingConfig, *, frozen: bool) -> dict[str, Any]:
-    return {
-        "model_path": str(model),
-        "dtype": "float32",
-        "device": "cpu",
-        "threads": 1,
-        "seed": 0,
-        "training": training,
-        "frozen": frozen,
-        "total_updates": 10,
-        "trust_remote_code": False,
-    }
+def spec_of(model: Path, objective: Objective[Any, Any], *, frozen: bool) -> RankSpec[Any]:
+    return RankSpec(
+        objective=objective,
+        model_path=str(model),
+        dtype="float32",
+        device="cpu",
+        threads=1,
+        seed=0,
+        frozen=frozen,
+        total_updates=10,
+        trust_remote_code=False,
+    )
 
 
 def teacher(
     resources: ResourceManager, model: Path, stack: ExitStack, name: str, top_k: int | None, workers: int
-) -> TeacherEngine:
-    training = TrainingConfig(workers=workers)
-    spec = TeacherSpec(**common(model, training, frozen=True), temperature=TEMPERATURE, top_k=top_k)
-    cluster = start_ranks(name, TeacherWorker, spec, workers, resources, SPAN, stack=stack)
-    return TeacherEngine(cluster, max_tokens_per_micro_batch=80)
+) -> TrainingEngine[Any]:
+    training = TrainingConfig(workers=workers, max_tokens_per_micro_batch=80)
+    objective = TeacherObjective(settings=training, temperature=TEMPERATURE, top_k=top_k)
+    return start_engine(name, spec_of(model, objective, frozen=True), resources, SPAN, stack=stack)
 
 
 def student(
     resources: ResourceManager, model: Path, stack: ExitStack, *, packing: bool, **training: Any
-) -> DistillationEngine:
+) -> TrainingEngine[Any]:
     config = TrainingConfig(optimizer={"lr": LR, "max_grad_norm": 1000.0, "eps": EPS}, **training)
     loss = DISTILLATION_LOSSES.get("forward_kl").Config(temperature=TEMPERATURE, ce_weight=CE)
-    spec = DistillationSpec(**common(model, config, frozen=False), loss=loss)
-    cluster = start_ranks("training", DistillationWorker, spec, config.workers, resources, SPAN, stack=stack)
-    return DistillationEngine(cluster, config, packing=packing)
+    objective = DistillationObjective(settings=config, loss_config=loss, packing=packing)
+    return start_engine("training", spec_of(model, objective, frozen=False), resources, SPAN, stack=stack)
 
 
 @pytest.fixture(scope="module")
@@ -139,14 +144,14 @@ def test_updates_are_those_of_a_plain_loop(
         }
         lessons = [
             [
-                Taught(teacher=name, samples=part, answers=engines[name].answers(part))
+                Taught(teacher=name, samples=part, answers=teacher_answers(engines[name], part))
                 for name, part in (("first", samples[::2]), ("second", samples[1::2]))
             ]
             for samples in batches()
         ]
         trainer = student(resources, models[0], stack, packing=packing, **options)
         if top_k is None:
-            trainer.take_projections({name: engine.projection() for name, engine in engines.items()})
+            introduce(engines, trainer)
         measured = reduce(trainer.measure(lessons[0]))
         first = reduce(trainer.train_step(lessons[0]))
         assert first["train/loss"] == pytest.approx(losses[0], rel=1e-5)
@@ -156,6 +161,6 @@ def test_updates_are_those_of_a_plain_loop(
         trainer.train_step(lessons[0])  # away from where the checkpoint was taken, and back
         trainer.load(tmp_path)
         assert reduce(trainer.train_step(lessons[1]))["train/loss"] == pytest.approx(losses[1], rel=1e-5)
-        found = trainer.cluster.everywhere(DistillationWorker.snapshot)[0]
+        found = trainer.cluster.everywhere(TrainingRank.snapshot)[0]
     for name, parameter in weights.items():
         assert torch.from_numpy(found[name]).sub(parameter).abs().max() < 2e-6, name

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from roll_like.training.preference import PreferenceEngine
-from roll_like.training.preference_worker import PreferenceSpec, PreferenceWorker
 from tiny_model import make_tiny_model
 from transformers import AutoModelForCausalLM
 
+from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, PairedObjective, PairStep
 from roll_like.cluster import ResourceManager
 from roll_like.config.sections import DeviceRange, TrainingConfig
 from roll_like.errors import EngineError
 from roll_like.registry import PREFERENCE_LOSSES
-from roll_like.training.start import start_ranks
+from roll_like.training.engine import TrainingEngine
+from roll_like.training.interface import RankSpec
+from roll_like.training.pairs import pairs_of
+from roll_like.training.rank import TrainingRank
+from roll_like.training.start import start_engine
 from roll_like.types import FloatArray, TrainingSample
 from roll_like.values import reduce
 
@@ -62,23 +66,20 @@ def answer_logprob(model: Any, sample: TrainingSample) -> torch.Tensor:
     return logprobs[torch.from_numpy(sample.sampled[1:])].sum()
 
 
-def engine(resources: ResourceManager, model: Path, stack: ExitStack, **training: Any) -> PreferenceEngine:
+def engine(resources: ResourceManager, model: Path, stack: ExitStack, **training: Any) -> TrainingEngine[PairStep]:
     config = TrainingConfig(optimizer={"lr": LR, "max_grad_norm": 1000.0, "eps": EPS}, **training)
-    spec = PreferenceSpec(
+    loss = PREFERENCE_LOSSES.get("dpo").Config.model_validate({"type": "dpo", "beta": BETA, "nll_coefficient": 0.3})
+    spec = RankSpec(
+        objective=PairedObjective(settings=config, loss_config=loss),
         model_path=str(model),
         dtype="float32",
         device="cpu",
         threads=1,
         seed=0,
-        training=config,
-        frozen=False,
         total_updates=10,
         trust_remote_code=False,
-        loss=PREFERENCE_LOSSES.get("dpo").Config.model_validate({"type": "dpo", "beta": BETA, "nll_coefficient": 0.3}),
     )
-    devices = DeviceRange.model_validate("0-1")
-    cluster = start_ranks("training", PreferenceWorker, spec, config.workers, resources, devices, stack=stack)
-    return PreferenceEngine(cluster, config)
+    return start_engine("training", spec, resources, DeviceRange.model_validate("0-1"), stack=stack)
 
 
 @pytest.fixture(scope="module")
@@ -117,18 +118,19 @@ def test_an_update_is_that_of_a_plain_loop(
 ) -> None:
     loss, weights = plain
     samples = pairs()
-    reference = reference_of(samples)
+    step = PairStep(pairs=pairs_of(samples), reference=reference_of(samples))
     with ExitStack() as stack:
         trainer = engine(resources, float_model, stack, **options)
         trainer.save(tmp_path)
-        trainer.train_step(samples, reference)  # away from where the checkpoint was taken, and back
+        trainer.train_step(step)  # away from where the checkpoint was taken, and back
         trainer.load(tmp_path)
-        measured = reduce(trainer.measure(samples, reference))
-        report = reduce(trainer.train_step(samples, reference))
-        found = trainer.cluster.everywhere(PreferenceWorker.snapshot)[0]
-        sums = trainer.sums(samples)
+        measured = reduce(trainer.measure(step))
+        report = reduce(trainer.train_step(step))
+        found = trainer.cluster.everywhere(TrainingRank.snapshot)[0]
+        sums = AnswerLogprobs(trainer).sums(samples)
         with pytest.raises(EngineError, match="a row 10 at most"):
-            PreferenceEngine(trainer.cluster, TrainingConfig(max_tokens_per_micro_batch=10)).measure(samples, reference)
+            narrow = replace(trainer.objective, settings=TrainingConfig(max_tokens_per_micro_batch=10))
+            TrainingEngine(trainer.cluster, narrow).measure(step)
     assert measured["train/loss"] == pytest.approx(loss, rel=1e-5)
     assert report["train/loss"] == pytest.approx(loss, rel=1e-5)
     assert (report["preference/pairs"], report["train/updates"]) == (5, 1)

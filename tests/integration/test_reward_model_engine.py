@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 from reward_support import completion
-from roll_like.training.reward_model import RewardModelEngine
-from roll_like.training.reward_model_worker import RewardModelSpec, RewardModelWorker
 from tiny_model import make_tiny_model
 
 from roll_like.builtin.pipelines.reward_model.config import RewardModelAlgorithmConfig
+from roll_like.builtin.pipelines.reward_model.objective import RewardModelObjective
 from roll_like.builtin.rewards.reward_model import RewardModel, RewardModelConfig
 from roll_like.cluster import ResourceManager
 from roll_like.config.sections import DeviceRange, ModelConfig, TrainingConfig
@@ -24,7 +23,10 @@ from roll_like.data.scored_pairs import ScoredPair, load_scored_pairs
 from roll_like.models.classifier import load_classifier
 from roll_like.models.export import ModelCard
 from roll_like.models.load import load_tokenizer
-from roll_like.training.start import start_ranks
+from roll_like.training.engine import TrainingEngine
+from roll_like.training.interface import RankSpec
+from roll_like.training.rank import TrainingRank
+from roll_like.training.start import start_engine
 from roll_like.values import reduce
 
 pytestmark = pytest.mark.integration
@@ -49,22 +51,20 @@ def pairs(float_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[S
     return list(load_scored_pairs(data, Renderer(load_tokenizer(ModelConfig(path=str(float_model))))))
 
 
-def engine(resources: ResourceManager, model: Path, stack: ExitStack, **training: Any) -> RewardModelEngine:
+def engine(resources: ResourceManager, model: Path, stack: ExitStack, **training: Any) -> TrainingEngine[Any]:
     config = TrainingConfig(optimizer={"lr": LR, "max_grad_norm": 1000.0, "eps": EPS}, **training)
-    spec = RewardModelSpec(
+    algorithm = RewardModelAlgorithmConfig(label_smoothing=SMOOTHING, center_coefficient=CENTER)
+    spec = RankSpec(
+        objective=RewardModelObjective(settings=config, algorithm=algorithm, pad_token_id=0),
         model_path=str(model),
         dtype="float32",
         device="cpu",
         threads=1,
         seed=3,
-        training=config,
-        algorithm=RewardModelAlgorithmConfig(label_smoothing=SMOOTHING, center_coefficient=CENTER),
         total_updates=10,
         trust_remote_code=False,
     )
-    devices = DeviceRange.model_validate("0-1")
-    cluster = start_ranks("training", RewardModelWorker, spec, config.workers, resources, devices, stack=stack)
-    return RewardModelEngine(cluster, config, pad_token_id=0)
+    return start_engine("training", spec, resources, DeviceRange.model_validate("0-1"), stack=stack)
 
 
 def score(model: Any, pair: ScoredPair) -> tuple[torch.Tensor, torch.Tensor]:
@@ -115,10 +115,10 @@ def test_an_update_is_that_of_a_plain_loop_and_the_reward_scores_as_the_engine(
         trainer.load(tmp_path)
         measured = reduce(trainer.measure(pairs))
         report = reduce(trainer.train_step(pairs))
-        found = trainer.cluster.everywhere(RewardModelWorker.snapshot)[0]
+        found = trainer.cluster.everywhere(TrainingRank.snapshot)[0]
         scored = [reduce(trainer.measure([pair])) for pair in pairs]
         model = ModelConfig(path=str(float_model))
-        trainer.cluster.everywhere(RewardModelWorker.export, str(tmp_path / "model"), model, card)
+        trainer.cluster.everywhere(TrainingRank.export, str(tmp_path / "model"), model, card)
     assert measured["train/loss"] == pytest.approx(loss, rel=1e-5)
     assert report["train/loss"] == pytest.approx(loss, rel=1e-5)
     assert (report["preference/pairs"], report["train/updates"]) == (5, 1)

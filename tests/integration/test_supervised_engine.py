@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from roll_like.training.supervised import SupervisedEngine, likelihood_metrics
-from roll_like.training.supervised_worker import SupervisedWorker
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 from tiny_model import make_tiny_model
 from transformers import AutoModelForCausalLM
 
+from roll_like.builtin.pipelines.sft.objective import SupervisedObjective, likelihood_metrics
 from roll_like.cluster import ResourceManager
 from roll_like.config.sections import DeviceRange, TrainingConfig
-from roll_like.training.language_model import LanguageModelSpec
-from roll_like.training.start import start_ranks
+from roll_like.training.engine import TrainingEngine
+from roll_like.training.interface import RankSpec
+from roll_like.training.rank import TrainingRank
+from roll_like.training.start import start_engine
 from roll_like.types import TrainingSample
 from roll_like.values import reduce
 
@@ -48,22 +49,19 @@ def batches() -> list[list[TrainingSample]]:
 
 def engine(
     resources: ResourceManager, model: Path, stack: ExitStack, *, packing: bool, **training: Any
-) -> SupervisedEngine:
+) -> TrainingEngine[Any]:
     config = TrainingConfig(optimizer={"lr": LR, "max_grad_norm": 1000.0, "eps": EPS}, **training)
-    spec = LanguageModelSpec(
+    spec = RankSpec(
+        objective=SupervisedObjective(settings=config, packing=packing),
         model_path=str(model),
         dtype="float32",
         device="cpu",
         threads=1,
         seed=0,
-        training=config,
-        frozen=False,
         total_updates=10,
         trust_remote_code=False,
     )
-    devices = DeviceRange.model_validate("0-1")
-    cluster = start_ranks("training", SupervisedWorker, spec, config.workers, resources, devices, stack=stack)
-    return SupervisedEngine(cluster, config, packing=packing)
+    return start_engine("training", spec, resources, DeviceRange.model_validate("0-1"), stack=stack)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +111,7 @@ def test_updates_are_those_of_a_plain_loop(
         trainer.train_step(first)  # away from where the checkpoint was taken, and back
         trainer.load(tmp_path)
         assert reduce(trainer.train_step(second))["train/loss"] == pytest.approx(losses[1], rel=1e-5)
-        found = trainer.cluster.everywhere(SupervisedWorker.snapshot)[0]
+        found = trainer.cluster.everywhere(TrainingRank.snapshot)[0]
         logprobs = trainer.logprobs(first)
     for name, parameter in weights.items():
         assert torch.from_numpy(found[name]).sub(parameter).abs().max() < 2e-6, name

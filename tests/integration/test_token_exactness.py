@@ -21,7 +21,6 @@ import numpy as np
 import pytest
 from chat_templates import FETCHED, REAL, WRITTEN, renderer
 from engine_thread import EngineThread
-from roll_like.training.worker import TrainerSpec
 from seen_sequences import Compared, Recorder, table
 from talkative_environment import TALKING, LocalPool, Talking
 from talkative_model import make_talkative_model
@@ -41,7 +40,9 @@ from roll_like.policy_gradient.advantages import Advantages
 from roll_like.registry import ADVANTAGES
 from roll_like.rollout.router import Router
 from roll_like.training.engine import TrainingEngine
-from roll_like.training.start import start_trainer
+from roll_like.training.interface import RankSpec
+from roll_like.training.language_model import LanguageModelObjective
+from roll_like.training.start import start_engine
 from roll_like.types import Group, PolicySample, Scored, Segment
 
 pytestmark = pytest.mark.integration
@@ -146,7 +147,7 @@ class Rig:
 
     templates: dict[str, Renderer]
     engine: EngineThread
-    trainer: TrainingEngine
+    trainer: TrainingEngine[Any]
 
     def compare(
         self, names: Collection[str], spoil: Callable[[PolicySample], PolicySample] = lambda sample: sample
@@ -175,12 +176,9 @@ def rig(resources: ResourceManager, tmp_path_factory: pytest.TempPathFactory) ->
     make_tiny_tokenizer().save_pretrained(path)
     same: dict[str, Any] = {"model_path": str(path), "dtype": "float32", "device": "cpu", "threads": 2, "seed": 0}
     spec = EngineSpec(**same, tokenizer_path=str(path), tensor_parallel_size=1, max_model_len=1024)
-    trainer = TrainerSpec(
+    trainer = RankSpec[Any](
         **same,
-        training=TrainingConfig(),
-        frozen=False,
-        algorithm=AlgorithmConfig(),
-        temperature=1.0,
+        objective=LanguageModelObjective(settings=TrainingConfig()),
         total_updates=1,
         trust_remote_code=False,
     )
@@ -190,7 +188,7 @@ def rig(resources: ResourceManager, tmp_path_factory: pytest.TempPathFactory) ->
         engine = EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.3, max_running=256), spec))
         started = starting.submit(engine.__enter__)  # both starts are mostly imports, on a core each
         stack.callback(lambda: engine.__exit__(None, None, None))
-        training = start_trainer("training", trainer, resources, span, max_response_tokens=64, stack=stack)
+        training = start_engine("training", trainer, resources, span, stack=stack)
         started.result()
         gymnasium.register(TALKING, entry_point=Talking, disable_env_checker=True, order_enforce=False)
         stack.callback(lambda: gymnasium.registry.pop(TALKING))

@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from roll_like.training.critic import CriticEngine
-from roll_like.training.critic_worker import CriticSpec, CriticWorker
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 from transformers import AutoModelForCausalLM
 
 from roll_like.cluster import ResourceManager
 from roll_like.config.sections import CriticConfig, DeviceRange
-from roll_like.training.start import start_critic_engine
+from roll_like.policy_gradient.critic import Critic, ValueObjective
+from roll_like.training.interface import RankSpec
+from roll_like.training.rank import TrainingRank
+from roll_like.training.start import start_engine
 from roll_like.types import FloatArray, PolicySample
 from roll_like.values import reduce
 
@@ -37,8 +38,10 @@ def float_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def critic_engine(
     resources: ResourceManager, model: Path, *, dtype: str = "float32", **options: Any
-) -> Iterator[CriticEngine]:
-    spec = CriticSpec(
+) -> Iterator[Critic]:
+    config = CriticConfig(optimizer=OPTIMIZER, value_clip=CLIP, **options)
+    spec = RankSpec(
+        objective=ValueObjective(settings=config),
         model_path=str(model),
         dtype=dtype,
         device="cpu",
@@ -46,10 +49,9 @@ def critic_engine(
         seed=0,
         total_updates=10,
         trust_remote_code=False,
-        critic=CriticConfig(optimizer=OPTIMIZER, value_clip=CLIP, **options),
     )
     with ExitStack() as stack:
-        yield start_critic_engine(spec, resources, DeviceRange.model_validate("0-1"), stack=stack)
+        yield Critic(start_engine("critic", spec, resources, DeviceRange.model_validate("0-1"), stack=stack))
 
 
 def returns_of(samples: Sequence[PolicySample], seed: int = 0) -> list[FloatArray]:
@@ -60,15 +62,16 @@ def returns_of(samples: Sequence[PolicySample], seed: int = 0) -> list[FloatArra
     ]
 
 
-def learn(critic: CriticEngine, seed: int = 0) -> dict[str, float]:
+def learn(critic: Critic, seed: int = 0) -> dict[str, float]:
     """One step: values first, then an update towards returns."""
     samples = ragged_policy_samples(seed=seed)
     return reduce(critic.learn(samples, critic.values(samples), returns_of(samples, seed)))
 
 
-def parameters(critic: CriticEngine) -> dict[str, torch.Tensor]:
+def parameters(critic: Critic) -> dict[str, torch.Tensor]:
     return {
-        name: torch.from_numpy(array) for name, array in critic.cluster.everywhere(CriticWorker.snapshot)[0].items()
+        name: torch.from_numpy(array)
+        for name, array in critic.engine.cluster.everywhere(TrainingRank.snapshot)[0].items()
     }
 
 
@@ -177,12 +180,12 @@ def test_a_resumed_critic_goes_on_bit_for_bit(
     }
     with critic_engine(resources, float_model, **options) as critic:
         learn(critic, seed=0)
-        critic.save(tmp_path)
+        critic.engine.save(tmp_path)
         assert [path.name for path in tmp_path.iterdir()] == ["critic"]
         learn(critic, seed=1)
         expected = parameters(critic)
     with critic_engine(resources, float_model, **options) as critic:
-        critic.load(tmp_path)
+        critic.engine.load(tmp_path)
         learn(critic, seed=1)
         assert largest_difference(parameters(critic), expected) == 0.0
 

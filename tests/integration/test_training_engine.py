@@ -10,16 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from roll_like.training.worker import DeepSpeedWorker, TrainerSpec
 from tests_support import ragged_policy_samples as batch  # type: ignore[import-not-found]
 from transformers import AutoModelForCausalLM
 
+from roll_like.algorithms.kl import KLController
 from roll_like.cluster import ResourceManager
 from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.config.sections import DeviceRange, TrainingConfig
+from roll_like.policy_gradient.objective import PolicyObjective
 from roll_like.run.export import merged_weights
 from roll_like.training.engine import TrainingEngine
-from roll_like.training.start import start_trainer
+from roll_like.training.interface import RankSpec
+from roll_like.training.rank import TrainingRank
+from roll_like.training.start import start_engine
 from roll_like.values import reduce
 
 pytestmark = pytest.mark.integration
@@ -37,7 +40,7 @@ def engine(
     max_tokens: int = 4096,
     share_prompts: bool = True,
     **training: Any,
-) -> Iterator[TrainingEngine]:
+) -> Iterator[TrainingEngine[Any]]:
     config = TrainingConfig(
         workers=workers,
         max_tokens_per_micro_batch=max_tokens,
@@ -45,27 +48,26 @@ def engine(
         optimizer={"lr": LR, "max_grad_norm": 1000.0, "eps": 1e-2},
         **training,
     )
-    spec = TrainerSpec(
+    settings = AlgorithmConfig(**(algorithm or {}))
+    objective = PolicyObjective(
+        settings=config, algorithm=settings, max_response_tokens=16, kl=KLController(settings.kl)
+    )
+    spec = RankSpec(
+        objective=objective,
         model_path=str(model),
         dtype=dtype,
         device="cpu",
         threads=1,
         seed=0,
-        training=config,
-        frozen=False,
-        algorithm=AlgorithmConfig(**(algorithm or {})),
-        temperature=1.0,
         total_updates=10,
         trust_remote_code=False,
     )
     with ExitStack() as stack:
-        yield start_trainer(
-            "training", spec, resources, DeviceRange.model_validate("0-1"), max_response_tokens=16, stack=stack
-        )
+        yield start_engine("training", spec, resources, DeviceRange.model_validate("0-1"), stack=stack)
 
 
-def weights(trainer: TrainingEngine) -> dict[str, torch.Tensor]:
-    parts = trainer.cluster.everywhere(DeepSpeedWorker.snapshot)
+def weights(trainer: TrainingEngine[Any]) -> dict[str, torch.Tensor]:
+    parts = trainer.cluster.everywhere(TrainingRank.snapshot)
     return {name: torch.from_numpy(array) for name, array in parts[0].items()}
 
 
@@ -93,7 +95,7 @@ OF_TURNS = {
 def reference_update(resources: ResourceManager, float_model: Path) -> tuple[dict[str, torch.Tensor], float]:
     """One step by the plainest path: one rank, one padded sequence a row, everything in one micro-batch."""
     with engine(resources, float_model, share_prompts=False, algorithm=OF_TURNS) as trainer:
-        report = reduce(trainer.train_step(batch()).metrics)
+        report = reduce(trainer.train_step(batch()))
         assert report["train/ratio"] != pytest.approx(1.0, abs=0.01)
         return weights(trainer), report["train/grad_norm"]
 
@@ -122,7 +124,7 @@ def test_one_update_is_the_same_however_it_is_computed(
     expected, norm = reference_update
     options = {**options, "algorithm": OF_TURNS}
     with engine(resources, float_model, workers=workers, zero_stage=zero_stage, **options) as trainer:
-        report = reduce(trainer.train_step(batch()).metrics)
+        report = reduce(trainer.train_step(batch()))
         # the large eps keeps Adam's first step from being the sign of the gradient's last bits
         assert largest_difference(weights(trainer), expected) < 1e-6
         assert report["train/grad_norm"] == pytest.approx(norm, rel=1e-4)
@@ -176,7 +178,7 @@ CLIP_COV = {"loss": {"type": "clip_cov", "fraction": 0.1, "low": 0.0, "high": 10
 @pytest.fixture(scope="module")
 def whole_batch_update(resources: ResourceManager, float_model: Path) -> dict[str, torch.Tensor]:
     with engine(resources, float_model, share_prompts=False, algorithm=CLIP_COV) as trainer:
-        report = reduce(trainer.train_step(batch()).metrics)
+        report = reduce(trainer.train_step(batch()))
         assert 0.05 < report["train/covariance_fraction"] <= 0.1
         return weights(trainer)
 
@@ -202,7 +204,7 @@ def test_a_loss_over_the_whole_batch_sees_all_of_it(
 def test_several_updates_use_the_old_policy(resources: ResourceManager, float_model: Path) -> None:
     samples = batch()[:12]
     with engine(resources, float_model, algorithm={"updates_per_step": 2}) as trainer:
-        metrics = reduce(trainer.train_step(samples).metrics)
+        metrics = reduce(trainer.train_step(samples))
     assert metrics["train/updates"] == 2
     # the second update's ratios compare with the policy before the first
     assert metrics["train/old_kl"] > 0

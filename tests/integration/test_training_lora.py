@@ -11,23 +11,24 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from roll_like.training.preference import PreferenceEngine
-from roll_like.training.preference_worker import PreferenceSpec, PreferenceWorker
-from roll_like.training.supervised import SupervisedEngine
-from roll_like.training.supervised_worker import SupervisedWorker
-from roll_like.training.worker import TrainerSpec
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 from tiny_model import make_tiny_model
 from transformers import AutoModelForCausalLM
 
+from roll_like.algorithms.kl import KLController
+from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, PairedObjective, PairStep
+from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
 from roll_like.cluster import ResourceManager
 from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.config.sections import DeviceRange, ModelConfig, TrainingConfig
 from roll_like.models.export import ModelCard
+from roll_like.policy_gradient.objective import PolicyObjective
 from roll_like.registry import PREFERENCE_LOSSES
-from roll_like.training.engine import WithoutAdapters
-from roll_like.training.language_model import LanguageModelRank, LanguageModelSpec
-from roll_like.training.start import start_ranks, start_trainer
+from roll_like.training.engine import TrainingEngine, WithoutAdapters
+from roll_like.training.interface import RankSpec
+from roll_like.training.pairs import pairs_of
+from roll_like.training.rank import TrainingRank
+from roll_like.training.start import start_engine
 from roll_like.types import PolicySample, TrainingSample
 from roll_like.values import reduce
 
@@ -60,7 +61,6 @@ def common(model: Path, dtype: str = "float32") -> dict[str, Any]:
         "device": "cpu",
         "threads": 1,
         "seed": SEED,
-        "frozen": False,
         "total_updates": 10,
         "trust_remote_code": False,
     }
@@ -68,15 +68,13 @@ def common(model: Path, dtype: str = "float32") -> dict[str, Any]:
 
 def supervised(
     resources: ResourceManager, model: Path, stack: ExitStack, dtype: str = "float32", **training: Any
-) -> SupervisedEngine:
-    config = settings(**training)
-    spec = LanguageModelSpec(**common(model, dtype), training=config)
-    cluster = start_ranks("training", SupervisedWorker, spec, config.workers, resources, SPAN, stack=stack)
-    return SupervisedEngine(cluster, config, packing=True)
+) -> TrainingEngine[Any]:
+    objective = SupervisedObjective(settings=settings(**training), packing=True)
+    return start_engine("training", RankSpec(**common(model, dtype), objective=objective), resources, SPAN, stack=stack)
 
 
 def weights_of(engine: Any) -> Weights:
-    snapshot = engine.cluster.everywhere(LanguageModelRank.snapshot)[0]
+    snapshot = engine.cluster.everywhere(TrainingRank.snapshot)[0]
     return {name: torch.from_numpy(array) for name, array in snapshot.items()}
 
 
@@ -180,7 +178,7 @@ def test_a_resumed_engine_goes_on_bit_for_bit_and_its_adapter_is_the_export(
         expected = weights_of(trainer)
         card = ModelCard(name="tiny", base_model=str(float_model), pipeline="sft", steps=2)
         model = ModelConfig(path=str(float_model))
-        trainer.cluster.everywhere(LanguageModelRank.export, str(tmp_path / "model"), model, card)
+        trainer.cluster.everywhere(TrainingRank.export, str(tmp_path / "model"), model, card)
         logprobs = trainer.logprobs(first)
         assert all(np.array_equal(*pair) for pair in zip(logprobs, trainer.logprobs(first), strict=True))  # no dropout
     with ExitStack() as stack:
@@ -222,18 +220,17 @@ def test_policy_updates_are_those_of_peft_and_the_base_stays_within_reach(
     resources: ResourceManager, float_model: Path, frozen: Any, options: dict[str, Any]
 ) -> None:
     losses, weights = plain_loop(float_model, [weighted_advantages(samples) for samples in batches()])
-    spec = TrainerSpec(
-        **common(float_model),
-        training=settings(**options),
-        algorithm=AlgorithmConfig(correction={"type": "none"}),
-        temperature=1.0,
+    algorithm = AlgorithmConfig(correction={"type": "none"})
+    objective = PolicyObjective(
+        settings=settings(**options), algorithm=algorithm, max_response_tokens=16, kl=KLController(algorithm.kl)
     )
+    spec = RankSpec(**common(float_model), objective=objective)
     with ExitStack() as stack:
-        trainer = start_trainer("training", spec, resources, SPAN, max_response_tokens=16, stack=stack)
+        trainer = start_engine("training", spec, resources, SPAN, stack=stack)
         reference = WithoutAdapters(trainer)
         found = []
         for samples in batches():
-            found.append(reduce(trainer.train_step(samples).metrics)["train/policy_loss"])
+            found.append(reduce(trainer.train_step(samples))["train/policy_loss"])
             before = reference.logprobs(samples)  # between updates: adapters learn on afterwards
         assert found == pytest.approx(losses, abs=1e-6)
         assert largest_difference(weights_of(trainer), weights) < 2e-6
@@ -273,18 +270,17 @@ def test_preference_updates_against_the_model_without_adapters(
     resources: ResourceManager, float_model: Path, options: dict[str, Any]
 ) -> None:
     losses, weights = plain_loop(float_model, [preference] * 3)
-    spec = PreferenceSpec(
-        **common(float_model),
-        training=settings(**options),
-        loss=PREFERENCE_LOSSES.get("dpo").Config.model_validate({"type": "dpo", "beta": 0.5}),
-    )
+    loss = PREFERENCE_LOSSES.get("dpo").Config.model_validate({"type": "dpo", "beta": 0.5})
+    objective = PairedObjective(settings=settings(**options), loss_config=loss)
+    answers = pairs()
     with ExitStack() as stack:
-        cluster = start_ranks("training", PreferenceWorker, spec, spec.training.workers, resources, SPAN, stack=stack)
-        trainer = PreferenceEngine(cluster, spec.training)
+        spec = RankSpec(**common(float_model), objective=objective)
+        trainer = start_engine("training", spec, resources, SPAN, stack=stack)
+        base = AnswerLogprobs(WithoutAdapters(trainer))
         found = []
         for _ in losses:
-            reference = trainer.sums(pairs(), adapters=False)
-            found.append(reduce(trainer.train_step(pairs(), reference))["train/loss"])
+            step = PairStep(pairs=pairs_of(answers), reference=base.sums(answers))
+            found.append(reduce(trainer.train_step(step))["train/loss"])
         assert found == pytest.approx(losses, rel=1e-5)
         assert losses[2] < losses[0] - 0.1
         assert largest_difference(weights_of(trainer), weights) < 2e-6

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from roll_like.training.preference_worker import PreferenceSpec
-from roll_like.training.unpaired import UnpairedEngine
-from roll_like.training.unpaired_worker import UnpairedWorker
 from test_preference_engine import answer_logprob
 from tiny_model import make_tiny_model
 from transformers import AutoModelForCausalLM
 
-from roll_like.builtin.pipelines.dpo.labels import verdict_answers
+from roll_like.builtin.pipelines.dpo.labelled_objective import LabelledObjective, LabelledStep
+from roll_like.builtin.pipelines.dpo.labels import labelled_step
 from roll_like.cluster import ResourceManager
 from roll_like.config.sections import DeviceRange, TrainingConfig
 from roll_like.data.conversations import LabelledSample
 from roll_like.data.samples import ConversationSample
 from roll_like.errors import EngineError
 from roll_like.registry import PREFERENCE_LOSSES
-from roll_like.training.start import start_ranks
+from roll_like.training.engine import TrainingEngine
+from roll_like.training.interface import RankSpec
+from roll_like.training.rank import TrainingRank
+from roll_like.training.start import start_engine
 from roll_like.types import FloatArray, TrainingSample
 from roll_like.values import reduce
 
@@ -34,8 +36,8 @@ LABELS = [True, False, True, True, False, False, True]
 PROMPTS = [0, 0, 1, 2, 3, 4, 5]
 
 
-def batch(vocabulary: int = 400) -> list[TrainingSample]:
-    """Ragged answers, and then the same after other prompts."""
+def batch(vocabulary: int = 400) -> LabelledStep:
+    """Ragged answers, and the same after other prompts."""
     random = np.random.default_rng(0)
     prompts = [random.integers(5, vocabulary, random.integers(3, 10)) for _ in range(6)]
     labelled = []
@@ -44,7 +46,7 @@ def batch(vocabulary: int = 400) -> list[TrainingSample]:
         trained = np.arange(len(tokens)) >= len(prompts[prompt])
         sample = ConversationSample(token_ids=tokens.astype(np.int32), trained=trained, origin="")
         labelled.append(LabelledSample(sample=sample, label=label))
-    return verdict_answers(labelled, max_tokens=64, baseline=True)
+    return labelled_step(labelled, max_tokens=64, baseline=True)
 
 
 def reference_of(samples: list[TrainingSample]) -> FloatArray:
@@ -53,24 +55,21 @@ def reference_of(samples: list[TrainingSample]) -> FloatArray:
     return np.array([-6.5 * sample.sampled.sum() for sample in samples], np.float32) + noise.astype(np.float32)
 
 
-def engine(resources: ResourceManager, model: Path, stack: ExitStack, **training: Any) -> UnpairedEngine:
+def engine(resources: ResourceManager, model: Path, stack: ExitStack, **training: Any) -> TrainingEngine[LabelledStep]:
     config = TrainingConfig(optimizer={"lr": LR, "max_grad_norm": 1000.0, "eps": EPS}, **training)
     settings = {"type": "kto", "beta": BETA, "desirable_weight": LIKED, "undesirable_weight": OTHER}
-    spec = PreferenceSpec(
+    loss = PREFERENCE_LOSSES.get("kto").Config.model_validate(settings)
+    spec = RankSpec(
+        objective=LabelledObjective(settings=config, loss_config=loss),
         model_path=str(model),
         dtype="float32",
         device="cpu",
         threads=1,
         seed=0,
-        training=config,
-        frozen=False,
         total_updates=10,
         trust_remote_code=False,
-        loss=PREFERENCE_LOSSES.get("kto").Config.model_validate(settings),
     )
-    devices = DeviceRange.model_validate("0-1")
-    cluster = start_ranks("training", UnpairedWorker, spec, config.workers, resources, devices, stack=stack)
-    return UnpairedEngine(cluster, config, spec.loss)
+    return start_engine("training", spec, resources, DeviceRange.model_validate("0-1"), stack=stack)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +82,7 @@ def plain(float_model: Path) -> tuple[float, float, dict[str, torch.Tensor]]:
     """Loss, baseline and weights after a step in plain PyTorch, written from the paper (arXiv:2402.01306, eq. 8)."""
     model = AutoModelForCausalLM.from_pretrained(float_model, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, eps=EPS, weight_decay=0.0)
-    samples = batch()
+    samples = batch().sequences
     reference = reference_of(samples)
     count = len(LABELS)
     with torch.no_grad():
@@ -119,14 +118,14 @@ def test_an_update_is_that_of_a_plain_loop(
     loss, baseline, weights = plain
     assert baseline > 0.5  # else there would be nothing to see of it
     samples = batch()
-    reference = reference_of(samples)
+    step = replace(samples, reference=reference_of(samples.sequences))
     with ExitStack() as stack:
         trainer = engine(resources, float_model, stack, **options)
-        measured = reduce(trainer.measure(samples, reference))
+        measured = reduce(trainer.measure(step))
         with pytest.raises(EngineError, match="these mismatched samples have none"):
-            trainer.measure(samples, None)
-        report = reduce(trainer.train_step(samples, reference))
-        found = trainer.cluster.everywhere(UnpairedWorker.snapshot)[0]
+            trainer.measure(samples)
+        report = reduce(trainer.train_step(step))
+        found = trainer.cluster.everywhere(TrainingRank.snapshot)[0]
     for figures in (measured, report):
         assert figures["train/loss"] == pytest.approx(loss, rel=1e-5)
         assert figures["preference/baseline"] == pytest.approx(BETA * baseline, rel=1e-5)

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from preference_cases import Responses, figures, head_cases, loss_and_gradient, loss_and_head_gradients, responses
 
-from roll_like.builtin.pipelines.dpo.labels import verdict_answers
+from roll_like.builtin.pipelines.dpo.labels import labelled_step
 from roll_like.data.conversations import LabelledSample
 from roll_like.data.samples import ConversationSample
 
@@ -259,6 +259,6 @@ def test_the_baseline_has_the_same_answers_after_the_same_prompts(prompts: list[
         for prompt, answer in rows
     ]
     labelled = [LabelledSample(sample=sample, label=True) for sample in samples]
-    made = verdict_answers(labelled, max_tokens=99, baseline=True)[len(rows) :]
+    made = labelled_step(labelled, max_tokens=99, baseline=True).mismatched
     texts = [("".join(map(chr, each.token_ids)), each.prompt_length) for each in made]
     assert sorted((text[:end], text[end:]) for text, end in texts) == sorted(trl.kto_mismatched(rows, len(rows)))

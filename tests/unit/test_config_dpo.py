@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from config_files import changed
 from pydantic import ValidationError
-from roll_like.training.preference import AnswersEngine
-from roll_like.training.unpaired import MismatchedSample
 
 from roll_like.builtin.pipelines.dpo.config import DPOConfig
+from roll_like.builtin.pipelines.dpo.labelled_objective import LabelledStep
 from roll_like.builtin.pipelines.dpo.precomputed_reference import PrecomputedReference
 from roll_like.builtin.pipelines.dpo.preferences import asked_of, batch_of, preferences_of
 from roll_like.check import Report, check_run
@@ -215,27 +214,19 @@ def test_everything_that_a_reference_is_asked_in_a_run_is_known_before(verdicts:
     for changes in (KTO, {"algorithm": {"loss": "kto"}}):
         asked = config(model={"path": str(tiny_model)}, **changes)
         data = preferences_of(asked)
-        known = PrecomputedReference({}).asking(LengthEngine(), asked_of(asked, data, None))
+        known = PrecomputedReference({}).asking(cast(Any, LengthModel()), asked_of(asked, data, None))
         order = data.order(seed=asked.seed)
         mismatched = 0
         for _ in range(asked.total_steps):
-            batch = batch_of(asked, order.take(asked.items_per_step[0]))
-            assert known.sums(batch).tolist() == [float(len(each.token_ids)) for each in batch]
-            mismatched += sum(isinstance(each, MismatchedSample) for each in batch)
+            step = batch_of(asked, order.take(asked.items_per_step[0]))
+            assert known.sums(step.sequences).tolist() == [float(len(each.token_ids)) for each in step.sequences]
+            assert isinstance(step, LabelledStep)
+            mismatched += len(step.mismatched)
         assert mismatched == asked.total_steps * asked.items_per_step[0] * (1 if changes is KTO else 2)
 
 
-class LengthEngine(AnswersEngine[Any]):
+class LengthModel:
     """Says how long sequences are."""
-
-    def __init__(self) -> None:
-        pass
-
-    def train_step(self, samples: Any, reference_sums: Any) -> Any:
-        raise AssertionError
-
-    def measure(self, samples: Any, reference_sums: Any) -> Any:
-        raise AssertionError
 
     def sums(self, samples: Any) -> Any:
         return np.array([float(len(each.token_ids)) for each in samples], np.float32)

@@ -11,11 +11,10 @@ import pytest
 import torch
 from chat_templates import renderer
 from reward_support import completion
-from roll_like.training.reward_model import read_samples
-from roll_like.training.score import ScoreModule
 from tiny_model import make_tiny_tokenizer
 from transformers import AutoModelForSequenceClassification
 
+from roll_like.builtin.pipelines.reward_model.objective import ScoreModule, read_pairs
 from roll_like.config.sections import ModelConfig
 from roll_like.config.training_data import ScoredPairData
 from roll_like.data.chat import Renderer
@@ -25,7 +24,7 @@ from roll_like.errors import ConfigError, DataError, EngineError
 from roll_like.models.classifier import load_classifier, pad_token_id
 from roll_like.models.export import save_hf_directory
 from roll_like.models.load import load_tokenizer
-from roll_like.training.layout import pair_batches
+from roll_like.training.pairs import pair_batches, sequences_of
 from roll_like.training.policy import tensors_of
 
 PAIRS = Path(__file__).resolve().parents[2] / "configs" / "data" / "pairs_eval.jsonl"
@@ -123,10 +122,11 @@ def pair_of(chosen: list[int], rejected: list[int]) -> ScoredPair:
 def test_the_score_is_read_at_the_last_token_that_is_not_padding(
     chosen: list[int], rejected: list[int], lengths: list[int], shared: int
 ) -> None:
-    samples = read_samples([pair_of(chosen, rejected)], pad_token_id=2)
+    pairs = read_pairs([pair_of(chosen, rejected)], pad_token_id=2)
+    samples = sequences_of(pairs)
     assert [len(sample.token_ids) for sample in samples] == lengths
     assert {sample.prompt_length for sample in samples} == {shared}
-    ((batch,),) = pair_batches(samples, None, ranks=1, max_tokens=64)
+    ((batch,),) = pair_batches(pairs, ranks=1, max_tokens=64)
     read = batch.token_ids_BL.reshape(-1)[batch.sources].tolist()
     expected = [next(token for token in reversed(ids) if token != 2) for ids in (chosen, rejected)]
     assert read == expected
@@ -135,7 +135,7 @@ def test_the_score_is_read_at_the_last_token_that_is_not_padding(
 
 def test_a_conversation_of_padding_is_refused() -> None:
     with pytest.raises(EngineError, match=r"f:1: a conversation holds nothing but the padding token 2"):
-        read_samples([pair_of([2, 2], [5, 6])], pad_token_id=2)
+        read_pairs([pair_of([2, 2], [5, 6])], pad_token_id=2)
 
 
 @pytest.mark.parametrize("padding", [None, "<|im_end|>"])  # the second is what a conversation ends with
@@ -154,8 +154,8 @@ def test_an_exported_model_gives_the_scores_of_training(
     with torch.no_grad():
         module.head.weight.mul_(100)
     pairs = load(PAIRS, Renderer(tokenizer)).samples[:6]
-    samples = read_samples(pairs, pad_token_id(config, tokenizer))
-    ((batch,),) = pair_batches(samples, None, ranks=1, max_tokens=8192)
+    read = read_pairs(pairs, pad_token_id(config, tokenizer))
+    ((batch,),) = pair_batches(read, ranks=1, max_tokens=8192)
     with torch.no_grad():
         scores_N = module(*tensors_of(batch, torch.device("cpu"))[:4])
     found = dict(zip(batch.sample_ids.tolist(), scores_N.tolist(), strict=True))

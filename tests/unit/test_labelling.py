@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from roll_like.training.unpaired import MismatchedSample, VerdictSample
 
-from roll_like.builtin.pipelines.dpo.labels import trained_answers, verdict_answers
+from roll_like.builtin.pipelines.dpo.labels import labelled_step
 from roll_like.data.conversations import LabelledSample
 from roll_like.data.pairs import PairSample, verdicts
 from roll_like.data.samples import ConversationSample
@@ -31,11 +30,11 @@ def verdict(prompt: int, answer: list[int], label: bool = True) -> LabelledSampl
 
 def mismatched(labelled: list[LabelledSample], max_tokens: int = 99) -> list[tuple[list[int], list[int]]]:
     """Prompt and answer of each mismatched sample."""
-    made = verdict_answers(labelled, max_tokens=max_tokens, baseline=True)
-    assert [isinstance(each, VerdictSample) for each in made[: len(labelled)]] == [True] * len(labelled)
+    made = labelled_step(labelled, max_tokens=max_tokens, baseline=True)
+    assert made.trained == made.answers
+    assert len(made.answers) == len(labelled)
     found = []
-    for sample in made[len(labelled) :]:
-        assert isinstance(sample, MismatchedSample)
+    for sample in made.sequences[len(labelled) :]:
         tokens = sample.token_ids.tolist()
         assert sample.sampled.tolist() == [False] * sample.prompt_length + [True] * (len(tokens) - sample.prompt_length)
         found.append((tokens[: sample.prompt_length], tokens[sample.prompt_length :]))
@@ -44,14 +43,14 @@ def mismatched(labelled: list[LabelledSample], max_tokens: int = 99) -> list[tup
 
 def test_answers_keep_their_tokens_and_verdicts() -> None:
     labelled = [verdict(0, [60, 61]), verdict(1, [62], label=False)]
-    first, second = verdict_answers(labelled, max_tokens=99, baseline=False)
-    assert isinstance(first, VerdictSample)
-    assert isinstance(second, VerdictSample)
+    step = labelled_step(labelled, max_tokens=99, baseline=False)
+    first, second = step.answers
+    assert not step.mismatched
     assert (first.token_ids.tolist(), first.prompt_length, first.desirable) == ([5, 60, 61], 1, True)
     assert (second.token_ids.tolist(), second.prompt_length, second.desirable) == ([6, 6, 62], 2, False)
     assert first.group_id != second.group_id
-    both = verdict_answers(labelled, max_tokens=99, baseline=True)
-    assert [id(each) for each in trained_answers(both)] == [id(each) for each in both[:2]]
+    both = labelled_step(labelled, max_tokens=99, baseline=True)
+    assert [id(each) for each in both.trained] == [id(each) for each in both.sequences[:2]]
 
 
 def test_each_prompt_is_followed_by_the_answer_before_it() -> None:
@@ -69,7 +68,7 @@ def test_both_answers_of_a_pair_go_to_another_prompt() -> None:
     assert sorted(found) == sorted(
         [([5], [62]), ([5], [72]), *(([6] * 2, [60 + k]) for k in (0, 10)), *(([7] * 3, [61 + k]) for k in (0, 10))]
     )
-    labelled = verdict_answers([*verdicts(pairs)], max_tokens=99, baseline=False)
+    labelled = labelled_step([*verdicts(pairs)], max_tokens=99, baseline=False).answers
     assert labelled[0].group_id == labelled[1].group_id  # computed with one prompt
 
 
@@ -101,10 +100,10 @@ def test_untrained_tokens_of_an_answer_are_scored_as_context_only() -> None:
     tokens = np.array([5, 60, 61, 62, 63], np.int32)  # a call, what a tool said, the answer
     whole = ConversationSample(token_ids=tokens, trained=np.array([False, True, False, False, True]), origin="")
     labelled = [LabelledSample(sample=whole, label=True), verdict(1, [70])]
-    made = verdict_answers(labelled, max_tokens=99, baseline=True)
-    (moved,) = [each for each in made[2:] if 60 in each.token_ids]
+    made = labelled_step(labelled, max_tokens=99, baseline=True)
+    (moved,) = [each for each in made.mismatched if 60 in each.token_ids]
     assert moved.token_ids.tolist() == [6, 6, 60, 61, 62, 63]
     assert moved.sampled.tolist() == [False, False, True, False, False, True]
-    made = verdict_answers(labelled, max_tokens=4, baseline=True)
-    (moved,) = [each for each in made[2:] if 60 in each.token_ids]
+    made = labelled_step(labelled, max_tokens=4, baseline=True)
+    (moved,) = [each for each in made.mismatched if 60 in each.token_ids]
     assert moved.token_ids.tolist() == [6, 6, 60]  # nothing after it would be trained

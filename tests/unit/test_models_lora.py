@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from roll_like.training.score import ScoreModule
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from roll_like.builtin.pipelines.reward_model.objective import ScoreModule
 from roll_like.config.lora import LoRAConfig
 from roll_like.config.sections import ModelConfig
 from roll_like.errors import CheckpointError, ConfigError
@@ -30,7 +30,7 @@ from roll_like.models.lora import (
     named_weights,
     targets,
 )
-from roll_like.training.rank import load_trained
+from roll_like.training.deepspeed import load_trained
 
 IDS = torch.arange(3, 40)[None]
 Q = "model.layers.0.self_attn.q_proj"

@@ -2,9 +2,10 @@
 
 import pytest
 from pydantic import ValidationError
-from roll_like.training.deepspeed_config import deepspeed_config, learning_rate
 
 from roll_like.config.sections import CriticConfig, OptimizerConfig, TrainingConfig
+from roll_like.training.deepspeed import deepspeed_config
+from roll_like.training.optimizer import learning_rate
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from roll_like.policy_gradient.critic import value_batches
+from roll_like.policy_gradient.objective import policy_batches
 from roll_like.training.draws import sample_seeds, uniform_draws
-from roll_like.training.layout import micro_batches, per_sample, policy_batches, update_parts, value_batches
+from roll_like.training.layout import micro_batches, per_sample, update_parts
 from roll_like.training.rows import PADDING, build_rows
 from roll_like.types import PolicySample
 

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll_like.training.attention import use_dense_attention
-from roll_like.training.layout import MicroBatch, micro_batches, pair_batches
+from roll_like.training.layout import MicroBatch, micro_batches
 from roll_like.training.packing import pack
+from roll_like.training.pairs import pair_batches, pairs_of
 from roll_like.training.policy import PolicyModule, branch_mask, tensors_of
 from roll_like.training.rows import FORK, RowPlan, build_rows
 from roll_like.types import TrainingSample
@@ -101,7 +102,7 @@ def test_packed_rows_by_hand() -> None:
 
 def test_pairs_by_hand() -> None:
     samples = [of_two([5, 6], response, 0, shared=True) for response in ([7, 8], [9, 10, 11])]
-    ((batch,),) = pair_batches(samples, None, ranks=1, max_tokens=12)
+    ((batch,),) = pair_batches(pairs_of(samples), ranks=1, max_tokens=12)
     assert batch.token_ids_BL.tolist() == [[5, 6, 7, 9, 10]]
     assert batch.positions_BL.tolist() == [[0, 1, 2, 2, 3]]
     assert batch.branches_BL.tolist() == [[0, 0, 1, 2, 2]]
@@ -176,13 +177,13 @@ def test_sequences_in_one_row_are_computed_as_if_each_were_alone(policy: PolicyM
             for index, (prompt, lengths) in enumerate(zip(prompts, [(5, 8), (1, 2), (4, 4)], strict=True))
             for length in lengths
         ]
-        ((together,),) = pair_batches(samples, None, ranks=1, max_tokens=64)
+        ((together,),) = pair_batches(pairs_of(samples), ranks=1, max_tokens=64)
         # the third prompt is the common beginning, of which at least one token stays with each group
         assert together.tokens <= 4 + (3 + 4 + 7) + (6 + 0 + 1) + (1 + 3 + 3)
     else:
         prompt = random.integers(3, 512, 6)
         samples = [of_two(prompt, random.integers(3, 512, length), 0, shared=True) for length in (5, 8)]
-        ((together,),) = pair_batches(samples, None, ranks=1, max_tokens=64)
+        ((together,),) = pair_batches(pairs_of(samples), ranks=1, max_tokens=64)
     assert len(together.token_ids_BL) == 1
     alone = [micro_batches([sample], ranks=1, max_tokens=64, share_prompts=False)[0][0] for sample in samples]
     logprobs, gradient = computed(policy, together)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from roll_like.training.taught import HiddenAnswers, Targets, TopKAnswers, assembled, chosen
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 
+from roll_like.builtin.pipelines.distill.answers import HiddenAnswers, Targets, TopKAnswers, assembled, chosen
 from roll_like.training.layout import micro_batches
 
 

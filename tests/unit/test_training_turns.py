@@ -6,15 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import roll_like.training.worker as worker_module
-import torch
-from bigram_engine import BigramEngine, OneRank, start_table
-from roll_like.training.worker import DeepSpeedWorker, TrainerSpec
+from bigram_engine import bigram_engine
 
+import roll_like.policy_gradient.objective as objective_module
+from roll_like.algorithms.kl import KLController
 from roll_like.algorithms.losses import LossInputs, policy_objective
 from roll_like.config.algorithm import AlgorithmConfig
-from roll_like.config.sections import TrainingConfig
-from roll_like.training.engine import TrainingEngine
 from roll_like.types import PolicySample
 
 #: Turns of the tokens after a prompt of two: with glue between turns, without, with a token inside a turn that the
@@ -54,25 +51,10 @@ def seen_by_the_loss(monkeypatch: pytest.MonkeyPatch, samples: list[PolicySample
         seen.append(inputs)
         return policy_objective(inputs, *rest)
 
-    monkeypatch.setattr(worker_module, "policy_objective", recording)
+    monkeypatch.setattr(objective_module, "policy_objective", recording)
     algorithm = AlgorithmConfig()
-    spec = TrainerSpec(
-        model_path="",
-        dtype="bfloat16",
-        device="cpu",
-        threads=1,
-        seed=0,
-        training=TrainingConfig(),
-        frozen=False,
-        algorithm=algorithm,
-        temperature=1.0,
-        total_updates=1,
-        trust_remote_code=False,
-    )
-    worker = DeepSpeedWorker(spec, 0, 1)
-    worker._engine = BigramEngine(torch.from_numpy(start_table()))
-    cluster: Any = OneRank(worker)
-    TrainingEngine(cluster, algorithm=algorithm, max_response_tokens=8, **layout).train_step(samples)
+    _, engine = bigram_engine(algorithm, KLController(algorithm.kl), max_response_tokens=8, **layout)
+    engine.train_step(samples)
     return seen
 
 
