@@ -38,6 +38,9 @@ def _timed(step: Callable[..., object], arguments: Sequence[tuple[Any, ...]]) ->
 
 
 def _policy(work: Work[Any, Any], resources: ResourceManager, stack: ExitStack) -> Mapping[str, Turn]:
+    from roll_like.algorithms.kl import KLController
+    from roll_like.policy_gradient.objective import PolicyObjective
+    from roll_like.training.start import rank_spec, start_engine
 
     config = work.config
     devices = config.resources.device_mapping.training

@@ -128,8 +128,8 @@ def test_an_update_is_that_of_a_plain_loop(
         report = reduce(trainer.train_step(step))
         found = trainer.cluster.everywhere(TrainingRank.snapshot)[0]
         sums = AnswerLogprobs(trainer).sums(samples)
+        narrow = replace(trainer.objective, settings=TrainingConfig(max_tokens_per_micro_batch=10))
         with pytest.raises(EngineError, match="a row 10 at most"):
-            narrow = replace(trainer.objective, settings=TrainingConfig(max_tokens_per_micro_batch=10))
             TrainingEngine(trainer.cluster, narrow).measure(step)
     assert measured["train/loss"] == pytest.approx(loss, rel=1e-5)
     assert report["train/loss"] == pytest.approx(loss, rel=1e-5)

@@ -69,10 +69,8 @@ def learn(critic: Critic, seed: int = 0) -> dict[str, float]:
 
 
 def parameters(critic: Critic) -> dict[str, torch.Tensor]:
-    return {
-        name: torch.from_numpy(array)
-        for name, array in critic.engine.cluster.everywhere(TrainingRank.snapshot)[0].items()
-    }
+    snapshot = critic.engine.cluster.everywhere(TrainingRank.snapshot)[0]
+    return {name: torch.from_numpy(array) for name, array in snapshot.items()}
 
 
 def largest_difference(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:
