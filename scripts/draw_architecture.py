@@ -125,10 +125,10 @@ def draw_processes(axes: Any) -> None:
         Box(2, 31, 34, 14),
         "actor",
         "training",
-        ["DeepSpeedWorker, one a rank:", "ZeRO 0–3, log-probs, updates"],
+        ["TrainingRank, one a rank:", "ZeRO 0–3, log-probs, updates"],
         copies=3,
     )
-    box(axes, Box(130, 37, 34, 12), "actor", "reference", ["DeepSpeedWorker, frozen,", "only for a KL term"], copies=2)
+    box(axes, Box(130, 37, 34, 12), "actor", "reference", ["TrainingRank, frozen,", "only for a KL term"], copies=2)
     box(axes, Box(130, 22, 34, 11), "disk", "runs/NAME", ["checkpoints, metrics, rollouts,", "exported model, MLflow"])
 
     arrow(axes, (63, 70), (38, 70), "GenerateRequest", (47.5, 72))

@@ -33,7 +33,7 @@ class ClusterHandle(Generic[W]):
 
     The worker's own method is passed, so that editors find it and types are checked:
 
-        losses = trainers.scatter(DeepSpeedWorker.train, shards)
+        logprobs = trainers.scatter(TrainingRank.forward, shards)
 
     Args:
         name: The role, for messages ("training").

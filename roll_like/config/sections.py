@@ -215,9 +215,7 @@ class OptimizerConfig(ConfigModel):
 class TrainerConfig(ConfigModel):
     """What all trained models have in common."""
 
-    backend: str = Field(
-        default="deepspeed", description="Training backend, by its registered name.", examples=["deepspeed"]
-    )
+    backend: str = Field(default="deepspeed", description="Training backend, by its registered name.")
     workers: PositiveInt = Field(
         default=1, description="Data-parallel ranks. A device range is divided evenly among them."
     )

@@ -229,7 +229,12 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("time/critic", "s", "critic", "Time of the critic: values and updates; a part of the trainer's."),
     ("time/train", "s", "train", "Time of the trainer."),
     ("time/old_logprobs", "s", "old log-probs", "The part of the trainer's time that goes to old log-probabilities."),
-    ("time/train_compute", "s", "compute", "Time that the slowest training rank computes; the rest is overhead."),
+    (
+        "time/train_compute",
+        "s",
+        "compute",
+        "Time of the slowest training rank for its updates; the rest is overhead.",
+    ),
     ("time/sync", "s", "sync", "Time of sending weights to the inference engines, checks included."),
     ("time/evaluate", "s", "evaluate", "Time of an evaluation within the step."),
     ("time/checkpoint", "s", "checkpoint", "Time of writing a checkpoint within the step."),

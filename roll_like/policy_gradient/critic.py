@@ -106,7 +106,7 @@ class ValueObjective(Objective[ValueStep, ValueBatch]):
     def load(self, spec: RankSpec[Any]) -> nn.Module:
         """Return a language model's backbone with a value head."""
         loaded = load_causal_lm(Path(spec.model_path), dtype=spec.dtype, trust_remote_code=spec.trust_remote_code)
-        return ValueModule(prepared(loaded, spec))
+        return ValueModule(prepared(loaded, spec, self.settings))
 
     def forward(self, model: RankModel, batch: MicroBatch) -> FloatArray:
         """Return the value of the state before every target, shape [N].

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from roll_like.config.lora import LoRAConfig
-from roll_like.config.sections import TrainingConfig
+from roll_like.config.sections import TrainerConfig, TrainingConfig
 from roll_like.models.load import load_causal_lm
 from roll_like.models.lora import add_adapters
 from roll_like.training.attention import use_dense_attention
@@ -40,7 +40,7 @@ class LanguageModelObjective(Objective[StepT, BatchT]):
         settings = self.settings
         loaded = load_causal_lm(Path(spec.model_path), dtype=spec.dtype, trust_remote_code=spec.trust_remote_code)
         return PolicyModule(
-            prepared(loaded, spec, settings.lora),
+            prepared(loaded, spec, settings, settings.lora),
             chunk_tokens=settings.logprob_chunk_tokens,
             chunk_vocab=settings.logprob_chunk_vocab,
             head=self.head(),
@@ -61,11 +61,11 @@ class LanguageModelObjective(Objective[StepT, BatchT]):
         return logprobs_N
 
 
-def prepared(model: Any, spec: RankSpec[Any], lora: LoRAConfig | None = None) -> Any:
+def prepared(model: Any, spec: RankSpec[Any], settings: TrainerConfig, lora: LoRAConfig | None = None) -> Any:
     """Return a Hugging Face model with the attention, the checkpointing and the adapters that it is trained with."""
     if spec.device == "cpu":
         use_dense_attention(model)
-    if spec.objective.settings.gradient_checkpointing:
+    if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if lora is not None and not spec.frozen:
         add_adapters(model, lora, seed=spec.seed)
