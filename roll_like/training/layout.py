@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, TypedDict, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from roll_like.training.row_plan import planned
 from roll_like.training.rows import PADDING, Row, balance, build_rows, split_by_budget
@@ -47,7 +48,7 @@ class MicroBatch:
         """Computed tokens that are padding."""
         return int((self.branches_BL == PADDING).sum())
 
-    def sequences(self) -> tuple[IntArray, IntArray, FloatArray]:
+    def sequences(self) -> tuple[IntArray, npt.NDArray[np.intp], FloatArray]:
         """Return the ids of the R samples in the batch, sorted, shape [R]; which of them each target belongs to, [N];
         and 1 for those that count, 0 for those that only fill up the rank's work, [R].
         """
