@@ -8,7 +8,7 @@ import pytest
 from config_files import MINIMAL, MINIMAL_AGENTIC, changed
 from pydantic import ValidationError
 
-from roll_like import AgenticConfig, RLVRConfig, SFTConfig
+from roll_like import AgenticConfig, RewardModelRunConfig, RLVRConfig, SFTConfig
 from roll_like.check.machine import bounds_that_never_act
 
 EVALUATION = {"sources": [{"path": "eval.jsonl"}]}
@@ -86,6 +86,13 @@ def test_given_data_shares_prompts_anyway() -> None:
     assert_refused(
         SFTConfig, changed(SFT, training={"share_prompts": False}), "training.share_prompts", "false has no effect"
     )
+
+
+@pytest.mark.parametrize("setting", ["logprob_chunk_tokens", "logprob_chunk_vocab"])
+def test_a_reward_model_has_no_logits(setting: str) -> None:
+    values = changed(SFT, training={setting: 64}, pipeline="reward_model", data__pairs_per_step=8)
+    del values["data"]["samples_per_step"]
+    assert_refused(RewardModelRunConfig, values, f"training.{setting}", "computes no logits that could be cut")
 
 
 @pytest.mark.parametrize(
