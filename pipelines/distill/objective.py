@@ -33,7 +33,7 @@ from roll_like.registry import DISTILLATION_LOSSES
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.interface import RankModel, Update, computed
 from roll_like.training.language_model import LanguageModelObjective
-from roll_like.training.layout import Layout, MicroBatch, micro_batches
+from roll_like.training.layout import MicroBatch, micro_batches
 from roll_like.training.policy import TokenLogprobHead, tensors_of
 from roll_like.training.rank import TrainingRank
 from roll_like.types import TrainingSample
@@ -69,14 +69,9 @@ class TeacherObjective(LanguageModelObjective[Any, MicroBatch]):
     """
 
     top_k: int | None
+    packing: bool = True
 
     memory_name: ClassVar[str] = "teacher"
-
-    def layout(self, ranks: int) -> Layout:
-        """Return how samples are laid out."""
-        return Layout(
-            ranks=ranks, max_tokens=self.settings.max_tokens_per_micro_batch, share_prompts=False, packing=True
-        )
 
     def forward(self, model: RankModel, batch: MicroBatch) -> Answers:
         """Return the answers for a micro-batch's targets."""
@@ -193,26 +188,15 @@ class DistillationObjective(LanguageModelObjective[Sequence[Taught], TaughtBatch
 
     Attributes:
         loss_config: The distillation loss and its settings.
-        packing: Whether several samples share a row; the numbers are the same, with less padding.
         projections: Output projections of teachers that send hidden states, by name; ranks have them.
     """
 
     loss_config: PluginConfig
-    packing: bool
     projections: dict[str, Projection] = field(default_factory=dict)
 
     def head(self) -> type[TokenLogprobHead]:
         """Return what becomes of the hidden states before targets."""
         return DistillationHead
-
-    def layout(self, ranks: int) -> Layout:
-        """Return how samples are laid out: each has a prompt of its own."""
-        return Layout(
-            ranks=ranks,
-            max_tokens=self.settings.max_tokens_per_micro_batch,
-            share_prompts=False,
-            packing=self.packing,
-        )
 
     def take_projections(self, model: RankModel, projections: Mapping[str, Projection]) -> None:
         """Keep the output projections of teachers."""

@@ -15,7 +15,7 @@ from roll_like.registry import PREFERENCE_LOSSES
 from roll_like.training.engine import Reference, TrainingEngine
 from roll_like.training.interface import BatchT, RankModel, StepT, Update, computed
 from roll_like.training.language_model import LanguageModelObjective
-from roll_like.training.layout import Layout, MicroBatch
+from roll_like.training.layout import MicroBatch
 from roll_like.training.pairs import PairBatch, TrainingPair, pair_batches, sequences_of
 from roll_like.types import FloatArray, TrainingSample
 from roll_like.values import Metrics, merge
@@ -53,18 +53,13 @@ class AnswersObjective(LanguageModelObjective[StepT, BatchT]):
     """
 
     loss_config: PluginConfig
+    packing: bool = True
 
     @property
     def preference_loss(self) -> PreferenceLoss:
         """The preference loss."""
         loss: PreferenceLoss = PREFERENCE_LOSSES.get(self.loss_config.type)(self.loss_config)
         return loss
-
-    def layout(self, ranks: int) -> Layout:
-        """Return how answers are laid out: those of a prompt share it, and rows hold several."""
-        return Layout(
-            ranks=ranks, max_tokens=self.settings.max_tokens_per_micro_batch, share_prompts=True, packing=True
-        )
 
     def answer_logprobs(self, model: RankModel, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Return log-probability and number of tokens of each answer of a micro-batch, shape [R] each."""

@@ -12,29 +12,14 @@ from torch import Tensor
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.interface import RankModel, Update, computed
 from roll_like.training.language_model import LanguageModelObjective
-from roll_like.training.layout import Layout, MicroBatch, micro_batches
+from roll_like.training.layout import MicroBatch, micro_batches
 from roll_like.types import FloatArray, TrainingSample
 from roll_like.values import Last, Mean, Metric, Metrics, Sum, merge
 
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisedObjective(LanguageModelObjective[Sequence[TrainingSample], MicroBatch]):
-    """The mean negative log-likelihood of all trained tokens of a step, in nats.
-
-    Attributes:
-        packing: Whether several samples share a row; the numbers are the same, with less padding.
-    """
-
-    packing: bool
-
-    def layout(self, ranks: int) -> Layout:
-        """Return how samples are laid out: each has a prompt of its own."""
-        return Layout(
-            ranks=ranks,
-            max_tokens=self.settings.max_tokens_per_micro_batch,
-            share_prompts=False,
-            packing=self.packing,
-        )
+    """The mean negative log-likelihood of all trained tokens of a step, in nats."""
 
     def updates(
         self, step: Sequence[TrainingSample], engine: TrainingEngine[Sequence[TrainingSample]]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from roll_like.models.load import load_causal_lm
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.interface import Objective, RankModel, RankSpec, Update
 from roll_like.training.language_model import prepared
-from roll_like.training.layout import MicroBatch, PerToken, per_sample, spread, update_parts
+from roll_like.training.layout import Layout, MicroBatch, PerToken, per_sample, spread, update_parts
 from roll_like.training.policy import hidden_states
 from roll_like.types import FloatArray, PolicySample
 from roll_like.values import Mean, Metric, Metrics, Sum, merge
@@ -200,11 +200,7 @@ def value_batches(
     weights: Sequence[FloatArray],
     values: Sequence[FloatArray],
     returns: Sequence[FloatArray],
-    *,
-    ranks: int,
-    max_tokens: int,
-    share_prompts: bool,
-    packing: bool = False,
+    **layout: Unpack[Layout],
 ) -> list[list[ValueBatch]]:
     """Return each rank's micro-batches of one optimizer step of a critic, as `micro_batches` does.
 
@@ -213,19 +209,14 @@ def value_batches(
         weights: Weight of each token in the loss, one array [T] a sample.
         values: The critic's values before the step, one array [T] a sample.
         returns: Targets of the values, one array [T] a sample.
-        ranks: World size of the engine.
-        max_tokens: Budget of one micro-batch, padding included.
-        share_prompts: Whether to compute a group's prompt once.
-        packing: Whether several groups share a row.
+        layout: Ranks, budget, and what shares a row.
     """
     old, targets = PerToken(values), PerToken(returns)
 
     def make(batch: MicroBatch) -> ValueBatch:
         return ValueBatch(**batch.shared_fields, old_values=old.of(batch), returns=targets.of(batch))
 
-    return spread(
-        samples, weights, make, ranks=ranks, max_tokens=max_tokens, share_prompts=share_prompts, packing=packing
-    )
+    return spread(samples, weights, make, **layout)
 
 
 def _fit(step: ValueStep) -> dict[str, Metric]:

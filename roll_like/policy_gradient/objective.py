@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -158,32 +158,24 @@ class PolicyObjective(LanguageModelObjective[Sequence[PolicySample], PolicyBatch
     ) -> list[list[list[PolicyBatch]]]:
         """Return the batches with the log-probabilities that ratios compare with."""
         how = self.algorithm.old_logprobs
-        if how == "behaviour":
-            return [
-                [[replace(batch, old_logprobs=batch.behaviour_logprobs) for batch in shard] for shard in shards]
-                for shards in updates
-            ]
-        if how != "recompute" and not (how == "auto" and len(updates) > 1):
+        if how == "recompute" or (how == "auto" and len(updates) > 1):
+            with engine.timer("old_logprobs"):
+                found = [engine.forward(shards) for shards in updates]
+        elif how == "behaviour":
+            found = [[[batch.behaviour_logprobs for batch in shard] for shard in shards] for shards in updates]
+        else:
             return updates
-        with engine.timer("old_logprobs"):
-            found = [engine.forward(shards) for shards in updates]
         return [
             [
-                [replace(batch, old_logprobs=old) for batch, old in zip(*pair, strict=True)]
-                for pair in zip(shards, results, strict=True)
+                [replace(batch, old_logprobs=old) for batch, old in zip(*of_rank, strict=True)]
+                for of_rank in zip(shards, results, strict=True)
             ]
             for shards, results in zip(updates, found, strict=True)
         ]
 
 
 def policy_batches(
-    samples: Sequence[PolicySample],
-    weights: Sequence[FloatArray],
-    *,
-    ranks: int,
-    max_tokens: int,
-    share_prompts: bool,
-    packing: bool = False,
+    samples: Sequence[PolicySample], weights: Sequence[FloatArray], **layout: Unpack[Layout]
 ) -> list[list[PolicyBatch]]:
     """Return each rank's micro-batches of one optimizer step of a policy, as `micro_batches` does."""
     nothing = np.zeros(0, np.float32)
@@ -205,9 +197,7 @@ def policy_batches(
             turns=turns.of(batch).astype(np.int32),  # float32 holds indices up to 2²⁴ exactly
         )
 
-    return spread(
-        samples, weights, make, ranks=ranks, max_tokens=max_tokens, share_prompts=share_prompts, packing=packing
-    )
+    return spread(samples, weights, make, **layout)
 
 
 def whole_batch(shards: Sequence[Sequence[PolicyBatch]], logprobs: Sequence[Sequence[FloatArray]]) -> BatchTokens:

@@ -136,9 +136,11 @@ class Objective(ABC, Generic[StepT, BatchT]):
 
     Attributes:
         settings: The section of the model: ranks, backend, optimizer, token budget.
+        packing: Whether samples of several groups share a row; the numbers are the same, with less padding.
     """
 
     settings: TrainerConfig
+    packing: bool = False
 
     #: The section's name, for messages.
     section: ClassVar[str] = "training"
@@ -186,7 +188,7 @@ class Objective(ABC, Generic[StepT, BatchT]):
             ranks=ranks,
             max_tokens=self.settings.max_tokens_per_micro_batch,
             share_prompts=self.settings.share_prompts,
-            packing=False,
+            packing=self.packing,
         )
 
     def updates(self, step: StepT, engine: TrainingEngine[StepT]) -> Iterator[Update[BatchT]]:

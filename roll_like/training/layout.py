@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypedDict, TypeVar
+from typing import Any, NotRequired, TypedDict, TypeVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -70,52 +70,35 @@ class Layout(TypedDict):
         ranks: World size of the engine.
         max_tokens: Budget of one micro-batch, padding included.
         share_prompts: Whether to compute a group's prompt once.
-        packing: Whether several groups share a row, and what all of them begin with.
+        packing: Whether several groups share a row, and what all of them begin with; default: no.
     """
 
     ranks: int
     max_tokens: int
     share_prompts: bool
-    packing: bool
+    packing: NotRequired[bool]
 
 
 BatchT = TypeVar("BatchT", bound=MicroBatch)
 
 
 def micro_batches(
-    samples: Sequence[TrainingSample],
-    weights: Sequence[FloatArray] | None = None,
-    *,
-    ranks: int,
-    max_tokens: int,
-    share_prompts: bool,
-    packing: bool = False,
+    samples: Sequence[TrainingSample], weights: Sequence[FloatArray] | None = None, **layout: Unpack[Layout]
 ) -> list[list[MicroBatch]]:
     """Return each rank's micro-batches.
 
     All ranks get equally many, because ZeRO's collectives must pair up. A rank that has too few rows
-    repeats one, with weight 0.
+    repeats one, with weight 0, which changes no gradient.
 
     Args:
         samples: The global batch.
         weights: Weight of each token in the loss, one array [T] a sample; None for a pass without a loss, where
             weights only tell targets from repeated ones.
-        ranks: World size of the engine.
-        max_tokens: Budget of one micro-batch, padding included.
-        share_prompts: Whether to compute a group's prompt once.
-        packing: Whether several groups share a row, and what all of them begin with.
+        layout: Ranks, budget, and what shares a row.
     """
     if weights is None:
         weights = [np.ones(len(sample.token_ids), np.float32) for sample in samples]
-    return spread(
-        samples,
-        weights,
-        lambda batch: batch,
-        ranks=ranks,
-        max_tokens=max_tokens,
-        share_prompts=share_prompts,
-        packing=packing,
-    )
+    return spread(samples, weights, lambda batch: batch, **layout)
 
 
 def per_sample(
@@ -167,15 +150,12 @@ def spread(
     samples: Sequence[TrainingSample],
     weights: Sequence[FloatArray],
     make: Callable[[MicroBatch], BatchT],
-    *,
-    ranks: int,
-    max_tokens: int,
-    share_prompts: bool,
-    packing: bool = False,
+    **layout: Unpack[Layout],
 ) -> list[list[BatchT]]:
     """Return each rank's micro-batches, as `micro_batches` does, with what `make` adds for an objective."""
+    ranks, max_tokens, packing = layout["ranks"], layout["max_tokens"], layout.get("packing", False)
     packed = planned(samples, max_tokens=max_tokens, ranks=ranks) if packing else None
-    rows = build_rows(samples, share_prompts=share_prompts or packing, max_row_tokens=max_tokens, plan=packed)
+    rows = build_rows(samples, share_prompts=layout["share_prompts"] or packing, max_row_tokens=max_tokens, plan=packed)
     if not rows:
         return [[] for _ in range(ranks)]
     plans = [split_by_budget(share, max_tokens) for share in balance(rows, ranks)]
