@@ -81,7 +81,7 @@ def table(name: str, runs: Sequence[Run]) -> dict[str, Any]:
     figure = measure(runs, EVALUATION, "evaluations")
     curves = [series(run.evaluations, figure) for run in runs]
     before, after = ([curve[at(curve)] for curve in curves] for at in (min, max))
-    pass_at_k = next(name for name in runs[0].evaluations[0] if name.startswith("eval/pass@"))
+    pass_at_k = next(name for run in runs for line in run.evaluations for name in line if name.startswith("eval/pass@"))
     passes = [series(run.evaluations, pass_at_k) for run in runs]
     last_pass = [curve[max(curve)] for curve in passes]
     print(f"\n{name}: {figure}\n")
@@ -129,7 +129,7 @@ def made_up(parent: Path) -> list[Path]:
         folder = parent / f"made-up{MARK}{seed}"
         folder.mkdir()
         steps = [{"step": step, "rollout/success": 0.2 * step} for step in (1, 2, 3)]
-        evaluations = [{"step": step, "eval/success": 0.2 * step + 0.1 * seed, "eval/pass": 0.9} for step in (0, 3)]
+        evaluations = [{"step": step, "eval/success": 0.2 * step + 0.1 * seed, "eval/pass@4": 0.9} for step in (0, 3)]
         for name, lines in (("metrics", steps), ("evaluations", evaluations)):
             (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
         (folder / "summary.json").write_text('{"seconds": 1.0}')
