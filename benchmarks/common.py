@@ -224,7 +224,7 @@ def serve(reading: int, writing: int, answer: Callable[[dict[str, Any]], Any]) -
 def prompts_of(config: RLVRConfig, count: int) -> list[np.ndarray[Any, np.dtype[np.int32]]]:
     """Return the token ids of the first training prompts, as the run would send them."""
     from roll_like.data.tasks import load_tasks
-    from roll_like.models.load import load_tokenizer
+    from roll_like.models.load import load_renderer
 
-    tasks = load_tasks(config.data.sources, load_tokenizer(config.model), config.data.max_prompt_tokens)
+    tasks = load_tasks(config.data.sources, load_renderer(config.model), config.data.max_prompt_tokens)
     return [task.prompt_ids for task in tasks.tasks[:count]]

@@ -26,7 +26,7 @@ from roll_like.agents.env_manager import EnvManager, EpisodePlan, episode_task
 from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits, Started, Stepped
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.inference.interface import GenerateRequest, Generation, Sampling
-from roll_like.models.load import load_tokenizer
+from roll_like.models.load import load_renderer
 from roll_like.types import Segment, StopReason, Task
 
 SPEC = EnvironmentSpec(name="corridor", env_id="benchmark/Corridor-v0", kwargs={})
@@ -144,7 +144,7 @@ def parser() -> Options:
 def main() -> None:
     """Play, and print one line of JSON."""
     options = parser().parse_args()
-    renderer = Renderer(load_tokenizer(quickstart(smoke=options.smoke).model))
+    renderer = load_renderer(quickstart(smoke=options.smoke).model)
     process = psutil.Process()
     before = process.memory_info().rss
     plain, slow, peaks = [], [], []

@@ -71,9 +71,9 @@ def configuration(options: argparse.Namespace) -> RLVRConfig:
 def prompts_of_turns(config: RLVRConfig, options: argparse.Namespace) -> Iterator[list[Task]]:
     """Yield each turn's prompts, so that what a prefix cache holds of former turns is of no use."""
     from roll_like.data.tasks import load_tasks
-    from roll_like.models.load import load_tokenizer
+    from roll_like.models.load import load_renderer
 
-    tasks = load_tasks(config.data.sources, load_tokenizer(config.model), config.data.max_prompt_tokens).tasks
+    tasks = load_tasks(config.data.sources, load_renderer(config.model), config.data.max_prompt_tokens).tasks
     at = 0
     while True:
         yield [tasks[(at + index) % len(tasks)] for index in range(options.prompts)]

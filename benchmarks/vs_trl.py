@@ -19,14 +19,14 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from common import Options, Peer, add_common_arguments, environment_of, find_trl, finish, quickstart, say, serve
 from trainers.trl_side import Turns
 
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.builtin.pipelines.rlvr.pipeline import RLVRPipeline
-from roll_like.run.launch import RunContext, launch
+from roll_like.run.state import RunContext
 
 
 def parser() -> Options:
@@ -191,10 +191,14 @@ def main() -> None:
     with folder, Peer(Path(__file__), [str(resolve_model(config.model).path), *sys.argv[1:]], environment) as peer:
         turns = BetweenSteps(peer)
 
-        def build(config: RLVRConfig, run: RunContext) -> RLVRPipeline:
-            return replace(RLVRPipeline.build(config, run), evaluator=turns)
+        class TakingTurns(RLVRPipeline):
+            """The pipeline, with the peer's step where an evaluation would be."""
 
-        launch(config, build)
+            @classmethod
+            def build(cls, config: RLVRConfig, run: RunContext) -> Self:
+                return replace(super().build(config, run), evaluator=turns)
+
+        TakingTurns.launch(config)
     samples = config.rollout.prompts_per_step * config.rollout.samples_per_prompt
     rate = {side: samples / statistics.median(seconds[1:]) for side, seconds in turns.seconds.items()}
     finish(

@@ -76,7 +76,8 @@ def main(options: argparse.Namespace) -> None:
     from roll_like.inference.weight_transfer.shared_memory_sender import SharedMemoryTransfer
     from roll_like.inference.weight_transfer.sync import WeightSync
     from roll_like.inference.worker import build_engine
-    from roll_like.models.load import load_causal_lm, resolve_model
+    from roll_like.models.load import resolve_model
+    from roll_like.models.modules import load_causal_lm
 
     config = quickstart(smoke=options.smoke)
     dtype = config.model.dtype

@@ -15,6 +15,7 @@ _CONFIGS = {
     "DPOConfig": "dpo",
     "DistillConfig": "distill",
     "OnPolicyDistillConfig": "on_policy_distill",
+    "OnlineDPOConfig": "online_dpo",
     "RLVRConfig": "rlvr",
     "RewardModelRunConfig": "reward_model",
     "SFTConfig": "sft",
@@ -38,7 +39,7 @@ def __getattr__(name: str) -> Any:
     if name in _CONFIGS:
         from roll_like.registry import PIPELINES
 
-        value = PIPELINES.get(_CONFIGS[name]).Config
+        value = PIPELINES.get(_CONFIGS[name])
     elif name in _MODULES:
         value = getattr(importlib.import_module(_MODULES[name]), name)
     else:

@@ -2,6 +2,7 @@ from roll_like.builtin.pipelines.agentic.config import AgenticConfig as AgenticC
 from roll_like.builtin.pipelines.distill.config import DistillConfig as DistillConfig
 from roll_like.builtin.pipelines.dpo.config import DPOConfig as DPOConfig
 from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig as OnPolicyDistillConfig
+from roll_like.builtin.pipelines.online_dpo.config import OnlineDPOConfig as OnlineDPOConfig
 from roll_like.builtin.pipelines.reward_model.config import RewardModelRunConfig as RewardModelRunConfig
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig as RLVRConfig
 from roll_like.builtin.pipelines.sft.config import SFTConfig as SFTConfig

@@ -175,9 +175,7 @@ def _run(arguments: argparse.Namespace) -> int:
     config = _load(arguments)
     if arguments.check:
         return _check(config)
-    from roll_like.registry import PIPELINES
-
-    PIPELINES.get(config.pipeline).launch(config, resume=arguments.resume)
+    config.pipeline_class().launch(config, resume=arguments.resume)
     return OK
 
 
@@ -186,9 +184,8 @@ def _check(config: PipelineConfig) -> int:
 
     from roll_like.check import show
     from roll_like.errors import ConfigError
-    from roll_like.registry import PIPELINES
 
-    pipeline = PIPELINES.get(config.pipeline)
+    pipeline = config.pipeline_class()
     if not hasattr(pipeline, "check"):
         raise ConfigError(
             f"pipeline: {config.pipeline!r} has no check of its own; the file itself is valid",
@@ -200,10 +197,8 @@ def _check(config: PipelineConfig) -> int:
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    from roll_like.registry import PIPELINES
-
     config = _load(arguments)
-    figures = PIPELINES.get(config.pipeline).evaluate(config, arguments.model)
+    figures = config.pipeline_class().evaluate(config, arguments.model)
     for name, value in sorted(figures.items()):
         print(f"{name:40} {value:.4g}")
     print(json.dumps(figures))
@@ -271,7 +266,7 @@ def _schema(arguments: argparse.Namespace) -> int:
     from roll_like.config.schema import json_schema, write_json
     from roll_like.registry import PIPELINES
 
-    text = write_json(json_schema(PIPELINES.get(arguments.pipeline).Config))
+    text = write_json(json_schema(PIPELINES.get(arguments.pipeline)))
     if arguments.output is None:
         sys.stdout.write(text)
         return OK

@@ -122,4 +122,5 @@ TRAINING_BACKENDS: Registry[Any] = Registry(
 TRACKERS: Registry[Any] = Registry(
     "metrics tracker", group="roll_like.trackers", builtins=("roll_like.metrics.trackers",)
 )
+#: Configuration classes; each names the class that runs it (`PipelineConfig.implementation`).
 PIPELINES: Registry[Any] = Registry("pipeline", group="roll_like.pipelines")

@@ -10,10 +10,11 @@ arrays over a trajectory's tokens are named with the suffix `_T` in function bod
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Generic, TypeAlias, TypedDict, TypeVar
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -266,3 +267,30 @@ class ReferencedSample(PolicySample):
     """A sample with the reference model's log-probabilities, shape [T], 0 where not sampled."""
 
     reference_logprobs: FloatArray
+
+
+class RunSummary(Protocol):
+    """What a run came to."""
+
+    @property
+    def figures(self) -> Mapping[str, Any]:
+        """The content of `summary.json`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """What a run left behind.
+
+    Attributes:
+        name: Name of the run.
+        directory: Its folder.
+        summary: Its `figures` are those of `summary.json`; None when no step was finished.
+        metrics: One dictionary a step, as in `metrics.jsonl`.
+        stopped: Whether SIGTERM ended it before its last step.
+    """
+
+    name: str
+    directory: Path
+    summary: RunSummary | None
+    metrics: Sequence[Mapping[str, float]]
+    stopped: bool

@@ -16,6 +16,7 @@ from roll_like.builtin.pipelines.agentic.config import AgenticConfig
 from roll_like.builtin.pipelines.distill.config import DistillConfig
 from roll_like.builtin.pipelines.dpo.config import DPOConfig
 from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig
+from roll_like.builtin.pipelines.online_dpo.config import OnlineDPOConfig
 from roll_like.builtin.pipelines.reward_model.config import RewardModelRunConfig
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.builtin.pipelines.sft.config import SFTConfig
@@ -87,6 +88,7 @@ PAGES = (
     Page(AgenticConfig, "agentic runs", "What environments and episodes are: [environments.md](environments.md)."),
     Page(SFTConfig, "supervised runs", "What becomes of rows: [supervised.md](supervised.md)."),
     Page(DPOConfig, "preference runs", "What is learned from pairs: [preferences.md](preferences.md)."),
+    Page(OnlineDPOConfig, "online DPO runs", "How answers become pairs: [preferences.md](preferences.md)."),
     Page(
         RewardModelRunConfig,
         "runs that train a reward model",

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
 
 from roll_like.builtin.pipelines.agentic.check import environment_findings
-from roll_like.builtin.pipelines.agentic.config import AgenticConfig
-from roll_like.builtin.pipelines.distill.config import DistillConfig
-from roll_like.builtin.pipelines.dpo.config import DPOConfig
-from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig
-from roll_like.builtin.pipelines.reward_model.config import RewardModelRunConfig
-from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
-from roll_like.builtin.pipelines.sft.config import SFTConfig
+from roll_like.builtin.pipelines.distill.check import distillation_findings
+from roll_like.builtin.pipelines.dpo.check import preference_findings
+from roll_like.builtin.pipelines.on_policy_distill.check import on_policy_distill_findings
+from roll_like.builtin.pipelines.online_dpo.check import online_dpo_findings, online_dpo_plan
+from roll_like.builtin.pipelines.reward_model.check import scored_pair_findings
+from roll_like.builtin.pipelines.sft.check import conversation_findings
 from roll_like.check import Report, check, check_run
 from roll_like.check.data import prompt_findings
-from roll_like.check.teachers import tutored_findings
-from roll_like.offline.check import (
-    conversation_findings,
-    given_plan,
-    lesson_findings,
-    preference_findings,
-    scored_pair_findings,
-)
+from roll_like.config.run import RunConfig
+from roll_like.offline.check import given_plan
 
 MINIMAL: dict[str, Any] = {
     "pipeline": "rlvr",
@@ -70,134 +64,32 @@ def write(path: Path, values: dict[str, Any] | str) -> Path:
 
 
 class RecordingPipeline:
-    """Stands in for the real pipeline: the command line is tested without Ray."""
+    """Stands in for the real pipelines: the command line is tested without Ray."""
 
-    Config: ClassVar[type[RLVRConfig]] = RLVRConfig
     calls: ClassVar[list[tuple[Any, ...]]] = []
 
     @classmethod
-    def launch(cls, config: RLVRConfig, resume: str | None = None) -> None:
+    def launch(cls, config: RunConfig, resume: str | None = None) -> None:
         cls.calls.append(("launch", config, resume))
 
     @classmethod
-    def check(cls, config: RLVRConfig) -> Report:
-        return check(config, prompt_findings)
+    def check(cls, config: Any) -> Report:
+        return CHECKS[config.pipeline](config)
 
     @classmethod
-    def evaluate(cls, config: RLVRConfig, model: str) -> dict[str, float]:
+    def evaluate(cls, config: RunConfig, model: str) -> dict[str, float]:
         cls.calls.append(("evaluate", config, model))
         return {"eval/avg": 0.5}
 
 
-class RecordingDPOPipeline:
-    """The same for `pipeline: dpo`."""
-
-    Config: ClassVar[type[DPOConfig]] = DPOConfig
-
-    @classmethod
-    def launch(cls, config: DPOConfig, resume: str | None = None) -> None:
-        RecordingPipeline.calls.append(("launch", config, resume))
-
-    @classmethod
-    def check(cls, config: DPOConfig) -> Report:
-        return check_run(config, given_plan, preference_findings)
-
-    @classmethod
-    def evaluate(cls, config: DPOConfig, model: str) -> dict[str, float]:
-        RecordingPipeline.calls.append(("evaluate", config, model))
-        return {"eval/loss": 0.5}
-
-
-class RecordingRewardModelPipeline:
-    """The same for `pipeline: reward_model`."""
-
-    Config: ClassVar[type[RewardModelRunConfig]] = RewardModelRunConfig
-
-    @classmethod
-    def launch(cls, config: RewardModelRunConfig, resume: str | None = None) -> None:
-        RecordingPipeline.calls.append(("launch", config, resume))
-
-    @classmethod
-    def check(cls, config: RewardModelRunConfig) -> Report:
-        return check_run(config, given_plan, scored_pair_findings)
-
-    @classmethod
-    def evaluate(cls, config: RewardModelRunConfig, model: str) -> dict[str, float]:
-        RecordingPipeline.calls.append(("evaluate", config, model))
-        return {"eval/loss": 0.5}
-
-
-class RecordingSFTPipeline:
-    """The same for `pipeline: sft`."""
-
-    Config: ClassVar[type[SFTConfig]] = SFTConfig
-
-    @classmethod
-    def launch(cls, config: SFTConfig, resume: str | None = None) -> None:
-        RecordingPipeline.calls.append(("launch", config, resume))
-
-    @classmethod
-    def check(cls, config: SFTConfig) -> Report:
-        return check_run(config, given_plan, conversation_findings)
-
-    @classmethod
-    def evaluate(cls, config: SFTConfig, model: str) -> dict[str, float]:
-        RecordingPipeline.calls.append(("evaluate", config, model))
-        return {"eval/loss": 0.5}
-
-
-class RecordingDistillPipeline:
-    """The same for `pipeline: distill`."""
-
-    Config: ClassVar[type[DistillConfig]] = DistillConfig
-
-    @classmethod
-    def launch(cls, config: DistillConfig, resume: str | None = None) -> None:
-        RecordingPipeline.calls.append(("launch", config, resume))
-
-    @classmethod
-    def check(cls, config: DistillConfig) -> Report:
-        return check_run(config, given_plan, lesson_findings)
-
-    @classmethod
-    def evaluate(cls, config: DistillConfig, model: str) -> dict[str, float]:
-        RecordingPipeline.calls.append(("evaluate", config, model))
-        return {"eval/loss": 0.5}
-
-
-class RecordingOnPolicyDistillPipeline:
-    """The same for `pipeline: on_policy_distill`."""
-
-    Config: ClassVar[type[OnPolicyDistillConfig]] = OnPolicyDistillConfig
-
-    @classmethod
-    def launch(cls, config: OnPolicyDistillConfig, resume: str | None = None) -> None:
-        RecordingPipeline.calls.append(("launch", config, resume))
-
-    @classmethod
-    def check(cls, config: OnPolicyDistillConfig) -> Report:
-        return check(config, tutored_findings)
-
-    @classmethod
-    def evaluate(cls, config: OnPolicyDistillConfig, model: str) -> dict[str, float]:
-        RecordingPipeline.calls.append(("evaluate", config, model))
-        return {"eval/reverse_kl": 0.5}
-
-
-class RecordingAgenticPipeline:
-    """The same for `pipeline: agentic`; both keep one list."""
-
-    Config: ClassVar[type[AgenticConfig]] = AgenticConfig
-
-    @classmethod
-    def launch(cls, config: AgenticConfig, resume: str | None = None) -> None:
-        RecordingPipeline.calls.append(("launch", config, resume))
-
-    @classmethod
-    def check(cls, config: AgenticConfig) -> Report:
-        return check(config, environment_findings)
-
-    @classmethod
-    def evaluate(cls, config: AgenticConfig, model: str) -> dict[str, float]:
-        RecordingPipeline.calls.append(("evaluate", config, model))
-        return {"eval/avg": 0.5}
+#: What each pipeline's own `check` does.
+CHECKS: dict[str, Callable[[Any], Report]] = {
+    "rlvr": lambda config: check(config, prompt_findings),
+    "agentic": lambda config: check(config, environment_findings),
+    "on_policy_distill": lambda config: check(config, on_policy_distill_findings),
+    "sft": lambda config: check_run(config, given_plan, conversation_findings),
+    "dpo": lambda config: check_run(config, given_plan, preference_findings),
+    "online_dpo": lambda config: check_run(config, online_dpo_plan, online_dpo_findings),
+    "distill": lambda config: check_run(config, given_plan, distillation_findings),
+    "reward_model": lambda config: check_run(config, given_plan, scored_pair_findings),
+}

@@ -183,21 +183,16 @@ def write_iterations_run(directory: Path, model_path: Path, **changes: Any) -> P
     """The same for a preference run on the policy's own answers: those with more letters e are preferred."""
     write_run(directory, model_path)  # prompts and reward
     config: dict[str, Any] = {
-        "pipeline": "dpo",
+        "pipeline": "online_dpo",
         **_shared(directory, model_path),
         "import": ["tiny_rewards"],
-        "data": {"pairs_per_step": 8, "max_tokens": 96},
-        "iterations": {
-            "prompts": {"sources": [{"path": str(directory / "train.jsonl")}], "max_prompt_tokens": 64},
-            "rollout": {"prompts_per_iteration": 16, "samples_per_prompt": 4, "max_response_tokens": 12},
-            "rewards": {"use": [{"type": "letter_e"}]},
-            "inference": {"type": "hf"},
-            "epochs": 2,
-            "evaluation": {"sources": [{"path": str(directory / "eval.jsonl")}], "samples_per_prompt": 4},
-        },
-        "reference": {"refresh": "iteration"},
+        "data": {"sources": [{"path": str(directory / "train.jsonl")}], "max_prompt_tokens": 64},
+        "rollout": {"prompts_per_iteration": 16, "samples_per_prompt": 4, "max_response_tokens": 12},
+        "rewards": {"use": [{"type": "letter_e"}]},
+        "pairs": {"pairs_per_step": 8, "epochs": 2},
+        "reference": {},
+        "evaluation": {"sources": [{"path": str(directory / "eval.jsonl")}], "samples_per_prompt": 4},
     }
-    del config["inference"]
     return _write(directory, config | changes)
 
 

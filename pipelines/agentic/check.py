@@ -5,32 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from roll_like.agents.agent_program import found_program
-from roll_like.agents.conversation import Renderer
 from roll_like.agents.env_worker import HostedEnvironment
 from roll_like.agents.episode import EnvironmentSpec, ProgramSpec
 from roll_like.builtin.pipelines.agentic.config import AgenticConfig, EnvironmentConfig
 from roll_like.builtin.pipelines.agentic.environments import environment_spec_of, spec_of
 from roll_like.check.findings import Finding, failed
+from roll_like.check.report import Report
 from roll_like.config.load import import_plugins
+from roll_like.data.chat import Renderer
 from roll_like.errors import RollLikeError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from roll_like.check import Report
 
 
 def environment_findings(
     config: AgenticConfig,
-    tokenizer: PreTrainedTokenizerBase | None,
+    renderer: Renderer | None,
     report: Report,  # noqa: ARG001 - what every pipeline's check is given
 ) -> Iterator[Finding]:
     """Yield what is wrong with the environments: each is begun once, from its first seed; programs are looked for."""
     import_plugins(config.import_)
-    renderer = None if tokenizer is None else Renderer(tokenizer, template_options=config.rollout.template_options)
     for index, environment in enumerate(config.environments):
         yield from _playable(config, environment, environment.first_seed, f"environments.{index}", renderer)
     evaluation = config.evaluation

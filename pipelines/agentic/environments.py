@@ -1,4 +1,4 @@
-"""How episodes are played: the processes that environments live in, and what speaks for them."""
+"""How episodes are played: the processes that environments live in, and the driver's handles on them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from roll_like.cluster import Cluster, ResourceManager, thread_environment
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.errors import ConfigError
 from roll_like.inference.worker import InferenceWorker
-from roll_like.models.load import load_tokenizer
+from roll_like.models.load import load_renderer
 from roll_like.policy_gradient.workers import Progress
 from roll_like.rollout.evaluate import Evaluator, evaluation_sampling
 from roll_like.rollout.handles import ActorReplica
@@ -26,8 +26,8 @@ from roll_like.rollout.router import Router
 from roll_like.rollout.source import SynchronousRollouts, sampling_of
 
 
-class Playing:
-    """The environments of a run.
+class EnvironmentWorkers:
+    """The environment workers of a run.
 
     Args:
         config: The run's configuration.
@@ -78,7 +78,7 @@ class Playing:
         replicas = [ActorReplica(inference, rank) for rank in range(len(inference))]
         router = Router(replicas, max_in_flight=rollout.max_in_flight, retries=rollout.retries)
         environments = EnvPool(self._workers, deadline_seconds=config.env_workers.deadline_seconds)
-        renderer = Renderer(load_tokenizer(config.model), template_options=rollout.template_options)
+        renderer = load_renderer(config.model)
         specs = specs_of([*config.environments, *config.evaluated])
         programs = None
         if any(isinstance(spec, ProgramSpec) for spec in specs):

@@ -9,14 +9,14 @@ from pydantic import Field
 
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
 from roll_like.config.offline import GivenDataConfig
-from roll_like.config.plan import RolePlan
+from roll_like.config.roles import RolePlan
 from roll_like.config.rules import budget_holds
 from roll_like.config.run import NAME_PATTERN, Rule, ScheduleConfig
 from roll_like.config.sections import PositiveInt, TrainerResourcesConfig
 from roll_like.config.teachers import Teachers, teacher_roles, teachers_fit
 from roll_like.config.training_data import ConversationData, ConversationSource
 from roll_like.config.violations import Violation
-from roll_like.registry import DISTILLATION_LOSSES
+from roll_like.registry import DISTILLATION_LOSSES, PIPELINES
 
 
 class DistillationSource(ConversationSource):
@@ -76,9 +76,11 @@ def _teachers_fit(config: DistillConfig) -> Iterator[Violation]:
     yield from teachers_fit(config.teachers, domains, config.longest_sample, config.longest_sample_terms)
 
 
+@PIPELINES.register("distill")
 class DistillConfig(GivenDataConfig):
     """One run of distillation on given data: everything a YAML file may say."""
 
+    implementation: ClassVar[str] = "roll_like.builtin.pipelines.distill.pipeline:DistillPipeline"
     rules: ClassVar[tuple[Rule, ...]] = (*GivenDataConfig.rules, _budget_holds_a_sample, _teachers_fit)
 
     pipeline: Literal["distill"] = Field(default="distill", description="This pipeline.")

@@ -31,7 +31,7 @@ from roll_like.builtin.pipelines.distill.answers import (
 from roll_like.config.base import PluginConfig
 from roll_like.registry import DISTILLATION_LOSSES
 from roll_like.training.engine import TrainingEngine
-from roll_like.training.interface import RankModel, Update, computed
+from roll_like.training.interface import Engine, RankModel, Update, computed
 from roll_like.training.language_model import LanguageModelObjective
 from roll_like.training.layout import MicroBatch, micro_batches
 from roll_like.training.policy import TokenLogprobHead, tensors_of
@@ -114,7 +114,7 @@ def teacher_answers(teacher: TrainingEngine[Any], samples: Sequence[TrainingSamp
     return assembled(targets.count, parts)
 
 
-def introduce(teachers: Mapping[str, TrainingEngine[Any]], student: TrainingEngine[Any]) -> None:
+def send_projections(teachers: Mapping[str, TrainingEngine[Any]], student: TrainingEngine[Any]) -> None:
     """Give every rank of a student the output projections of teachers that send hidden states."""
     projections = {
         name: engine.cluster.on(0, TrainingRank.ask, TeacherObjective.projection) for name, engine in teachers.items()
@@ -202,9 +202,7 @@ class DistillationObjective(LanguageModelObjective[Sequence[Taught], TaughtBatch
         """Keep the output projections of teachers."""
         self.projections.update({name: each.to(model.device) for name, each in projections.items()})
 
-    def updates(
-        self, step: Sequence[Taught], engine: TrainingEngine[Sequence[Taught]]
-    ) -> Iterator[Update[TaughtBatch]]:
+    def updates(self, step: Sequence[Taught], engine: Engine) -> Iterator[Update[TaughtBatch]]:
         """Yield one optimizer step; a micro-batch has one teacher."""
         count = sum(int(sample.sampled.sum()) for taught in step for sample in taught.samples)
         shards: list[list[TaughtBatch]] = [[] for _ in range(engine.layout["ranks"])]

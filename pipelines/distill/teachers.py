@@ -1,4 +1,4 @@
-"""What distillation runs are made of: lessons, the teachers that are asked about them, the evaluation, the student."""
+"""What distillation runs are made of: conversations with their teachers, the evaluation, the student."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ from roll_like.builtin.pipelines.distill.objective import (
     DistillationObjective,
     Taught,
     TeacherObjective,
-    introduce,
+    send_projections,
     teacher_answers,
 )
-from roll_like.builtin.pipelines.sft.examples import training_samples
 from roll_like.cluster import ResourceManager
 from roll_like.config.teachers import teacher_of
-from roll_like.data.chat import Renderer
 from roll_like.data.conversations import load_conversations
 from roll_like.data.samples import ConversationSample, SampleSet, SampleSource
-from roll_like.models.load import ResolvedModel, load_tokenizer, resolve_model
+from roll_like.models.load import ResolvedModel, load_renderer, resolve_model
 from roll_like.models.teachers import planned_teachers
-from roll_like.run.launch import measuring
+from roll_like.offline.evaluator import OfflineEvaluator
+from roll_like.offline.samples import training_samples
 from roll_like.training.engine import Timer, TrainingEngine
 from roll_like.training.start import rank_spec, start_engine
-from roll_like.values import Last, Metric, reduce
+from roll_like.values import Last, Metric
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lesson:
-    """A conversation with the name of the teacher that is asked about it."""
+class DistillationSample:
+    """A conversation with the name of its teacher."""
 
     sample: ConversationSample
     teacher: str
@@ -48,9 +47,9 @@ class Lesson:
         return self.sample.content() + self.teacher.encode()
 
 
-def lessons_of(config: DistillConfig) -> SampleSet[Lesson]:
+def samples_of(config: DistillConfig) -> SampleSet[DistillationSample]:
     """Return what is trained on."""
-    return _lessons(config, config.data, "data")
+    return _load(config, config.data, "data")
 
 
 class Teachers:
@@ -65,57 +64,48 @@ class Teachers:
         self._engines = engines
         self._timer = timer
 
-    def teach(self, lessons: Sequence[Lesson]) -> list[Taught]:
-        """Return the lessons' samples, by teacher, with what each says of them."""
+    def distributions(self, chosen: Sequence[DistillationSample]) -> list[Taught]:
+        """Return the samples by teacher, with what each predicts at their tokens."""
         taught = []
         with self._timer("teach"):
             for name, engine in self._engines.items():
-                samples = training_samples([lesson.sample for lesson in lessons if lesson.teacher == name])
+                samples = training_samples([each.sample for each in chosen if each.teacher == name])
                 if samples:
                     taught.append(Taught(teacher=name, samples=samples, answers=teacher_answers(engine, samples)))
         return taught
 
-    def introduce(self, student: TrainingEngine[Sequence[Taught]]) -> None:
+    def send_projections(self, student: TrainingEngine[Sequence[Taught]]) -> None:
         """Give the student the teachers' output projections."""
-        introduce(self._engines, student)
+        send_projections(self._engines, student)
 
 
-class DistillationEvaluator:
-    """Measures how near the student is to its teachers on conversations that it is not trained on.
+def distillation_evaluator(
+    config: DistillConfig, student: TrainingEngine[Sequence[Taught]], teachers: Teachers
+) -> OfflineEvaluator | None:
+    """Return what measures how near the student is to its teachers on the evaluation's conversations, if there are any.
 
-    Teachers do not change: what they say is asked once.
+    Teachers do not change: they compute their distributions once.
 
     Args:
-        config: The run's configuration; has an `evaluation` section.
+        config: The run's configuration.
         student: What is measured.
         teachers: What it is compared with.
     """
+    if config.evaluation is None:
+        return None
+    samples = _load(config, config.data.reading(config.evaluation.sources), "evaluation").samples
+    taught: list[Taught] = []
 
-    def __init__(self, config: DistillConfig, student: TrainingEngine[Sequence[Taught]], teachers: Teachers) -> None:
-        assert config.evaluation is not None, "the caller asked"
-        self._schedule = config.evaluation
-        self._student = student
-        self._teachers = teachers
-        data = config.data.reading(config.evaluation.sources)
-        self._lessons = _lessons(config, data, "evaluation").samples
-        self._taught: Sequence[Taught] = ()
+    def measure() -> dict[str, Metric]:
+        if not taught:
+            taught.extend(teachers.distributions(samples))
+        measured = student.measure(taught)
+        metrics = {f"eval/{name.split('/', 1)[1]}": measured[name] for name in measured if name.startswith("distill/")}
+        metrics["eval/loss"] = measured["train/loss"]
+        metrics["eval/perplexity"] = Last(math.exp(min(metrics["eval/cross_entropy"].value, 700.0)))
+        return metrics
 
-    def due(self, finished: int, total: int) -> bool:
-        """Return whether to evaluate after `finished` of `total` steps."""
-        return self._schedule.due(finished, total)
-
-    def evaluate(self) -> tuple[Mapping[str, Metric], None]:
-        """Return `eval/loss`, `eval/kl`, `eval/top1_agreement`, `eval/perplexity` and other figures of all targets."""
-        self._taught = self._taught or self._teachers.teach(self._lessons)
-        measured = self._student.measure(self._taught)
-        figures = {f"eval/{name.split('/', 1)[1]}": measured[name] for name in measured if name.startswith("distill/")}
-        figures["eval/loss"] = measured["train/loss"]
-        figures["eval/perplexity"] = Last(math.exp(min(figures["eval/cross_entropy"].value, 700.0)))
-        return figures, None
-
-    def score(self, values: Mapping[str, float]) -> float | None:
-        """Return what the best checkpoint has most of: nearness."""
-        return -values["eval/loss"] if "eval/loss" in values else None
+    return OfflineEvaluator(config.evaluation, measure)
 
 
 def start_teachers(
@@ -128,7 +118,7 @@ def start_teachers(
         EngineError: A rank did not start.
     """
     engines = {}
-    for teacher in planned_teachers(config):
+    for teacher in planned_teachers(config, config.teachers):
         objective = TeacherObjective(
             settings=teacher.training,
             temperature=cast(DistillationConfig, config.algorithm.loss).temperature,
@@ -151,39 +141,24 @@ def start_student(
     return start_engine("training", spec, resources, devices, stack=stack)
 
 
-def start_lessons(
+def start_student_and_teachers(
     config: DistillConfig,
     resources: ResourceManager,
     stack: ExitStack,
     timer: Timer = lambda name: nullcontext(),
     *,
     frozen: bool = False,
-) -> tuple[TrainingEngine[Sequence[Taught]], Teachers, DistillationEvaluator | None]:
-    """Start student and teachers, and make what measures the student; a frozen one is only measured."""
+) -> tuple[TrainingEngine[Sequence[Taught]], Teachers]:
+    """Start student and teachers; a frozen student is only measured."""
     student = start_student(config, resolve_model(config.model), resources, stack, frozen=frozen)
     teachers = start_teachers(config, resources, stack, timer)
     if config.algorithm.top_k is None:
-        teachers.introduce(student)
-    evaluator = None if config.evaluation is None else DistillationEvaluator(config, student, teachers)
-    return student, teachers, evaluator
+        teachers.send_projections(student)
+    return student, teachers
 
 
-def evaluate_student(config: DistillConfig, model_path: str) -> dict[str, float]:
-    """Measure a model by the configuration's evaluation, against its teachers, without training.
-
-    Raises:
-        ConfigError: The configuration has no `evaluation` section.
-    """
-    config = config.evaluating(model_path)
-    with measuring(config) as (resources, stack):
-        _, _, evaluator = start_lessons(config, resources, stack, frozen=True)
-        assert evaluator is not None, "`evaluating` has refused that"
-        metrics, _ = evaluator.evaluate()
-    return reduce(metrics)
-
-
-def _lessons(config: DistillConfig, data: DistillationDataConfig, section: str) -> SampleSet[Lesson]:
-    loaded = load_conversations(data, Renderer(load_tokenizer(config.model)), section=section)
+def _load(config: DistillConfig, data: DistillationDataConfig, section: str) -> SampleSet[DistillationSample]:
+    loaded = load_conversations(data, load_renderer(config.model), section=section)
     names = [teacher_of(config.teachers, source.domain_label) for source in data.sources]
     return SampleSet(
         sources=tuple(
@@ -191,7 +166,7 @@ def _lessons(config: DistillConfig, data: DistillationDataConfig, section: str) 
                 name=source.name,
                 key=source.key,
                 weight=source.weight,
-                samples=tuple(Lesson(sample=sample, teacher=name) for sample in source.samples),
+                samples=tuple(DistillationSample(sample=sample, teacher=name) for sample in source.samples),
                 report=source.report,
             )
             for source, name in zip(loaded.sources, names, strict=True)

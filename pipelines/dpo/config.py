@@ -2,56 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, PrivateAttr, Tag
 
-from roll_like.builtin.pipelines.dpo.label_rules import (
-    VerdictDataConfig,
-    VerdictEvaluationConfig,
-    budget_holds_a_row,
-    loss_suits_rows,
-    rows_type,
-)
-from roll_like.builtin.pipelines.online_dpo.config import ITERATION_RULES, IterationsConfig, sampling_roles
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
-from roll_like.config.lora import adapter_off_means_something
 from roll_like.config.offline import GivenDataConfig
-from roll_like.config.plan import RolePlan, model_role
-from roll_like.config.run import NAME_PATTERN, Rule, ScheduleConfig
-from roll_like.config.sections import DeviceRange, PositiveInt, TrainerDeviceMappingConfig, TrainerResourcesConfig
-from roll_like.config.training_data import LabelledData, PairData, PairSource, RowLimits
+from roll_like.config.roles import RolePlan, model_role
+from roll_like.config.rules import budget_holds, budget_holds_a_pair
+from roll_like.config.rules_lora import adapter_off_means_something
+from roll_like.config.run import NAME_PATTERN, Rule, RunConfig, ScheduleConfig
+from roll_like.config.sections import (
+    DeviceRange,
+    ModelConfig,
+    PositiveInt,
+    TrainerDeviceMappingConfig,
+    TrainerResourcesConfig,
+)
+from roll_like.config.training_data import LabelledData, LabelledSource, PairData, PairSource, RowLimits
 from roll_like.config.violations import Violation
-from roll_like.registry import PREFERENCE_LOSSES
+from roll_like.registry import PIPELINES, PREFERENCE_LOSSES
 
 
 class PreferenceDataConfig(PairData):
     """Pairs of answers, of which one is preferred. A loss on single answers takes each pair as two of them."""
 
     type: Literal["pairs"] = Field(default="pairs", description="Rows with two answers to one prompt.")
-    sources: tuple[PairSource, ...] = Field(default=(), description="Datasets, weighted; none with `iterations`.")
     pairs_per_step: PositiveInt = Field(description="Pairs of one step, which is one optimizer update.")
     shuffle: bool = Field(default=True, description="Shuffle each pass over a source, seeded by `seed`.")
 
 
-class PreferenceReferenceConfig(ConfigModel):
-    """The model that the policy is compared with: a frozen one, by default the policy before its first step."""
+class LabelledDataConfig(LabelledData):
+    """Single answers, each liked or not, for losses that need no pairs."""
+
+    type: Literal["labels"] = Field(default="labels", description="Rows with a prompt, one answer and its label.")
+    samples_per_step: PositiveInt = Field(description="Answers of one step, which is one optimizer update.")
+    shuffle: bool = Field(default=True, description="Shuffle each pass over a source, seeded by `seed`.")
+
+
+class LabelledEvaluationConfig(ScheduleConfig):
+    """How progress is measured: on single answers that are not trained on."""
+
+    type: Literal["labels"] = Field(default="labels", description="Rows with a prompt, one answer and its label.")
+    sources: Annotated[tuple[LabelledSource, ...], Field(min_length=1)] = Field(
+        description="Datasets; their limits are those of `data`."
+    )
+
+
+class ReferenceSection(ConfigModel):
+    """The model that the policy is compared with."""
+
+    if TYPE_CHECKING:  # each pipeline has its own modes
+        mode: str
 
     path: str | None = Field(default=None, description="Another model with the same vocabulary; default: `model.path`.")
+    workers: PositiveInt = Field(default=1, description="Ranks of the frozen model.")
+    max_tokens_per_micro_batch: PositiveInt = Field(default=8192, description="Budget of one forward pass. Tokens.")
+
+
+class PreferenceReferenceConfig(ReferenceSection):
+    """The model that the policy is compared with: a frozen one, by default the policy before its first step."""
+
     mode: Literal["precomputed", "cluster", "adapter_off"] = Field(
         default="precomputed",
         description="`precomputed`: its log-probabilities of all answers are computed before the first step and kept "
         "with the run, and no second model stays in memory. `cluster`: a frozen model of its own computes them in "
         "each step. `adapter_off`: the trainer does, with its adapters switched off (`training.lora`).",
     )
-    refresh: Literal["never", "iteration"] = Field(
-        default="never",
-        description="`never`: one reference for the whole run. `iteration`: with `iterations`, the policy at the start "
-        "of each, which computes its log-probabilities of the iteration's pairs before the first step on them.",
-    )
-    workers: PositiveInt = Field(default=1, description="Ranks of the frozen model.")
-    max_tokens_per_micro_batch: PositiveInt = Field(default=8192, description="Budget of one forward pass. Tokens.")
 
 
 class PreferenceAlgorithmConfig(ConfigModel):
@@ -72,29 +91,31 @@ class PreferenceEvaluationConfig(ScheduleConfig):
     )
 
 
+def _rows_type(value: Any) -> str | None:
+    """Return which rows a section is of; pairs where it does not say."""
+    kind = value.get("type", "pairs") if isinstance(value, Mapping) else getattr(value, "type", None)
+    return kind if isinstance(kind, str) else None
+
+
 _BY_ROWS = Discriminator(
-    rows_type,
+    _rows_type,
     custom_error_type="rule",
     custom_error_message="expected a section with `type: pairs` (the default) or `type: labels`",
 )
 PreferenceRows = Annotated[
-    Annotated[PreferenceDataConfig, Tag("pairs")] | Annotated[VerdictDataConfig, Tag("labels")], _BY_ROWS
+    Annotated[PreferenceDataConfig, Tag("pairs")] | Annotated[LabelledDataConfig, Tag("labels")], _BY_ROWS
 ]
 PreferenceEvaluation = Annotated[
-    Annotated[PreferenceEvaluationConfig, Tag("pairs")] | Annotated[VerdictEvaluationConfig, Tag("labels")], _BY_ROWS
+    Annotated[PreferenceEvaluationConfig, Tag("pairs")] | Annotated[LabelledEvaluationConfig, Tag("labels")], _BY_ROWS
 ]
 
 
 class PreferenceDeviceMappingConfig(TrainerDeviceMappingConfig):
     """Which devices each role has. Equal device ranges are colocated (time-shared), disjoint ones run side by side."""
 
-    inference: DeviceRange | None = Field(
-        default=None, description="Devices of the inference engines; needed with `iterations`."
-    )
     reference: DeviceRange | None = Field(
         default=None, description="Devices of the reference model; default: `training`."
     )
-    judge: DeviceRange | None = Field(default=None, description="Devices of the judge model; default: `inference`.")
 
 
 class PreferenceResourcesConfig(TrainerResourcesConfig):
@@ -103,13 +124,85 @@ class PreferenceResourcesConfig(TrainerResourcesConfig):
     device_mapping: PreferenceDeviceMappingConfig = Field(description="Devices of each role.")
 
 
-def _per_step(data: PreferenceDataConfig | VerdictDataConfig) -> tuple[int, str]:
+def _per_step(data: PreferenceDataConfig | LabelledDataConfig) -> tuple[int, str]:
     if data.type == "pairs":
         return data.pairs_per_step, "pairs"
     return data.samples_per_step, "samples"
 
 
-def _loss_and_reference_agree(config: DPOConfig) -> Iterator[Violation]:
+class PreferenceRunConfig(RunConfig):
+    """What runs have in common that train a policy by a preference loss."""
+
+    algorithm: PreferenceAlgorithmConfig = Field(
+        default_factory=PreferenceAlgorithmConfig, description="How preferences become a gradient."
+    )
+
+    if TYPE_CHECKING:  # declared by each pipeline, with the modes that it has
+        reference: ReferenceSection | None
+
+    #: What the reference model starts from, where `model` is another one to measure.
+    _starting_model: ModelConfig | None = PrivateAttr(default=None)
+
+    @property
+    def reference_model(self) -> ModelConfig:
+        """The `model` section of a reference model of its own."""
+        starting, path = self._starting_model or self.model, None if self.reference is None else self.reference.path
+        return starting if path is None else starting.at(path)
+
+    def of_model(self, model: str) -> Self:
+        """Return the same configuration for another model, which is compared with the reference of this one."""
+        measured = super().of_model(model)
+        measured._starting_model = self.model
+        return measured
+
+    @property
+    @abstractmethod
+    def reference_devices(self) -> DeviceRange:
+        """Devices of a reference model of its own."""
+
+    @property
+    def reference_roles(self) -> tuple[RolePlan, ...]:
+        """The reference model, where it has ranks of its own."""
+        if self.reference is None or self.reference.mode != "cluster":
+            return ()
+        workers, devices = self.reference.workers, self.reference_devices
+        return (model_role(self.resources, "reference", workers, "reference.workers", devices),)
+
+
+def _budget_holds_a_row(config: DPOConfig) -> Iterator[Violation]:
+    """Yield a micro-batch that is too small for the two answers of a pair, or for one answer."""
+    if PREFERENCE_LOSSES.get(config.algorithm.loss.type).paired:
+        yield from budget_holds_a_pair(config)
+    else:
+        yield from budget_holds(
+            config, ("training", "max_tokens_per_micro_batch"), config.training.max_tokens_per_micro_batch
+        )
+
+
+def _loss_suits_rows(config: DPOConfig) -> Iterator[Violation]:
+    """Yield what a loss on pairs cannot learn from or be measured on, and steps too small for a baseline."""
+    name = config.algorithm.loss.type
+    loss = PREFERENCE_LOSSES.get(name)
+    unpaired = [other for other in PREFERENCE_LOSSES.names() if not PREFERENCE_LOSSES.get(other).paired]
+    if loss.paired:
+        for section, rows in {"data": config.data, "evaluation": config.evaluation}.items():
+            if rows is not None and rows.type == "labels":
+                yield Violation(
+                    (section, "type"),
+                    f"{name!r} compares two answers to one prompt, and rows of `type: labels` have one each; use rows "
+                    f"of `type: pairs`, or a loss on single answers: algorithm.loss.type = {' or '.join(unpaired)}",
+                )
+    elif loss.needs_batch and config.items_per_step[0] < 2:
+        count, what = config.items_per_step
+        yield Violation(
+            ("data", f"{what}_per_step"),
+            f"one step has {count} {what.removesuffix('s')}, and {name!r} compares it with answers to other prompts of "
+            "the same step; set it to 2 or more, better 16 or more",
+        )
+
+
+def loss_and_reference_agree(config: PreferenceRunConfig) -> Iterator[Violation]:
+    """Yield a reference model that the loss does not need, or the lack of one that it does."""
     loss = PREFERENCE_LOSSES.get(config.algorithm.loss.type)
     if not loss.needs_reference and config.reference is not None:
         yield Violation(
@@ -125,32 +218,28 @@ def _loss_and_reference_agree(config: DPOConfig) -> Iterator[Violation]:
         )
 
 
-def _adapters_can_be_switched_off(config: DPOConfig) -> Iterator[Violation]:
-    yield from adapter_off_means_something(config.reference, config.training, config.resources.device_mapping.reference)
+def adapters_can_be_switched_off(config: PreferenceRunConfig) -> Iterator[Violation]:
+    """Yield what does not go with `reference.mode: adapter_off`."""
+    devices = getattr(config.resources.device_mapping, "reference", None)
+    yield from adapter_off_means_something(config.reference, config.training, devices)
 
 
-class DPOConfig(GivenDataConfig):
+@PIPELINES.register("dpo")
+class DPOConfig(GivenDataConfig, PreferenceRunConfig):
     """One run of preference training: everything a YAML file may say."""
 
+    implementation: ClassVar[str] = "roll_like.builtin.pipelines.dpo.pipeline:DPOPipeline"
     rules: ClassVar[tuple[Rule, ...]] = (
         *GivenDataConfig.rules,
-        budget_holds_a_row,
-        loss_suits_rows,
-        _loss_and_reference_agree,
-        _adapters_can_be_switched_off,
-        *ITERATION_RULES,
+        _budget_holds_a_row,
+        _loss_suits_rows,
+        loss_and_reference_agree,
+        adapters_can_be_switched_off,
     )
 
     pipeline: Literal["dpo"] = Field(default="dpo", description="This pipeline.")
     name: str = Field(default="dpo", pattern=NAME_PATTERN, description="Name of the run and of its folder.")
     data: PreferenceRows = Field(description="What the policy learns from, and how much of it in a step.")
-    iterations: IterationsConfig | None = Field(
-        default=None,
-        description="Pairs out of the policy's own answers, instead of given ones (`data.sources`); none by default.",
-    )
-    algorithm: PreferenceAlgorithmConfig = Field(
-        default_factory=PreferenceAlgorithmConfig, description="How preferences become a gradient."
-    )
     reference: PreferenceReferenceConfig | None = Field(
         default=None, description="What losses compare with that need a reference; none by default."
     )
@@ -177,11 +266,12 @@ class DPOConfig(GivenDataConfig):
         return rows.model_validate({**limits, "sources": self.evaluation.sources})
 
     @property
-    def further_roles(self) -> tuple[RolePlan, ...]:
-        """What samples and judges, and the reference model, where they have devices."""
-        sampling = sampling_roles(self)
-        if self.reference is None or self.reference.mode != "cluster":
-            return sampling
+    def reference_devices(self) -> DeviceRange:
+        """Devices of a reference model of its own."""
         device_mapping = self.resources.device_mapping
-        devices, workers = device_mapping.reference or device_mapping.training, self.reference.workers
-        return (*sampling, model_role(self.resources, "reference", workers, "reference.workers", devices))
+        return device_mapping.reference or device_mapping.training
+
+    @property
+    def further_roles(self) -> tuple[RolePlan, ...]:
+        """The reference model, where it has devices."""
+        return self.reference_roles

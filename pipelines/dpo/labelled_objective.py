@@ -19,8 +19,7 @@ from roll_like.algorithms.preference import (
 from roll_like.algorithms.preference.base import without_reference
 from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, AnswersObjective
 from roll_like.errors import EngineError
-from roll_like.training.engine import TrainingEngine
-from roll_like.training.interface import RankModel, Update, computed
+from roll_like.training.interface import Engine, RankModel, Update, computed
 from roll_like.training.layout import MicroBatch, micro_batches
 from roll_like.types import BoolArray, FloatArray, IntArray, TrainingSample
 from roll_like.values import Last, Mean, Metric, Metrics, merge
@@ -130,7 +129,7 @@ class LabelledUpdate:
 class LabelledObjective(AnswersObjective[LabelledStep, MicroBatch]):
     """Makes desirable answers likelier and others less likely."""
 
-    def updates(self, step: LabelledStep, engine: TrainingEngine[LabelledStep]) -> Iterator[Update[MicroBatch]]:
+    def updates(self, step: LabelledStep, engine: Engine) -> Iterator[Update[MicroBatch]]:
         """Yield one optimizer step; its baseline is of the weights before it, and one for all ranks.
 
         Raises:
@@ -167,7 +166,7 @@ class LabelledObjective(AnswersObjective[LabelledStep, MicroBatch]):
         """Return a step's metrics with the margin of its rewards."""
         return _with_margin(super().report(step, metrics, updates))
 
-    def measure(self, step: LabelledStep, engine: TrainingEngine[LabelledStep]) -> dict[str, Metric]:
+    def measure(self, step: LabelledStep, engine: Engine) -> dict[str, Metric]:
         """Return the metrics of answers under the current weights.
 
         Where the answers are those of pairs, a desirable and another one to each prompt in turn, they include

@@ -12,8 +12,8 @@ from torch import Tensor
 from roll_like.algorithms.preference import PairInputs, PreferenceLoss, preference_objective, response_sums
 from roll_like.config.base import PluginConfig
 from roll_like.registry import PREFERENCE_LOSSES
-from roll_like.training.engine import Reference, TrainingEngine
-from roll_like.training.interface import BatchT, RankModel, StepT, Update, computed
+from roll_like.training.engine import Reference
+from roll_like.training.interface import BatchT, Engine, RankModel, StepT, Update, computed
 from roll_like.training.language_model import LanguageModelObjective
 from roll_like.training.layout import MicroBatch
 from roll_like.training.pairs import PairBatch, TrainingPair, pair_batches, sequences_of
@@ -87,7 +87,7 @@ class PairsUpdate:
 class PairedObjective(AnswersObjective[PairStep, PairBatch]):
     """Makes chosen answers likelier than rejected ones."""
 
-    def updates(self, step: PairStep, engine: TrainingEngine[PairStep]) -> Iterator[Update[PairBatch]]:
+    def updates(self, step: PairStep, engine: Engine) -> Iterator[Update[PairBatch]]:
         """Yield one optimizer step."""
         shared = PairsUpdate(
             pairs=len(step.pairs),

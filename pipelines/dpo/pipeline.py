@@ -2,49 +2,46 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
-from typing import ClassVar, Self
+from typing import Self
 
+from roll_like.builtin.pipelines.dpo.check import preference_findings
 from roll_like.builtin.pipelines.dpo.config import DPOConfig
 from roll_like.builtin.pipelines.dpo.preferences import (
-    PreferenceEvaluator,
     References,
     Trainer,
     asked_of,
     batch_of,
     compared,
-    evaluate_preferences,
     evaluated_preferences_of,
+    preference_evaluator,
     preferences_of,
     references_of,
     start_preference,
+    start_preference_evaluator,
 )
-from roll_like.builtin.pipelines.online_dpo.iterations import evaluate_iterations, start_iterations
-from roll_like.builtin.pipelines.online_dpo.pairs import PreferenceSource
-from roll_like.builtin.pipelines.sft.examples import samples_metrics, warn_of_rows
-from roll_like.check import Report, check_run, refuse_errors
-from roll_like.metrics.summary import Summary
+from roll_like.check import Report, check_run
+from roll_like.cluster import Cluster, ResourceManager
+from roll_like.data.order import Order
+from roll_like.data.pairs import Preference
+from roll_like.data.samples import SampleSet
 from roll_like.models.load import resolve_model
-from roll_like.offline.check import given_plan, preference_findings
-from roll_like.policy_gradient.workers import export_model
-from roll_like.registry import PIPELINES
-from roll_like.run.launch import Evaluates, RunContext, RunResult, RunState, launch
+from roll_like.offline.check import given_plan
+from roll_like.offline.evaluator import OfflineEvaluator
+from roll_like.offline.pipeline import OfflinePipeline
+from roll_like.offline.samples import samples_metrics
+from roll_like.run.state import RunContext
+from roll_like.training.rank import TrainingRank
 
 
-@PIPELINES.register("dpo")
 @dataclass(kw_only=True)
-class DPOPipeline:
-    """The parts of a preference run. `run` is the algorithm; everything else is a part's business."""
+class DPOPipeline(OfflinePipeline[DPOConfig]):
+    """The parts of a preference run."""
 
-    Config: ClassVar[type[DPOConfig]] = DPOConfig
-
-    config: DPOConfig
-    run_state: RunState
-    preferences: PreferenceSource
+    preferences: Order[Preference]
     trainer: Trainer
     references: References
-    evaluator: Evaluates | None
 
     def run(self) -> None:
         """Train to the end: each step prefers what is liked a little more than the reference model does."""
@@ -61,26 +58,17 @@ class DPOPipeline:
     @classmethod
     def build(cls, config: DPOConfig, run: RunContext) -> Self:
         """Start the policy, ask the reference, and put the parts together, where a resumed run left them."""
-        if config.iterations is not None:
-            sampled = start_iterations(config, run)
-            return cls(
-                config=config,
-                run_state=run.state,
-                preferences=sampled.pairs,
-                trainer=sampled.trainer,
-                references=sampled.references,
-                evaluator=sampled.evaluator,
-            )
-        run.state.metrics.phase("reading the data")
-        data, evaluated = preferences_of(config), evaluated_preferences_of(config)
-        warn_of_rows(run.state.metrics, data.report)
+        data, evaluated = cls.read(config, run), evaluated_preferences_of(config)
         order = data.order(seed=config.seed, shuffle=config.data.shuffle)
         run.state.metrics.phase("starting workers")
         model = resolve_model(config.model)
         trainer = start_preference(config, model, run.resources, run.stack, timer=run.state.timer)
         references = references_of(config, run, trainer, asked_of(config, data, evaluated))
         run.state.keep([trainer], pairs=order)
-        evaluator = None if evaluated is None else PreferenceEvaluator(config, evaluated, trainer, references)
+        evaluator = None
+        if evaluated is not None and config.evaluation is not None:
+            batch = batch_of(config, evaluated.samples)
+            evaluator = preference_evaluator(config.evaluation, batch, trainer, references)
         return cls(
             config=config,
             run_state=run.state,
@@ -90,21 +78,10 @@ class DPOPipeline:
             evaluator=evaluator,
         )
 
-    def export(self, directory: Path, summary: Summary) -> None:
-        """Write the trained model as a Hugging Face directory, with a card of the run."""
-        export_model(self.trainer.cluster, self.config, directory, summary)
-
     @classmethod
-    def launch(cls, config: DPOConfig, *, resume: str | None = None) -> RunResult:
-        """Check the configuration, then train in a folder of its own.
-
-        Args:
-            config: The validated configuration.
-            resume: None starts anew; "" continues the latest run of this name; else the run to continue.
-        """
-        refuse_errors(cls.check(config))
-        lasting = config if config.epochs is None else config.lasting(len(preferences_of(config)))
-        return launch(lasting, cls.build, resume=resume)
+    def load(cls, config: DPOConfig) -> SampleSet[Preference]:
+        """Return the pairs, or the single answers, that are trained on."""
+        return preferences_of(config)
 
     @classmethod
     def check(cls, config: DPOConfig) -> Report:
@@ -112,6 +89,15 @@ class DPOPipeline:
         return check_run(config, given_plan, preference_findings)
 
     @classmethod
-    def evaluate(cls, config: DPOConfig, model: str) -> dict[str, float]:
-        """Measure a model by the evaluation's rows, against the configuration's reference, and by its rewards."""
-        return evaluate_preferences(config, model) if config.iterations is None else evaluate_iterations(config, model)
+    def start_evaluator(cls, config: DPOConfig, resources: ResourceManager, stack: ExitStack) -> OfflineEvaluator:
+        """Ask the reference about the evaluation's rows, and start the policy."""
+        evaluated = evaluated_preferences_of(config)
+        assert evaluated is not None, "there is an evaluation"
+        assert config.evaluation is not None, "there is an evaluation"
+        batch = batch_of(config, evaluated.samples)
+        return start_preference_evaluator(config, config.evaluation, batch, resources, stack)
+
+    @property
+    def trained(self) -> Cluster[TrainingRank]:
+        """The policy's ranks."""
+        return self.trainer.cluster

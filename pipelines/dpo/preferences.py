@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from itertools import chain
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
-from roll_like.builtin.pipelines.dpo.config import DPOConfig
+from roll_like.builtin.pipelines.dpo.config import DPOConfig, PreferenceRunConfig
 from roll_like.builtin.pipelines.dpo.labelled_objective import LabelledObjective, LabelledStep
 from roll_like.builtin.pipelines.dpo.labels import labelled_step
 from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, AnswersObjective, PairedObjective, PairStep
 from roll_like.builtin.pipelines.dpo.precomputed_reference import PrecomputedReference
 from roll_like.cluster import ResourceManager
 from roll_like.config.run import ScheduleConfig
-from roll_like.data.chat import Renderer
-from roll_like.data.pairs import PairSample, Preference, load_preferences, verdicts
+from roll_like.data.pairs import PairSample, Preference, labelled_samples, load_preferences
 from roll_like.data.samples import ConversationSample, SampleSet
-from roll_like.models.load import ResolvedModel, load_tokenizer, resolve_model
+from roll_like.models.load import ResolvedModel, load_renderer, resolve_model
+from roll_like.offline.evaluator import OfflineEvaluator, pair_evaluator
 from roll_like.registry import PREFERENCE_LOSSES
-from roll_like.run.launch import RunContext, measuring
+from roll_like.run.state import RunContext
 from roll_like.training.engine import Timer, TrainingEngine, WithoutAdapters
-from roll_like.training.pairs import TrainingPair, sequences_of
+from roll_like.training.pairs import TrainingPair
 from roll_like.training.start import rank_spec, start_engine
 from roll_like.types import FloatArray, TrainingSample
-from roll_like.values import Metric, reduce
 
 #: Where a run keeps what its reference model said.
 REFERENCE_FILE = "reference_logprobs.npz"
@@ -33,19 +32,18 @@ REFERENCE_FILE = "reference_logprobs.npz"
 #: What one step learns from: pairs, or single answers.
 PreferenceStep: TypeAlias = PairStep | LabelledStep
 Trainer: TypeAlias = TrainingEngine[Any]
+StepT = TypeVar("StepT", PairStep, LabelledStep, PairStep | LabelledStep)
 
 
 def preferences_of(config: DPOConfig) -> SampleSet[Preference]:
     """Return the pairs, or the single answers, that are trained on."""
-    return load_preferences(config.data, Renderer(load_tokenizer(config.model)))
+    return load_preferences(config.data, load_renderer(config.model))
 
 
 def evaluated_preferences_of(config: DPOConfig) -> SampleSet[Preference] | None:
     """Return those of the evaluation, where there is one."""
     rows = config.evaluated_rows
-    return (
-        None if rows is None else load_preferences(rows, Renderer(load_tokenizer(config.model)), section="evaluation")
-    )
+    return None if rows is None else load_preferences(rows, load_renderer(config.model), section="evaluation")
 
 
 def batch_of(config: DPOConfig, preferences: Sequence[Preference]) -> PreferenceStep:
@@ -53,11 +51,11 @@ def batch_of(config: DPOConfig, preferences: Sequence[Preference]) -> Preference
     loss = PREFERENCE_LOSSES.get(config.algorithm.loss.type)
     if loss.paired:
         # the configuration's rules let nothing else in
-        return PairStep(pairs=training_pairs(cast("Sequence[PairSample]", preferences)))
-    return labelled_step([*verdicts(preferences)], max_tokens=config.data.max_tokens, baseline=loss.needs_batch)
+        return pair_step(cast("Sequence[PairSample]", preferences))
+    return labelled_step([*labelled_samples(preferences)], max_tokens=config.data.max_tokens, baseline=loss.needs_batch)
 
 
-def training_pairs(pairs: Sequence[PairSample]) -> list[TrainingPair]:
+def pair_step(pairs: Sequence[PairSample]) -> PairStep:
     """Return pairs as the trainer takes them."""
 
     def answer(sample: ConversationSample, pair: PairSample, index: int) -> TrainingSample:
@@ -68,15 +66,17 @@ def training_pairs(pairs: Sequence[PairSample]) -> list[TrainingPair]:
             sampled=sample.trained,
         )
 
-    return [
-        TrainingPair(chosen=answer(pair.chosen, pair, index), rejected=answer(pair.rejected, pair, index))
-        for index, pair in enumerate(pairs)
-    ]
+    return PairStep(
+        pairs=[
+            TrainingPair(chosen=answer(pair.chosen, pair, index), rejected=answer(pair.rejected, pair, index))
+            for index, pair in enumerate(pairs)
+        ]
+    )
 
 
 def answers_of(pairs: Sequence[PairSample]) -> list[TrainingSample]:
     """Return the answers of pairs: each chosen one and, after it, the rejected one."""
-    return sequences_of(training_pairs(pairs))
+    return pair_step(pairs).sequences
 
 
 class References(Protocol):
@@ -94,7 +94,7 @@ class NoReference:
         return
 
 
-def compared(step: PreferenceStep, references: References) -> PreferenceStep:
+def compared(step: StepT, references: References) -> StepT:
     """Return a step with what the reference model says of it."""
     return replace(step, reference=references.sums(step.sequences))
 
@@ -126,74 +126,73 @@ def references_of(config: DPOConfig, run: RunContext, trainer: Trainer, asked: I
         asked: Everything that will be asked about.
     """
     reference = config.reference
-    if reference is None:
+    if reference is None or reference.mode != "precomputed":
+        return live_reference(config, run, trainer)
+    return precomputed_reference(config, run, trainer, asked)
+
+
+def live_reference(config: PreferenceRunConfig, run: RunContext, trainer: Trainer) -> References:
+    """Return a reference that is asked in each step, or none where the loss needs none."""
+    if config.reference is None:
         return NoReference()
-    if reference.mode == "adapter_off":
+    if config.reference.mode == "adapter_off":
         return AnswerLogprobs(WithoutAdapters(trainer))
-    if reference.mode == "cluster":
-        return AnswerLogprobs(_start_reference(config, run.resources, run.stack, run.state.timer))
-    model, path = reference.path or config.model.path, run.state.directory / REFERENCE_FILE
+    return AnswerLogprobs(start_reference(config, run.resources, run.stack, run.state.timer))
+
+
+def precomputed_reference(
+    config: PreferenceRunConfig, run: RunContext, trainer: Trainer, asked: Iterable[TrainingSample]
+) -> PrecomputedReference:
+    """Return what the reference model says of samples; an earlier process of the run may have kept it."""
+    own = None if config.reference is None else config.reference.path
+    model, path = own or config.model.path, run.state.directory / REFERENCE_FILE
     known = PrecomputedReference.read(path, model)
     further = known.lacks(asked)
     if (first := next(further, None)) is None:
         return known
     run.state.metrics.phase("asking the reference model")
     with ExitStack() as stack:
-        engine = trainer if reference.path is None else _start_reference(config, run.resources, stack)
+        engine = trainer if own is None else start_reference(config, run.resources, stack)
         computed = known.asking(AnswerLogprobs(engine), chain([first], further))
     computed.write(path, model)
     return computed
 
 
-class PairEvaluator:
-    """Measures how often a model prefers what it should, on pairs that it is not trained on.
+def preference_evaluator(
+    schedule: ScheduleConfig, batch: PreferenceStep, trainer: Trainer, references: References
+) -> OfflineEvaluator:
+    """Return what measures how often the policy prefers what it should, compared with the reference."""
+    return pair_evaluator(schedule, lambda: trainer.measure(compared(batch, references)))
+
+
+def start_preference_evaluator(
+    config: PreferenceRunConfig,
+    schedule: ScheduleConfig,
+    batch: PreferenceStep,
+    resources: ResourceManager,
+    stack: ExitStack,
+) -> OfflineEvaluator:
+    """Ask the reference about a batch, and start the policy to compare it with, without training.
 
     Args:
-        schedule: When.
-        measure: Returns `train/loss` and `preference/…` of these pairs, without a step.
+        config: The configuration of the model to measure.
+        schedule: The section of this evaluation.
+        batch: What to measure it on.
+        resources: Where ranks go.
+        stack: Ends them when it is closed.
     """
-
-    def __init__(self, schedule: ScheduleConfig, measure: Callable[[], Mapping[str, Metric]]) -> None:
-        self._schedule = schedule
-        self._measure = measure
-
-    def due(self, finished: int, total: int) -> bool:
-        """Return whether to evaluate after `finished` of `total` steps."""
-        return self._schedule.due(finished, total)
-
-    def evaluate(self) -> tuple[Mapping[str, Metric], None]:
-        """Return `eval/loss`, `eval/accuracy` and the other figures of pairs."""
-        measured = self._measure()
-        figures = {"train/loss": "eval/loss"} | {
-            name: f"eval/{name.removeprefix('preference/')}" for name in measured if name.startswith("preference/")
-        }
-        return {figures[name]: metric for name, metric in measured.items() if name in figures}, None
-
-    def score(self, values: Mapping[str, float]) -> float | None:
-        """Return what the best checkpoint has most of: right preferences."""
-        return values.get("eval/pair_accuracy", values.get("eval/accuracy"))
-
-
-class PreferenceEvaluator(PairEvaluator):
-    """The same of a policy that is compared with a reference.
-
-    Args:
-        config: The run's configuration; has an `evaluation` section.
-        preferences: What to evaluate on.
-        trainer: The policy.
-        references: What it is compared with.
-    """
-
-    def __init__(
-        self, config: DPOConfig, preferences: SampleSet[Preference], trainer: Trainer, references: References
-    ) -> None:
-        assert config.evaluation is not None, "the caller asked"
-        batch = batch_of(config, preferences.samples)
-        super().__init__(config.evaluation, lambda: trainer.measure(compared(batch, references)))
+    references: References = NoReference()
+    if config.reference is not None:
+        with ExitStack() as short:
+            asked = AnswerLogprobs(start_reference(config, resources, short))
+            references = PrecomputedReference({}).asking(asked, batch.sequences)
+    once = config.model_copy(update={"steps": 1})
+    trainer = start_preference(once, resolve_model(once.model), resources, stack)
+    return preference_evaluator(schedule, batch, trainer, references)
 
 
 def start_preference(
-    config: DPOConfig,
+    config: PreferenceRunConfig,
     model: ResolvedModel,
     resources: ResourceManager,
     stack: ExitStack,
@@ -209,40 +208,20 @@ def start_preference(
     return start_engine("training", spec, resources, devices, stack=stack, timer=timer)
 
 
-def evaluate_preferences(config: DPOConfig, model_path: str) -> dict[str, float]:
-    """Measure a model by the configuration's evaluation, against the configuration's reference, without training.
-
-    Raises:
-        ConfigError: The configuration has no `evaluation` section.
-    """
-    measured = config.evaluating(model_path).model_copy(update={"steps": 1})
-    preferences = evaluated_preferences_of(config)
-    assert preferences is not None, "there is an evaluation"
-    with measuring(config) as (resources, stack):
-        references: References = NoReference()
-        if config.reference is not None:
-            with ExitStack() as short:
-                asked = AnswerLogprobs(_start_reference(config, resources, short))
-                references = PrecomputedReference({}).asking(asked, batch_of(config, preferences.samples).sequences)
-        trainer = start_preference(measured, resolve_model(measured.model), resources, stack)
-        metrics, _ = PreferenceEvaluator(config, preferences, trainer, references).evaluate()
-    return reduce(metrics)
-
-
-def _start_reference(
-    config: DPOConfig,
+def start_reference(
+    config: PreferenceRunConfig,
     resources: ResourceManager,
     stack: ExitStack,
     timer: Timer = lambda name: nullcontext(),
 ) -> Trainer:
+    """Start the ranks of a frozen model that the policy is compared with."""
     assert config.reference is not None, "the caller asked"
-    path = config.reference.path
-    model = resolve_model(config.model if path is None else config.model.at(path))
+    model = resolve_model(config.reference_model)
     training = config.training.frozen(
         workers=config.reference.workers,
         max_tokens_per_micro_batch=config.reference.max_tokens_per_micro_batch,
     )
-    devices = config.resources.device_mapping.reference or config.resources.device_mapping.training
+    devices = config.reference_devices
     objective = PairedObjective(settings=training, loss_config=config.algorithm.loss)
     spec = rank_spec(config, model, devices, objective, total_updates=None)
     return start_engine("reference", spec, resources, devices, stack=stack, timer=timer)

@@ -9,17 +9,17 @@ from pydantic import Field
 
 from roll_like.config.algorithm import AlgorithmConfig, KLConfig
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
-from roll_like.config.plan import RolePlan
 from roll_like.config.policy_gradient import PolicyGradientConfig
 from roll_like.config.prompts import PromptConfig, RewardsConfig
+from roll_like.config.roles import RolePlan
 from roll_like.config.rules import POLICY_GRADIENT_RULES
 from roll_like.config.rules_algorithm import groups_can_be_compared
-from roll_like.config.rules_rewards import RLVR_RULES
+from roll_like.config.rules_rewards import PROMPT_RULES
 from roll_like.config.run import NAME_PATTERN, Rule
 from roll_like.config.sections import Fraction, PositiveFloat
 from roll_like.config.teachers import Teachers, teacher_roles, teachers_fit
 from roll_like.config.violations import Violation
-from roll_like.registry import REWARDS
+from roll_like.registry import PIPELINES, REWARDS
 
 
 class OptionalRewardsConfig(RewardsConfig):
@@ -120,12 +120,14 @@ def _teachers_fit(config: OnPolicyDistillConfig) -> Iterator[Violation]:
     yield from teachers_fit(config.teachers, domains, config.longest_sample, config.longest_sample_terms)
 
 
+@PIPELINES.register("on_policy_distill")
 class OnPolicyDistillConfig(PromptConfig):
     """One run of on-policy distillation: everything a YAML file may say."""
 
+    implementation: ClassVar[str] = "roll_like.builtin.pipelines.on_policy_distill.pipeline:OnPolicyDistillPipeline"
     rules: ClassVar[tuple[Rule, ...]] = (
         *(rule for rule in POLICY_GRADIENT_RULES if rule is not groups_can_be_compared),
-        *map(_judged, (groups_can_be_compared, *RLVR_RULES)),
+        *map(_judged, (groups_can_be_compared, *PROMPT_RULES)),
         _rewards_are_used,
         _teacher_has_its_place,
         _teachers_fit,
@@ -146,10 +148,10 @@ class OnPolicyDistillConfig(PromptConfig):
     )
 
     @property
-    def beside_roles(self) -> tuple[RolePlan, ...]:
+    def auxiliary_roles(self) -> tuple[RolePlan, ...]:
         """The teachers, and what judges."""
         teachers = teacher_roles(self.resources, self.resources.device_mapping.training, self.teachers)
-        return (*teachers, *super().beside_roles)
+        return (*teachers, *super().auxiliary_roles)
 
     def with_teacher_in_loss(self) -> PolicyGradientConfig:
         """Return the configuration whose loss has the teachers' divergence, where that is their place.

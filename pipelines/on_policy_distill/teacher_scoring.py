@@ -1,4 +1,4 @@
-"""What on-policy distillation has beside a policy and its judges: teachers that score what the student sampled."""
+"""Teacher scoring: how likely teachers find the tokens that the student sampled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from roll_like.config.teachers import teacher_of
 from roll_like.inference.worker import InferenceWorker
 from roll_like.models.teachers import planned_teachers
 from roll_like.policy_gradient.objective import with_logprobs
-from roll_like.policy_gradient.reward_workers import Judging, prompt_evaluator
+from roll_like.policy_gradient.reward_workers import RewardWorkers, prompt_evaluator
 from roll_like.rollout.collection import Collected
 from roll_like.rollout.evaluate import Evaluator
 from roll_like.rollout.scheduler import GroupPlan
@@ -30,14 +30,14 @@ from roll_like.values import Mean, Metric, Metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tutored:
+class TeacherScored:
     """A step's samples with what teachers made of them, and figures of that."""
 
     samples: Sequence[PolicySample]
     metrics: Metrics
 
 
-class Tutors:
+class TeacherScorer:
     """Teachers that say how likely they find sampled tokens.
 
     Args:
@@ -50,7 +50,7 @@ class Tutors:
         self._signal: TeacherSignalConfig = config.distillation
         self._engines = engines
 
-    def teach(self, samples: Sequence[PolicySample], groups: Sequence[Group[Scored]]) -> Tutored:
+    def score(self, samples: Sequence[PolicySample], groups: Sequence[Group[Scored]]) -> TeacherScored:
         """Return the samples with the teachers' advantages, or with their log-probabilities for a loss.
 
         Args:
@@ -64,8 +64,8 @@ class Tutors:
             weighed = with_teacher_advantages(
                 samples, logprobs, teacher_weight=0.0, reward_weight=signal.reward_weight, estimator=signal.estimator
             )
-            return Tutored(samples=with_logprobs(weighed, logprobs), metrics=metrics)
-        taught = with_teacher_advantages(
+            return TeacherScored(samples=with_logprobs(weighed, logprobs), metrics=metrics)
+        scored = with_teacher_advantages(
             samples,
             logprobs,
             teacher_weight=signal.weight,
@@ -73,7 +73,7 @@ class Tutors:
             estimator=signal.estimator,
             discount=signal.discount,
         )
-        return Tutored(samples=taught, metrics=metrics)
+        return TeacherScored(samples=scored, metrics=metrics)
 
     def logprobs(self, samples: Sequence[PolicySample], groups: Sequence[Group[Scored]]) -> list[FloatArray]:
         """Return the log-probability of each sampled token under its teacher, one array [T] a sample."""
@@ -87,7 +87,7 @@ class Tutors:
         return [found[index] for index in range(len(samples))]
 
 
-class Tutoring(Judging):
+class TeacherWorkers(RewardWorkers):
     """The teachers of a run, beside the reward workers where it has some.
 
     Args:
@@ -107,7 +107,7 @@ class Tutoring(Judging):
         super().__init__(config, resources, stack)
         self._student = config
         self._timer = timer
-        self.tutors: Tutors
+        self.scorer: TeacherScorer
 
     def start(self) -> None:
         """Start reward workers and teachers.
@@ -119,7 +119,7 @@ class Tutoring(Judging):
         super().start()
         config = self._student
         engines = {}
-        for teacher in planned_teachers(config):
+        for teacher in planned_teachers(config, config.teachers):
             objective = LanguageModelObjective[Any, Any](
                 settings=teacher.training, temperature=config.rollout.temperature
             )
@@ -131,21 +131,21 @@ class Tutoring(Judging):
                 stack=self._stack,
                 timer=lambda _: self._timer("teach"),
             )
-        self.tutors = Tutors(config, engines)
+        self.scorer = TeacherScorer(config, engines)
 
 
-class TutoredEvaluator:
-    """Samples answers to tasks that are not trained on, and asks teachers, and judges where there are some.
+class TeacherEvaluator:
+    """Samples answers to tasks that are not trained on; teachers score them, and rewards where there are some.
 
     Args:
-        evaluator: Samples and judges.
-        tutors: What answers are compared with.
+        evaluator: Samples, and computes rewards.
+        scorer: What answers are compared with.
         judged: Whether there are rewards.
     """
 
-    def __init__(self, evaluator: Evaluator[GroupPlan], tutors: Tutors, *, judged: bool) -> None:
+    def __init__(self, evaluator: Evaluator[GroupPlan], scorer: TeacherScorer, *, judged: bool) -> None:
         self._evaluator = evaluator
-        self._tutors = tutors
+        self._scorer = scorer
         self._judged = judged
 
     def due(self, finished: int, total: int) -> bool:
@@ -158,7 +158,7 @@ class TutoredEvaluator:
         if not self._judged:
             metrics = without_rewards(metrics)
         samples = policy_samples(collected.groups)
-        figure = reverse_kl(samples, self._tutors.logprobs(samples, collected.groups))
+        figure = reverse_kl(samples, self._scorer.logprobs(samples, collected.groups))
         return {**metrics, "eval/reverse_kl": figure}, collected
 
     def score(self, values: Mapping[str, float]) -> float | None:
@@ -168,14 +168,14 @@ class TutoredEvaluator:
         return -values["eval/reverse_kl"] if "eval/reverse_kl" in values else None
 
 
-def tutored_evaluator(
-    config: OnPolicyDistillConfig, tutoring: Tutoring, inference: Cluster[InferenceWorker], runner: DriverLoop
-) -> TutoredEvaluator | None:
+def teacher_evaluator(
+    config: OnPolicyDistillConfig, teachers: TeacherWorkers, inference: Cluster[InferenceWorker], runner: DriverLoop
+) -> TeacherEvaluator | None:
     """Return what measures the student, or nothing where there is no `evaluation` section."""
-    evaluator = prompt_evaluator(config, tutoring.scheduler(inference), runner)
+    evaluator = prompt_evaluator(config, teachers.scheduler(inference), runner)
     if evaluator is None:
         return None
-    return TutoredEvaluator(evaluator, tutoring.tutors, judged=bool(config.rewards.use))
+    return TeacherEvaluator(evaluator, teachers.scorer, judged=bool(config.rewards.use))
 
 
 def reverse_kl(samples: Sequence[PolicySample], teacher_logprobs: Sequence[FloatArray]) -> Mean:
@@ -192,6 +192,6 @@ def reverse_kl(samples: Sequence[PolicySample], teacher_logprobs: Sequence[Float
 
 
 def without_rewards(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
-    """Return metrics without those of rewards that nobody gave."""
+    """Return metrics without those of rewards, in a run that has none."""
     of_rewards = ("/reward", "/zero_variance", "/avg", "/pass@")
     return {name: metric for name, metric in metrics.items() if not any(part in name for part in of_rewards)}

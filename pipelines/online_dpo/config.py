@@ -1,46 +1,35 @@
-"""The `iterations` section of `pipeline: dpo`: pairs that the policy samples itself, and the rules that go with it.
-
-What samples and judges is the machinery of the pipelines over prompts. It takes a `PromptConfig`, so `prompts_of` makes
-one out of a preference run's configuration, and the rules of such configurations hold for it. What they say of
-`data.sources`, `rollout.max_response_tokens` and so on is told with the keys that stand in this section.
-"""
+"""The configuration of `pipeline: online_dpo`: preference training on pairs of the policy's own answers."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from roll_like.config.base import ConfigModel
-from roll_like.config.plan import RolePlan
-from roll_like.config.policy_gradient import GroupRolloutConfig
-from roll_like.config.prompts import EvaluationConfig, PromptConfig, RewardsConfig, RolloutConfig
-from roll_like.config.rules import SAMPLING_RULES
-from roll_like.config.rules_rewards import RLVR_RULES
-from roll_like.config.run import Rule, RunConfig
-from roll_like.config.sections import (
-    DataConfig,
-    DeviceMappingConfig,
-    HardwareConfig,
-    InferenceConfig,
-    JudgeServerConfig,
-    PositiveFloat,
-    PositiveInt,
-    ResourcesConfig,
-    VLLMConfig,
+from roll_like.builtin.pipelines.dpo.config import (
+    PreferenceRunConfig,
+    ReferenceSection,
+    adapters_can_be_switched_off,
+    loss_and_reference_agree,
 )
+from roll_like.config.base import ConfigModel
+from roll_like.config.policy_gradient import GroupRolloutConfig
+from roll_like.config.prompts import EvaluationConfig, PromptRunConfig
+from roll_like.config.roles import RolePlan
+from roll_like.config.rules import SAMPLING_RULES, budget_holds_a_pair
+from roll_like.config.rules_effect import prompts_are_shared_anyway
+from roll_like.config.rules_rewards import PROMPT_RULES
+from roll_like.config.run import NAME_PATTERN, Rule, ScheduleConfig
+from roll_like.config.sections import DeviceRange, PositiveFloat, PositiveInt
+from roll_like.config.training_data import PairData
 from roll_like.config.violations import Violation
-from roll_like.registry import PREFERENCE_LOSSES
-
-if TYPE_CHECKING:
-    from roll_like.builtin.pipelines.dpo.config import DPOConfig
+from roll_like.errors import ConfigError
+from roll_like.registry import PIPELINES, PREFERENCE_LOSSES
 
 
-class IterationRolloutConfig(GroupRolloutConfig):
+class OnlineRolloutConfig(GroupRolloutConfig):
     """What one iteration samples: `prompts_per_iteration × samples_per_prompt` answers."""
 
     groups_key: ClassVar[str] = "prompts_per_iteration"
@@ -60,19 +49,10 @@ class IterationRolloutConfig(GroupRolloutConfig):
         return self.samples_per_prompt
 
 
-class IterationsConfig(ConfigModel):
-    """Pairs out of the policy's own answers: sample groups, judge them, pair better with worse, train, and again."""
+class PairsConfig(ConfigModel):
+    """Which answers become pairs, and how long one iteration trains on them."""
 
-    prompts: DataConfig = Field(description="What the policy answers.")
-    rollout: IterationRolloutConfig = Field(
-        description="What one iteration samples: `prompts_per_iteration × samples_per_prompt` answers."
-    )
-    rewards: RewardsConfig = Field(description="How answers are judged.")
-    judge: JudgeServerConfig | None = Field(
-        default=None, description="A model that judges, for `llm_judge` rewards; none by default."
-    )
-    inference: InferenceConfig = Field(default_factory=VLLMConfig, description="The engine that samples.")
-    pairing: Literal["best_worst", "random", "all"] = Field(
+    select: Literal["best_worst", "random", "all"] = Field(
         default="best_worst",
         description="Which answers of a group become pairs: the best with the worst, two at random whose rewards "
         "differ enough, or all that do.",
@@ -86,221 +66,159 @@ class IterationsConfig(ConfigModel):
         description="Answers that the token limit cut: paired by their rewards like others, never the chosen one of a "
         "pair, or in no pair.",
     )
+    pairs_per_step: PositiveInt = Field(description="Pairs of one step, which is one optimizer update.")
+    shuffle: bool = Field(default=True, description="Shuffle each pass over an iteration's pairs, seeded by `seed`.")
     epochs: PositiveFloat | None = Field(
         default=None, description="Passes over the pairs of one iteration; or set `steps`. Default: one."
     )
     steps: PositiveInt | None = Field(default=None, description="Steps of one iteration; or set `epochs`.")
-    evaluation: EvaluationConfig | None = Field(
-        default=None, description="How progress is measured by rewards, on prompts that are not trained on."
-    )
 
     def steps_for(self, pairs: int, pairs_per_step: int) -> int:
         """Return how many steps an iteration lasts that has so many pairs."""
         return self.steps or max(1, math.ceil((self.epochs or 1) * pairs / pairs_per_step))
 
 
-class SampledPromptsConfig(PromptConfig):
-    """The part of a preference run that samples and judges, as pipelines over prompts know it."""
+class OnlineReferenceConfig(ReferenceSection):
+    """The model that the policy is compared with."""
 
-    rules: ClassVar[tuple[Rule, ...]] = ()  # the preference run's own rules ask them
-
-
-def prompts_of(config: DPOConfig) -> SampledPromptsConfig:
-    """Return what samples and judges in a preference run, for all that takes a configuration over prompts.
-
-    Args:
-        config: A configuration with `iterations` and with devices for the engines.
-    """
-    section, device_mapping = config.iterations, config.resources.device_mapping
-    assert section is not None, "the caller asked"
-    assert device_mapping.inference is not None, "a rule says so"
-    rollout = section.rollout
-    return SampledPromptsConfig(
-        **{field.alias or name: getattr(config, name) for name, field in RunConfig.model_fields.items()},
-        steps=config.steps or 1,
-        data=section.prompts,
-        rollout=RolloutConfig(
-            **{name: getattr(rollout, name) for name in GroupRolloutConfig.model_fields},
-            prompts_per_step=rollout.prompts_per_iteration,
-            samples_per_prompt=rollout.samples_per_prompt,
-        ),
-        rewards=section.rewards,
-        judge=section.judge,
-        inference=section.inference,
-        evaluation=section.evaluation,
-        resources=ResourcesConfig(
-            **{name: getattr(config.resources, name) for name in HardwareConfig.model_fields},
-            device_mapping=DeviceMappingConfig(
-                training=device_mapping.training, inference=device_mapping.inference, judge=device_mapping.judge
-            ),
-        ),
+    mode: Literal["iteration", "cluster", "adapter_off"] = Field(
+        default="iteration",
+        description="`iteration`: the policy at the start of each iteration; before the first step on an iteration's "
+        "pairs, the trainer computes its log-probabilities of them. `cluster`: a frozen model of its own computes them "
+        "in each step, by default the policy before its first step. `adapter_off`: the trainer does, with its adapters "
+        "switched off (`training.lora`).",
     )
 
 
-#: Where sections of a configuration over prompts stand in a preference run's.
-_MOVED = {name: name for name in ("rollout", "rewards", "judge", "inference", "evaluation")} | {"data": "prompts"}
-_FIELDS: dict[str, type[ConfigModel]] = {
-    "data": DataConfig,
-    "rollout": RolloutConfig,
-    "rewards": RewardsConfig,
-    "judge": JudgeServerConfig,
-    "inference": VLLMConfig,
-    "evaluation": EvaluationConfig,
-}
-_KEYS = re.compile(
-    r"(?<![\w.])(?:"
-    + "|".join(rf"{name}(?=\.(?:{'|'.join(section.model_fields)})\b)" for name, section in _FIELDS.items())
-    + ")"
-)
+class PairEvaluationConfig(ScheduleConfig, PairData):
+    """How progress is measured by given pairs: how often the policy prefers the chosen answer."""
 
 
-def in_iterations(text: str) -> str:
-    """Return a text with the keys that stand under `iterations` named so.
-
-    >>> in_iterations("lower data.max_prompt_tokens, not resources.device_mapping.inference")
-    'lower iterations.prompts.max_prompt_tokens, not resources.device_mapping.inference'
-    """
-    moved = _KEYS.sub(lambda match: f"iterations.{_MOVED[match[0]]}", text)
-    return moved.replace("prompts_per_step", "prompts_per_iteration")
-
-
-def sampling_roles(config: DPOConfig) -> tuple[RolePlan, ...]:
-    """Return where engines, judge and reward pools sit; nothing of a run on given pairs."""
-    if config.iterations is None or config.resources.device_mapping.inference is None:
-        return ()
-    return tuple(
-        replace(
-            role,
-            workers_key=f"iterations.{role.workers_key}",
-            devices_key=role.devices_key if role.devices_key[0] == "resources" else ("iterations", *role.devices_key),
+def _iterations_last(config: OnlineDPOConfig) -> Iterator[Violation]:
+    if config.pairs.epochs is not None and config.pairs.steps is not None:
+        yield Violation(
+            ("pairs", "steps"), "an iteration lasts a number of `steps`, or of `epochs`, and both are set; set one"
         )
-        for role in prompts_of(config).further_roles
-    )
 
 
-def _pairs_have_one_origin(config: DPOConfig) -> Iterator[Violation]:
-    given, sampled = bool(config.data.sources), config.iterations is not None
-    if sampled and not PREFERENCE_LOSSES.get(config.algorithm.loss.type).paired:
+def _loss_takes_pairs(config: OnlineDPOConfig) -> Iterator[Violation]:
+    name = config.algorithm.loss.type
+    if not PREFERENCE_LOSSES.get(name).paired:
         yield Violation(
             ("algorithm", "loss", "type"),
-            f"`iterations` makes pairs, and {config.algorithm.loss.type!r} learns from single answers; use a loss on "
-            "pairs, such as dpo",
-        )
-    if given == sampled:
-        found = "both are set" if given else "neither is set"
-        yield Violation(
-            ("data", "sources"),
-            f"pairs are given (`data.sources`) or sampled by the policy (`iterations`), and {found}; set one of them",
-        )
-    if sampled and config.epochs is not None:
-        yield Violation(
-            ("epochs",),
-            "passes over pairs that are not there before the run cannot be counted; set `steps` for the whole run, "
-            "and iterations.epochs or iterations.steps for one iteration",
-        )
-    if config.iterations is not None and config.iterations.epochs is not None and config.iterations.steps is not None:
-        yield Violation(
-            ("iterations", "steps"), "an iteration lasts a number of `steps`, or of `epochs`, and both are set; set one"
+            f"the policy's answers become pairs, and {name!r} learns from single answers; use a loss on pairs, such as "
+            "dpo",
         )
 
 
-def _engines_have_devices(config: DPOConfig) -> Iterator[Violation]:
-    device_mapping = config.resources.device_mapping
-    if config.iterations is not None:
-        if device_mapping.inference is None:
-            yield Violation(
-                ("resources", "device_mapping", "inference"),
-                "the engines that sample for `iterations` need devices; set it to the devices of `training` (they take "
-                "turns) or to devices of their own",
-            )
-        return
-    for role in ("inference", "judge"):
-        if getattr(device_mapping, role) is not None:
-            yield Violation(
-                ("resources", "device_mapping", role),
-                "these devices would stay idle, because nothing is sampled from given pairs; remove the key, or set "
-                "`iterations` instead of `data.sources`",
-            )
-
-
-def _sampling_can_work(config: DPOConfig) -> Iterator[Violation]:
-    if config.iterations is None or config.resources.device_mapping.inference is None:
-        return
-    prompts = prompts_of(config)
-    for rule in (*SAMPLING_RULES, *RLVR_RULES):
-        for violation in rule(prompts):
-            section, *rest = violation.path
-            if section in _MOVED:
-                yield Violation(("iterations", _MOVED[str(section)], *rest), in_iterations(violation.message))
-            elif section == "resources":
-                yield Violation(violation.path, in_iterations(violation.message))
-
-
-def _groups_make_pairs(config: DPOConfig) -> Iterator[Violation]:
-    if config.iterations is None:
-        return
-    rollout, prompts = config.iterations.rollout, config.iterations.prompts
-    path, size = ("iterations", "rollout"), rollout.samples_per_prompt
+def _groups_make_pairs(config: OnlineDPOConfig) -> Iterator[Violation]:
+    rollout, size = config.rollout, config.rollout.samples_per_prompt
     if size < 2:
         yield Violation(
-            (*path, "samples_per_prompt"), "a pair takes two answers to one prompt; set it to 2 or more (8 is usual)"
+            ("rollout", "samples_per_prompt"),
+            "a pair takes two answers to one prompt; set it to 2 or more (8 is usual)",
         )
     if rollout.temperature == 0:
         yield Violation(
-            (*path, "temperature"), "0 is greedy: all answers to a prompt are equal, so there is no pair; use 1.0"
+            ("rollout", "temperature"), "0 is greedy: all answers to a prompt are equal, so there is no pair; use 1.0"
         )
     if rollout.max_in_flight < size:
         yield Violation(
-            (*path, "max_in_flight"),
+            ("rollout", "max_in_flight"),
             f"{rollout.max_in_flight} samples at a time cannot hold one group of {size}; set it to {size} or more",
         )
-    longest = prompts.max_prompt_tokens + rollout.max_response_tokens
-    if config.data.max_tokens < longest:
-        yield Violation(
-            ("data", "max_tokens"),
-            f"{config.data.max_tokens} tokens cannot hold the longest sampled answer with its prompt "
-            f"(iterations.prompts.max_prompt_tokens + iterations.rollout.max_response_tokens = "
-            f"{prompts.max_prompt_tokens} + {rollout.max_response_tokens} = {longest}); set it to {longest} or more",
-        )
-
-
-def _reference_knows_the_pairs(config: DPOConfig) -> Iterator[Violation]:
-    reference = config.reference
-    if reference is None or not PREFERENCE_LOSSES.get(config.algorithm.loss.type).needs_reference:
-        return
-    if reference.refresh == "never":
-        if config.iterations is not None and reference.mode == "precomputed":
+    for name, domain in config.domains.items():
+        if domain.difficulty is not None:
             yield Violation(
-                ("reference", "mode"),
-                "`precomputed` asks the reference model before the first step, and sampled pairs do not exist then; "
-                "set reference.mode: cluster (a frozen starting policy answers in each step), or reference.refresh: "
-                "iteration (compare with the policy at the start of each iteration)",
+                ("domains", name, "difficulty"),
+                "every group whose rewards differ makes pairs, whatever its difficulty; remove the key, or use "
+                "pairs.min_margin",
             )
-        return
-    if config.iterations is None:
+
+
+def _ranks_have_work(config: OnlineDPOConfig) -> Iterator[Violation]:
+    workers, count = config.training.workers, config.pairs.pairs_per_step
+    if count < workers:
         yield Violation(
-            ("reference", "refresh"),
-            "given pairs have no iterations at which the reference could be refreshed; remove the key",
+            ("training", "workers"),
+            f"one step has {count} pairs, fewer than {workers} workers, so some would have nothing to do; use at "
+            f"most {count} workers, or raise pairs.pairs_per_step",
         )
-    if reference.mode != "precomputed":
-        yield Violation(
-            ("reference", "mode"),
-            f"with refresh: iteration the policy itself answers before an iteration's first step, and "
-            f"{reference.mode!r} would answer with the starting policy; set mode: precomputed, or refresh: never",
-        )
-    if reference.path is not None:
+
+
+def _iteration_reference_is_the_policy(config: OnlineDPOConfig) -> Iterator[Violation]:
+    reference = config.reference
+    if reference is not None and reference.mode == "iteration" and reference.path is not None:
         yield Violation(
             ("reference", "path"),
-            "with refresh: iteration the reference is the policy at the start of each iteration, and no other model; "
-            "remove the path, or set refresh: never and mode: cluster",
+            "with mode: iteration the reference is the policy at the start of each iteration, and no other model; "
+            "remove the path, or set mode: cluster",
         )
 
 
-#: What a preference run has to keep to because of `iterations`, or of its absence.
-ITERATION_RULES = (
-    _pairs_have_one_origin,
-    _engines_have_devices,
-    _sampling_can_work,
-    _groups_make_pairs,
-    _reference_knows_the_pairs,
-)
+def _pair_evaluation_runs(config: OnlineDPOConfig) -> Iterator[Violation]:
+    evaluation = config.pair_evaluation
+    if evaluation is not None and not (evaluation.before or evaluation.after or evaluation.every):
+        yield Violation(
+            ("pair_evaluation",), "it would never run: before and after are false and every is 0; set one, or remove it"
+        )
+
+
+@PIPELINES.register("online_dpo")
+class OnlineDPOConfig(PromptRunConfig, PreferenceRunConfig):
+    """One run of preference training on the policy's own answers: everything a YAML file may say."""
+
+    implementation: ClassVar[str] = "roll_like.builtin.pipelines.online_dpo.pipeline:OnlineDPOPipeline"
+    rules: ClassVar[tuple[Rule, ...]] = (
+        *SAMPLING_RULES,
+        *PROMPT_RULES,
+        budget_holds_a_pair,
+        prompts_are_shared_anyway,
+        loss_and_reference_agree,
+        adapters_can_be_switched_off,
+        _iterations_last,
+        _loss_takes_pairs,
+        _groups_make_pairs,
+        _ranks_have_work,
+        _iteration_reference_is_the_policy,
+        _pair_evaluation_runs,
+    )
+
+    pipeline: Literal["online_dpo"] = Field(default="online_dpo", description="This pipeline.")
+    name: str = Field(default="online_dpo", pattern=NAME_PATTERN, description="Name of the run and of its folder.")
+    rollout: OnlineRolloutConfig = Field(
+        description="What one iteration samples: `prompts_per_iteration × samples_per_prompt` answers."
+    )
+    pairs: PairsConfig = Field(description="Which answers become pairs, and how long one iteration trains on them.")
+    reference: OnlineReferenceConfig | None = Field(
+        default=None, description="What losses compare with that need a reference; none by default."
+    )
+    evaluation: EvaluationConfig | None = Field(
+        default=None, description="How progress is measured by rewards, on tasks that are not trained on."
+    )
+    pair_evaluation: PairEvaluationConfig | None = Field(
+        default=None, description="How progress is measured by given pairs; none by default."
+    )
+
+    @property
+    def reference_devices(self) -> DeviceRange:
+        """Devices of a reference model of its own."""
+        device_mapping = self.resources.device_mapping
+        return device_mapping.reference or device_mapping.training
+
+    @property
+    def model_roles(self) -> tuple[RolePlan, ...]:
+        """The reference model, where it has devices."""
+        return self.reference_roles
+
+    def evaluating(self, model: str) -> Self:
+        """Return the same configuration for another model, which is compared with the reference of this one.
+
+        Raises:
+            ConfigError: There is neither an `evaluation` nor a `pair_evaluation` section.
+        """
+        if self.evaluation is None and self.pair_evaluation is None:
+            raise ConfigError(
+                "this configuration has neither an `evaluation` nor a `pair_evaluation` section", fix="add one"
+            )
+        return self.of_model(model)

@@ -1,44 +1,24 @@
-"""What preference runs on the policy's own answers are made of: iterations, their pairs and their reference."""
+"""Iterations of online DPO: when they begin, their pairs, and their reference."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from roll_like.builtin.pipelines.dpo.config import DPOConfig
-from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs
 from roll_like.builtin.pipelines.dpo.precomputed_reference import PrecomputedReference
-from roll_like.builtin.pipelines.dpo.preferences import (
-    PreferenceEvaluator,
-    References,
-    Trainer,
-    answers_of,
-    batch_of,
-    evaluate_preferences,
-    evaluated_preferences_of,
-    references_of,
-    start_preference,
-)
-from roll_like.builtin.pipelines.online_dpo.config import prompts_of
+from roll_like.builtin.pipelines.dpo.preferences import answers_of
+from roll_like.builtin.pipelines.online_dpo.config import OnlineDPOConfig
 from roll_like.builtin.pipelines.online_dpo.pairs import Paired, PairingRule, decode_pairs, encode_pairs, pair_groups
-from roll_like.builtin.pipelines.online_dpo.rollouts import Evaluators, OnPolicyEvaluator, PolicyEngines, Samples
-from roll_like.cluster.driver_loop import DriverLoop
+from roll_like.builtin.pipelines.online_dpo.rollouts import Samples
 from roll_like.data.order import Drawn, Order
 from roll_like.data.pairs import PairSample
 from roll_like.errors import CheckpointError, GenerationError
-from roll_like.inference.worker import InferenceWorker
-from roll_like.models.load import resolve_model
-from roll_like.policy_gradient.reward_workers import Judging, prompt_evaluator, prompt_rollouts
-from roll_like.policy_gradient.start import shares_gpus, start_inference, start_weight_sync
-from roll_like.policy_gradient.workers import evaluate_model
 from roll_like.rollout.collection import Collected
 from roll_like.rollout.metrics import rollout_metrics
 from roll_like.rollout.source import RolloutSource
-from roll_like.run.launch import Evaluates, RunContext
 from roll_like.types import FloatArray, TrainingSample
 from roll_like.values import Last, Metrics, merge
 
@@ -90,7 +70,7 @@ class SampledPairs:
     """Pairs out of the policy's own answers: when an iteration's pairs are used up, the next ones are sampled.
 
     Args:
-        config: The run's configuration; has an `iterations` section.
+        config: The run's configuration.
         rollouts: Brings an iteration's judged groups.
         engines: What samples them.
         notes: Takes the figures of an iteration, with the step that begins it.
@@ -99,17 +79,16 @@ class SampledPairs:
 
     def __init__(
         self,
-        config: DPOConfig,
+        config: OnlineDPOConfig,
         rollouts: RolloutSource,
         engines: Samples,
         notes: Notes,
         reference: RefreshedReference | None = None,
     ) -> None:
-        section = config.iterations
-        assert section is not None, "the caller asked"
+        section = config.pairs
         self._config = config
         self._section = section
-        self._rule = PairingRule(pairing=section.pairing, min_margin=section.min_margin, truncated=section.truncated)
+        self._rule = PairingRule(select=section.select, min_margin=section.min_margin, truncated=section.truncated)
         self._rollouts = rollouts
         self._engines = engines
         self._notes = notes
@@ -178,9 +157,9 @@ class SampledPairs:
         else:
             raise GenerationError(
                 f"iteration {self._iteration + 1} sampled {COLLECTIONS} times and no group gave a pair: rewards of a "
-                f"group are equal, or closer than iterations.min_margin: {self._section.min_margin:g}",
-                fix="look at the answers in the run's folder, raise iterations.rollout.samples_per_prompt or "
-                "temperature, lower iterations.min_margin, or use rewards that tell answers apart",
+                f"group are equal, or closer than pairs.min_margin: {self._section.min_margin:g}",
+                fix="look at the answers in the run's folder, raise rollout.samples_per_prompt or "
+                "rollout.temperature, lower pairs.min_margin, or use rewards that tell answers apart",
             )
         self._iteration += 1
         sums = None if self._reference is None else self._reference.refresh(paired.pairs)
@@ -201,100 +180,6 @@ class SampledPairs:
     def _hold(self, pairs: tuple[PairSample, ...], encoded: str) -> Order[PairSample]:
         """Keep an iteration's pairs and return the order in which they are trained on."""
         self._pairs, self._encoded = pairs, encoded
-        drawn = Drawn(name=f"iteration {self._iteration}", key="iterations", weight=1.0, items=pairs)
+        drawn = Drawn(name=f"iteration {self._iteration}", key="rollout", weight=1.0, items=pairs)
         fingerprint = hashlib.sha256(b"".join(pair.content() for pair in pairs)).hexdigest()
-        data = self._config.data
-        return Order([drawn], fingerprint, seed=self._config.seed, shuffle=data.shuffle, limit="iterations")
-
-
-@dataclass(frozen=True, kw_only=True)
-class IterationParts:
-    """What a preference run is made of that samples its pairs.
-
-    Attributes:
-        trainer: The policy.
-        pairs: Its own answers, in pairs.
-        references: What it is compared with.
-        evaluator: What measures it; None without an evaluation.
-    """
-
-    trainer: Trainer
-    pairs: SampledPairs
-    references: References
-    evaluator: Evaluates | None
-
-
-def start_iterations(config: DPOConfig, run: RunContext) -> IterationParts:
-    """Start trainer, engines and reward workers, side by side, and put together what samples pairs.
-
-    Args:
-        config: The run's configuration; has an `iterations` section.
-        run: What it is built on; comes back where a resumed run left it.
-
-    Raises:
-        RollLikeError: One of them did not start.
-    """
-    state, prompts = run.state, prompts_of(config)
-    state.metrics.phase("preparing the model")
-    evaluated = evaluated_preferences_of(config)
-    model = resolve_model(config.model)
-    runner = run.stack.enter_context(DriverLoop())
-    state.metrics.phase("starting workers")
-    inference = start_inference(prompts, model, run.resources, run.stack)
-    wait_for_inference = inference.begin(InferenceWorker.start)  # loads while the trainer does
-    judging = Judging(prompts, run.resources, run.stack)
-    judging.start()
-    trainer = start_preference(config, model, run.resources, run.stack, timer=state.timer)
-    refreshed = (
-        None
-        if config.reference is None or config.reference.refresh == "never"
-        else RefreshedReference(AnswerLogprobs(trainer))
-    )
-    # one that is refreshed is asked about given pairs, too: they are compared with the starting policy throughout
-    asked = evaluated is not None or refreshed is None
-    about = [] if evaluated is None else batch_of(config, evaluated.samples).sequences
-    said = references_of(config, run, trainer, about) if asked else None
-    wait_for_inference()
-    judging.wait()
-    engines = PolicyEngines(
-        state=state,
-        runner=runner,
-        inference=inference,
-        weights=start_weight_sync(prompts, trainer.cluster, inference),
-        shared=[trainer] if shares_gpus(prompts, prompts.resources.device_mapping.training) else [],
-    )
-    scheduler = judging.scheduler(inference, lambda done, total: state.metrics.phase("generating", done, total))
-    rollouts = prompt_rollouts(prompts, scheduler, runner, state.metrics.warn, unit="iteration")
-    pairs = SampledPairs(config, rollouts, engines, state, refreshed)
-    state.keep([trainer], pairs=pairs)
-    evaluators: list[Evaluates] = []
-    by_reward = prompt_evaluator(prompts, scheduler, runner)
-    if by_reward is not None:
-        evaluators.append(OnPolicyEvaluator(by_reward, engines))
-    if evaluated is not None and said is not None:
-        evaluators.append(PreferenceEvaluator(config, evaluated, trainer, said))
-    references: References | None = refreshed or said
-    assert references is not None, "one of the two is there"
-    return IterationParts(
-        trainer=trainer, pairs=pairs, references=references, evaluator=Evaluators(evaluators) if evaluators else None
-    )
-
-
-def evaluate_iterations(config: DPOConfig, model_path: str) -> dict[str, float]:
-    """Measure a model by the configuration's evaluations, of pairs and of prompts, without training.
-
-    Raises:
-        ConfigError: The configuration has neither.
-    """
-    assert config.iterations is not None, "the caller asked"
-    figures: dict[str, float] = {}
-    if config.evaluation is not None or config.iterations.evaluation is None:
-        figures |= evaluate_preferences(config, model_path)
-    if config.iterations.evaluation is not None:
-        figures |= evaluate_model(
-            prompts_of(config),
-            model_path,
-            Judging,
-            lambda prompts, judging, engines, runner: prompt_evaluator(prompts, judging.scheduler(engines), runner),
-        )
-    return figures
+        return Order([drawn], fingerprint, seed=self._config.seed, shuffle=self._section.shuffle, limit="rollout")

@@ -43,12 +43,12 @@ class PairingRule:
     """Which answers of a group become pairs.
 
     Attributes:
-        pairing: The best with the worst, two at random, or all; of those whose rewards differ enough.
+        select: The best with the worst, two at random, or all; of those whose rewards differ enough.
         min_margin: Smallest difference of their rewards. Equal rewards never make a pair.
         truncated: What becomes of answers that the token limit cut: paired like others, never chosen, or in no pair.
     """
 
-    pairing: Literal["best_worst", "random", "all"]
+    select: Literal["best_worst", "random", "all"]
     min_margin: float
     truncated: Literal["keep", "never_chosen", "drop"]
 
@@ -107,9 +107,9 @@ def pair_groups(groups: Sequence[Group[Scored]], rule: PairingRule, seed: int) -
         draw = random.random()  # of every group, so that one group's samples do not decide about the next
         if not found:
             without_pair += 1
-        elif rule.pairing == "best_worst":
+        elif rule.select == "best_worst":
             chosen.append(max(found, key=_margin))  # the first of equal ones
-        elif rule.pairing == "random":
+        elif rule.select == "random":
             chosen.append(found[int(draw * len(found))])
         else:
             chosen += found

@@ -14,7 +14,7 @@ from roll_like.inference.worker import InferenceWorker
 from roll_like.rollout.collection import Collected
 from roll_like.rollout.evaluate import Evaluator
 from roll_like.rollout.scheduler import GroupPlan
-from roll_like.run.launch import Evaluates, RunState
+from roll_like.run.state import Evaluates, RunState
 from roll_like.training.engine import TrainingEngine
 from roll_like.values import Metric, Metrics, merge
 
@@ -116,12 +116,13 @@ class Evaluators:
     """Several evaluations as one; each has a schedule of its own.
 
     Args:
-        parts: The evaluations; the best checkpoint is chosen by the first that has a score.
+        parts: The evaluations; the best checkpoint is chosen by the first that has a score. All are
+            run until `due` was asked.
     """
 
     def __init__(self, parts: Sequence[Evaluates]) -> None:
         self._parts = parts
-        self._due: Sequence[Evaluates] = ()
+        self._due = parts
 
     def due(self, finished: int, total: int) -> bool:
         """Return whether any is due; those are the ones that `evaluate` runs."""

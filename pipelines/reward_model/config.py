@@ -14,6 +14,7 @@ from roll_like.config.run import NAME_PATTERN, Rule, ScheduleConfig
 from roll_like.config.sections import PositiveInt, Task, TrainerResourcesConfig, TrainingConfig
 from roll_like.config.training_data import ScoredPairData, ScoredPairSource
 from roll_like.config.violations import Violation
+from roll_like.registry import PIPELINES
 
 
 class RewardModelDataConfig(ScoredPairData):
@@ -55,9 +56,11 @@ def scores_have_no_vocabulary(config: RewardModelRunConfig) -> Iterator[Violatio
             )
 
 
+@PIPELINES.register("reward_model")
 class RewardModelRunConfig(GivenDataConfig):
     """One run that trains a reward model: everything a YAML file may say."""
 
+    implementation: ClassVar[str] = "roll_like.builtin.pipelines.reward_model.pipeline:RewardModelPipeline"
     rules: ClassVar[tuple[Rule, ...]] = (*GivenDataConfig.rules, budget_holds_a_pair, scores_have_no_vocabulary)
     task: ClassVar[Task] = "text-classification"
 

@@ -17,8 +17,7 @@ from roll_like.config.sections import Task, TrainingConfig
 from roll_like.data.scored_pairs import ScoredPair
 from roll_like.errors import EngineError
 from roll_like.models.classifier import HEAD, load_classifier
-from roll_like.training.engine import TrainingEngine
-from roll_like.training.interface import Objective, RankModel, RankSpec, Update, computed
+from roll_like.training.interface import Engine, Objective, RankModel, RankSpec, Update, computed
 from roll_like.training.language_model import prepared
 from roll_like.training.pairs import PairBatch, TrainingPair, pair_batches
 from roll_like.training.policy import hidden_states
@@ -53,9 +52,7 @@ class RewardModelObjective(Objective[Sequence[ScoredPair], PairBatch]):
         """Return the Hugging Face model."""
         return module.classifier
 
-    def updates(
-        self, step: Sequence[ScoredPair], engine: TrainingEngine[Sequence[ScoredPair]]
-    ) -> Iterator[Update[PairBatch]]:
+    def updates(self, step: Sequence[ScoredPair], engine: Engine) -> Iterator[Update[PairBatch]]:
         """Yield one optimizer step.
 
         Raises:

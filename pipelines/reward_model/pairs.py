@@ -6,25 +6,23 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 
-from roll_like.builtin.pipelines.dpo.preferences import PairEvaluator
 from roll_like.builtin.pipelines.reward_model.config import RewardModelRunConfig
 from roll_like.builtin.pipelines.reward_model.objective import RewardModelObjective
-from roll_like.builtin.pipelines.sft.examples import length_metrics
 from roll_like.cluster import ResourceManager
-from roll_like.data.chat import Renderer
 from roll_like.data.samples import SampleSet
 from roll_like.data.scored_pairs import ScoredPair, load_scored_pairs
 from roll_like.models.classifier import pad_token_id
-from roll_like.models.load import ResolvedModel, load_tokenizer, resolve_model
-from roll_like.run.launch import measuring
+from roll_like.models.load import ResolvedModel, load_renderer, load_tokenizer
+from roll_like.offline.evaluator import OfflineEvaluator, pair_evaluator
+from roll_like.offline.samples import length_metrics
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.start import rank_spec, start_engine
-from roll_like.values import Metric, reduce
+from roll_like.values import Metric
 
 
 def scored_pairs_of(config: RewardModelRunConfig) -> SampleSet[ScoredPair]:
     """Return the pairs that are trained on."""
-    return load_scored_pairs(config.data, Renderer(load_tokenizer(config.model)))
+    return load_scored_pairs(config.data, load_renderer(config.model))
 
 
 def scored_pairs_metrics(pairs: Sequence[ScoredPair]) -> dict[str, Metric]:
@@ -59,25 +57,10 @@ def start_reward_model(
 
 def score_evaluator_of(
     config: RewardModelRunConfig, trainer: TrainingEngine[Sequence[ScoredPair]]
-) -> PairEvaluator | None:
+) -> OfflineEvaluator | None:
     """Return what measures how often the right conversation scores higher, where the run has an evaluation."""
     if config.evaluation is None:
         return None
     data = config.data.reading(config.evaluation.sources)
-    pairs = load_scored_pairs(data, Renderer(load_tokenizer(config.model)), section="evaluation")
-    return PairEvaluator(config.evaluation, partial(trainer.measure, pairs.samples))
-
-
-def evaluate_scores(config: RewardModelRunConfig, model_path: str) -> dict[str, float]:
-    """Measure a reward model by the configuration's evaluation, without training.
-
-    Raises:
-        ConfigError: The configuration has no `evaluation` section.
-    """
-    config = config.evaluating(model_path).model_copy(update={"steps": 1, "epochs": None})
-    with measuring(config) as (resources, stack):
-        trainer = start_reward_model(config, resolve_model(config.model), resources, stack)
-        evaluator = score_evaluator_of(config, trainer)
-        assert evaluator is not None, "there is an evaluation"
-        metrics, _ = evaluator.evaluate()
-    return reduce(metrics)
+    pairs = load_scored_pairs(data, load_renderer(config.model), section="evaluation")
+    return pair_evaluator(config.evaluation, partial(trainer.measure, pairs.samples))

@@ -3,44 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
-from typing import ClassVar, Self
+from typing import Self
 
-from roll_like.builtin.pipelines.dpo.preferences import PairEvaluator
+from roll_like.builtin.pipelines.reward_model.check import scored_pair_findings
 from roll_like.builtin.pipelines.reward_model.config import RewardModelRunConfig
 from roll_like.builtin.pipelines.reward_model.pairs import (
-    evaluate_scores,
     score_evaluator_of,
     scored_pairs_metrics,
     scored_pairs_of,
     start_reward_model,
 )
-from roll_like.builtin.pipelines.sft.examples import warn_of_rows
-from roll_like.check import Report, check_run, refuse_errors
+from roll_like.check import Report, check_run
+from roll_like.cluster import Cluster, ResourceManager
 from roll_like.data.order import Order
+from roll_like.data.samples import SampleSet
 from roll_like.data.scored_pairs import ScoredPair
-from roll_like.metrics.summary import Summary
 from roll_like.models.load import resolve_model
-from roll_like.offline.check import given_plan, scored_pair_findings
-from roll_like.policy_gradient.workers import export_model
-from roll_like.registry import PIPELINES
-from roll_like.run.launch import RunContext, RunResult, RunState, launch
+from roll_like.offline.check import given_plan
+from roll_like.offline.evaluator import OfflineEvaluator
+from roll_like.offline.pipeline import OfflinePipeline
+from roll_like.run.state import RunContext
 from roll_like.training.engine import TrainingEngine
+from roll_like.training.rank import TrainingRank
 
 
-@PIPELINES.register("reward_model")
 @dataclass(kw_only=True)
-class RewardModelPipeline:
-    """The parts of a run that trains a reward model. `run` is the algorithm; everything else is a part's business."""
+class RewardModelPipeline(OfflinePipeline[RewardModelRunConfig]):
+    """The parts of a run that trains a reward model."""
 
-    Config: ClassVar[type[RewardModelRunConfig]] = RewardModelRunConfig
-
-    config: RewardModelRunConfig
-    run_state: RunState
     pairs: Order[ScoredPair]
     trainer: TrainingEngine[Sequence[ScoredPair]]
-    evaluator: PairEvaluator | None
 
     def run(self) -> None:
         """Train to the end: each step scores what was chosen a little higher than what was not."""
@@ -56,31 +50,17 @@ class RewardModelPipeline:
     @classmethod
     def build(cls, config: RewardModelRunConfig, run: RunContext) -> Self:
         """Start the trainer and put the parts together, where a resumed run left them."""
-        run.state.metrics.phase("reading the data")
-        data = scored_pairs_of(config)
-        warn_of_rows(run.state.metrics, data.report)
-        pairs = data.order(seed=config.seed, shuffle=config.data.shuffle)
+        pairs = cls.read(config, run).order(seed=config.seed, shuffle=config.data.shuffle)
         run.state.metrics.phase("starting workers")
         trainer = start_reward_model(config, resolve_model(config.model), run.resources, run.stack)
         run.state.keep([trainer], pairs=pairs)
         evaluator = score_evaluator_of(config, trainer)
         return cls(config=config, run_state=run.state, pairs=pairs, trainer=trainer, evaluator=evaluator)
 
-    def export(self, directory: Path, summary: Summary) -> None:
-        """Write the model as the directory of a sequence classifier, which the `reward_model` reward loads."""
-        export_model(self.trainer.cluster, self.config, directory, summary)
-
     @classmethod
-    def launch(cls, config: RewardModelRunConfig, *, resume: str | None = None) -> RunResult:
-        """Check the configuration, then train in a folder of its own.
-
-        Args:
-            config: The validated configuration.
-            resume: None starts anew; "" continues the latest run of this name; else the run to continue.
-        """
-        refuse_errors(cls.check(config))
-        lasting = config if config.epochs is None else config.lasting(len(scored_pairs_of(config)))
-        return launch(lasting, cls.build, resume=resume)
+    def load(cls, config: RewardModelRunConfig) -> SampleSet[ScoredPair]:
+        """Return the pairs that are trained on."""
+        return scored_pairs_of(config)
 
     @classmethod
     def check(cls, config: RewardModelRunConfig) -> Report:
@@ -88,10 +68,20 @@ class RewardModelPipeline:
         return check_run(config, given_plan, scored_pair_findings)
 
     @classmethod
-    def evaluate(cls, config: RewardModelRunConfig, model: str) -> dict[str, float]:
-        """Measure a reward model by the evaluation's pairs.
+    def start_evaluator(
+        cls,
+        config: RewardModelRunConfig,
+        resources: ResourceManager,
+        stack: ExitStack,
+    ) -> OfflineEvaluator:
+        """Start a trainer that takes no step."""
+        once = config.model_copy(update={"steps": 1, "epochs": None})
+        trainer = start_reward_model(once, resolve_model(once.model), resources, stack)
+        evaluator = score_evaluator_of(once, trainer)
+        assert evaluator is not None, "there is an evaluation"
+        return evaluator
 
-        Raises:
-            ConfigError: The configuration has no `evaluation` section.
-        """
-        return evaluate_scores(config, model)
+    @property
+    def trained(self) -> Cluster[TrainingRank]:
+        """The trainer's ranks."""
+        return self.trainer.cluster

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from roll_like.config.prompts import PromptConfig
-from roll_like.config.run import NAME_PATTERN
+from roll_like.config.rules import POLICY_GRADIENT_RULES
+from roll_like.config.rules_rewards import PROMPT_RULES
+from roll_like.config.run import NAME_PATTERN, Rule
+from roll_like.registry import PIPELINES
 
 
+@PIPELINES.register("rlvr")
 class RLVRConfig(PromptConfig):
     """One RLVR run: everything a YAML file may say."""
+
+    implementation: ClassVar[str] = "roll_like.builtin.pipelines.rlvr.pipeline:RLVRPipeline"
+    rules: ClassVar[tuple[Rule, ...]] = (*POLICY_GRADIENT_RULES, *PROMPT_RULES)
 
     pipeline: Literal["rlvr"] = Field(default="rlvr", description="This pipeline.")
     name: str = Field(default="rlvr", pattern=NAME_PATTERN, description="Name of the run and of its folder.")

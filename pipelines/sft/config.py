@@ -13,6 +13,7 @@ from roll_like.config.run import NAME_PATTERN, Rule, ScheduleConfig
 from roll_like.config.sections import PositiveInt, TrainerResourcesConfig
 from roll_like.config.training_data import ConversationData, ConversationSource
 from roll_like.config.violations import Violation
+from roll_like.registry import PIPELINES
 
 
 class SFTDataConfig(ConversationData):
@@ -39,9 +40,11 @@ def _budget_holds_a_sample(config: SFTConfig) -> Iterator[Violation]:
     )
 
 
+@PIPELINES.register("sft")
 class SFTConfig(GivenDataConfig):
     """One run of supervised fine-tuning: everything a YAML file may say."""
 
+    implementation: ClassVar[str] = "roll_like.builtin.pipelines.sft.pipeline:SFTPipeline"
     rules: ClassVar[tuple[Rule, ...]] = (*GivenDataConfig.rules, _budget_holds_a_sample)
 
     pipeline: Literal["sft"] = Field(default="sft", description="This pipeline.")

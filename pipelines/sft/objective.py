@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from roll_like.training.engine import TrainingEngine
-from roll_like.training.interface import RankModel, Update, computed
+from roll_like.training.interface import Engine, RankModel, Update, computed
 from roll_like.training.language_model import LanguageModelObjective
 from roll_like.training.layout import MicroBatch, micro_batches
 from roll_like.types import FloatArray, TrainingSample
@@ -21,9 +20,7 @@ from roll_like.values import Last, Mean, Metric, Metrics, Sum, merge
 class SupervisedObjective(LanguageModelObjective[Sequence[TrainingSample], MicroBatch]):
     """The mean negative log-likelihood of all trained tokens of a step, in nats."""
 
-    def updates(
-        self, step: Sequence[TrainingSample], engine: TrainingEngine[Sequence[TrainingSample]]
-    ) -> Iterator[Update[MicroBatch]]:
+    def updates(self, step: Sequence[TrainingSample], engine: Engine) -> Iterator[Update[MicroBatch]]:
         """Yield one optimizer step."""
         tokens = sum(int(sample.sampled.sum()) for sample in step)
         weights = [np.where(sample.sampled, np.float32(1 / tokens), np.float32(0)) for sample in step]

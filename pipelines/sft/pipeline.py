@@ -3,45 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
-from typing import ClassVar, Self
+from typing import Self
 
+from roll_like.builtin.pipelines.sft.check import conversation_findings
 from roll_like.builtin.pipelines.sft.config import SFTConfig
-from roll_like.builtin.pipelines.sft.examples import (
-    LikelihoodEvaluator,
-    conversations_of,
-    evaluate_likelihood,
-    samples_metrics,
-    start_supervised,
-    training_samples,
-    warn_of_rows,
-)
-from roll_like.check import Report, check_run, refuse_errors
+from roll_like.builtin.pipelines.sft.examples import conversations_of, likelihood_evaluator, start_supervised
+from roll_like.check import Report, check_run
+from roll_like.cluster import Cluster, ResourceManager
 from roll_like.data.order import Order
-from roll_like.data.samples import ConversationSample
-from roll_like.metrics.summary import Summary
+from roll_like.data.samples import ConversationSample, SampleSet
 from roll_like.models.load import resolve_model
-from roll_like.offline.check import conversation_findings, given_plan
-from roll_like.policy_gradient.workers import export_model
-from roll_like.registry import PIPELINES
-from roll_like.run.launch import RunContext, RunResult, RunState, launch
+from roll_like.offline.check import given_plan
+from roll_like.offline.evaluator import OfflineEvaluator
+from roll_like.offline.pipeline import OfflinePipeline
+from roll_like.offline.samples import samples_metrics, training_samples
+from roll_like.run.state import RunContext
 from roll_like.training.engine import TrainingEngine
+from roll_like.training.rank import TrainingRank
 from roll_like.types import TrainingSample
 
 
-@PIPELINES.register("sft")
 @dataclass(kw_only=True)
-class SFTPipeline:
-    """The parts of a supervised run. `run` is the algorithm; everything else is a part's business."""
+class SFTPipeline(OfflinePipeline[SFTConfig]):
+    """The parts of a supervised run."""
 
-    Config: ClassVar[type[SFTConfig]] = SFTConfig
-
-    config: SFTConfig
-    run_state: RunState
     examples: Order[ConversationSample]
     trainer: TrainingEngine[Sequence[TrainingSample]]
-    evaluator: LikelihoodEvaluator | None
 
     def run(self) -> None:
         """Train to the end: each step makes its samples' answers likelier."""
@@ -57,32 +46,18 @@ class SFTPipeline:
     @classmethod
     def build(cls, config: SFTConfig, run: RunContext) -> Self:
         """Start the trainer and put the parts together, where a resumed run left them."""
-        run.state.metrics.phase("reading the data")
-        data = conversations_of(config)
-        warn_of_rows(run.state.metrics, data.report)
-        examples = data.order(seed=config.seed, shuffle=config.data.shuffle)
+        examples = cls.read(config, run).order(seed=config.seed, shuffle=config.data.shuffle)
         run.state.metrics.phase("starting workers")
         model = resolve_model(config.model)
         trainer = start_supervised(config, model, run.resources, run.stack, timer=run.state.timer)
         run.state.keep([trainer], examples=examples)
-        evaluator = None if config.evaluation is None else LikelihoodEvaluator(config, trainer)
+        evaluator = likelihood_evaluator(config, trainer)
         return cls(config=config, run_state=run.state, examples=examples, trainer=trainer, evaluator=evaluator)
 
-    def export(self, directory: Path, summary: Summary) -> None:
-        """Write the trained model as a Hugging Face directory, with a card of the run."""
-        export_model(self.trainer.cluster, self.config, directory, summary)
-
     @classmethod
-    def launch(cls, config: SFTConfig, *, resume: str | None = None) -> RunResult:
-        """Check the configuration, then train in a folder of its own.
-
-        Args:
-            config: The validated configuration.
-            resume: None starts anew; "" continues the latest run of this name; else the run to continue.
-        """
-        refuse_errors(cls.check(config))
-        lasting = config if config.epochs is None else config.lasting(len(conversations_of(config)))
-        return launch(lasting, cls.build, resume=resume)
+    def load(cls, config: SFTConfig) -> SampleSet[ConversationSample]:
+        """Return the conversations that are trained on."""
+        return conversations_of(config)
 
     @classmethod
     def check(cls, config: SFTConfig) -> Report:
@@ -90,10 +65,14 @@ class SFTPipeline:
         return check_run(config, given_plan, conversation_findings)
 
     @classmethod
-    def evaluate(cls, config: SFTConfig, model: str) -> dict[str, float]:
-        """Measure a model by the evaluation's loss.
+    def start_evaluator(cls, config: SFTConfig, resources: ResourceManager, stack: ExitStack) -> OfflineEvaluator:
+        """Start a trainer that only computes log-probabilities."""
+        trainer = start_supervised(config, resolve_model(config.model), resources, stack, frozen=True)
+        evaluator = likelihood_evaluator(config, trainer)
+        assert evaluator is not None, "there is an evaluation"
+        return evaluator
 
-        Raises:
-            ConfigError: The configuration has no `evaluation` section.
-        """
-        return evaluate_likelihood(config, model)
+    @property
+    def trained(self) -> Cluster[TrainingRank]:
+        """The trainer's ranks."""
+        return self.trainer.cluster

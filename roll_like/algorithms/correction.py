@@ -19,13 +19,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-import torch
-from torch import Tensor
-
 from roll_like.algorithms.kl import MAX_LOG_RATIO, divergence
+from roll_like.algorithms.lazy import torch
 
 if TYPE_CHECKING:
-    from roll_like.algorithms.losses import LossInputs
+    from torch import Tensor
+
+    from roll_like.algorithms.losses.base import LossInputs
     from roll_like.config.algorithm import CorrectionConfig
 
 

@@ -26,13 +26,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from roll_like.algorithms.lazy import torch
 from roll_like.errors import EngineError
 from roll_like.types import FloatArray, PolicySample
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from roll_like.config.algorithm import KLConfig
 
 KLEstimator: TypeAlias = Literal["k1", "abs", "k2", "k3"]
@@ -49,6 +50,10 @@ def _k1(log_ratio: Tensor) -> Tensor:
     return -log_ratio
 
 
+def _abs(log_ratio: Tensor) -> Tensor:
+    return log_ratio.abs()
+
+
 def _k2(log_ratio: Tensor) -> Tensor:
     return 0.5 * log_ratio.square()
 
@@ -59,7 +64,7 @@ def _k3(log_ratio: Tensor) -> Tensor:
     return (torch.expm1(bounded) - bounded).clamp(max=MAX_K3)
 
 
-_ESTIMATORS: dict[KLEstimator, Callable[[Tensor], Tensor]] = {"k1": _k1, "abs": torch.abs, "k2": _k2, "k3": _k3}
+_ESTIMATORS: dict[KLEstimator, Callable[[Tensor], Tensor]] = {"k1": _k1, "abs": _abs, "k2": _k2, "k3": _k3}
 
 
 def divergence(

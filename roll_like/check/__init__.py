@@ -7,7 +7,6 @@ another machine has is a note, not an error: a configuration for GPUs is checked
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from roll_like.check.findings import Finding
@@ -26,52 +25,38 @@ from roll_like.check.model import (
     check_tokenizer,
     check_window,
 )
+from roll_like.check.report import Report
 from roll_like.config.plan import Plan, plan
 from roll_like.config.policy_gradient import PolicyGradientConfig
 from roll_like.config.run import RunConfig
-from roll_like.data.bad_rows import RowsReport
-from roll_like.data.tasks import SourceReport
+from roll_like.data.chat import Renderer
 from roll_like.errors import ConfigError
 from roll_like.models.precision import settled
 from roll_like.models.shape import ModelShape
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from transformers import PreTrainedTokenizerBase
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
 PolicyT = TypeVar("PolicyT", bound=PolicyGradientConfig)
 
 
-@dataclass(slots=True)
-class Report:
-    """What a check found, the plan of the run, and what became of the rows of each source that could be read."""
-
-    plan: Plan
-    findings: list[Finding] = field(default_factory=list)
-    sources: list[SourceReport | RowsReport] = field(default_factory=list)
-
-    @property
-    def errors(self) -> list[Finding]:
-        """The findings that stop a run."""
-        return [finding for finding in self.findings if finding.level == "error"]
-
-
-#: What a pipeline checks besides: given the configuration, the tokenizer (None where it cannot be had) and the report.
-Further: TypeAlias = "Callable[[PolicyT, PreTrainedTokenizerBase | None, Report], Iterator[Finding]]"
+#: What a pipeline checks besides: given the configuration, what renders messages (None where it cannot be had) and the
+#: report.
+Further: TypeAlias = "Callable[[PolicyT, Renderer | None, Report], Iterator[Finding]]"
 
 
 def check(config: PolicyT, further: Further[PolicyT]) -> Report:
     """Return every problem of a policy's run that can be known before it, and its plan."""
 
     def of_policies(
-        config: PolicyT, tokenizer: PreTrainedTokenizerBase | None, shape: ModelShape | None, report: Report
+        config: PolicyT, renderer: Renderer | None, shape: ModelShape | None, report: Report
     ) -> Iterator[Finding]:
         yield from check_window(config, shape, "rollout")
         yield from check_engines(config, shape)
         yield from check_reference(config, shape)
         yield from check_critic(config, shape)
-        yield from further(config, tokenizer, report)
+        yield from further(config, renderer, report)
         yield from check_engine_args(config)
         yield from check_settings(config, report.plan)
 
@@ -81,7 +66,7 @@ def check(config: PolicyT, further: Further[PolicyT]) -> Report:
 def check_run(
     config: ConfigT,
     planned: Callable[[ConfigT, ModelShape | None], Plan],
-    further: Callable[[ConfigT, PreTrainedTokenizerBase | None, ModelShape | None, Report], Iterator[Finding]],
+    further: Callable[[ConfigT, Renderer | None, ModelShape | None, Report], Iterator[Finding]],
 ) -> Report:
     """Return every problem of any run that can be known before it, and its plan.
 
@@ -94,8 +79,9 @@ def check_run(
     findings: list[Finding] = []
     model, shape = check_model(config, findings)
     tokenizer = check_tokenizer(config, model, findings)
+    renderer = None if tokenizer is None else Renderer(tokenizer, template_options=config.model.template_options)
     report = Report(planned(config, shape), findings)
-    findings += further(config, tokenizer, shape, report)
+    findings += further(config, renderer, shape, report)
     findings += check_output(config, shape)
     findings += check_hardware(config, report.plan)
     findings += idle_devices(report.plan)

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
 
 from roll_like.check.findings import Finding, failed, is_hub_id
-from roll_like.config.domains import domain_rewards
-from roll_like.config.prompts import PromptConfig
+from roll_like.check.report import Report
+from roll_like.config.prompts import PromptRunConfig
 from roll_like.config.sections import DataSource
+from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.data.tasks import TaskSet, TaskSource, load_source
 from roll_like.errors import RollLikeError
 from roll_like.registry import REWARDS
 from roll_like.rewards.base import RewardConfig
 from roll_like.rewards.scorer import judges
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from roll_like.check import Report
+from roll_like.types import IntArray
 
 
-def prompt_findings(
-    config: PromptConfig, tokenizer: PreTrainedTokenizerBase | None, report: Report
-) -> Iterator[Finding]:
+def prompt_findings(config: PromptRunConfig, renderer: Renderer | None, report: Report) -> Iterator[Finding]:
     """Yield what is wrong with tasks and rewards; tell the report what became of each source's rows."""
     findings: list[Finding] = []
-    tasks = load_all(config, tokenizer, findings)
+    tasks = load_all(config, renderer, findings)
     sources = [*tasks["data"], *tasks["evaluation"]]
     report.sources += [source.report for source in sources]
     yield from findings
@@ -35,34 +32,42 @@ def prompt_findings(
 
 
 def load_all(
-    config: PromptConfig, tokenizer: PreTrainedTokenizerBase | None, findings: list[Finding]
+    config: PromptRunConfig, renderer: Renderer | None, findings: list[Finding]
 ) -> dict[str, list[TaskSource]]:
     """Return the tasks of `data` and `evaluation`, as far as they can be read here; the rest becomes findings."""
     sections = {"data": config.data.sources, "evaluation": config.evaluation.sources if config.evaluation else ()}
     loaded: dict[str, list[TaskSource]] = {"data": [], "evaluation": []}
     for section, sources in sections.items():
         for index, source in enumerate(sources):
-            tasks = _load_one(source, f"{section}.sources.{index}", config.data.max_prompt_tokens, tokenizer, findings)
+            tasks = _load_one(source, f"{section}.sources.{index}", config.data.max_prompt_tokens, renderer, findings)
             if tasks is not None:
                 loaded[section].append(tasks)
     return loaded
 
 
-class _RowsOnly:
-    """Stands in for a tokenizer that cannot be had: rows are checked, lengths are not."""
+class _RowsOnly(Renderer):
+    """Stands in where there is no tokenizer: rows are checked, lengths are not."""
 
-    def apply_chat_template(self, _messages: list[Any], **_: Any) -> str:
+    def __init__(self) -> None:
+        """Without a tokenizer."""
+
+    def render(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], *, generation_prompt: bool = True
+    ) -> str:
+        """Return nothing."""
+        del messages, tools, generation_prompt
         return ""
 
-    def __call__(self, texts: Sequence[str], **_: Any) -> dict[str, list[list[int]]]:
-        return {"input_ids": [[] for _ in texts]}
+    def encode_pieces(self, pieces: Sequence[tuple[str, bool]]) -> list[IntArray]:
+        """Return no token of each."""
+        return [np.zeros(0, np.int32) for _ in pieces]
 
 
 def _load_one(
     source: DataSource,
     key: str,
     limit: int,
-    tokenizer: PreTrainedTokenizerBase | None,
+    renderer: Renderer | None,
     findings: list[Finding],
 ) -> TaskSource | None:
     if is_hub_id(source.path):
@@ -73,7 +78,7 @@ def _load_one(
         findings.append(Finding("note", key, message))
         return None
     try:
-        tasks = load_source(source, tokenizer or cast("PreTrainedTokenizerBase", _RowsOnly()), limit, key)
+        tasks = load_source(source, renderer or _RowsOnly(), limit, key)
     except RollLikeError as error:
         findings.append(failed(key, error))
         return None
@@ -87,15 +92,16 @@ def _load_one(
     return tasks
 
 
-def check_tasks(config: PromptConfig, tasks: dict[str, list[TaskSource]]) -> Iterator[Finding]:
+def check_tasks(config: PromptRunConfig, tasks: dict[str, list[TaskSource]]) -> Iterator[Finding]:
     """Yield what is odd about the number of tasks and about those in both training and evaluation."""
-    count = sum(len(source.tasks) for source in tasks["data"])
-    if len(tasks["data"]) == len(config.data.sources) and count < config.rollout.prompts_per_step:
+    count, rollout = sum(len(source.tasks) for source in tasks["data"]), config.rollout
+    if len(tasks["data"]) == len(config.data.sources) and count < rollout.groups:
+        unit = rollout.groups_key.rpartition("_")[2]
         yield Finding(
             "warning",
-            "rollout.prompts_per_step",
-            f"a step takes {config.rollout.prompts_per_step} prompts, and the data has {count}, so a step has some "
-            "of them twice; use fewer, or more data",
+            f"rollout.{rollout.groups_key}",
+            f"one {unit} takes {rollout.groups} prompts, and the data has {count}, so one {unit} has some of them "
+            "twice; use fewer, or more data",
         )
     trained = {str(task.messages) for source in tasks["data"] for task in source.tasks}
     for source in tasks["evaluation"]:
@@ -109,7 +115,7 @@ def check_tasks(config: PromptConfig, tasks: dict[str, list[TaskSource]]) -> Ite
             )
 
 
-def check_rewards(config: PromptConfig, sources: Sequence[TaskSource]) -> Iterator[Finding]:
+def check_rewards(config: PromptRunConfig, sources: Sequence[TaskSource]) -> Iterator[Finding]:
     """Yield, for each reward and source, the first row that the reward cannot judge."""
     for index, section in enumerate(config.rewards.use):
         key = f"rewards.use.{index}"
@@ -123,7 +129,7 @@ def check_rewards(config: PromptConfig, sources: Sequence[TaskSource]) -> Iterat
             continue
         try:
             for source in sources:
-                if judges(cast(RewardConfig, section), source.tasks[0], domain_rewards(config)):
+                if judges(cast(RewardConfig, section), source.tasks[0], config.domain_rewards):
                     yield from _rows_suit(reward, section.type, key, source)
         finally:
             reward.close()

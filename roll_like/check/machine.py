@@ -13,7 +13,7 @@ from pathlib import Path
 from roll_like.check.findings import Finding
 from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.config.plan import GIB, Plan, trained_parameters
-from roll_like.config.policy_gradient import PolicyGradientConfig
+from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.run import RunConfig
 from roll_like.config.sections import TrainerConfig, VLLMConfig
 from roll_like.models.precision import cpu_has_bfloat16
@@ -21,7 +21,7 @@ from roll_like.models.shape import ModelShape
 from roll_like.registry import LOSSES
 
 
-def check_engine_args(config: PolicyGradientConfig) -> Iterator[Finding]:
+def check_engine_args(config: SamplingRunConfig) -> Iterator[Finding]:
     """Yield names in `inference.engine_args` that vLLM does not know."""
     given = config.inference.engine_args if isinstance(config.inference, VLLMConfig) else {}
     if not given:

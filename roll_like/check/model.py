@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from roll_like.check.findings import Finding, failed, is_hub_id
 from roll_like.config.lora import LoRAConfig
-from roll_like.config.plan import roles
-from roll_like.config.policy_gradient import PolicyGradientConfig
+from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.run import RunConfig
 from roll_like.config.sections import ModelConfig
 from roll_like.errors import ConfigError, RollLikeError
 from roll_like.models.classifier import check_outputs
-from roll_like.models.load import ModelShape, empty_model, load_model_shape, load_tokenizer, resolve_model
+from roll_like.models.load import ModelShape, load_model_shape, load_tokenizer, resolve_model
 from roll_like.models.lora import adapted_width
+from roll_like.models.modules import empty_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -99,9 +99,9 @@ def check_window(config: RunConfig, shape: ModelShape | None, key: str) -> Itera
     )
 
 
-def check_engines(config: PolicyGradientConfig, shape: ModelShape | None) -> Iterator[Finding]:
+def check_engines(config: SamplingRunConfig, shape: ModelShape | None) -> Iterator[Finding]:
     """Yield divisions that the model does not allow."""
-    engines = roles(config)[1].devices_per_worker
+    engines = config.roles[1].devices_per_worker
     if shape is not None and config.resources.device == "cuda" and shape.heads % engines:
         yield Finding(
             "error",

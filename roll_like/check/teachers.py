@@ -3,38 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
-from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig
-from roll_like.check.data import prompt_findings
 from roll_like.check.findings import Finding, failed
 from roll_like.check.model import localised
 from roll_like.config.run import RunConfig
 from roll_like.config.teachers import TeacherConfig, teacher_model
+from roll_like.data.chat import Renderer
 from roll_like.errors import RollLikeError
 from roll_like.models.load import load_model_shape, load_tokenizer, resolve_model
 from roll_like.models.shape import ModelShape
 from roll_like.models.vocabulary import refuse_other_tokenizer
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from roll_like.check import Report
-
-
-def tutored_findings(
-    config: OnPolicyDistillConfig, tokenizer: PreTrainedTokenizerBase | None, report: Report
-) -> Iterator[Finding]:
-    """Yield what is wrong with tasks, rewards and teachers; tell the report what became of each source's rows."""
-    yield from prompt_findings(config, tokenizer, report)
-    # only sampled tokens are scored
-    yield from teacher_findings(config, config.teachers, tokenizer, None, top_k=1)
-
 
 def teacher_findings(
     config: RunConfig,
     teachers: Mapping[str, TeacherConfig],
-    tokenizer: PreTrainedTokenizerBase | None,
+    renderer: Renderer | None,
     shape: ModelShape | None,
     *,
     top_k: int | None,
@@ -44,7 +28,7 @@ def teacher_findings(
     Args:
         config: The run's configuration.
         teachers: Its `teachers` section.
-        tokenizer: The student's, where it can be had.
+        renderer: The student's tokenizer, where it can be had.
         shape: The student's sizes, where they are known.
         top_k: How many tokens teachers send; None for whole distributions.
     """
@@ -57,8 +41,8 @@ def teacher_findings(
             continue
         try:
             theirs = load_model_shape(resolve_model(model).path)
-            if tokenizer is not None:
-                refuse_other_tokenizer(tokenizer, load_tokenizer(model), key=key, path=teacher.path)
+            if renderer is not None:
+                refuse_other_tokenizer(renderer.tokenizer, load_tokenizer(model), key=key, path=teacher.path)
         except RollLikeError as error:
             yield failed(key, error)
             continue

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -41,9 +42,28 @@ class ConfigModel(BaseModel):
 
 
 class PipelineConfig(ConfigModel):
-    """Base of a whole file; `pipeline` is the name under which its pipeline is registered."""
+    """Base of a whole file; `pipeline` is the name under which the class is registered in `PIPELINES`."""
+
+    #: The class that runs it, as `module:Class`. It is imported when it is needed: it may bring torch and Ray.
+    implementation: ClassVar[str]
 
     pipeline: str = Field(description="Name of the pipeline.")
+
+    @classmethod
+    def pipeline_class(cls) -> Any:
+        """Return the class that runs it.
+
+        Raises:
+            PluginError: There is no such class.
+        """
+        module, _, name = cls.implementation.partition(":")
+        try:
+            return getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise PluginError(
+                f"{cls.__name__}.implementation is {cls.implementation!r}, which cannot be imported: {error}",
+                fix="correct it to `module:Class`, or reinstall the package that declares the pipeline",
+            ) from error
 
 
 class PluginConfig(ConfigModel):

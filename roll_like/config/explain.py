@@ -47,8 +47,18 @@ OTHER_NAMES = {
     "eval_steps": "evaluation.every",
     "reward_funcs": "rewards.use",
     "report_to": "metrics.trackers",
-    "spans": "resources.device_mapping",
-    "drop_groups_without_signal": "rollout.drop_zero_variance_groups",
+}
+
+#: Keys of earlier versions, and what became of each. They are looked up before any guess at a misspelt key.
+RENAMED = {
+    "spans": "it is now called `resources.device_mapping`",
+    "drop_groups_without_signal": "it is now called `drop_zero_variance_groups`",
+    "iterations": "pairs of the policy's own answers are now `pipeline: online_dpo`, with its sections at the top: "
+    "`iterations.prompts` is `data`; `iterations.rollout`, `rewards`, `judge`, `inference` and `evaluation` are "
+    "`rollout`, `rewards`, `judge`, `inference` and `evaluation`; `data.pairs_per_step`, `data.shuffle`, "
+    "`iterations.pairing`, `min_margin`, `truncated`, `epochs` and `steps` are `pairs_per_step`, `shuffle`, `select`, "
+    "`min_margin`, `truncated`, `epochs` and `steps` of `pairs`; `reference.refresh: iteration` is "
+    "`reference.mode: iteration`; an `evaluation` on given pairs is `pair_evaluation`",
 }
 
 
@@ -84,7 +94,8 @@ def _problem(details: ErrorDetails, root: type[BaseModel], source: Source) -> st
 def _describe(details: ErrorDetails, path: KeyPath, root: type[BaseModel], values: Mapping[str, Any]) -> str:
     kind, found = details["type"], details["input"]
     if kind == "extra_forbidden":
-        return f"unknown key{_nearest(path, root, values)}"
+        renamed = RENAMED.get(str(path[-1]))
+        return f"unknown key; {renamed}" if renamed else f"unknown key{_nearest(path, root, values)}"
     if kind == "missing":
         info = _field_at(path, root, values)
         meaning = f" ({info.description.rstrip('.')})" if info is not None and info.description else ""

@@ -89,7 +89,7 @@ def _config_class(source: Source) -> type[PipelineConfig]:
             f"{', '.join(PIPELINES.names()) or 'none is installed'}",
             fix="add a line such as `pipeline: rlvr`",
         )
-    config: type[PipelineConfig] = PIPELINES.get(name).Config
+    config: type[PipelineConfig] = PIPELINES.get(name)
     return config
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from roll_like.config.sections import DeviceRange, HardwareConfig, TrainerConfig
+from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
+from roll_like.config.roles import RolePlan, overlap
+from roll_like.config.run import RunConfig
+from roll_like.config.sections import TrainerConfig
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-    from roll_like.config.policy_gradient import PolicyGradientConfig
-    from roll_like.config.run import RunConfig
 
 GIB = 2**30
 #: Roles whose model is the one that is trained; the sizes of others are not known here.
@@ -38,49 +38,6 @@ class ModelSizes(Protocol):
     def kv_bytes_per_token(self, bytes_per_value: int = 2) -> int:
         """Bytes of one token's keys and values in all layers."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolePlan:
-    """Where the workers of one role sit.
-
-    A device range is divided evenly: with devices 4-7 and two workers, worker 0 has (4, 5) and worker 1 has (6, 7).
-
-    Attributes:
-        name: `training`, `inference`, `reference`, `critic` or `judge`.
-        workers: Number of worker processes.
-        workers_key: The key that sets `workers`.
-        devices: The role's devices, counted through all nodes.
-        devices_per_node: Devices that the run takes on each node.
-        devices_key: The key that sets `devices`.
-    """
-
-    name: str
-    workers: int
-    workers_key: str
-    devices: DeviceRange
-    devices_per_node: int
-    devices_key: tuple[str, ...]
-
-    @property
-    def devices_per_worker(self) -> int:
-        """Devices of each worker: tensor-parallel GPUs, or CPU threads."""
-        return len(self.devices) // self.workers
-
-    def devices_of(self, worker: int) -> tuple[int, ...]:
-        """Return the devices of `worker`, counted through all nodes.
-
-        Raises:
-            IndexError: There is no such worker.
-        """
-        if not 0 <= worker < self.workers:
-            raise IndexError(f"{self.name} has workers 0-{self.workers - 1}, not {worker}")
-        first = self.devices.start + worker * self.devices_per_worker
-        return tuple(range(first, first + self.devices_per_worker))
-
-    def node_of(self, worker: int) -> int:
-        """Return the node on which `worker` sits, 0-based."""
-        return self.devices_of(worker)[0] // self.devices_per_node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,54 +180,14 @@ def _unit(device: str, count: int) -> str:
     return {"cpu": "CPU core", "cuda": "GPU"}[device] + ("" if count == 1 else "s")
 
 
-def overlap(one: DeviceRange, other: DeviceRange) -> Literal["equal", "disjoint", "partial"]:
-    """Return how two device ranges lie to each other."""
-    if (one.start, one.stop) == (other.start, other.stop):
-        return "equal"
-    return "partial" if one.overlaps(other) else "disjoint"
-
-
-def model_role(resources: HardwareConfig, name: str, workers: int, workers_key: str, devices: DeviceRange) -> RolePlan:
-    """Return where the workers of a role sit whose device range is in `resources.device_mapping`."""
-    return RolePlan(
-        name=name,
-        workers=workers,
-        workers_key=workers_key,
-        devices=devices,
-        devices_per_node=resources.devices_per_node,
-        devices_key=("resources", "device_mapping", name),
-    )
-
-
-def roles(config: RunConfig) -> tuple[RolePlan, ...]:
-    """Return where the workers of each role sit: the trainer, then whatever else the configuration has."""
-    resources, workers = config.resources, config.training.workers
-    trainer = model_role(resources, "training", workers, "training.workers", resources.device_mapping.training)
-    return (trainer, *config.further_roles)
-
-
-def policy_roles(config: PolicyGradientConfig) -> tuple[RolePlan, ...]:
-    """Return where engines, reference model and critic sit."""
-    resources, device_mapping = config.resources, config.resources.device_mapping
-    found = [
-        model_role(resources, "inference", config.inference.replicas, "inference.replicas", device_mapping.inference)
-    ]
-    reference = config.reference if config.reference is not None and config.reference.mode == "cluster" else None
-    for name, section in {"reference": reference, "critic": config.critic}.items():
-        if section is not None:
-            devices = getattr(device_mapping, name) or device_mapping.training
-            found.append(model_role(resources, name, section.workers, f"{name}.workers", devices))
-    return tuple(found)
-
-
-def plan(config: PolicyGradientConfig, model: ModelSizes | None = None) -> Plan:
+def plan(config: SamplingRunConfig, model: ModelSizes | None = None) -> Plan:
     """Return the plan of a run.
 
     Args:
         config: A validated configuration.
         model: The model's sizes, for the memory estimate; None leaves it out.
     """
-    planned = roles(config)
+    planned = config.roles
     ranges = [role.devices for role in planned]
     equal = all(overlap(devices, ranges[0]) == "equal" for devices in ranges[:2])
     return Plan(
@@ -279,7 +196,7 @@ def plan(config: PolicyGradientConfig, model: ModelSizes | None = None) -> Plan:
         groups_per_step=config.rollout.groups,
         samples_per_group=config.rollout.samples_per_group,
         units=(config.rollout.groups_key.removesuffix("_per_step"), config.rollout.samples_key.partition("_")[0]),
-        updates_per_step=config.algorithm.updates_per_step,
+        updates_per_step=config.updates_per_step,
         max_sample_tokens=config.longest_sample,
         roles=planned,
         processes=tuple(config.processes.items()),
@@ -309,11 +226,11 @@ def trainer_memory(config: RunConfig, model: ModelSizes) -> MemoryLine:
     return MemoryLine(role="training", parts=(*parts, ("logits of a chunk", chunk)))
 
 
-def _memory(config: PolicyGradientConfig, role: RolePlan, model: ModelSizes) -> MemoryLine:
+def _memory(config: SamplingRunConfig, role: RolePlan, model: ModelSizes) -> MemoryLine:
     weights = model.parameters * _BYTES[config.model.dtype]
     if role.name == "training":
         return trainer_memory(config, model)
-    if role.name == "critic" and config.critic is not None:
+    if role.name == "critic" and isinstance(config, PolicyGradientConfig) and config.critic is not None:
         parts = _training_memory(config.critic, model.parameters, model.parameters, _BYTES[config.model.dtype])
         return MemoryLine(role=role.name, parts=parts)
     if role.name == "reference":
@@ -330,7 +247,7 @@ def _memory(config: PolicyGradientConfig, role: RolePlan, model: ModelSizes) -> 
     )
 
 
-def _tensor_parallel(config: PolicyGradientConfig, role: RolePlan) -> int:
+def _tensor_parallel(config: SamplingRunConfig, role: RolePlan) -> int:
     return role.devices_per_worker if config.resources.device == "cuda" else 1
 
 

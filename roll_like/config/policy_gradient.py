@@ -8,9 +8,8 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field, model_validator
 
 from roll_like.config.algorithm import AlgorithmConfig
-from roll_like.config.plan import RolePlan, policy_roles
-from roll_like.config.rules import POLICY_GRADIENT_RULES
-from roll_like.config.run import Rule, RunConfig, ScheduleConfig
+from roll_like.config.roles import RolePlan, model_role
+from roll_like.config.run import RunConfig, ScheduleConfig
 from roll_like.config.sections import (
     CriticConfig,
     Fraction,
@@ -19,6 +18,7 @@ from roll_like.config.sections import (
     ReferenceConfig,
     ResourcesConfig,
     SamplingConfig,
+    SamplingResourcesConfig,
     VLLMConfig,
 )
 
@@ -88,20 +88,13 @@ class EvaluationSchedule(ScheduleConfig):
         """K of avg@k and pass@k."""
 
 
-class PolicyGradientConfig(RunConfig):
-    """What runs have in common that sample groups, judge them and move the policy by what they earned."""
-
-    rules: ClassVar[tuple[Rule, ...]] = POLICY_GRADIENT_RULES
+class SamplingRunConfig(RunConfig):
+    """What runs have in common whose policy samples groups with inference engines of its own."""
 
     steps: PositiveInt = Field(description="Steps to train.")
     rollout: GroupRolloutConfig
     inference: InferenceConfig = Field(default_factory=VLLMConfig, description="The engine that samples.")
-    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig, description="How rewards become a gradient.")
-    reference: ReferenceConfig | None = Field(default=None, description="Needed by KL terms; none by default.")
-    critic: CriticConfig | None = Field(
-        default=None, description="Needed by advantage estimators that learn values; none by default."
-    )
-    resources: ResourcesConfig = Field(
+    resources: SamplingResourcesConfig = Field(
         description="What hardware the run takes and how roles divide it. A device is a GPU, or a core with "
         "`device: cpu`."
     )
@@ -113,9 +106,9 @@ class PolicyGradientConfig(RunConfig):
         return self.steps
 
     @property
-    def trained_models(self) -> int:
-        """The policy, and a critic where there is one."""
-        return 1 if self.critic is None else 2
+    def updates_per_step(self) -> int:
+        """Optimizer steps of the policy in one step."""
+        return 1
 
     @property
     @abstractmethod
@@ -136,15 +129,57 @@ class PolicyGradientConfig(RunConfig):
 
     @property
     def further_roles(self) -> tuple[RolePlan, ...]:
-        """Engines, reference model and critic, then what the pipeline has beside them."""
-        return (*policy_roles(self), *self.beside_roles)
+        """Engines and frozen or further models, then what the pipeline has of its own."""
+        resources, engines = self.resources, self.resources.device_mapping.inference
+        inference = model_role(resources, "inference", self.inference.replicas, "inference.replicas", engines)
+        return (inference, *self.model_roles, *self.auxiliary_roles)
 
     @property
-    def beside_roles(self) -> tuple[RolePlan, ...]:
-        """Roles with devices, beside trainer, engines, reference model and critic."""
+    def model_roles(self) -> tuple[RolePlan, ...]:
+        """Models that the policy is compared with or judged by as it is trained."""
+        return ()
+
+    @property
+    def auxiliary_roles(self) -> tuple[RolePlan, ...]:
+        """Roles with devices that only this pipeline has."""
         return ()
 
     @property
     def processes(self) -> dict[str, int]:
         """Worker processes without a device of their own, by what they are."""
         return {}
+
+
+class PolicyGradientConfig(SamplingRunConfig):
+    """What runs have in common that move the policy by the rewards of its samples."""
+
+    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig, description="How rewards become a gradient.")
+    reference: ReferenceConfig | None = Field(default=None, description="Needed by KL terms; none by default.")
+    critic: CriticConfig | None = Field(
+        default=None, description="Needed by advantage estimators that learn values; none by default."
+    )
+    resources: ResourcesConfig = Field(
+        description="What hardware the run takes and how roles divide it. A device is a GPU, or a core with "
+        "`device: cpu`."
+    )
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps of the policy in one step."""
+        return self.algorithm.updates_per_step
+
+    @property
+    def trained_models(self) -> int:
+        """The policy, and a critic where there is one."""
+        return 1 if self.critic is None else 2
+
+    @property
+    def model_roles(self) -> tuple[RolePlan, ...]:
+        """Reference model and critic, where they have ranks of their own."""
+        reference = self.reference if self.reference is not None and self.reference.mode == "cluster" else None
+        device_mapping, found = self.resources.device_mapping, []
+        for name, section in {"reference": reference, "critic": self.critic}.items():
+            if section is not None:
+                devices = getattr(device_mapping, name) or device_mapping.training
+                found.append(model_role(self.resources, name, section.workers, f"{name}.workers", devices))
+        return tuple(found)

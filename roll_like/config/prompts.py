@@ -6,23 +6,27 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from roll_like.config.algorithm import DifficultyConfig
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
 from roll_like.config.domains import DomainConfig
-from roll_like.config.plan import RolePlan, model_role
-from roll_like.config.policy_gradient import EvaluationSchedule, GroupRolloutConfig, PolicyGradientConfig
-from roll_like.config.rules import POLICY_GRADIENT_RULES
-from roll_like.config.rules_rewards import RLVR_RULES
-from roll_like.config.run import Rule
+from roll_like.config.policy_gradient import (
+    EvaluationSchedule,
+    GroupRolloutConfig,
+    PolicyGradientConfig,
+    SamplingRunConfig,
+)
+from roll_like.config.roles import RolePlan, model_role
 from roll_like.config.sections import (
     DataConfig,
     DataSource,
     DeviceRange,
+    HardwareConfig,
     JudgeServerConfig,
     PositiveFloat,
     PositiveInt,
     ResourcesConfig,
 )
-from roll_like.registry import REWARDS
+from roll_like.registry import ADVANTAGES, REWARDS
 
 
 class RolloutConfig(GroupRolloutConfig):
@@ -97,14 +101,9 @@ class RewardsConfig(ConfigModel):
     retries: Annotated[int, Field(ge=0)] = Field(default=1, description="Further attempts after a failure.")
 
 
-class PromptConfig(PolicyGradientConfig):
-    """A run whose policy answers prompts, and whose answers are judged."""
+class PromptRunConfig(SamplingRunConfig):
+    """A run whose policy answers prompts, and whose answers get rewards."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (*POLICY_GRADIENT_RULES, *RLVR_RULES)
-
-    rollout: RolloutConfig = Field(
-        description="What one step samples: `prompts_per_step × samples_per_prompt = samples_per_step`."
-    )
     data: DataConfig = Field(description="What the policy is trained on.")
     rewards: RewardsConfig = Field(description="How answers are judged.")
     judge: JudgeServerConfig | None = Field(
@@ -146,7 +145,7 @@ class PromptConfig(PolicyGradientConfig):
         return longest, f"data.max_prompt_tokens + evaluation.max_response_tokens = {longest}"
 
     @property
-    def beside_roles(self) -> tuple[RolePlan, ...]:
+    def auxiliary_roles(self) -> tuple[RolePlan, ...]:
         """The judge, and reward pools that have devices of their own."""
         resources, judges = self.resources, []
         if self.judge is not None:
@@ -160,8 +159,48 @@ class PromptConfig(PolicyGradientConfig):
         pools = self.rewards.pools.values()
         return {"reward workers": self.rewards.workers + sum(pool.workers for pool in pools)}
 
+    @property
+    def greedy_baseline(self) -> bool:
+        """Whether each group needs a greedy answer to compare with."""
+        return False
 
-def pool_roles(resources: ResourcesConfig, rewards: RewardsConfig) -> tuple[RolePlan, ...]:
+    @property
+    def domain_rewards(self) -> dict[str, tuple[str, ...]]:
+        """The names of the rewards of each domain that names its own."""
+        return {name: domain.rewards for name, domain in self.domains.items()}
+
+    @property
+    def domain_difficulty(self) -> dict[str, DifficultyConfig]:
+        """The difficulty band of each domain that has its own."""
+        return {name: domain.difficulty for name, domain in self.domains.items() if domain.difficulty is not None}
+
+    @property
+    def domain_filters(self) -> dict[str, bool]:
+        """Of each domain that says so itself, whether its groups with zero reward variance are replaced."""
+        settings = {name: domain.drop_zero_variance_groups for name, domain in self.domains.items()}
+        return {name: setting for name, setting in settings.items() if setting is not None}
+
+
+class PromptConfig(PromptRunConfig, PolicyGradientConfig):
+    """The same, where rewards become the gradient."""
+
+    rollout: RolloutConfig = Field(
+        description="What one step samples: `prompts_per_step × samples_per_prompt = samples_per_step`."
+    )
+    # pydantic takes a field from the first base that has it
+    resources: ResourcesConfig = Field(
+        description="What hardware the run takes and how roles divide it. A device is a GPU, or a core with "
+        "`device: cpu`."
+    )
+
+    @property
+    def greedy_baseline(self) -> bool:
+        """Whether the advantage estimator compares with a greedy answer."""
+        greedy: bool = ADVANTAGES.get(self.algorithm.advantage.type).greedy_baseline
+        return greedy
+
+
+def pool_roles(resources: HardwareConfig, rewards: RewardsConfig) -> tuple[RolePlan, ...]:
     """Return where the workers of reward pools sit that have devices of their own."""
     return tuple(
         RolePlan(

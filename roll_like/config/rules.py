@@ -6,17 +6,14 @@ A rule is a generator of violations. All rules run, so that one attempt shows ev
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from roll_like.config.plan import RolePlan, overlap, roles
+from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
+from roll_like.config.roles import RolePlan, overlap
 from roll_like.config.rules_algorithm import ALGORITHM_RULES
-from roll_like.config.rules_effect import EFFECT_RULES, POLICY_EFFECT_RULES
+from roll_like.config.rules_effect import EFFECT_RULES, POLICY_EFFECT_RULES, oversampling_replaces_something
+from roll_like.config.run import RunConfig
 from roll_like.config.sections import TrainerConfig
 from roll_like.config.violations import Violation
-
-if TYPE_CHECKING:
-    from roll_like.config.policy_gradient import PolicyGradientConfig
-    from roll_like.config.run import RunConfig
 
 
 def _batches_divide(config: PolicyGradientConfig) -> Iterator[Violation]:
@@ -60,13 +57,12 @@ def budget_holds_a_pair(config: RunConfig) -> Iterator[Violation]:
     if budget < needed:
         yield Violation(
             ("training", "max_tokens_per_micro_batch"),
-            f"{budget} tokens cannot hold the two answers of one pair (2 × data.max_tokens = {needed}); set it "
-            f"to {needed} or more",
+            f"{budget} tokens cannot hold the two answers of one pair: 2 × {config.longest_sample} = {needed} "
+            f"({config.longest_sample_terms}); set it to {needed} or more",
         )
 
 
-def _lengths_fit(config: PolicyGradientConfig) -> Iterator[Violation]:
-    longest, sizes = config.longest_sample, config.longest_sample_terms
+def _micro_batches_hold_a_sample(config: PolicyGradientConfig) -> Iterator[Violation]:
     budgets = {("training", "max_tokens_per_micro_batch"): config.training.max_tokens_per_micro_batch}
     if config.reference is not None and config.reference.mode == "cluster":
         budgets["reference", "max_tokens_per_micro_batch"] = config.reference.max_tokens_per_micro_batch
@@ -74,6 +70,10 @@ def _lengths_fit(config: PolicyGradientConfig) -> Iterator[Violation]:
         budgets["critic", "max_tokens_per_micro_batch"] = config.critic.max_tokens_per_micro_batch
     for path, budget in budgets.items():
         yield from budget_holds(config, path, budget)
+
+
+def _window_fits(config: SamplingRunConfig) -> Iterator[Violation]:
+    longest, sizes = config.longest_sample, config.longest_sample_terms
     window = config.inference.max_model_len if config.inference.type == "vllm" else None
     if window is None:
         return
@@ -103,7 +103,7 @@ def _no_device_mapping_without_a_critic(config: PolicyGradientConfig) -> Iterato
 def _device_ranges_fit(config: RunConfig) -> Iterator[Violation]:
     resources = config.resources
     total = resources.nodes * resources.devices_per_node
-    for role in roles(config):
+    for role in config.roles:
         path = role.devices_key
         if role.devices.stop > total:
             yield Violation(
@@ -144,7 +144,7 @@ def _role_fits(config: RunConfig, role: RolePlan, path: tuple[str, ...]) -> Iter
 
 
 def _device_ranges_are_equal_or_disjoint(config: RunConfig) -> Iterator[Violation]:
-    planned = roles(config)
+    planned = config.roles
     for index, role in enumerate(planned):
         for other in planned[:index]:
             if overlap(role.devices, other.devices) == "partial":
@@ -180,14 +180,14 @@ def offload_means_something(config: RunConfig, section: str, trained: TrainerCon
         )
 
 
-def _devices_are_shared(config: PolicyGradientConfig) -> Iterator[Violation]:
+def _critic_offload_means_something(config: PolicyGradientConfig) -> Iterator[Violation]:
     if config.critic is not None:
         yield from offload_means_something(config, "critic", config.critic)
-    if config.resources.device == "cuda":
-        yield from _gpu_memory_is_shared(config)
 
 
-def _gpu_memory_is_shared(config: PolicyGradientConfig) -> Iterator[Violation]:
+def _gpu_memory_is_shared(config: SamplingRunConfig) -> Iterator[Violation]:
+    if config.resources.device != "cuda":
+        return
     engine, device_mapping = config.inference, config.resources.device_mapping
     if engine.type == "vllm" and device_mapping.training == device_mapping.inference and not engine.sleep:
         share = engine.gpu_memory_utilization
@@ -199,7 +199,7 @@ def _gpu_memory_is_shared(config: PolicyGradientConfig) -> Iterator[Violation]:
             )
 
 
-def _evaluation_means_something(config: PolicyGradientConfig) -> Iterator[Violation]:
+def _evaluation_means_something(config: SamplingRunConfig) -> Iterator[Violation]:
     evaluation = config.evaluation
     if evaluation is None:
         return
@@ -229,18 +229,23 @@ RUN_RULES = (
     *EFFECT_RULES,
 )
 
-#: What holds for whatever samples and judges, however it is trained.
-SAMPLING_RULES = (_lengths_fit, _devices_are_shared, _evaluation_means_something, _evaluation_runs)
+#: What holds for every run whose policy samples, however it is trained.
+SAMPLING_RULES = (
+    _window_fits,
+    *RUN_RULES,
+    _gpu_memory_is_shared,
+    _evaluation_means_something,
+    oversampling_replaces_something,
+)
 
 #: What holds for every run that trains a policy on groups of its samples.
 POLICY_GRADIENT_RULES = (
     *ALGORITHM_RULES,
     _batches_divide,
     _the_policy_gets_its_turn,
-    _lengths_fit,
+    _micro_batches_hold_a_sample,
     _no_device_mapping_without_a_critic,
-    *RUN_RULES,
-    _devices_are_shared,
-    _evaluation_means_something,
+    _critic_offload_means_something,
+    *SAMPLING_RULES,
     *POLICY_EFFECT_RULES,
 )

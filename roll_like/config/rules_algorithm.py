@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from roll_like.config.lora import adapter_off_means_something
+from roll_like.config.policy_gradient import PolicyGradientConfig
+from roll_like.config.rules_lora import adapter_off_means_something
 from roll_like.config.violations import Violation
 from roll_like.registry import ADVANTAGES
-
-if TYPE_CHECKING:
-    from roll_like.config.policy_gradient import PolicyGradientConfig
 
 
 def _kl_has_its_reference(config: PolicyGradientConfig) -> Iterator[Violation]:

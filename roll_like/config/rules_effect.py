@@ -6,14 +6,11 @@ What is refused differs from its default, so that a resolved configuration, whic
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
+from roll_like.config.run import RunConfig
+from roll_like.config.sections import OptimizerConfig
 from roll_like.config.violations import Violation
-
-if TYPE_CHECKING:
-    from roll_like.config.policy_gradient import PolicyGradientConfig
-    from roll_like.config.run import RunConfig
-    from roll_like.config.sections import OptimizerConfig
 
 
 def schedule_reaches_its_end(path: tuple[str, ...], optimizer: OptimizerConfig) -> Iterator[Violation]:
@@ -47,7 +44,7 @@ def prompts_are_shared_anyway(config: RunConfig) -> Iterator[Violation]:
         )
 
 
-def oversampling_replaces_something(config: PolicyGradientConfig) -> Iterator[Violation]:
+def oversampling_replaces_something(config: SamplingRunConfig) -> Iterator[Violation]:
     """Yield room for further groups where no group is ever turned down."""
     rollout = config.rollout
     filters = [rollout.drop_zero_variance_groups]
@@ -77,13 +74,14 @@ def correction_corrects_something(config: PolicyGradientConfig) -> Iterator[Viol
 
 def evaluation_goes_through_everything(config: RunConfig) -> Iterator[Violation]:
     """Yield weights of sources that an evaluation goes through once each."""
-    for index, source in enumerate(getattr(config.evaluation, "sources", ())):
-        if source.weight != 1.0:
-            yield Violation(
-                ("evaluation", "sources", index, "weight"),
-                "an evaluation goes through every row once, so a weight has no effect; remove it (the weights of "
-                "data.sources have one)",
-            )
+    for section in ("evaluation", "pair_evaluation"):
+        for index, source in enumerate(getattr(getattr(config, section, None), "sources", ())):
+            if source.weight != 1.0:
+                yield Violation(
+                    (section, "sources", index, "weight"),
+                    "an evaluation goes through every row once, so a weight has no effect; remove it (the weights of "
+                    "data.sources have one)",
+                )
 
 
 #: Settings without effect in any run.
@@ -92,6 +90,5 @@ EFFECT_RULES = (learning_rate_ends_somewhere, evaluation_goes_through_everything
 #: Settings without effect in a run that trains a policy on groups of its samples.
 POLICY_EFFECT_RULES = (
     critic_learning_rate_ends_somewhere,
-    oversampling_replaces_something,
     correction_corrects_something,
 )

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from roll_like.config.prompts import PromptRunConfig
 from roll_like.config.reward_names import DEFAULT_POOL, JUDGE_URL
+from roll_like.config.sections import DataSource
 from roll_like.config.violations import Violation
 
-if TYPE_CHECKING:
-    from roll_like.config.prompts import PromptConfig
-    from roll_like.config.sections import DataSource
 
-
-def _all_sources(config: PromptConfig) -> list[DataSource]:
+def _all_sources(config: PromptRunConfig) -> list[DataSource]:
     return [*config.data.sources, *(config.evaluation.sources if config.evaluation is not None else ())]
 
 
@@ -28,7 +26,7 @@ def _nearest(name: str, known: Sequence[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
 
 
-def _sources_are_judged(config: PromptConfig) -> Iterator[Violation]:
+def _sources_are_judged(config: PromptRunConfig) -> Iterator[Violation]:
     sources = _all_sources(config)
     known = list(dict.fromkeys(source.label for source in sources))
     chosen = [getattr(reward, "sources", None) for reward in config.rewards.use]
@@ -48,7 +46,7 @@ def _sources_are_judged(config: PromptConfig) -> Iterator[Violation]:
             )
 
 
-def _rewards_have_names_and_weights(config: PromptConfig) -> Iterator[Violation]:
+def _rewards_have_names_and_weights(config: PromptRunConfig) -> Iterator[Violation]:
     names = [_name_of(reward) for reward in config.rewards.use]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield Violation(("rewards", "use"), f"two rewards are called {name!r}; give each a `name` of its own")
@@ -56,7 +54,7 @@ def _rewards_have_names_and_weights(config: PromptConfig) -> Iterator[Violation]
         yield Violation(("rewards", "use"), "every reward has weight 0, so nothing can be learned; give one a weight")
 
 
-def _domains_fit(config: PromptConfig) -> Iterator[Violation]:
+def _domains_fit(config: PromptRunConfig) -> Iterator[Violation]:
     sources = _all_sources(config)
     domains = list(dict.fromkeys(source.domain_label for source in sources))
     rewards = {_name_of(reward): reward for reward in config.rewards.use}
@@ -85,7 +83,7 @@ def _domains_fit(config: PromptConfig) -> Iterator[Violation]:
                 )
 
 
-def _pools_fit(config: PromptConfig) -> Iterator[Violation]:
+def _pools_fit(config: PromptRunConfig) -> Iterator[Violation]:
     names = [_name_of(reward) for reward in config.rewards.use]
     owners: dict[str, str] = {}
     if DEFAULT_POOL in config.rewards.pools:
@@ -102,7 +100,7 @@ def _pools_fit(config: PromptConfig) -> Iterator[Violation]:
             owners.setdefault(reward, pool)
 
 
-def _replacing_is_possible(config: PromptConfig, name: str) -> Iterator[Violation]:
+def _replacing_is_possible(config: PromptRunConfig, name: str) -> Iterator[Violation]:
     if not config.domains[name].drop_zero_variance_groups:
         return
     path = ("domains", name, "drop_zero_variance_groups")
@@ -110,11 +108,11 @@ def _replacing_is_possible(config: PromptConfig, name: str) -> Iterator[Violatio
         yield Violation(
             path, "rollout.max_oversampling: 1.0 allows no replacement; set it above 1 (2.0 is usual), or this to false"
         )
-    if config.rollout.samples_per_prompt == 1:
+    if config.rollout.samples_per_group == 1:
         yield Violation(path, "a group of one always has equal rewards, so every group would be dropped")
 
 
-def _judge_is_asked(config: PromptConfig) -> Iterator[Violation]:
+def _judge_is_asked(config: PromptRunConfig) -> Iterator[Violation]:
     asking = [
         index
         for index, reward in enumerate(config.rewards.use)
@@ -140,7 +138,7 @@ def _judge_is_asked(config: PromptConfig) -> Iterator[Violation]:
         )
 
 
-def _evaluation_sources_have_names(config: PromptConfig) -> Iterator[Violation]:
+def _evaluation_sources_have_names(config: PromptRunConfig) -> Iterator[Violation]:
     names = [source.label for source in config.evaluation.sources] if config.evaluation is not None else []
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield Violation(
@@ -149,7 +147,7 @@ def _evaluation_sources_have_names(config: PromptConfig) -> Iterator[Violation]:
 
 
 #: What to check between data, domains and rewards.
-RLVR_RULES = (
+PROMPT_RULES = (
     _sources_are_judged,
     _rewards_have_names_and_weights,
     _domains_fit,

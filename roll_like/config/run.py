@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Self, TypeAlias
 from pydantic import Field, model_validator
 
 from roll_like.config.base import ConfigModel, PipelineConfig
-from roll_like.config.plan import RolePlan
+from roll_like.config.roles import RolePlan, model_role
 from roll_like.config.sections import (
     CheckpointConfig,
     MetricsConfig,
@@ -21,10 +21,9 @@ from roll_like.config.sections import (
 )
 from roll_like.config.violations import Violation, raise_violations
 from roll_like.errors import ConfigError
-from roll_like.registry import PIPELINES
 
 if TYPE_CHECKING:
-    from roll_like.run.launch import RunResult
+    from roll_like.types import RunResult
 
 #: What a run's folder may be called.
 NAME_PATTERN = r"^[A-Za-z0-9._-]+$"
@@ -101,6 +100,13 @@ class RunConfig(PipelineConfig):
         return 1
 
     @property
+    def roles(self) -> tuple[RolePlan, ...]:
+        """Where the workers of each role sit: the trainer, then whatever else the configuration has."""
+        resources, workers = self.resources, self.training.workers
+        trainer = model_role(resources, "training", workers, "training.workers", resources.device_mapping.training)
+        return (trainer, *self.further_roles)
+
+    @property
     def further_roles(self) -> tuple[RolePlan, ...]:
         """Roles with devices, beside the trainer."""
         return ()
@@ -118,6 +124,10 @@ class RunConfig(PipelineConfig):
         """
         if self.evaluation is None:
             raise ConfigError("this configuration has no `evaluation` section", fix="add one")
+        return self.of_model(model)
+
+    def of_model(self, model: str) -> Self:
+        """Return the same configuration for another model."""
         return self.model_copy(update={"model": self.model.at(model)})
 
     def run(self, *, resume: str | None = None) -> RunResult:
@@ -126,5 +136,5 @@ class RunConfig(PipelineConfig):
         Args:
             resume: Name of a run to continue, or `""` for this configuration's own.
         """
-        result: RunResult = PIPELINES.get(self.pipeline).launch(self, resume=resume)
+        result: RunResult = self.pipeline_class().launch(self, resume=resume)
         return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema, NoDefault
@@ -68,50 +68,35 @@ def markdown(schema: Schema, elsewhere: Schema | None = None, page: str = "") ->
 
     Args:
         schema: Of the configuration.
-        elsewhere: Another pipeline's; sections that are the same in both are only named, also those that stand one
-            level lower here.
+        elsewhere: Another pipeline's; sections that are the same in both are only named.
         page: The page that describes `elsewhere`.
     """
-    described = _top_level(elsewhere or {}, ())[1]
-    moved = [path for path, lines in _second_level(schema).items() if described.get(path.partition(".")[2]) == lines]
-    top, sections = _top_level(schema, moved)
+    described = _top_level(elsewhere or {})[1]
+    top, sections = _top_level(schema)
     same = [name for name, lines in sections.items() if described.get(name) == lines]
     yield from top
-    if same or moved:
-        named = ", ".join(f"`{name}`" for name in (*same, *moved))
+    if same:
+        named = ", ".join(f"`{name}`" for name in same)
         yield from (f"The sections {named} are those of [{page}]({page}).", "")
     for name, lines in sections.items():
         if name not in same:
             yield from lines
 
 
-def _second_level(schema: Schema) -> dict[str, list[str]]:
-    """Return the tables of each section in a section, by its key, as they were if it stood at the top."""
-    definitions = schema.get("$defs", {})
-    return {
-        f"{name}.{key}": list(_tables_below("", {"properties": {key: inner}}, definitions))
-        for name, entry in schema.get("properties", {}).items()
-        for _, section in _sections(entry, definitions)
-        for key, inner in section.get("properties", {}).items()
-    }
-
-
-def _top_level(schema: Schema, left_out: Collection[str]) -> tuple[list[str], dict[str, list[str]]]:
+def _top_level(schema: Schema) -> tuple[list[str], dict[str, list[str]]]:
     """Return the table of the keys at the top, and the tables of each section among them."""
     definitions = schema.get("$defs", {})
     sections = {
-        key: list(_tables_below("", {"properties": {key: entry}}, definitions, left_out))
+        key: list(_tables_below("", {"properties": {key: entry}}, definitions))
         for key, entry in schema.get("properties", {}).items()
     }
     return list(_table("Top level", "", schema, definitions)), {key: lines for key, lines in sections.items() if lines}
 
 
-def _tables(
-    path: str, title: str, description: str, section: Schema, definitions: Schema, left_out: Collection[str]
-) -> Iterator[str]:
+def _tables(path: str, title: str, description: str, section: Schema, definitions: Schema) -> Iterator[str]:
     """Yield a section's own table, and then those of the sections in it."""
     yield from _table(title, description, section, definitions)
-    yield from _tables_below(path, section, definitions, left_out)
+    yield from _tables_below(path, section, definitions)
 
 
 def _table(title: str, description: str, section: Schema, definitions: Schema) -> Iterator[str]:
@@ -126,17 +111,17 @@ def _table(title: str, description: str, section: Schema, definitions: Schema) -
         yield ""
 
 
-def _tables_below(path: str, section: Schema, definitions: Schema, left_out: Collection[str] = ()) -> Iterator[str]:
+def _tables_below(path: str, section: Schema, definitions: Schema) -> Iterator[str]:
     for key, entry in section.get("properties", {}).items():
         here = f"{path}{key}"
-        options = [] if here in left_out else _sections(entry, definitions)
+        options = _sections(entry, definitions)
         for name, option in options:
             titled = f"`{here}`" + (", each item" if entry.get("type") == "array" else "")
             # one section is described by its key, one of several by its own words
             texts = [entry.get("description"), option.get("description")]
             text = next(filter(None, texts if name is None else texts[::-1]), "")
             titled += "" if name is None else f" with `type: {name}`"
-            yield from _tables(f"{here}.", titled, " ".join(str(text).split()), option, definitions, left_out)
+            yield from _tables(f"{here}.", titled, " ".join(str(text).split()), option, definitions)
 
 
 def _row(key: str, entry: Schema, *, required: bool, definitions: Schema) -> str:

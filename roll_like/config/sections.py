@@ -43,6 +43,9 @@ class ModelConfig(ConfigModel):
     chat_template: Path | None = Field(
         default=None, description="Jinja file that replaces the tokenizer's chat template."
     )
+    template_options: dict[str, Any] = Field(
+        default_factory=dict, description="Further variables of the chat template, such as `enable_thinking: false`."
+    )
     dtype: Literal["auto"] | Precision = Field(
         default="auto",
         description="Precision of the forward passes and of inference. `auto`: bfloat16, or float32 on CPUs without "
@@ -357,7 +360,7 @@ class TrainerDeviceMappingConfig(ConfigModel):
     training: DeviceRange = Field(description="Devices of the training engine.")
 
 
-class DeviceMappingConfig(TrainerDeviceMappingConfig):
+class SamplingDeviceMappingConfig(TrainerDeviceMappingConfig):
     """Which devices each role has. Equal device ranges are colocated (time-shared), disjoint ones run side by side."""
 
     inference: DeviceRange = Field(description="Devices of the inference engines.")
@@ -365,6 +368,11 @@ class DeviceMappingConfig(TrainerDeviceMappingConfig):
         default=None, description="Devices of the reference model; default: `training`."
     )
     judge: DeviceRange | None = Field(default=None, description="Devices of the judge model; default: `inference`.")
+
+
+class DeviceMappingConfig(SamplingDeviceMappingConfig):
+    """Which devices each role has. Equal device ranges are colocated (time-shared), disjoint ones run side by side."""
+
     critic: DeviceRange | None = Field(default=None, description="Devices of the critic; default: `training`.")
 
 
@@ -387,7 +395,13 @@ class TrainerResourcesConfig(HardwareConfig):
     device_mapping: TrainerDeviceMappingConfig = Field(description="Devices of each role.")
 
 
-class ResourcesConfig(TrainerResourcesConfig):
+class SamplingResourcesConfig(TrainerResourcesConfig):
+    """What hardware the run takes and how roles divide it. A device is a GPU, or a core with `device: cpu`."""
+
+    device_mapping: SamplingDeviceMappingConfig = Field(description="Devices of each role.")
+
+
+class ResourcesConfig(SamplingResourcesConfig):
     """What hardware the run takes and how roles divide it. A device is a GPU, or a core with `device: cpu`."""
 
     device_mapping: DeviceMappingConfig = Field(description="Devices of each role.")

@@ -9,7 +9,7 @@ from typing import Annotated, TypeAlias
 from pydantic import Field
 
 from roll_like.config.base import ConfigModel
-from roll_like.config.plan import RolePlan, model_role
+from roll_like.config.roles import RolePlan, model_role
 from roll_like.config.sections import DeviceRange, HardwareConfig, ModelConfig, PositiveInt
 from roll_like.config.violations import Violation
 

@@ -111,9 +111,9 @@ def load_conversations(
 
 
 def load_labelled(data: LabelledData, renderer: Renderer, *, section: str = "data") -> SampleSet[LabelledSample]:
-    """Read responses with a verdict each.
+    """Read responses with a label each.
 
-    Of a row with messages, the last assistant turn is what the verdict is about.
+    Of a row with messages, the last assistant turn is what the label is about.
 
     Args:
         data: The datasets, and what happens to rows that are too long or bad.

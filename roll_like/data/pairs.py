@@ -9,8 +9,8 @@ Three kinds of rows:
 Responses given as messages may begin with the prompt. Without a prompt, what both conversations begin with alike is the
 prompt, up to the assistant's message in which they part. Only turns of the responses are trained.
 
-Verdicts on single responses (`{prompt, completion, label}`) are read by
-`roll_like.data.conversations.load_labelled`; `verdicts` makes them of pairs.
+Labels of single responses (`{prompt, completion, label}`) are read by
+`roll_like.data.conversations.load_labelled`; `labelled_samples` makes them of pairs.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ Preference: TypeAlias = PairSample | LabelledSample
 def load_preferences(
     data: PairData | LabelledData, renderer: Renderer, *, section: str = "data"
 ) -> SampleSet[Preference]:
-    """Read pairs, or responses with a verdict each, as `load_pairs` and `load_labelled` do."""
+    """Read pairs, or responses with a label each, as `load_pairs` and `load_labelled` do."""
     load: Any = load_pairs if isinstance(data, PairData) else load_labelled
     return cast("SampleSet[Preference]", load(data, renderer, section=section))
 
@@ -137,8 +137,8 @@ def read_pairs(
     return load_sources(sources, load, section)
 
 
-def verdicts(preferences: Iterable[Preference]) -> Iterator[LabelledSample]:
-    """Yield responses with a verdict each: of a pair, the liked one and then the other."""
+def labelled_samples(preferences: Iterable[Preference]) -> Iterator[LabelledSample]:
+    """Yield responses with a label each: of a pair, the liked one and then the other."""
     for each in preferences:
         if isinstance(each, LabelledSample):
             yield each

@@ -9,17 +9,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from roll_like.config.sections import DataSource
+from roll_like.data.chat import Renderer
 from roll_like.data.rows import Row, read_rows
-from roll_like.errors import ConfigError, DataError
-from roll_like.types import IntArray, Message, Task
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from roll_like.errors import ConfigError, DataError, EnvError
+from roll_like.types import Message, Task
 
 _BATCH = 1024  # prompts tokenised in one call
 
@@ -146,7 +142,7 @@ def _require(task: Task, source: TaskSource, fields: Sequence[str], why: str) ->
 
 def load_tasks(
     sources: Sequence[DataSource],
-    tokenizer: PreTrainedTokenizerBase,
+    renderer: Renderer,
     max_prompt_tokens: int,
     *,
     key: str = "data.sources",
@@ -155,7 +151,7 @@ def load_tasks(
 
     Args:
         sources: The datasets.
-        tokenizer: Has a chat template; turns messages into `Task.prompt_ids`, generation prompt included.
+        renderer: Turns messages into `Task.prompt_ids`, generation prompt included.
         max_prompt_tokens: Longer prompts are left out and counted.
         key: Where the sources stand in the configuration, for messages.
 
@@ -164,7 +160,7 @@ def load_tasks(
     """
     return TaskSet(
         sources=tuple(
-            load_source(source, tokenizer, max_prompt_tokens, f"{key}[{index}]") for index, source in enumerate(sources)
+            load_source(source, renderer, max_prompt_tokens, f"{key}[{index}]") for index, source in enumerate(sources)
         )
     )
 
@@ -174,13 +170,13 @@ def source_name(source: DataSource) -> str:
     return source.name or Path(source.path).stem
 
 
-def load_source(source: DataSource, tokenizer: PreTrainedTokenizerBase, limit: int, key: str) -> TaskSource:
+def load_source(source: DataSource, renderer: Renderer, limit: int, key: str) -> TaskSource:
     """Read one dataset, as `load_tasks` does each; `key` is its place in the configuration."""
     name = source_name(source)
     kept: list[Task] = []
     rows = too_long = longest = 0
     first_too_long: str | None = None
-    for task in _tasks(read_rows(source, key), source, tokenizer, key):
+    for task in _tasks(read_rows(source, key), source, renderer, key):
         rows += 1
         longest = max(longest, len(task.prompt_ids))
         if len(task.prompt_ids) <= limit:
@@ -203,18 +199,17 @@ def load_source(source: DataSource, tokenizer: PreTrainedTokenizerBase, limit: i
     )
 
 
-def _tasks(rows: Iterable[Row], source: DataSource, tokenizer: PreTrainedTokenizerBase, key: str) -> Iterator[Task]:
+def _tasks(rows: Iterable[Row], source: DataSource, renderer: Renderer, key: str) -> Iterator[Task]:
     """Yield one task per row; prompts are tokenised many at a time, which is several times as fast."""
     number = 0
     remaining = iter(rows)
     while batch := list(islice(remaining, _BATCH)):
         messages = [_messages(row, source, key) for row in batch]
         answers = [_answer(row, source, key) for row in batch]
-        texts = [_render(tokenizer, prompt, row) for prompt, row in zip(messages, batch, strict=True)]
-        encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
-        for row, prompt, answer, ids in zip(batch, messages, answers, encoded, strict=True):
+        texts = [(_render(renderer, prompt, row), True) for prompt, row in zip(messages, batch, strict=True)]
+        encoded = renderer.encode_pieces(texts)
+        for row, prompt, answer, prompt_ids in zip(batch, messages, answers, encoded, strict=True):
             number += 1
-            prompt_ids: IntArray = np.asarray(ids, dtype=np.int32)
             used = {source.prompt_field, source.answer_field}
             yield Task(
                 task_id=f"{source_name(source)}:{number}",
@@ -228,15 +223,12 @@ def _tasks(rows: Iterable[Row], source: DataSource, tokenizer: PreTrainedTokeniz
             )
 
 
-def _render(tokenizer: PreTrainedTokenizerBase, messages: tuple[Message, ...], row: Row) -> str:
-    from jinja2 import TemplateError
-
+def _render(renderer: Renderer, messages: tuple[Message, ...], row: Row) -> str:
     try:
-        return str(tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False))
-    except TemplateError as error:
-        roles = ", ".join(message["role"] for message in messages)
+        return renderer.render(messages, ())
+    except EnvError as error:
         raise DataError(
-            f"{row.origin}: the chat template refuses messages with the roles {roles}: {error}",
+            f"{row.origin}: {error.message}",
             fix="change the row's roles, the source's system_prompt, or model.chat_template",
         ) from error
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from roll_like.config.sections import Precision
 from roll_like.errors import ConfigError
-from roll_like.models.load import load_for_training, refuse_absent
+from roll_like.models.modules import load_for_training, refuse_absent
 from roll_like.models.quiet import no_warnings
 
 if TYPE_CHECKING:

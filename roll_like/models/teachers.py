@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from roll_like.builtin.pipelines.distill.config import DistillConfig
-from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig
+from roll_like.config.run import RunConfig
 from roll_like.config.sections import DeviceRange, TrainingConfig
-from roll_like.config.teachers import teacher_model
+from roll_like.config.teachers import TeacherConfig, teacher_model
 from roll_like.models.load import ResolvedModel, load_tokenizer, resolve_model
 from roll_like.models.vocabulary import refuse_other_tokenizer
 
@@ -30,14 +29,18 @@ class PlannedTeacher:
     devices: DeviceRange
 
 
-def planned_teachers(config: DistillConfig | OnPolicyDistillConfig) -> Iterator[PlannedTeacher]:
+def planned_teachers(config: RunConfig, teachers: Mapping[str, TeacherConfig]) -> Iterator[PlannedTeacher]:
     """Yield a run's teachers.
+
+    Args:
+        config: The run's configuration.
+        teachers: Its `teachers` section.
 
     Raises:
         ConfigError: One has another tokenizer than the student.
     """
     ours = load_tokenizer(config.model)
-    for name, teacher in config.teachers.items():
+    for name, teacher in teachers.items():
         section = teacher_model(config.model, teacher)
         refuse_other_tokenizer(ours, load_tokenizer(section), key=f"teachers.{name}.path", path=teacher.path)
         yield PlannedTeacher(

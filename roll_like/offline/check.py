@@ -1,36 +1,21 @@
-"""Given data, conversations and preferences: whether rows are there, fit, and can be trained on."""
+"""Given data of every kind: whether rows are there, fit, and can be trained on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from roll_like.builtin.pipelines.distill.config import DistillConfig
-from roll_like.builtin.pipelines.dpo.check import label_findings
-from roll_like.builtin.pipelines.dpo.config import DPOConfig
-from roll_like.builtin.pipelines.online_dpo.check import iteration_findings
-from roll_like.builtin.pipelines.reward_model.config import RewardModelRunConfig
-from roll_like.builtin.pipelines.sft.config import SFTConfig
 from roll_like.check.findings import Finding, failed, is_hub_id
 from roll_like.check.machine import warm_up_that_never_ends
-from roll_like.check.model import check_score, check_vocabulary, check_window
-from roll_like.check.teachers import teacher_findings
+from roll_like.check.report import Report
 from roll_like.config.offline import GivenDataConfig
-from roll_like.config.plan import Plan, roles, trainer_memory
+from roll_like.config.plan import Plan, trainer_memory
 from roll_like.config.training_data import RowLimits
 from roll_like.data.chat import Renderer
-from roll_like.data.conversations import load_conversations
-from roll_like.data.pairs import load_preferences
 from roll_like.data.samples import SampleSet
-from roll_like.data.scored_pairs import load_scored_pairs
 from roll_like.errors import RollLikeError
 from roll_like.models.shape import ModelShape
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from roll_like.check import Report
 
 
 def given_plan(config: GivenDataConfig, model: ModelShape | None) -> Plan:
@@ -44,7 +29,7 @@ def given_plan(config: GivenDataConfig, model: ModelShape | None) -> Plan:
         units=(what, what),
         updates_per_step=1,
         max_sample_tokens=config.longest_sample,
-        roles=roles(config),
+        roles=config.roles,
         processes=(),
         placement="colocated",
         device=config.resources.device,
@@ -53,69 +38,31 @@ def given_plan(config: GivenDataConfig, model: ModelShape | None) -> Plan:
     )
 
 
-def conversation_findings(
-    config: SFTConfig, tokenizer: PreTrainedTokenizerBase | None, shape: ModelShape | None, report: Report
-) -> Iterator[Finding]:
-    """Yield what is wrong with conversations; tell the report what became of each source's rows, and the steps."""
-    yield from check_window(config, shape, "data")
-    yield from _findings(config, _sections(config), load_conversations, tokenizer, report)
+def data_sections(data: RowLimits, evaluation: Any) -> dict[str, RowLimits]:
+    """Return what `data` and `evaluation` read, by section; the limits of an evaluation are those of `data`."""
+    return {"data": data, **({} if evaluation is None else {"evaluation": data.reading(evaluation.sources)})}
 
 
-def lesson_findings(
-    config: DistillConfig, tokenizer: PreTrainedTokenizerBase | None, shape: ModelShape | None, report: Report
-) -> Iterator[Finding]:
-    """Yield what is wrong with teachers and conversations; tell the report the same as of supervised runs."""
-    yield from check_window(config, shape, "data")
-    yield from teacher_findings(config, config.teachers, tokenizer, shape, top_k=config.algorithm.top_k)
-    yield from _findings(config, _sections(config), load_conversations, tokenizer, report)
-
-
-def preference_findings(
-    config: DPOConfig, tokenizer: PreTrainedTokenizerBase | None, shape: ModelShape | None, report: Report
-) -> Iterator[Finding]:
-    """Yield what is wrong with preferences and the reference model; tell the report the same as of conversations."""
-    yield from check_window(config, shape, "data")
-    yield from check_vocabulary(config, shape, None if config.reference is None else config.reference.path)
-    data = {"data": config.data if config.iterations is None else None, "evaluation": config.evaluated_rows}
-    present = {section: rows for section, rows in data.items() if rows is not None}
-    loaded = yield from _findings(config, present, load_preferences, tokenizer, report)
-    yield from label_findings(config, loaded)
-    if config.iterations is not None:
-        yield from iteration_findings(config, tokenizer, shape, report)
-
-
-def scored_pair_findings(
-    config: RewardModelRunConfig,
-    tokenizer: PreTrainedTokenizerBase | None,
-    shape: ModelShape | None,
-    report: Report,
-) -> Iterator[Finding]:
-    """Yield what is wrong with pairs and with the model to start from; tell the report the same as of conversations."""
-    yield from check_window(config, shape, "data")
-    yield from check_score(config, shape)
-    yield from _findings(config, _sections(config), load_scored_pairs, tokenizer, report)
-
-
-def _sections(config: SFTConfig | DistillConfig | RewardModelRunConfig) -> dict[str, RowLimits]:
-    evaluated = {} if config.evaluation is None else {"evaluation": config.data.reading(config.evaluation.sources)}
-    return {"data": config.data, **evaluated}
-
-
-def _findings(
+def data_findings(
     config: GivenDataConfig,
-    sections: dict[str, Any],
+    sections: Mapping[str, Any],
     load: Callable[..., SampleSet[Any]],
-    tokenizer: PreTrainedTokenizerBase | None,
+    renderer: Renderer | None,
     report: Report,
 ) -> Generator[Finding, None, dict[str, SampleSet[Any]]]:
-    loaded: dict[str, SampleSet[Any]] = {}
-    for section, data in sections.items():
-        found = _load(data, section, load, tokenizer)
-        if isinstance(found, Finding):
-            yield found
-        elif found is not None:
-            loaded[section] = found
-            report.sources += found.report
+    """Yield what is wrong with given data; tell the report what became of each source's rows, and the run's steps.
+
+    Args:
+        config: The run's configuration.
+        sections: What `data` and `evaluation` read.
+        load: Reads one of them: the section, a renderer, and the section's key.
+        renderer: Turns messages into tokens; None where there is no tokenizer.
+        report: Told about sources and steps.
+
+    Returns:
+        What could be read, by section.
+    """
+    loaded = yield from load_findings(sections, load, renderer, report)
     if "data" not in loaded:
         return loaded
     items, (count, what) = len(loaded["data"]), config.items_per_step
@@ -133,6 +80,24 @@ def _findings(
     return loaded
 
 
+def load_findings(
+    sections: Mapping[str, Any],
+    load: Callable[..., SampleSet[Any]],
+    renderer: Renderer | None,
+    report: Report,
+) -> Generator[Finding, None, dict[str, SampleSet[Any]]]:
+    """Yield why sections cannot be read; return those that can, and tell the report about their sources."""
+    loaded: dict[str, SampleSet[Any]] = {}
+    for section, data in sections.items():
+        found = _load(data, section, load, renderer)
+        if isinstance(found, Finding):
+            yield found
+        elif found is not None:
+            loaded[section] = found
+            report.sources += found.report
+    return loaded
+
+
 def _no_overlap(data: SampleSet[Any], evaluation: SampleSet[Any]) -> Iterator[Finding]:
     trained = {sequence.content() for item in data for sequence in item.sequences}
     both = [item for item in evaluation if all(sequence.content() in trained for sequence in item.sequences)]
@@ -147,7 +112,7 @@ def _no_overlap(data: SampleSet[Any], evaluation: SampleSet[Any]) -> Iterator[Fi
 
 
 def _load(
-    data: Any, section: str, load: Callable[..., SampleSet[Any]], tokenizer: PreTrainedTokenizerBase | None
+    data: Any, section: str, load: Callable[..., SampleSet[Any]], renderer: Renderer | None
 ) -> SampleSet[Any] | Finding | None:
     """Return the samples or pairs, or why they cannot be had here."""
     remote = [source.path for source in data.sources if is_hub_id(source.path)]
@@ -157,9 +122,9 @@ def _load(
             f"{section}.sources",
             f"{', '.join(remote)}: not checked, because it is on the hub; it is read when the run starts",
         )
-    if tokenizer is None:
+    if renderer is None:
         return None  # a finding of its own
     try:
-        return load(data, Renderer(tokenizer), section=section)
+        return load(data, renderer, section=section)
     except RollLikeError as error:
         return failed(f"{section}.sources", error)

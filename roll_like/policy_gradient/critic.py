@@ -16,9 +16,9 @@ from roll_like.algorithms.aggregation import token_weights
 from roll_like.algorithms.value_loss import explained_variance, value_loss
 from roll_like.config.sections import CriticConfig
 from roll_like.errors import EngineError
-from roll_like.models.load import load_causal_lm
+from roll_like.models.modules import load_causal_lm
 from roll_like.training.engine import TrainingEngine
-from roll_like.training.interface import Objective, RankModel, RankSpec, Update
+from roll_like.training.interface import Engine, Objective, RankModel, RankSpec, Update
 from roll_like.training.language_model import prepared
 from roll_like.training.layout import Layout, MicroBatch, PerToken, per_sample, spread, update_parts
 from roll_like.training.policy import hidden_states
@@ -123,7 +123,7 @@ class ValueObjective(Objective[ValueStep, ValueBatch]):
         found: FloatArray = values_N.cpu().numpy()
         return found
 
-    def updates(self, step: ValueStep, engine: TrainingEngine[ValueStep]) -> Iterator[Update[ValueBatch]]:
+    def updates(self, step: ValueStep, engine: Engine) -> Iterator[Update[ValueBatch]]:
         """Yield `updates_per_step` optimizer steps."""
         for part in update_parts(step.samples, self.settings.updates_per_step):
             samples = [step.samples[index] for index in part]

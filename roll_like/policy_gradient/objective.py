@@ -18,8 +18,8 @@ from roll_like.algorithms.losses import BatchTokens, KLTerm, LossInputs, PolicyL
 from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.registry import LOSSES
 from roll_like.training.draws import sample_seeds, uniform_draws
-from roll_like.training.engine import Reference, TrainingEngine
-from roll_like.training.interface import RankModel, Update, computed
+from roll_like.training.engine import Reference
+from roll_like.training.interface import Engine, RankModel, Update, computed
 from roll_like.training.language_model import LanguageModelObjective
 from roll_like.training.layout import Layout, MicroBatch, PerToken, spread, update_parts
 from roll_like.types import FloatArray, IntArray, PolicySample, ReferencedSample
@@ -81,9 +81,7 @@ class PolicyObjective(LanguageModelObjective[Sequence[PolicySample], PolicyBatch
 
     losses: ClassVar[frozenset[str]] = frozenset({"train/loss", "train/policy_loss", "train/kl_loss"})
 
-    def updates(
-        self, step: Sequence[PolicySample], engine: TrainingEngine[Sequence[PolicySample]]
-    ) -> Iterator[Update[PolicyBatch]]:
+    def updates(self, step: Sequence[PolicySample], engine: Engine) -> Iterator[Update[PolicyBatch]]:
         """Yield the step's optimizer steps; old log-probabilities are those before the first."""
         loss, coefficient = self._loss(), self.kl.coefficient
         selected = self._selected(step)
@@ -153,9 +151,7 @@ class PolicyObjective(LanguageModelObjective[Sequence[PolicySample], PolicyBatch
             samples, weights = [samples[index] for index in moving], [weights[index] for index in moving]
         return policy_batches(samples, weights, **layout)
 
-    def _with_old(
-        self, updates: list[list[list[PolicyBatch]]], engine: TrainingEngine[Sequence[PolicySample]]
-    ) -> list[list[list[PolicyBatch]]]:
+    def _with_old(self, updates: list[list[list[PolicyBatch]]], engine: Engine) -> list[list[list[PolicyBatch]]]:
         """Return the batches with the log-probabilities that ratios compare with."""
         how = self.algorithm.old_logprobs
         if how == "recompute" or (how == "auto" and len(updates) > 1):

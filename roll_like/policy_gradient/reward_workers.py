@@ -1,4 +1,4 @@
-"""How answers to prompts are judged: the processes of reward workers and of a judge model, and what speaks for them."""
+"""Rewards of answers to prompts: the processes of reward workers and of a judge model, and the driver's handles."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import cast
 
 from roll_like.cluster import Cluster, ResourceManager, thread_environment
 from roll_like.cluster.driver_loop import DriverLoop
-from roll_like.config.domains import domain_filters, domain_rewards
-from roll_like.config.prompts import PromptConfig, RewardPoolConfig, RewardsConfig
+from roll_like.config.prompts import PromptRunConfig, RewardPoolConfig, RewardsConfig
 from roll_like.config.reward_names import DEFAULT_POOL, JUDGE_URLS_VARIABLE
 from roll_like.config.sections import ModelConfig
 from roll_like.data.order import TaskOrder
@@ -21,10 +20,9 @@ from roll_like.inference.interface import EngineSpec
 from roll_like.inference.vllm.environment import vllm_environment
 from roll_like.inference.vllm.server import ServerWorker
 from roll_like.inference.worker import InferenceWorker
-from roll_like.models.load import load_tokenizer, resolve_model
+from roll_like.models.load import load_renderer, resolve_model
 from roll_like.policy_gradient.start import weight_backend
 from roll_like.policy_gradient.workers import Progress
-from roll_like.registry import ADVANTAGES
 from roll_like.rewards.base import RewardConfig
 from roll_like.rewards.scorer import reward_name
 from roll_like.rewards.worker import RewardWorker, notebook_rewards
@@ -38,7 +36,7 @@ from roll_like.rollout.source import SynchronousRollouts, sampling_of
 REWARD_GRACE = 60.0
 
 
-class Judging:
+class RewardWorkers:
     """The reward workers of a run, and its judge model where it has one.
 
     Args:
@@ -47,7 +45,7 @@ class Judging:
         stack: Ends them when it is closed.
     """
 
-    def __init__(self, config: PromptConfig, resources: ResourceManager, stack: ExitStack) -> None:
+    def __init__(self, config: PromptRunConfig, resources: ResourceManager, stack: ExitStack) -> None:
         self._config = config
         self._resources = resources
         self._stack = stack
@@ -62,7 +60,7 @@ class Judging:
         self._rewards = _start_rewards(self._config, self._resources, self._stack, judge)
 
     def wait(self) -> None:
-        """Wait until they can judge.
+        """Wait until they can score.
 
         Raises:
             RollLikeError: A reward cannot be built, or the judge did not start.
@@ -73,7 +71,7 @@ class Judging:
     def scheduler(
         self, inference: Cluster[InferenceWorker], progress: Progress = lambda done, total: None
     ) -> GenerateScheduler:
-        """Return what fills groups from the engines and has them judged here."""
+        """Return what fills groups from the engines and has them scored here."""
         return GenerateScheduler(
             [ActorReplica(inference, rank) for rank in range(len(inference))],
             self._rewards,
@@ -83,13 +81,13 @@ class Judging:
         )
 
 
-def tasks_of(config: PromptConfig) -> TaskSet:
+def tasks_of(config: PromptRunConfig) -> TaskSet:
     """Return the training tasks."""
-    return load_tasks(config.data.sources, load_tokenizer(config.model), config.data.max_prompt_tokens)
+    return load_tasks(config.data.sources, load_renderer(config.model), config.data.max_prompt_tokens)
 
 
 def prompt_rollouts(
-    config: PromptConfig,
+    config: PromptRunConfig,
     scheduler: GenerateScheduler,
     runner: DriverLoop,
     warn: Callable[[str], None],
@@ -110,13 +108,13 @@ def prompt_rollouts(
         if report.too_long:
             warn(str(report))
     sampling = sampling_of(config.rollout)
-    baseline = ADVANTAGES.get(config.algorithm.advantage.type).greedy_baseline
+    baseline = config.greedy_baseline
     return SynchronousRollouts(
         scheduler,
         TaskOrder(tasks, seed=config.seed, shuffle=config.data.shuffle),
         partial(
             GroupPlan,
-            samples_per_group=config.rollout.samples_per_prompt,
+            samples_per_group=config.rollout.samples_per_group,
             sampling=sampling,
             baseline=replace(sampling, temperature=0.0) if baseline else None,
         ),
@@ -124,20 +122,20 @@ def prompt_rollouts(
         seed=config.seed,
         runner=runner,
         needs_baseline=baseline,
-        filters=domain_filters(config),
+        filters=config.domain_filters,
         unit=unit,
     )
 
 
 def prompt_evaluator(
-    config: PromptConfig, scheduler: GenerateScheduler, runner: DriverLoop
+    config: PromptRunConfig, scheduler: GenerateScheduler, runner: DriverLoop
 ) -> Evaluator[GroupPlan] | None:
     """Return what measures the policy, or nothing where there is no `evaluation` section."""
     schedule = config.evaluation
     if schedule is None:
         return None
     tasks = load_tasks(
-        schedule.sources, load_tokenizer(config.model), config.data.max_prompt_tokens, key="evaluation.sources"
+        schedule.sources, load_renderer(config.model), config.data.max_prompt_tokens, key="evaluation.sources"
     )
     return Evaluator(
         scheduler,
@@ -154,7 +152,7 @@ def prompt_evaluator(
     )
 
 
-def _start_judge(config: PromptConfig, resources: ResourceManager, stack: ExitStack) -> Cluster[ServerWorker] | None:
+def _start_judge(config: PromptRunConfig, resources: ResourceManager, stack: ExitStack) -> Cluster[ServerWorker] | None:
     """Start the judge's processes, or nothing where there is none; their models are loaded by `ServerWorker.start`."""
     judge = config.judge
     if judge is None:
@@ -192,7 +190,7 @@ def _start_judge(config: PromptConfig, resources: ResourceManager, stack: ExitSt
 
 
 def _start_rewards(
-    config: PromptConfig, resources: ResourceManager, stack: ExitStack, judge: Cluster[ServerWorker] | None
+    config: PromptRunConfig, resources: ResourceManager, stack: ExitStack, judge: Cluster[ServerWorker] | None
 ) -> RewardPools:
     """Start the pools of reward workers: those of `rewards.pools`, and one for all other rewards."""
     urls = [] if judge is None else judge.everywhere(ServerWorker.url)
@@ -207,11 +205,11 @@ def _start_rewards(
         chosen = tuple(reward for reward in use if reward_name(reward) in pool.rewards)
         section = config.rewards.model_copy(update={"use": chosen})
         shares.append(RewardShare(chosen, _start_pool(config, name, pool, section, urls, resources, stack)))
-    return RewardPools(shares, domain_rewards(config))
+    return RewardPools(shares, config.domain_rewards)
 
 
 def _start_pool(
-    config: PromptConfig,
+    config: PromptRunConfig,
     name: str,
     pool: RewardPoolConfig,
     section: RewardsConfig,
@@ -231,7 +229,7 @@ def _start_pool(
         name,
         RewardWorker,
         placements,
-        arguments=lambda rank: (section, config.import_, plugins, domain_rewards(config)),
+        arguments=lambda rank: (section, config.import_, plugins, config.domain_rewards),
         environment=lambda rank: {
             **thread_environment(threads),
             **hidden,

@@ -7,9 +7,8 @@ from contextlib import ExitStack
 from typing import Any, Literal
 
 from roll_like.algorithms.kl import KLController
-from roll_like.builtin.pipelines.online_dpo.config import SampledPromptsConfig
 from roll_like.cluster import Cluster, ResourceManager, thread_environment
-from roll_like.config.policy_gradient import PolicyGradientConfig
+from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.sections import DeviceRange
 from roll_like.inference.interface import EngineSpec
 from roll_like.inference.weight_transfer.engines import ActorEngines
@@ -22,7 +21,7 @@ from roll_like.models.load import ResolvedModel, resolve_model
 from roll_like.models.precision import precision_of
 from roll_like.policy_gradient.critic import Critic, ValueObjective
 from roll_like.policy_gradient.objective import PolicyObjective
-from roll_like.run.launch import RunContext
+from roll_like.run.state import RunContext
 from roll_like.training.engine import Reference, TrainingEngine, WithoutAdapters
 from roll_like.training.language_model import LanguageModelObjective
 from roll_like.training.rank import TrainingRank
@@ -41,7 +40,7 @@ def time_shared(
     return shared
 
 
-def shares_gpus(config: PolicyGradientConfig | SampledPromptsConfig, devices: DeviceRange) -> bool:
+def shares_gpus(config: SamplingRunConfig, devices: DeviceRange) -> bool:
     """Return whether a device range's memory has to be given to the inference engines in turn; never on CPU."""
     return config.resources.device != "cpu" and devices.overlaps(config.resources.device_mapping.inference)
 
@@ -98,7 +97,7 @@ def start_critic(config: PolicyGradientConfig, run: RunContext, actor_model: Res
 
 
 def start_inference(
-    config: PolicyGradientConfig, model: ResolvedModel, resources: ResourceManager, stack: ExitStack
+    config: SamplingRunConfig, model: ResolvedModel, resources: ResourceManager, stack: ExitStack
 ) -> Cluster[InferenceWorker]:
     """Start the engines' processes; their models are loaded by `InferenceWorker.start`."""
     devices, device = config.resources.device_mapping.inference, config.resources.device
@@ -132,7 +131,7 @@ def start_inference(
 
 
 def start_weight_sync(
-    config: PolicyGradientConfig, trained: Cluster[TrainingRank], inference: Cluster[InferenceWorker]
+    config: SamplingRunConfig, trained: Cluster[TrainingRank], inference: Cluster[InferenceWorker]
 ) -> WeightSync:
     """Connect the ranks of the model that is trained with the engines."""
     engines = ActorEngines(inference.handle())
@@ -146,7 +145,7 @@ def start_weight_sync(
     return WeightSync(lambda salt: trained.everywhere(TrainingRank.send_weights, salt)[0], engines)
 
 
-def weight_backend(config: PolicyGradientConfig) -> Literal["shared_memory", "ipc", "nccl"]:
+def weight_backend(config: SamplingRunConfig) -> Literal["shared_memory", "ipc", "nccl"]:
     """Return how weights travel: shared memory on CPU; CUDA IPC between roles that share GPUs; else NCCL."""
     device_mapping = config.resources.device_mapping
     if config.resources.device == "cpu":

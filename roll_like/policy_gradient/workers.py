@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias
 
 from roll_like.algorithms.advantages import AdvantageEstimator
 from roll_like.algorithms.kl import KLController
 from roll_like.cluster import Cluster, ResourceManager
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.algorithm import DifficultyConfig
-from roll_like.config.load import dump_config
-from roll_like.config.policy_gradient import PolicyGradientConfig
-from roll_like.config.run import RunConfig
+from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.inference.weight_transfer.sync import SyncReport, WeightSync
 from roll_like.inference.worker import InferenceWorker
-from roll_like.metrics.summary import Summary
-from roll_like.models.export import ModelCard
 from roll_like.models.load import ResolvedModel, resolve_model
 from roll_like.policy_gradient.advantages import Advantages
 from roll_like.policy_gradient.critic import Critic
@@ -32,28 +27,22 @@ from roll_like.policy_gradient.start import (
     time_shared,
 )
 from roll_like.registry import ADVANTAGES
-from roll_like.run.launch import Evaluates, RunContext, RunState, measuring
+from roll_like.run.state import RunContext, RunState
 from roll_like.training.engine import Reference, TrainingEngine
-from roll_like.training.rank import TrainingRank
 from roll_like.types import PolicySample
-from roll_like.values import reduce
 
 #: Called with (finished samples, expected samples).
 Progress: TypeAlias = Callable[[int, int], None]
 
 
-class Beside(Protocol):
-    """What a pipeline starts beside engines and trainer: reward workers, or environments."""
+class AuxiliaryRole(Protocol):
+    """Workers that a pipeline starts beside engines and trainer: reward workers, environment workers, teachers."""
 
     def start(self) -> None:
         """Start its processes; the engines load their model meanwhile."""
 
     def wait(self) -> None:
         """Wait until they are ready."""
-
-
-ConfigT = TypeVar("ConfigT", bound=PolicyGradientConfig)
-BesideT = TypeVar("BesideT", bound=Beside)
 
 
 @dataclass(kw_only=True)
@@ -123,7 +112,7 @@ class Workers:
 def start_workers(
     config: PolicyGradientConfig,
     run: RunContext,
-    beside: Beside,
+    auxiliary: AuxiliaryRole,
     *,
     difficulty: Mapping[str, DifficultyConfig] | None = None,
 ) -> Workers:
@@ -132,7 +121,7 @@ def start_workers(
     Args:
         config: The run's configuration.
         run: What it is built on.
-        beside: What the pipeline starts beside engines and trainer.
+        auxiliary: What the pipeline starts beside engines and trainer.
         difficulty: Bands of domains that have their own.
 
     Raises:
@@ -144,13 +133,13 @@ def start_workers(
     run.state.metrics.phase("starting workers")
     inference = start_inference(config, model, run.resources, run.stack)
     wait_for_inference = inference.begin(InferenceWorker.start)  # loads while the trainer does
-    beside.start()
+    auxiliary.start()
     kl = KLController(config.algorithm.kl)
     actor = start_actor(config, run, model, kl)
     reference = start_reference(config, run, model, actor)
     critic = start_critic(config, run, model)
     wait_for_inference()
-    beside.wait()
+    auxiliary.wait()
     estimator: AdvantageEstimator = ADVANTAGES.get(config.algorithm.advantage.type)(config.algorithm.advantage)
     if estimator.needs_critic and critic is not None:
         estimator.use(critic)
@@ -176,55 +165,21 @@ def start_workers(
     )
 
 
-def export_model(trained: Cluster[TrainingRank], config: RunConfig, directory: Path, summary: Summary) -> None:
-    """Write a trained model as a Hugging Face directory, with a card of the run."""
-    trained.everywhere(TrainingRank.export, str(directory), config.model, model_card(config, summary))
-
-
-def model_card(config: RunConfig, summary: Summary) -> ModelCard:
-    """Return what is known of a run, for the directory of its model."""
-    figures = summary.figures
-    measured = "eval/avg" if figures["eval_loss_after"] is None else "eval/loss"
-    before, after = ("eval_before", "eval_after") if measured == "eval/avg" else ("eval_loss_before", "eval_loss_after")
-    accuracy = {name: tuple(pair) for name, pair in figures["before_after"].items() if name == "eval/accuracy"}
-    return ModelCard(
-        name=str(figures["name"]),
-        base_model=config.model.path,
-        pipeline=config.pipeline,
-        steps=int(figures["steps"]),
-        evaluation={measured: (figures[before], figures[after]), **accuracy},
-        figures={name: figures[name] for name in ("reward_first", "reward_last") if figures[name] is not None},
-        config_yaml=dump_config(config),
-    )
-
-
-def evaluate_model(
-    config: ConfigT,
-    model_path: str,
-    beside_of: Callable[[ConfigT, ResourceManager, ExitStack], BesideT],
-    evaluator_of: Callable[[ConfigT, BesideT, Cluster[InferenceWorker], DriverLoop], Evaluates | None],
-) -> dict[str, float]:
-    """Measure a model by the configuration's evaluation, without a trainer.
+def start_engines(
+    config: SamplingRunConfig, resources: ResourceManager, stack: ExitStack, auxiliary: AuxiliaryRole
+) -> tuple[Cluster[InferenceWorker], DriverLoop]:
+    """Start engines and auxiliary roles without a trainer, to evaluate a model; return them when they are ready.
 
     Args:
-        config: The configuration.
-        model_path: What to measure.
-        beside_of: Makes what judges.
-        evaluator_of: Makes the evaluator.
-
-    Raises:
-        ConfigError: The configuration has no `evaluation` section.
+        config: The configuration of the model to evaluate.
+        resources: Where workers go.
+        stack: Ends them when it is closed.
+        auxiliary: What the pipeline starts beside the engines.
     """
-    config = config.evaluating(model_path)
-    with measuring(config) as (resources, stack):
-        runner = stack.enter_context(DriverLoop())
-        inference = start_inference(config, resolve_model(config.model), resources, stack)
-        wait_for_inference = inference.begin(InferenceWorker.start)
-        beside = beside_of(config, resources, stack)
-        beside.start()
-        wait_for_inference()
-        beside.wait()
-        evaluator = evaluator_of(config, beside, inference, runner)
-        assert evaluator is not None, "there is an evaluation"
-        metrics, _ = evaluator.evaluate()
-    return reduce(metrics)
+    runner = stack.enter_context(DriverLoop())
+    inference = start_inference(config, resolve_model(config.model), resources, stack)
+    wait_for_inference = inference.begin(InferenceWorker.start)
+    auxiliary.start()
+    wait_for_inference()
+    auxiliary.wait()
+    return inference, runner

@@ -10,8 +10,9 @@ from roll_like.config.run import RunConfig
 from roll_like.errors import CheckpointError
 from roll_like.models.classifier import load_classifier
 from roll_like.models.export import ModelCard, save_hf_directory
-from roll_like.models.load import ResolvedModel, from_anywhere, load_causal_lm, load_tokenizer, resolve_model
+from roll_like.models.load import ResolvedModel, from_anywhere, load_tokenizer, resolve_model
 from roll_like.models.lora import Adapter, adapter_parameters, add_adapters, load_adapters, named_weights
+from roll_like.models.modules import load_causal_lm
 from roll_like.models.precision import precision_of
 from roll_like.run.checkpoint import read_checkpoint
 

@@ -1,9 +1,9 @@
 """Evaluation of programs that a model wrote: they run isolated, and statuses are formed outside."""
 
+from roll_like.sandbox.backends import self_test
 from roll_like.sandbox.box import SandboxUnavailable
 from roll_like.sandbox.compare import Comparison
 from roll_like.sandbox.evaluator import CodeEvaluator
-from roll_like.sandbox.selftest import self_test
 from roll_like.sandbox.types import (
     AssertTest,
     CallTest,

@@ -6,9 +6,8 @@ import argparse
 import sys
 
 from roll_like.errors import ConfigError
-from roll_like.sandbox.backends import BACKENDS
+from roll_like.sandbox.backends import BACKENDS, examine
 from roll_like.sandbox.bwrap import HELP
-from roll_like.sandbox.selftest import examine
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
 from roll_like.errors import ConfigError
 from roll_like.sandbox.box import Box, SandboxUnavailable
 from roll_like.sandbox.bwrap import HELP
@@ -68,3 +71,31 @@ async def tested(backend: str) -> Report:
             raise SandboxUnavailable(f"the sandbox {box.name} does not isolate here:\n{report.failures()}", fix=HELP)
         _passed[backend] = report
     return _passed[backend]
+
+
+def self_test(backend: str = "auto") -> Report:
+    """Probe a backend and return what was found.
+
+    Raises:
+        ConfigError: There is no such backend.
+        SandboxUnavailable: It cannot be had, or does not isolate; the message says why.
+    """
+    with ThreadPoolExecutor(1) as thread:  # an event loop may be running in this one
+        return thread.submit(asyncio.run, tested(backend)).result()
+
+
+def examine(backend: str = "auto") -> Report:
+    """Probe a backend and return what was found, failures included."""
+
+    async def probe_it() -> Report:
+        box = make_box(backend, workers=2)
+        try:
+            return await probe(box)
+        finally:
+            await box.close()
+
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(asyncio.run, probe_it()).result()
+    except SandboxUnavailable as error:
+        return Report(backend, (), str(error))

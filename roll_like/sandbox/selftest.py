@@ -10,14 +10,13 @@ import json
 import secrets
 import socket
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from roll_like.sandbox.box import Box, BoxReport, Ended, Program, SandboxUnavailable
+from roll_like.sandbox.box import Box, BoxReport, Ended, Program
 from roll_like.sandbox.types import Limits
 
 _MIB = 1 << 20
@@ -65,37 +64,6 @@ class Report:
         lines = [f"  {'ok  ' if probe.passed else 'FAIL'}  {probe.name:{width}}  {probe.seen}" for probe in self.probes]
         status = "isolates" if self.passed else "DOES NOT ISOLATE and will not be used"
         return "\n".join([f"backend {self.backend}", *lines, f"{self.backend} {status} on this machine"])
-
-
-def self_test(backend: str = "auto") -> Report:
-    """Probe a backend and return what was found.
-
-    Raises:
-        ConfigError: There is no such backend.
-        SandboxUnavailable: It cannot be had, or does not isolate; the message says why.
-    """
-    from roll_like.sandbox.backends import tested
-
-    with ThreadPoolExecutor(1) as thread:  # an event loop may be running in this one
-        return thread.submit(asyncio.run, tested(backend)).result()
-
-
-def examine(backend: str = "auto") -> Report:
-    """Probe a backend and return what was found, failures included."""
-    from roll_like.sandbox.backends import make_box
-
-    async def probe_it() -> Report:
-        box = make_box(backend, workers=2)
-        try:
-            return await probe(box)
-        finally:
-            await box.close()
-
-    try:
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(asyncio.run, probe_it()).result()
-    except SandboxUnavailable as error:
-        return Report(backend, (), str(error))
 
 
 async def probe(box: Box) -> Report:

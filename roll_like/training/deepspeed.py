@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor, nn
-
+from roll_like.algorithms.lazy import torch  # the registry imports this file to know the names of backends
 from roll_like.config.sections import Precision, TrainerConfig
 from roll_like.registry import TRAINING_BACKENDS
-from roll_like.training.optimizer import adamw
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 #: Name of DeepSpeed's folder within a checkpoint.
 TAG = "engine"
@@ -57,6 +57,8 @@ class DeepSpeedBackend:
     def wrap(self, module: nn.Module) -> None:
         """Take a module on its device to train."""
         import deepspeed
+
+        from roll_like.training.optimizer import adamw
 
         settings = self._settings
         self._engine, *_ = deepspeed.initialize(

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,6 @@ from roll_like.training.layout import Layout, MicroBatch
 from roll_like.training.policy import tensors_of
 from roll_like.types import FloatArray
 from roll_like.values import Mean, Metric, Metrics, Sum, merge
-
-if TYPE_CHECKING:
-    from roll_like.training.engine import TrainingEngine
 
 #: What an objective learns from in one step.
 StepT = TypeVar("StepT")
@@ -127,6 +124,24 @@ class Share(Generic[BatchT]):
     shared: Any
 
 
+class Engine(Protocol):
+    """What an objective asks of the engine that runs it: a `TrainingEngine`, or a fake."""
+
+    @property
+    def layout(self) -> Layout:
+        """How samples are laid out for the ranks."""
+
+    @property
+    def timer(self) -> Callable[[str], AbstractContextManager[None]]:
+        """Times a named part of a step."""
+
+    def forward(self, shards: Sequence[Sequence[Any]], *, adapters: bool = True) -> list[list[Any]]:
+        """Return what the objective's forward pass says of each rank's micro-batches."""
+
+    def evaluate(self, update: Update[Any]) -> dict[str, Metric]:
+        """Return the metrics of one optimizer step's batches under the current weights."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Objective(ABC, Generic[StepT, BatchT]):
     """What a model computes and what it learns: on the driver the layout of a step, on ranks its loss.
@@ -191,11 +206,11 @@ class Objective(ABC, Generic[StepT, BatchT]):
             packing=self.packing,
         )
 
-    def updates(self, step: StepT, engine: TrainingEngine[StepT]) -> Iterator[Update[BatchT]]:
+    def updates(self, step: StepT, engine: Engine) -> Iterator[Update[BatchT]]:
         """Yield the optimizer steps of one training step; each is taken before the next is asked for."""
         raise NotImplementedError(f"{type(self).__name__} is not trained")
 
-    def measure(self, step: StepT, engine: TrainingEngine[StepT]) -> dict[str, Metric]:
+    def measure(self, step: StepT, engine: Engine) -> dict[str, Metric]:
         """Return the metrics of a step under the current weights."""
         return merge(engine.evaluate(update) for update in self.updates(step, engine))
 

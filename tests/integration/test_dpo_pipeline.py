@@ -54,7 +54,7 @@ def test_verdicts_are_learned_and_a_killed_run_goes_on_with_the_same_baseline(tm
     # the same numbers, whether a reference was asked before the first step or is asked in each
     for folder, mode in ((whole, "cluster"), (killed, "precomputed")):
         folder.mkdir()
-        write_dpo_run(folder, tiny_model)  # the pairs that the verdicts are of
+        write_dpo_run(folder, tiny_model)  # the pairs that the labels are of
         configs[folder] = write_dpo_run(
             folder,
             tiny_model,

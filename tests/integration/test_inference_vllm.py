@@ -21,7 +21,7 @@ from roll_like.errors import ConfigError, GenerationError
 from roll_like.inference.hf.engine import HFEngine, sampling_logprobs
 from roll_like.inference.interface import EngineDied, EngineSpec, GenerateRequest, Generation, Sampling
 from roll_like.inference.vllm.engine import VLLMEngine
-from roll_like.models.load import load_causal_lm
+from roll_like.models.modules import load_causal_lm
 from roll_like.types import StopReason
 
 pytestmark = pytest.mark.integration

@@ -14,7 +14,8 @@ import torch
 
 from roll_like.config.sections import ModelConfig
 from roll_like.models.export import save_hf_directory
-from roll_like.models.load import QUICKSTART_MODEL, load_causal_lm, load_model_shape, load_tokenizer, resolve_model
+from roll_like.models.load import QUICKSTART_MODEL, load_model_shape, load_tokenizer, resolve_model
+from roll_like.models.modules import load_causal_lm
 
 pytestmark = pytest.mark.integration
 

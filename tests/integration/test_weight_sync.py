@@ -19,7 +19,7 @@ from roll_like.inference.vllm import arguments
 from roll_like.inference.vllm.engine import VLLMEngine
 from roll_like.inference.weight_transfer.shared_memory_sender import SharedMemoryTransfer
 from roll_like.inference.weight_transfer.sync import WeightSync
-from roll_like.models.load import load_causal_lm
+from roll_like.models.modules import load_causal_lm
 
 pytestmark = pytest.mark.integration
 

@@ -14,9 +14,10 @@ import pytest
 from roll_like.errors import ConfigError
 from roll_like.sandbox import SandboxUnavailable, backends, bwrap, rootfs, self_test
 from roll_like.sandbox.__main__ import main
+from roll_like.sandbox.backends import examine
 from roll_like.sandbox.box import BoxReport, Ended, Program
 from roll_like.sandbox.bwrap import BwrapBox
-from roll_like.sandbox.selftest import Report, examine, probe
+from roll_like.sandbox.selftest import Report, probe
 from roll_like.sandbox.types import Limits
 
 PROPERTIES = {

@@ -171,7 +171,7 @@ def test_plugins_are_listed_with_their_origin(
     assert cli.main(["plugins"]) == 0
     lines = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
     assert ["reward", "ifeval", "roll_like.builtin.rewards.ifeval.IFEval"] in lines
-    assert ["pipeline", "rlvr", "config_files.RecordingPipeline"] in lines
+    assert ["pipeline", "rlvr", "roll_like.builtin.pipelines.rlvr.config.RLVRConfig"] in lines
     assert any(line[:3] == ["policy", "loss", "ppo"] for line in lines)
 
 

@@ -198,7 +198,7 @@ def test_long_prompts_are_counted(make: Make, files: Path) -> None:
 
 def test_fewer_tasks_than_a_step_takes(make: Make, files: Path) -> None:
     lines(files / "train.jsonl", ROW, {**ROW, "prompt": "Write about seas."})
-    assert "a step takes 8 prompts, and the data has 2" in only(make(), "warning")
+    assert "one step takes 8 prompts, and the data has 2" in only(make(), "warning")
 
 
 def test_evaluation_prompts_that_are_trained_on(make: Make, files: Path) -> None:

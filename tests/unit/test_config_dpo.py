@@ -1,4 +1,4 @@
-"""What a preference configuration refuses, its plan, and what its check finds in pairs and verdicts."""
+"""What a preference configuration refuses, its plan, and what its check finds in pairs and labels."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import pytest
 from config_files import changed
 from pydantic import ValidationError
 
+from roll_like.builtin.pipelines.dpo.check import preference_findings
 from roll_like.builtin.pipelines.dpo.config import DPOConfig
 from roll_like.builtin.pipelines.dpo.labelled_objective import LabelledStep
 from roll_like.builtin.pipelines.dpo.precomputed_reference import PrecomputedReference
 from roll_like.builtin.pipelines.dpo.preferences import asked_of, batch_of, preferences_of
 from roll_like.check import Report, check_run
 from roll_like.config.training_data import LabelledData, PairData
-from roll_like.offline.check import given_plan, preference_findings
+from roll_like.offline.check import given_plan
 
 MINIMAL: dict[str, Any] = {
     "pipeline": "dpo",
@@ -42,7 +43,7 @@ def config(**changes: Any) -> DPOConfig:
         (
             {"training": {"max_tokens_per_micro_batch": 200}},
             "training.max_tokens_per_micro_batch",
-            "200 tokens cannot hold the two answers of one pair (2 × data.max_tokens = 256); set it to 256 or more",
+            "200 tokens cannot hold the two answers of one pair: 2 × 128 = 256 (data.max_tokens = 128)",
         ),
         (
             {"data__pairs_per_step": 1, "training": {"workers": 2}},
@@ -140,8 +141,8 @@ def test_a_good_configuration_has_no_findings_and_a_plan(rows: Path, tiny_model:
 
 
 @pytest.fixture
-def verdicts(rows: Path) -> Path:
-    """The same with ten verdicts beside them, four of which are liked."""
+def labels(rows: Path) -> Path:
+    """The same with ten labels beside them, four of which are liked."""
     lines = [json.dumps({"prompt": f"Say {n}", "completion": f"It is {n}.", "label": n < 4}) for n in range(10)]
     (rows / "labels.jsonl").write_text("".join(f"{line}\n" for line in lines))
     return rows
@@ -151,7 +152,7 @@ def messages(found: Report, level: str) -> list[str]:
     return [str(finding) for finding in found.findings if finding.level == level]
 
 
-def test_verdicts_are_counted_and_weighed(verdicts: Path, tiny_model: Path) -> None:
+def test_labels_are_counted_and_weighed(labels: Path, tiny_model: Path) -> None:
     found = report(tiny_model, **KTO, evaluation={"sources": [{"path": "eval.jsonl"}]})
     assert messages(found, "note") == ["note: data.sources: 4 answers are liked and 6 are not"]
     (warning,) = messages(found, "warning")
@@ -167,9 +168,9 @@ def test_verdicts_are_counted_and_weighed(verdicts: Path, tiny_model: Path) -> N
     assert report(tiny_model, algorithm={"loss": "kto"}).findings == []  # of pairs there are as many of both
 
 
-def test_the_shares_of_sources_count_in_the_balance(verdicts: Path, tiny_model: Path) -> None:
+def test_the_shares_of_sources_count_in_the_balance(labels: Path, tiny_model: Path) -> None:
     row = {"prompt": "Say one", "completion": "It is one.", "label": True}
-    (verdicts / "more.jsonl").write_text(json.dumps(row) + "\n")
+    (labels / "more.jsonl").write_text(json.dumps(row) + "\n")
     sources = [{"path": "labels.jsonl"}, {"path": "more.jsonl", "weight": 4}]
     found = report(tiny_model, **{**KTO, "data": {**LABELS, "sources": sources, "max_tokens": 128}})
     (warning,) = messages(found, "warning")  # (1 × 0.4 + 4 × 1)/5 = 0.88 of the draws
@@ -184,25 +185,25 @@ def test_the_shares_of_sources_count_in_the_balance(verdicts: Path, tiny_model: 
         (False, "add rows with the label true, or correct label_field"),
     ],
 )
-def test_verdicts_of_one_kind_are_refused(verdicts: Path, tiny_model: Path, label: bool, expected: str) -> None:
+def test_labels_of_one_kind_are_refused(labels: Path, tiny_model: Path, label: bool, expected: str) -> None:
     lines = [json.dumps({"prompt": f"Say {n}", "completion": f"It is {n}.", "label": label}) for n in range(10)]
-    (verdicts / "labels.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    (labels / "labels.jsonl").write_text("".join(f"{line}\n" for line in lines))
     (error,) = messages(report(tiny_model, **KTO), "error")
     assert expected in error
     assert error.endswith("pipeline: sft") == label
 
 
-def test_answers_to_one_prompt_have_no_baseline(verdicts: Path, tiny_model: Path) -> None:
+def test_answers_to_one_prompt_have_no_baseline(labels: Path, tiny_model: Path) -> None:
     lines = [json.dumps({"prompt": "Say it", "completion": f"It is {n}.", "label": n == 0}) for n in range(2)]
-    (verdicts / "one.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    (labels / "one.jsonl").write_text("".join(f"{line}\n" for line in lines))
     found = report(tiny_model, **KTO, evaluation={"type": "labels", "sources": [{"path": "one.jsonl"}]})
     (error,) = messages(found, "error")
     assert "evaluation.sources: all answers have one prompt" in error
 
 
-def test_answers_that_are_evaluated_and_trained_on_are_seen_in_either_form(verdicts: Path, tiny_model: Path) -> None:
+def test_answers_that_are_evaluated_and_trained_on_are_seen_in_either_form(labels: Path, tiny_model: Path) -> None:
     lines = [json.dumps({"prompt": f"Say {n}", "completion": f"It is {n}.", "label": False}) for n in (3, 11)]
-    (verdicts / "again.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    (labels / "again.jsonl").write_text("".join(f"{line}\n" for line in lines))
     found = report(
         tiny_model, algorithm={"loss": "kto"}, evaluation={"type": "labels", "sources": [{"path": "again.jsonl"}]}
     )
@@ -210,7 +211,7 @@ def test_answers_that_are_evaluated_and_trained_on_are_seen_in_either_form(verdi
     assert "1 of 2 samples are also trained on, first again.jsonl:1" in warning
 
 
-def test_everything_that_a_reference_is_asked_in_a_run_is_known_before(verdicts: Path, tiny_model: Path) -> None:
+def test_everything_that_a_reference_is_asked_in_a_run_is_known_before(labels: Path, tiny_model: Path) -> None:
     for changes in (KTO, {"algorithm": {"loss": "kto"}}):
         asked = config(model={"path": str(tiny_model)}, **changes)
         data = preferences_of(asked)

@@ -198,7 +198,7 @@ def test_binary_file(tmp_path: Path) -> None:
 def test_empty_file_says_which_pipelines_there_are(tmp_path: Path) -> None:
     message = refused(write(tmp_path / "c.yaml", ""))
     assert "pipeline: the key is missing" in message
-    assert "known pipelines: agentic, distill, dpo, on_policy_distill, reward_model, rlvr, sft" in message
+    assert "known pipelines: agentic, distill, dpo, on_policy_distill, online_dpo, reward_model, rlvr, sft" in message
 
 
 def test_unknown_pipeline(minimal: Path) -> None:

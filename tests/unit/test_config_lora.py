@@ -15,7 +15,7 @@ from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.builtin.pipelines.sft.config import SFTConfig
 from roll_like.check.findings import Finding
 from roll_like.check.model import check_model
-from roll_like.config.plan import plan, roles, trained_parameters
+from roll_like.config.plan import plan, trained_parameters
 
 WITH_KL = changed(algorithm={"kl": {"use": "loss"}}, reference={"mode": "adapter_off"}, training={"lora": {}})
 PAIRS: dict[str, Any] = {
@@ -82,10 +82,10 @@ def test_adapters_are_the_trainers_and_not_the_critics() -> None:
 
 def test_a_reference_without_adapters_takes_no_devices_and_no_memory() -> None:
     config = RLVRConfig.model_validate(WITH_KL)
-    assert [role.name for role in roles(config)] == ["training", "inference"]
-    assert [role.name for role in roles(DPOConfig.model_validate(PAIRS))] == ["training"]
+    assert [role.name for role in config.roles] == ["training", "inference"]
+    assert [role.name for role in DPOConfig.model_validate(PAIRS).roles] == ["training"]
     beside = RLVRConfig.model_validate(changed(WITH_KL, reference={}))
-    assert [role.name for role in roles(beside)] == ["training", "inference", "reference"]
+    assert [role.name for role in beside.roles] == ["training", "inference", "reference"]
     # its default budget is the trainer's business: samples may be longer than a reference model's micro-batch
     long = changed(WITH_KL, rollout__max_response_tokens=9000, training__max_tokens_per_micro_batch=10_000)
     RLVRConfig.model_validate(long)

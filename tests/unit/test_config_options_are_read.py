@@ -53,7 +53,8 @@ def config_classes() -> list[type[BaseModel]]:
     for registry in (PIPELINES, ADVANTAGES, LOSSES, PREFERENCE_LOSSES, DISTILLATION_LOSSES, REWARDS, TRACKERS):
         for name in registry.names():
             if registry.origin(name).startswith("roll_like."):
-                models(registry.get(name).Config, seen)
+                plugin = registry.get(name)
+                models(plugin if registry is PIPELINES else plugin.Config, seen)
     return sorted(seen - {PluginConfig}, key=lambda model: model.__qualname__)
 
 

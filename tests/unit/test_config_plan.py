@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
-from roll_like.config.plan import Plan, plan, roles
+from roll_like.config.plan import Plan, plan
 
 TWO_NODES = changed(
     resources={
@@ -43,7 +43,7 @@ def text_of(made: Plan) -> str:
 
 
 def test_roles_divide_their_spans() -> None:
-    training, inference, reference = roles(RLVRConfig.model_validate(TWO_NODES))
+    training, inference, reference = RLVRConfig.model_validate(TWO_NODES).roles
     assert [training.devices_of(worker) for worker in range(4)] == [(0,), (1,), (2,), (3,)]
     assert [inference.devices_of(worker) for worker in range(2)] == [(4, 5), (6, 7)]
     assert [inference.node_of(worker) for worker in range(2)] == [1, 1]
@@ -54,7 +54,7 @@ def test_roles_divide_their_spans() -> None:
 
 
 def test_without_a_reference_model_there_are_two_roles() -> None:
-    assert [role.name for role in roles(RLVRConfig.model_validate(MINIMAL))] == ["training", "inference"]
+    assert [role.name for role in RLVRConfig.model_validate(MINIMAL).roles] == ["training", "inference"]
 
 
 WITH_CRITIC = changed(
@@ -68,7 +68,7 @@ WITH_CRITIC = changed(
 
 def test_a_critic_is_a_role_with_its_own_devices_and_memory() -> None:
     config = RLVRConfig.model_validate(WITH_CRITIC)
-    critic = roles(config)[-1]
+    critic = config.roles[-1]
     assert (critic.name, critic.workers_key, str(critic.devices)) == ("critic", "critic.workers", "6-7")
     line = plan(config, Billion()).memory[-1]
     gib = 2**30
@@ -78,7 +78,7 @@ def test_a_critic_is_a_role_with_its_own_devices_and_memory() -> None:
 
 def test_a_critic_sits_with_the_trainer_unless_told_otherwise() -> None:
     made = changed(algorithm={"advantage": "gae"}, critic={})
-    training, _, critic = roles(RLVRConfig.model_validate(made))
+    training, _, critic = RLVRConfig.model_validate(made).roles
     assert critic.devices == training.devices
 
 

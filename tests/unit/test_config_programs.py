@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from roll_like.agents.episode import EnvironmentSpec, ProgramSpec
 from roll_like.builtin.pipelines.agentic.check import environment_findings
 from roll_like.builtin.pipelines.agentic.config import AgenticConfig
-from roll_like.builtin.pipelines.agentic.environments import Playing, specs_of
+from roll_like.builtin.pipelines.agentic.environments import EnvironmentWorkers, specs_of
 from roll_like.check import Report
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.load import dump_config
@@ -184,7 +184,7 @@ def test_a_check_begins_what_scores_a_program() -> None:
 def test_an_address_that_is_taken_is_named_by_its_keys() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, DriverLoop() as runner, ExitStack() as stack:
         port = taken.getsockname()[1]
-        playing = Playing(config({"program": COMMAND}, proxy={"port": port}), None, stack)
+        playing = EnvironmentWorkers(config({"program": COMMAND}, proxy={"port": port}), None, stack)
         router = Router([], max_in_flight=1, retries=0)
         with pytest.raises(ConfigError, match=f"answered at 127.0.0.1:{port}(.|\\n)*proxy.port; port 0"):
             playing._started_proxy(router, renderer("chatml"), runner)
@@ -193,7 +193,7 @@ def test_an_address_that_is_taken_is_named_by_its_keys() -> None:
 def test_the_proxy_ends_with_the_run() -> None:
     with DriverLoop() as runner:
         with ExitStack() as stack:
-            playing = Playing(config({"program": COMMAND}), None, stack)
+            playing = EnvironmentWorkers(config({"program": COMMAND}), None, stack)
             proxy = playing._started_proxy(Router([], max_in_flight=1, retries=0), renderer("chatml"), runner)
             assert httpx.get(f"{proxy.base_url}/models", trust_env=False).status_code == 401
         with pytest.raises(httpx.ConnectError):

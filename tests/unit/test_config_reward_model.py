@@ -11,9 +11,10 @@ from config_files import changed
 from pydantic import ValidationError
 from transformers import AutoModelForSequenceClassification
 
+from roll_like.builtin.pipelines.reward_model.check import scored_pair_findings
 from roll_like.builtin.pipelines.reward_model.config import RewardModelRunConfig
 from roll_like.check import Report, check_run
-from roll_like.offline.check import given_plan, scored_pair_findings
+from roll_like.offline.check import given_plan
 
 MINIMAL: dict[str, Any] = {
     "pipeline": "reward_model",
@@ -35,7 +36,7 @@ def config(**changes: Any) -> RewardModelRunConfig:
         (
             {"training": {"max_tokens_per_micro_batch": 200}},
             "training.max_tokens_per_micro_batch",
-            "200 tokens cannot hold the two answers of one pair (2 × data.max_tokens = 256); set it to 256 or more",
+            "200 tokens cannot hold the two answers of one pair: 2 × 128 = 256 (data.max_tokens = 128)",
         ),
         (
             {"data__pairs_per_step": 1, "training": {"workers": 2}},

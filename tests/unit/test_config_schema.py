@@ -12,7 +12,7 @@ import pytest
 from config_files import MINIMAL, changed
 from pydantic import Field
 
-from roll_like.builtin.pipelines.dpo.config import DPOConfig
+from roll_like.builtin.pipelines.online_dpo.config import OnlineDPOConfig
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
 from roll_like.config.explain import OTHER_NAMES, all_keys, section_at
@@ -147,17 +147,17 @@ def test_the_page_has_a_table_for_every_section(schema: dict[str, Any]) -> None:
     assert len(headings) == len(set(headings))
 
 
-def test_sections_of_another_page_are_only_named_also_one_level_lower(schema: dict[str, Any]) -> None:
-    whole = list(markdown(json_schema(DPOConfig)))
-    page = list(markdown(json_schema(DPOConfig), schema, "other.md"))
-    heading = "## `iterations.rewards.use`, each item with `type: math`"
+def test_sections_of_another_page_are_only_named(schema: dict[str, Any]) -> None:
+    whole = list(markdown(json_schema(OnlineDPOConfig)))
+    page = list(markdown(json_schema(OnlineDPOConfig), schema, "other.md"))
+    heading = "## `rewards.use`, each item with `type: math`"
     assert heading in whole
     assert heading not in page
     (named,) = [line for line in page if "are those of [other.md](other.md)." in line]
     assert "`training`" in named
-    assert "`iterations.rewards`" in named
-    assert "`iterations.rollout`" not in named  # it has other keys
-    assert "## `iterations.rollout`" in page
+    assert "`rewards`" in named
+    assert "`rollout`" not in named  # it has other keys
+    assert "## `rollout`" in page
 
 
 def test_committed_files_are_up_to_date() -> None:

@@ -10,9 +10,10 @@ import pytest
 from config_files import changed
 from pydantic import ValidationError
 
+from roll_like.builtin.pipelines.sft.check import conversation_findings
 from roll_like.builtin.pipelines.sft.config import SFTConfig
 from roll_like.check import Report, check_run
-from roll_like.offline.check import conversation_findings, given_plan
+from roll_like.offline.check import given_plan
 
 MINIMAL: dict[str, Any] = {
     "pipeline": "sft",

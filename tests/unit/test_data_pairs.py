@@ -13,7 +13,7 @@ from tiny_model import make_tiny_tokenizer
 from roll_like.config.training_data import PairData
 from roll_like.data.bad_rows import Problem
 from roll_like.data.chat import Renderer
-from roll_like.data.pairs import load_pairs, verdicts
+from roll_like.data.pairs import labelled_samples, load_pairs
 from roll_like.errors import DataError
 
 HI = {"role": "user", "content": "Hi"}
@@ -188,7 +188,7 @@ def test_the_report_and_the_fingerprint(tmp_path: Path, render: Renderer) -> Non
 
 def test_pairs_as_verdicts(tmp_path: Path, render: Renderer) -> None:
     pairs = load(write_lines(tmp_path / "pairs.jsonl", FINE), render)
-    liked, not_liked = verdicts(pairs)
-    assert [*verdicts([liked])] == [liked]
+    liked, not_liked = labelled_samples(pairs)
+    assert [*labelled_samples([liked])] == [liked]
     assert (liked.label, said(render, liked.sample)) == (True, "Hello<|im_end|>")
     assert (not_liked.label, said(render, not_liked.sample)) == (False, "Go away<|im_end|>")

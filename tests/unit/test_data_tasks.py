@@ -10,6 +10,7 @@ import pytest
 from tiny_model import make_tiny_tokenizer
 
 from roll_like.config.sections import DataSource
+from roll_like.data.chat import Renderer
 from roll_like.data.tasks import load_tasks
 from roll_like.errors import ConfigError, DataError
 
@@ -25,7 +26,7 @@ def write_lines(path: Path, *rows: object) -> Path:
 
 
 def load(path: Path | str, tokenizer, limit: int = 200, **settings: object):
-    return load_tasks([DataSource(path=str(path), **settings)], tokenizer, limit)
+    return load_tasks([DataSource(path=str(path), **settings)], Renderer(tokenizer), limit)
 
 
 def test_a_row_becomes_a_task_tokenised_as_the_chat_template_says(tmp_path, tokenizer):
@@ -196,7 +197,7 @@ def test_fields_that_a_reward_needs(tmp_path, tokenizer):
         tmp_path / "two.jsonl", {"prompt": "a", "rule": "y"}, {"prompt": "b", "rule": None}, {"prompt": "c"}
     )
     sources = [DataSource(path=str(one), answer_field="gold"), DataSource(path=str(two))]
-    tasks = load_tasks(sources, tokenizer, 200, key="evaluation.sources")
+    tasks = load_tasks(sources, Renderer(tokenizer), 200, key="evaluation.sources")
     tasks.require(("answer", "rule"), "reward 'math'", ("one",))
     tasks.require((), "reward 'short'")
     with pytest.raises(DataError, match=r"two\.jsonl:2: reward 'r' needs the field 'rule'; it is null"):

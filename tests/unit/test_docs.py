@@ -73,7 +73,7 @@ def commands(page: Path) -> Iterator[list[str]]:
 @pytest.fixture
 def own_registries(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a page registers is gone after the test."""
-    for registry in (REWARDS, ADVANTAGES, LOSSES):
+    for registry in (REWARDS, ADVANTAGES, LOSSES, PIPELINES):
         registry.names()
         monkeypatch.setattr(registry, "_plugins", dict(registry._plugins))
 
@@ -188,8 +188,7 @@ def test_the_readmes_python_builds_a_run(monkeypatch: pytest.MonkeyPatch, capsys
             figures = SimpleNamespace(figures={"reward_last": 0.75})
             return SimpleNamespace(summary=figures, metrics=[{"train/entropy": 1.5}])
 
-    monkeypatch.setattr(PIPELINES, "_plugins", {"rlvr": Recorder})
-    monkeypatch.setattr(PIPELINES, "_loaded", True)
+    monkeypatch.setattr(RLVRConfig, "pipeline_class", lambda self: Recorder)
     (snippet,) = (block for block in blocks(ROOT / "README.md", "python") if "RLVRConfig(" in block)
     RecordingPipeline.calls.clear()
     exec(snippet, {})
@@ -201,7 +200,9 @@ def test_the_readmes_python_builds_a_run(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 @pytest.mark.usefixtures("own_registries")
-def test_the_plugins_of_the_contributing_page_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plugins_of_the_contributing_page_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     for number, block in enumerate(blocks(ROOT / "docs" / "contributing.md", "python")):
         (tmp_path / f"contributed_{number}.py").write_text(block)
@@ -214,6 +215,11 @@ def test_the_plugins_of_the_contributing_page_work(tmp_path: Path, monkeypatch: 
     inputs = SimpleNamespace(advantages_N=torch.tensor([2.0, -1.0]), logprobs_N=logprobs)
     loss = LOSSES.get("reinforce")
     assert loss(loss.Config())(inputs).losses_N.tolist() == [2.0, -2.0]
+    (tmp_path / "hello.yaml").write_text("pipeline: hello\ngreeting: good day\n")
+    assert cli.main(["run", "--config", str(tmp_path / "hello.yaml")]) == 0
+    assert capsys.readouterr().out == "good day\n"
+    assert cli.main(["run", "--config", str(tmp_path / "hello.yaml"), "--check"]) == 2
+    assert "'hello' has no check of its own" in capsys.readouterr().err
 
 
 def test_the_architecture_page_shows_the_pipelines_own_loop() -> None:

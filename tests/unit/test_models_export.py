@@ -12,7 +12,8 @@ from safetensors import safe_open
 from roll_like.config.sections import ModelConfig
 from roll_like.errors import CheckpointError
 from roll_like.models.export import ModelCard, render_model_card, save_hf_directory
-from roll_like.models.load import load_causal_lm, load_tokenizer
+from roll_like.models.load import load_tokenizer
+from roll_like.models.modules import load_causal_lm
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 

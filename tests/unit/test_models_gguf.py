@@ -12,7 +12,8 @@ import torch
 from roll_like.config.sections import ModelConfig
 from roll_like.errors import ConfigError
 from roll_like.models import gguf as converter
-from roll_like.models.load import load_causal_lm, load_tokenizer, resolve_model
+from roll_like.models.load import load_tokenizer, resolve_model
+from roll_like.models.modules import load_causal_lm
 
 # how llama.cpp's format names what transformers calls …
 NAMES = {

@@ -18,7 +18,7 @@ from roll_like.config.sections import ModelConfig
 from roll_like.errors import CheckpointError, ConfigError
 from roll_like.models.classifier import load_classifier
 from roll_like.models.export import save_hf_directory
-from roll_like.models.load import from_anywhere, load_causal_lm, load_tokenizer
+from roll_like.models.load import from_anywhere, load_tokenizer
 from roll_like.models.lora import (
     Adapter,
     adapted_width,
@@ -30,6 +30,7 @@ from roll_like.models.lora import (
     named_weights,
     targets,
 )
+from roll_like.models.modules import load_causal_lm
 from roll_like.training.deepspeed import load_trained
 
 IDS = torch.arange(3, 40)[None]

@@ -25,6 +25,7 @@ PUBLIC = {
     "DPOConfig",
     "DistillConfig",
     "OnPolicyDistillConfig",
+    "OnlineDPOConfig",
     "RLVRConfig",
     "RewardModelRunConfig",
     "SFTConfig",
@@ -77,11 +78,16 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert run(code) == "[]"
 
 
-def test_a_configuration_is_built_without_anything_heavy() -> None:
-    # what an editor, a notebook's first cell and --check do before a run
-    module = "roll_like.builtin.pipelines.rlvr.config"
-    code = f"import sys, {module}; print([name for name in {HEAVY!r} if name in sys.modules])"
+def test_the_configuration_classes_load_nothing_heavy() -> None:
+    code = f"import sys; from roll_like import RLVRConfig, DPOConfig; print([x for x in {HEAVY!r} if x in sys.modules])"
     assert run(code) == "[]"
+
+
+@pytest.mark.parametrize("config", ["rlvr_quickstart", "agentic_frozenlake", "online_dpo_quickstart", "sft_quickstart"])
+def test_a_configuration_is_loaded_without_anything_heavy(config: str) -> None:
+    """A misspelt key is reported in a second: what an editor, a notebook's first cell and a typo need."""
+    load = f"from roll_like.config.load import load_config; load_config({str(ROOT / 'configs' / config)!r} + '.yaml')"
+    assert run(f"import sys; {load}; print([name for name in {HEAVY!r} if name in sys.modules])") == "[]"
 
 
 def test_every_package_that_is_imported_is_declared() -> None:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from roll_like.errors import CheckpointError, ConfigError
-from roll_like.run.launch import find_run, locked
+from roll_like.run.folder import find_run, locked
 from roll_like.run.signals import StopRequested, StopSignal
 
 
@@ -48,7 +48,7 @@ def test_resume_takes_the_latest_or_the_one_that_is_named(tmp_path: Path) -> Non
 def test_one_process_per_folder(tmp_path: Path) -> None:
     with locked(tmp_path):
         code = (
-            "from roll_like.run.launch import locked\nfrom pathlib import Path\n"
+            "from roll_like.run.folder import locked\nfrom pathlib import Path\n"
             f"with locked(Path({str(tmp_path)!r})): pass"
         )
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -10,8 +10,8 @@ from test_rollout_source import collected
 from tests_support import group, task
 
 from roll_like.run.checkpoint import CheckpointStore
-from roll_like.run.launch import RunState
 from roll_like.run.signals import StopSignal
+from roll_like.run.state import RunState
 from roll_like.values import Mean, Metrics, Sum, merge, reduce
 
 

@@ -18,15 +18,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from roll_like.algorithms.kl import MAX_LOG_RATIO
+from roll_like.algorithms.lazy import torch
 from roll_like.config.base import PluginConfig
 from roll_like.errors import EngineError
 from roll_like.types import PolicySample
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

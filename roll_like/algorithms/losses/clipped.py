@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
-import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from roll_like.algorithms.kl import MAX_LOG_RATIO
+from roll_like.algorithms.lazy import no_grad, torch
 from roll_like.algorithms.losses.base import (
     LossInputs,
     PolicyLoss,
@@ -20,6 +19,9 @@ from roll_like.algorithms.losses.base import (
 from roll_like.config.base import PluginConfig
 from roll_like.config.sections import PositiveFloat
 from roll_like.registry import LOSSES
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Keeps the probability of all other tokens away from 0.
 REST_EPSILON = 1e-8
@@ -234,7 +236,7 @@ class DPPOLoss(PolicyLoss):
     def divergence(self, logprobs_N: Tensor, old_logprobs_N: Tensor) -> Tensor:
         """Return how far each token's probability moved, at least 0, shape [N]."""
 
-    @torch.no_grad()
+    @no_grad
     def _moved_too_far(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         """Return which tokens are beyond their upper and their lower bound, shape [N] each."""
         moved_N = self.divergence(inputs.logprobs_N, inputs.old_logprobs_N)

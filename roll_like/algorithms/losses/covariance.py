@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
-import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
+from roll_like.algorithms.lazy import torch
 from roll_like.algorithms.losses.base import BatchTokens, LossInputs, PolicyLoss, TokenLosses, policy_ratio
 from roll_like.algorithms.losses.clipped import clip_metrics, clipped_surrogate
 from roll_like.config.base import PluginConfig
 from roll_like.config.sections import PositiveFloat
 from roll_like.errors import EngineError
 from roll_like.registry import LOSSES
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from pydantic import Field
 
 from roll_like.algorithms.kl import MAX_LOG_RATIO
+from roll_like.algorithms.lazy import torch
 from roll_like.algorithms.losses.base import LossInputs, PolicyLoss, TokenLosses, policy_ratio
 from roll_like.config.base import PluginConfig
 from roll_like.config.sections import PositiveFloat

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from roll_like.algorithms.correction import Correction, mismatch, trainer_logprobs
 from roll_like.algorithms.kl import KLEstimator, divergence
+from roll_like.algorithms.lazy import no_grad, torch
 from roll_like.algorithms.losses.base import LossInputs, PolicyLoss
 from roll_like.errors import EngineError
 from roll_like.values import (
@@ -24,6 +24,9 @@ from roll_like.values import (
     Metric,
     Sum,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 QUANTILES = {"mismatch/ratio_p01": 0.01, "mismatch/ratio_p50": 0.5, "mismatch/ratio_p99": 0.99}
 
@@ -93,7 +96,7 @@ def policy_objective(
     return objective, _metrics({"train/loss": objective, **sums}, figures, inputs, corrected.weights_N)
 
 
-@torch.no_grad()
+@no_grad
 def _metrics(
     sums: Mapping[str, Tensor], figures: Mapping[str, Tensor], inputs: LossInputs, correction_N: Tensor
 ) -> dict[str, Metric]:

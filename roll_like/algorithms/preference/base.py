@@ -18,16 +18,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 from roll_like.algorithms.kl import MAX_LOG_RATIO
+from roll_like.algorithms.lazy import logsigmoid, torch
 from roll_like.config.base import PluginConfig
 from roll_like.errors import EngineError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NLLAggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum"]
 

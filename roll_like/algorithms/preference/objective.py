@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeAlias
 
-import torch
-from torch import Tensor
-
+from roll_like.algorithms.lazy import no_grad, torch
 from roll_like.algorithms.preference.base import (
     PairedLoss,
     PairInputs,
@@ -18,8 +17,11 @@ from roll_like.algorithms.preference.base import (
 from roll_like.errors import EngineError
 from roll_like.values import Mean, Metric, Sum
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 #: Figures by name: of each item, and which items they are of.
-Figures = Mapping[str, tuple[Tensor, Tensor]]
+Figures: TypeAlias = "Mapping[str, tuple[Tensor, Tensor]]"
 
 
 def preference_objective(inputs: PairInputs | UnpairedInputs, loss: PreferenceLoss) -> tuple[Tensor, dict[str, Metric]]:
@@ -130,7 +132,7 @@ def _of_samples(inputs: UnpairedInputs, loss: UnpairedLoss) -> tuple[Tensor, dic
     return objective, item_metrics(sums, figures, "preference/samples", counted_S)
 
 
-@torch.no_grad()
+@no_grad
 def item_metrics(sums: Mapping[str, Tensor], figures: Figures, items: str, counted_I: Tensor) -> dict[str, Metric]:
     """Reduce to plain numbers with one transfer from the device; what is of no item is left out."""
     totals = [total.detach().double() for total in sums.values()]

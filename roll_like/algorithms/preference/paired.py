@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
-import torch
 from pydantic import Field, model_validator
-from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 from roll_like.algorithms.kl import MAX_LOG_RATIO
+from roll_like.algorithms.lazy import logsigmoid, torch
 from roll_like.algorithms.preference.base import (
     PairConfig,
     PairedLoss,
@@ -21,6 +19,9 @@ from roll_like.algorithms.preference.base import (
 )
 from roll_like.config.sections import PositiveFloat
 from roll_like.registry import PREFERENCE_LOSSES
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Divergence = Literal["reverse_kl", "forward_kl", "js", "alpha"]
 

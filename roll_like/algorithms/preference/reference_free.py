@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
-from torch.nn.functional import logsigmoid
 
+from roll_like.algorithms.lazy import logsigmoid, torch
 from roll_like.algorithms.preference.base import PairConfig, PairedLoss, PairInputs, PairLosses, logistic
 from roll_like.config.sections import PositiveFloat
 from roll_like.registry import PREFERENCE_LOSSES
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Mean log-probabilities are at most −this where odds are computed: at probability 1 odds are infinite.
 CERTAIN = 1e-6

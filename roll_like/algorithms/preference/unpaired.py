@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
+from roll_like.algorithms.lazy import no_grad, torch
 from roll_like.algorithms.preference.base import (
     MismatchedResponses,
     UnpairedInputs,
@@ -19,6 +18,9 @@ from roll_like.config.base import PluginConfig
 from roll_like.config.sections import PositiveFloat
 from roll_like.errors import EngineError
 from roll_like.registry import PREFERENCE_LOSSES
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @PREFERENCE_LOSSES.register("kto")
@@ -50,7 +52,7 @@ class KTOLoss(UnpairedLoss):
         super().__init__(config)
         self._baseline = baseline
 
-    @torch.no_grad()
+    @no_grad
     def of_batch(self, batch: MismatchedResponses) -> KTOLoss:
         """Return the loss with the baseline of a whole optimizer step.
 

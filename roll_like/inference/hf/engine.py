@@ -36,7 +36,7 @@ from roll_like.inference.interface import (
 )
 from roll_like.inference.weight_transfer.fingerprint import fingerprint
 from roll_like.inference.weight_transfer.shared_memory import from_payload, read_bucket
-from roll_like.models.load import load_causal_lm
+from roll_like.models.modules import load_causal_lm
 from roll_like.types import Segment, StopReason
 
 HEAD = "lm_head.weight"

@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_config_iterations import config
-from test_pairing import group
+from test_config_online_dpo import config
+from test_online_dpo_pairs import group
 
 from roll_like.builtin.pipelines.dpo.preferences import answers_of
 from roll_like.builtin.pipelines.online_dpo.iterations import (
     COLLECTIONS,
     RefreshedReference,
     SampledPairs,
-    evaluate_iterations,
 )
+from roll_like.builtin.pipelines.online_dpo.pipeline import OnlineDPOPipeline
 from roll_like.builtin.pipelines.online_dpo.rollouts import Evaluators, PolicyEngines
-from roll_like.errors import CheckpointError, GenerationError
+from roll_like.errors import CheckpointError, ConfigError, GenerationError
 from roll_like.rollout.collection import Collected
 from roll_like.types import FloatArray, Group, Scored, TrainingSample
 from roll_like.values import Last, Mean, Metrics, merge, reduce
@@ -91,11 +91,11 @@ class FakeNotes:
 class Rig:
     """Sampled pairs with everything around them."""
 
-    def __init__(self, rollouts: FakeRollouts | None = None, **iterations: Any) -> None:
+    def __init__(self, rollouts: FakeRollouts | None = None, **pairs: Any) -> None:
         self.rollouts = rollouts or FakeRollouts()
         self.engines, self.notes, self.policy = FakeEngines(), FakeNotes(), FakePolicy()
         self.reference = RefreshedReference(self.policy)
-        changes = {f"iterations__{name}": value for name, value in iterations.items()}
+        changes = {f"pairs__{name}": value for name, value in pairs.items()}
         self.pairs = SampledPairs(config(**changes), self.rollouts, self.engines, self.notes, self.reference)
 
     def take(self, count: int = 2) -> list[int]:
@@ -246,28 +246,37 @@ def test_each_evaluation_has_its_own_schedule_and_the_first_chooses_the_best() -
     assert both.score({}) is None
 
 
-@pytest.mark.parametrize("given", [True, False])
+def test_until_one_is_asked_whether_it_is_due_all_evaluations_are_run() -> None:
+    figures, _ = Evaluators([FakeEvaluator("eval/avg", 4), FakeEvaluator("eval/accuracy", 6)]).evaluate()
+    assert sorted(figures) == ["eval/accuracy", "eval/avg"]
+
+
+@pytest.mark.parametrize("pairs", [True, False])
 @pytest.mark.parametrize("by_reward", [True, False])
 def test_a_model_is_measured_by_what_the_configuration_has(
-    monkeypatch: pytest.MonkeyPatch, given: bool, by_reward: bool
+    monkeypatch: pytest.MonkeyPatch, pairs: bool, by_reward: bool
 ) -> None:
-    asked: dict[str, Any] = {}
+    held: list[str] = []
 
-    def measure(name: str) -> Any:
-        def ask(asked_config: Any, model: str, *_: Any) -> dict[str, float]:
-            asked[name] = asked_config
-            return {f"eval/{name}": 1.0}
+    @contextmanager
+    def measuring(measured: Any) -> Iterator[tuple[Any, Any]]:
+        held.append(measured.model.path)
+        yield None, None
+        held.append("closed")
 
-        return ask
+    def start(measured: Any, *_: Any) -> Any:
+        section = "evaluation" if measured.pair_evaluation is None else "pair_evaluation"
+        assert (measured.reference_model.path, measured.model.path) == ("org/model", "other")
+        return SimpleNamespace(evaluate=lambda: ({f"eval/{section}": Mean(1.0)}, None))
 
-    monkeypatch.setattr("roll_like.builtin.pipelines.online_dpo.iterations.evaluate_preferences", measure("accuracy"))
-    monkeypatch.setattr("roll_like.builtin.pipelines.online_dpo.iterations.evaluate_model", measure("avg"))
+    monkeypatch.setattr("roll_like.run.pipeline.measuring", measuring)
+    monkeypatch.setattr(OnlineDPOPipeline, "start_evaluator", start)
     sources = {"sources": [{"path": "eval.jsonl"}]}
-    run = config(
-        **({"evaluation": sources} if given else {}), **({"iterations__evaluation": sources} if by_reward else {})
-    )
-    figures = evaluate_iterations(run, "model")
-    # where there is none, that of pairs says so
-    assert sorted(figures) == ["eval/accuracy"] * (given or not by_reward) + ["eval/avg"] * by_reward
-    if by_reward:
-        assert asked["avg"].evaluation.sources[0].path == "eval.jsonl"
+    run = config(**({"pair_evaluation": sources} if pairs else {}), **({"evaluation": sources} if by_reward else {}))
+    if not pairs and not by_reward:
+        with pytest.raises(ConfigError, match="neither an `evaluation` nor a `pair_evaluation` section"):
+            OnlineDPOPipeline.evaluate(run, "other")
+        return
+    figures = OnlineDPOPipeline.evaluate(run, "other")
+    assert sorted(figures) == ["eval/evaluation"] * by_reward + ["eval/pair_evaluation"] * pairs
+    assert held == ["other", "closed"] * len(figures)  # one after the other: they take the same devices

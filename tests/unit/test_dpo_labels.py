@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from roll_like.builtin.pipelines.dpo.labels import labelled_step
 from roll_like.data.conversations import LabelledSample
-from roll_like.data.pairs import PairSample, verdicts
+from roll_like.data.pairs import PairSample, labelled_samples
 from roll_like.data.samples import ConversationSample
 from roll_like.errors import DataError
 
@@ -63,12 +63,12 @@ def test_both_answers_of_a_pair_go_to_another_prompt() -> None:
         PairSample(chosen=sequence(at, [60 + at]), rejected=sequence(at, [70 + at]), prompt_length=at + 1, origin="")
         for at in range(3)
     ]
-    found = mismatched([*verdicts(pairs)])
+    found = mismatched([*labelled_samples(pairs)])
     assert sorted(answer for _, answer in found) == [[60], [61], [62], [70], [71], [72]]
     assert sorted(found) == sorted(
         [([5], [62]), ([5], [72]), *(([6] * 2, [60 + k]) for k in (0, 10)), *(([7] * 3, [61 + k]) for k in (0, 10))]
     )
-    labelled = labelled_step([*verdicts(pairs)], max_tokens=99, baseline=False).answers
+    labelled = labelled_step([*labelled_samples(pairs)], max_tokens=99, baseline=False).answers
     assert labelled[0].group_id == labelled[1].group_id  # computed with one prompt
 
 

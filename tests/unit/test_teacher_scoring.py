@@ -1,4 +1,4 @@
-"""Teachers that score what a student sampled: who is asked, what becomes of it, and runs that nobody judges."""
+"""Teachers that score what a student sampled: who is asked, what becomes of it, and runs without rewards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests_support import scored, task  # type: ignore[import-not-found]
 
 from roll_like.algorithms.advantages import policy_samples
 from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig
-from roll_like.builtin.pipelines.on_policy_distill.teacher_scoring import Tutors, reverse_kl, without_rewards
+from roll_like.builtin.pipelines.on_policy_distill.teacher_scoring import TeacherScorer, reverse_kl, without_rewards
 from roll_like.rollout.reward_pools import RewardPools
 from roll_like.types import FloatArray, Group, PolicySample, ReferencedSample, Scored
 from roll_like.values import Mean, Sum
@@ -41,7 +41,7 @@ def groups() -> list[Group[Scored]]:
     ]
 
 
-def tutors(**distillation: Any) -> tuple[Tutors, Scores, Scores]:
+def scorer(**distillation: Any) -> tuple[TeacherScorer, Scores, Scores]:
     config = OnPolicyDistillConfig.model_validate(
         changed(
             ON_POLICY,
@@ -53,7 +53,7 @@ def tutors(**distillation: Any) -> tuple[Tutors, Scores, Scores]:
     )
     first, second = Scores(-3.0), Scores(-0.5)
     engines: Any = {"of_maths": first, "of_all": second}
-    return Tutors(config, engines), first, second
+    return TeacherScorer(config, engines), first, second
 
 
 def with_advantages(value: float) -> list[PolicySample]:
@@ -62,9 +62,9 @@ def with_advantages(value: float) -> list[PolicySample]:
 
 
 def test_each_domain_has_its_teacher() -> None:
-    tutoring, maths, general = tutors()
+    teachers, maths, general = scorer()
     samples = with_advantages(0.0)
-    taught = tutoring.teach(samples, groups())
+    taught = teachers.score(samples, groups())
     assert (maths.asked, general.asked) == (2, 1)
     # −(log π − log π_teacher): −(−1 + 3) where it found the answer unlikely, −(−1 + ½) where likely
     advantages = [sample.advantages[sample.sampled].tolist() for sample in taught.samples]
@@ -75,19 +75,19 @@ def test_each_domain_has_its_teacher() -> None:
 
 
 def test_a_teacher_beside_a_reward() -> None:
-    tutoring, *_ = tutors(weight=0.5, reward_weight=2.0)
-    taught = tutoring.teach(with_advantages(1.5), groups())
+    teachers, *_ = scorer(weight=0.5, reward_weight=2.0)
+    taught = teachers.score(with_advantages(1.5), groups())
     assert [float(sample.advantages[-1]) for sample in taught.samples] == [2 * 1.5 - 1, 2 * 1.5 - 1, 2 * 1.5 + 0.25]
 
 
 def test_a_teacher_in_the_loss_leaves_the_advantages_to_rewards() -> None:
-    tutoring, *_ = tutors(use="loss", reward_weight=1.0)
-    taught = tutoring.teach(with_advantages(1.5), groups())
+    teachers, *_ = scorer(use="loss", reward_weight=1.0)
+    taught = teachers.score(with_advantages(1.5), groups())
     assert [float(sample.advantages[-1]) for sample in taught.samples] == [1.5] * 3
     kept = [sample for sample in taught.samples if isinstance(sample, ReferencedSample)]
     assert [float(sample.reference_logprobs[-1]) for sample in kept] == [-3.0, -3.0, -0.5]
-    alone, *_ = tutors(use="loss")
-    assert not any(sample.advantages.any() for sample in alone.teach(with_advantages(1.5), groups()).samples)
+    alone, *_ = scorer(use="loss")
+    assert not any(sample.advantages.any() for sample in alone.score(with_advantages(1.5), groups()).samples)
 
 
 def test_no_answers_have_no_divergence() -> None:

@@ -32,7 +32,7 @@ def group(rewards: list[float], *, index: int = 0, cut: tuple[int, ...] = (), lo
 
 
 def paired(*groups: Group[Scored], seed: int = 0, **changes: Any) -> Paired:
-    rule: dict[str, Any] = {"pairing": "best_worst", "min_margin": 0.0, "truncated": "keep"}
+    rule: dict[str, Any] = {"select": "best_worst", "min_margin": 0.0, "truncated": "keep"}
     return pair_groups(groups, PairingRule(**(rule | changes)), seed)
 
 
@@ -53,19 +53,19 @@ def test_the_best_is_chosen_and_the_worst_rejected_token_by_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pairing", "expected"),
+    ("select", "expected"),
     [("best_worst", [(1, 0)]), ("all", [(1, 0), (2, 0)])],
 )
-def test_other_ways_to_pair(pairing: str, expected: list[tuple[int, int]]) -> None:
-    assert places(paired(group([0.2, 0.9, 0.9, 0.5]), pairing=pairing, min_margin=0.5)) == expected
+def test_other_ways_to_pair(select: str, expected: list[tuple[int, int]]) -> None:
+    assert places(paired(group([0.2, 0.9, 0.9, 0.5]), select=select, min_margin=0.5)) == expected
 
 
 def test_pairs_at_random_are_eligible_repeatable_and_not_always_the_same() -> None:
     groups = [group([0.2, 0.9, 0.9, 0.5], index=index) for index in range(30)]
-    found = places(paired(*groups, pairing="random", min_margin=0.5))
+    found = places(paired(*groups, select="random", min_margin=0.5))
     assert set(found) == {(1, 0), (2, 0)}
-    assert places(paired(*groups, pairing="random", min_margin=0.5)) == found
-    assert places(paired(*groups, pairing="random", min_margin=0.5, seed=1)) != found
+    assert places(paired(*groups, select="random", min_margin=0.5)) == found
+    assert places(paired(*groups, select="random", min_margin=0.5, seed=1)) != found
 
 
 def test_groups_that_give_no_pair_are_counted_and_a_lost_sample_is_no_reward() -> None:
@@ -119,7 +119,7 @@ def same_pairs(left: tuple[PairSample, ...], right: tuple[PairSample, ...]) -> b
 
 
 def test_a_checkpoint_holds_pairs_as_they_are() -> None:
-    pairs = paired(group([0.2, 0.9, 0.5]), group([0.1, 0.7], index=3), pairing="all").pairs
+    pairs = paired(group([0.2, 0.9, 0.5]), group([0.1, 0.7], index=3), select="all").pairs
     sums = -np.arange(8, dtype=np.float32) / 3
     read, told = decode_pairs(encode_pairs(pairs, sums))
     assert same_pairs(read, pairs)

@@ -1,0 +1,101 @@
+"""A model as a torch module: with its weights, for training, or without, for its names and shapes.
+
+Torch and transformers are imported only by the functions that need them, so that planning stays quick.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from roll_like.config.sections import Precision, Task
+from roll_like.errors import ConfigError
+from roll_like.models.quiet import no_progress_bars
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+#: What a directory of a model has to hold.
+COMPLETE = "set model.path to a directory with config.json, *.safetensors and a tokenizer"
+
+
+def load_causal_lm(path: Path, dtype: Precision, *, trust_remote_code: bool = False) -> PreTrainedModel:
+    """Return the model on CPU in `dtype`, for training: scaled-dot-product attention, no key-value cache.
+
+    Args:
+        path: A directory from `resolve_model` or from an export.
+        dtype: Precision of every floating-point parameter.
+        trust_remote_code: Run Python code that comes with the model.
+
+    Raises:
+        ConfigError: The directory does not hold a complete model of an architecture that transformers knows.
+    """
+    from transformers import AutoModelForCausalLM
+
+    model, absent = load_for_training(
+        AutoModelForCausalLM, "causal language model", path, dtype, trust_remote_code=trust_remote_code
+    )
+    refuse_absent(path, absent)
+    return model
+
+
+def load_for_training(
+    auto_class: Any, what: str, path: Path, dtype: Precision, *, trust_remote_code: bool, **options: Any
+) -> tuple[PreTrainedModel, list[str]]:
+    """Return a model, and the names of its tensors that the directory lacks or holds in another shape.
+
+    Args:
+        auto_class: The class of transformers that loads it.
+        what: What it loads, for messages.
+        path: The directory.
+        dtype: Precision of every floating-point parameter.
+        trust_remote_code: Run Python code that comes with the model.
+        options: Further ones of `from_pretrained`.
+
+    Raises:
+        ConfigError: The directory does not hold such a model.
+    """
+    import torch
+
+    with no_progress_bars():
+        try:
+            model, info = auto_class.from_pretrained(
+                str(path),
+                dtype=getattr(torch, dtype),
+                attn_implementation="sdpa",
+                local_files_only=True,
+                trust_remote_code=trust_remote_code,
+                output_loading_info=True,
+                **options,
+            )
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigError(f"no {what} can be loaded from {path}: {error}", fix=COMPLETE) from error
+    # transformers only warns about these and goes on with random numbers
+    absent = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
+    model.config.use_cache = False
+    loaded: PreTrainedModel = model
+    return loaded, absent
+
+
+def refuse_absent(path: Path, absent: Sequence[str]) -> None:
+    """Raise a ConfigError where a directory lacks tensors of its model."""
+    if absent:
+        raise ConfigError(
+            f"{path} lacks {len(absent)} of the model's tensors, or holds them in another shape; first: {absent[0]}",
+            fix=COMPLETE,
+        )
+
+
+def empty_model(config: PretrainedConfig, trust_remote_code: bool, task: Task = "text-generation") -> PreTrainedModel:
+    """Return the architecture without memory for weights: it knows names, shapes and ties."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    auto = {"text-generation": AutoModelForCausalLM, "text-classification": AutoModelForSequenceClassification}[task]
+    config = copy.deepcopy(config)  # saving writes precision and architecture into it
+    config.use_cache = True  # trainers switch it off for themselves; whoever generates wants it
+    with torch.device("meta"):
+        model: PreTrainedModel = auto.from_config(config, trust_remote_code=trust_remote_code)
+    return model

@@ -1,0 +1,145 @@
+"""What every pipeline has: a check, a run in a folder of its own, an evaluation, an export."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, Self, TypeVar
+
+from roll_like.check import Report, refuse_errors
+from roll_like.cluster import Cluster, ResourceManager
+from roll_like.config.load import dump_config
+from roll_like.config.run import RunConfig
+from roll_like.metrics.summary import Summary, write_summary
+from roll_like.models.export import ModelCard
+from roll_like.models.precision import settled
+from roll_like.run.launch import measuring, running
+from roll_like.run.signals import StopRequested
+from roll_like.run.state import Evaluates, RunContext, RunState
+from roll_like.training.rank import TrainingRank
+from roll_like.types import RunResult
+from roll_like.values import reduce
+
+ConfigT = TypeVar("ConfigT", bound=RunConfig)
+
+
+@dataclass(kw_only=True)
+class Pipeline(ABC, Generic[ConfigT]):
+    """Base of a pipeline: a dataclass of its parts, `build` that makes them, and `run`, which is the algorithm.
+
+    Attributes:
+        config: The run's configuration.
+        run_state: Steps, checkpoints, metrics.
+    """
+
+    config: ConfigT
+    run_state: RunState
+
+    @abstractmethod
+    def run(self) -> None:
+        """Train to the end."""
+
+    @classmethod
+    @abstractmethod
+    def build(cls, config: ConfigT, run: RunContext) -> Self:
+        """Start the workers and put the parts together, where a resumed run left them."""
+
+    @classmethod
+    @abstractmethod
+    def check(cls, config: ConfigT) -> Report:
+        """Return every problem that can be known before a run, and its plan."""
+
+    @classmethod
+    @abstractmethod
+    def start_evaluator(cls, config: ConfigT, resources: ResourceManager, stack: ExitStack) -> Evaluates:
+        """Start what an evaluation without training needs, and return the evaluator.
+
+        Args:
+            config: The configuration of the model to measure; it has an `evaluation` section.
+            resources: Where workers go.
+            stack: Ends them when it is closed.
+        """
+
+    @property
+    @abstractmethod
+    def trained(self) -> Cluster[TrainingRank]:
+        """The ranks of the model that is trained."""
+
+    @classmethod
+    def with_steps(cls, config: ConfigT) -> ConfigT:
+        """Return the configuration with its number of steps, where that follows from the data."""
+        return config
+
+    @classmethod
+    def launch(cls, config: ConfigT, *, resume: str | None = None) -> RunResult:
+        """Check the configuration, then train in a folder of its own.
+
+        Args:
+            config: The validated configuration.
+            resume: None starts anew; "" continues the latest run of this name; else the run to continue.
+
+        Raises:
+            ConfigError: The check found errors; nothing was started.
+            RollLikeError: Something of the run failed; the message says what and how to go on.
+        """
+        refuse_errors(cls.check(config))
+        config, stopped = settled(cls.with_steps(config)), False
+        with running(config, resume) as run:
+            state = run.state
+            with state.interruptible():
+                pipeline = cls.build(config, run)
+            try:
+                pipeline.run()
+            except StopRequested:
+                stopped = True
+                state.stop()
+            if not stopped and config.checkpoint.export:
+                state.metrics.phase("exporting")
+                pipeline.export(state.directory / "model", write_summary(state.directory))
+        return RunResult(
+            name=state.directory.name,
+            directory=state.directory,
+            summary=state.metrics.summary,
+            metrics=[values for _, values in state.metrics.history],
+            stopped=stopped,
+        )
+
+    @classmethod
+    def evaluate(cls, config: ConfigT, model: str) -> dict[str, float]:
+        """Measure a model by the configuration's evaluation, without training, and return the metrics.
+
+        Args:
+            config: The validated configuration.
+            model: Directory, hub id or GGUF file of the model to measure.
+
+        Raises:
+            ConfigError: The configuration has no `evaluation` section.
+        """
+        measured = config.evaluating(model)
+        with measuring(measured) as (resources, stack):
+            metrics, _ = cls.start_evaluator(measured, resources, stack).evaluate()
+        return reduce(metrics)
+
+    def export(self, directory: Path, summary: Summary) -> None:
+        """Write the trained model as a Hugging Face directory, with a card of the run."""
+        card = model_card(self.config, summary)
+        self.trained.everywhere(TrainingRank.export, str(directory), self.config.model, card)
+
+
+def model_card(config: RunConfig, summary: Summary) -> ModelCard:
+    """Return what is known of a run, for the directory of its model."""
+    figures = summary.figures
+    measured = "eval/avg" if figures["eval_loss_after"] is None else "eval/loss"
+    before, after = ("eval_before", "eval_after") if measured == "eval/avg" else ("eval_loss_before", "eval_loss_after")
+    accuracy = {name: tuple(pair) for name, pair in figures["before_after"].items() if name == "eval/accuracy"}
+    return ModelCard(
+        name=str(figures["name"]),
+        base_model=config.model.path,
+        pipeline=config.pipeline,
+        steps=int(figures["steps"]),
+        evaluation={measured: (figures[before], figures[after]), **accuracy},
+        figures={name: figures[name] for name in ("reward_first", "reward_last") if figures[name] is not None},
+        config_yaml=dump_config(config),
+    )

@@ -1,0 +1,201 @@
+"""A run under way: its steps, its checkpoints, its metrics, and what a pipeline is built on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from roll_like.cluster import ResourceManager
+from roll_like.config.load import dump_config
+from roll_like.config.run import RunConfig
+from roll_like.metrics import files
+from roll_like.metrics.manager import MetricsManager
+from roll_like.metrics.timing import StepTimer
+from roll_like.rollout.collection import Collected
+from roll_like.rollout.metrics import rollout_rows
+from roll_like.run.checkpoint import Checkpoint, CheckpointStore
+from roll_like.run.signals import StopRequested, StopSignal
+from roll_like.types import Group, Scored
+from roll_like.values import Metric, Metrics
+
+
+class Stateful(Protocol):
+    """A part of the driver whose state a checkpoint keeps."""
+
+    def state(self) -> dict[str, Any]:
+        """Return it as plain JSON."""
+
+    def load_state(self, state: Mapping[str, Any], /) -> None:
+        """Continue where `state` was taken."""
+
+
+class SavedEngine(Protocol):
+    """A part whose state is files."""
+
+    def save(self, directory: Path) -> None:
+        """Write it."""
+
+    def load(self, directory: Path) -> None:
+        """Read it back."""
+
+
+class Evaluates(Protocol):
+    """Measures the model that is trained."""
+
+    def due(self, finished: int, total: int) -> bool:
+        """Return whether to evaluate after `finished` of `total` steps."""
+
+    def evaluate(self) -> tuple[Mapping[str, Metric], Collected | None]:
+        """Return `eval/…`, and the judged answers where there are any."""
+
+    def score(self, values: Mapping[str, float]) -> float | None:
+        """Return what the best checkpoint has most of."""
+
+
+class RunState:
+    """Counts steps, writes checkpoints when they are due, hands metrics on.
+
+    Args:
+        directory: The run's folder.
+        config: The whole configuration.
+        metrics: Where figures go.
+        signal: SIGTERM.
+        resumed: The checkpoint to continue from.
+    """
+
+    def __init__(
+        self,
+        *,
+        directory: Path,
+        config: RunConfig,
+        metrics: MetricsManager,
+        signal: StopSignal,
+        store: CheckpointStore,
+        resumed: Checkpoint | None,
+    ) -> None:
+        self.directory = directory
+        self.metrics = metrics
+        self.timer = StepTimer(on_enter=metrics.phase)
+        self.first_step = resumed.step if resumed else 0
+        self.finished = self.first_step
+        self._config = config
+        self._signal = signal
+        self._store = store
+        self._resumed = resumed
+        self._parts: Mapping[str, Stateful] = {}
+        self._engines: list[SavedEngine] = []
+        self._boundary: dict[str, Any] = {}
+        self._written_at: int | None = resumed.step if resumed else None
+        self._score: float | None = None
+        self._noted: list[Metrics] = []
+        self._sampled: list[Group[Scored]] = []
+
+    def keep(self, engines: Sequence[SavedEngine], **parts: Stateful) -> None:
+        """Name what checkpoints hold, and bring it to where the resumed checkpoint left it."""
+        self._parts = parts
+        self._engines = list(engines)
+        if self._resumed is not None:
+            for name, part in parts.items():
+                part.load_state(self._resumed.state[name])
+            for engine in self._engines:
+                engine.load(self._resumed.path)
+        self._boundary = self._states()
+
+    def steps(self) -> Iterator[int]:
+        """Yield the steps that are left, 0-based; between two of them, write a checkpoint when one is due."""
+        for step in range(self.first_step, self._config.total_steps):
+            if self._signal.requested:
+                raise StopRequested
+            self.timer.restart()
+            yield step
+            every = self._config.checkpoint.every
+            if every and self.finished % every == 0:
+                self.write_checkpoint()
+        if self._config.checkpoint.at_end:
+            self.write_checkpoint()
+
+    def log(self, step: int, *parts: Metrics) -> dict[str, float]:
+        """Finish a step: hand its figures on, and take the driver's states for a checkpoint."""
+        values = self.metrics.log(step + 1, *parts, *self._noted, self.timer.metrics())
+        self.finished = step + 1
+        self._boundary = self._states()
+        if self._sampled:
+            self.metrics.log_rollouts(self.finished, rollout_rows(self._sampled))
+        self._noted, self._sampled = [], []
+        return values
+
+    def note(self, figures: Metrics, collected: Collected | None = None) -> None:
+        """Take figures and samples of the step under way, from a part that the loop does not mention."""
+        self._noted.append(figures)
+        if collected is not None:
+            self._sampled += collected.groups
+
+    def keep_rollouts(self, collected: Collected) -> None:
+        """Write the samples of the step that was just logged, for people."""
+        self.metrics.log_rollouts(self.finished, rollout_rows(collected.groups))
+
+    def evaluate(self, evaluator: Evaluates | None) -> None:
+        """Evaluate the current weights if that is due after the steps that are finished."""
+        if evaluator is None or not evaluator.due(self.finished, self._config.total_steps):
+            return
+        if self.finished in self._evaluated_steps():  # a resumed run did it before it was killed
+            return
+        self.metrics.phase("evaluating")
+        with self.interruptible():
+            metrics, collected = evaluator.evaluate()
+        values = self.metrics.log_evaluation(self.finished, metrics)
+        if collected is not None:
+            self.metrics.log_rollouts(self.finished, rollout_rows(collected.groups), kind="eval")
+        self._score = evaluator.score(values)
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Let SIGTERM cut this block short."""
+        with self._signal.interruptible():
+            yield
+
+    def write_checkpoint(self) -> None:
+        """Write the state of the last finished step, unless that is on disk already."""
+        if self._written_at == self.finished:
+            return
+        self.metrics.phase("checkpoint")
+        self._store.write(self.finished, self._save_engines, self._boundary, score=self._score)
+        self._written_at = self.finished
+        self._score = None
+
+    def stop(self) -> None:
+        """Write the state of the last finished step, and say that SIGTERM has ended the run."""
+        self.write_checkpoint()
+        self.metrics.warn(
+            f"stopped by SIGTERM after step {self.finished}; continue with --resume {self.directory.name}"
+        )
+        self.metrics.close("stopped")
+
+    def _evaluated_steps(self) -> set[int]:
+        return {int(record["step"]) for record in files.read(self.directory / files.EVALUATIONS)}
+
+    def _save_engines(self, directory: Path) -> None:
+        (directory / "config.yaml").write_text(dump_config(self._config))
+        for engine in self._engines:
+            engine.save(directory)
+
+    def _states(self) -> dict[str, Any]:
+        return {"metrics": self.metrics.state(), **{name: part.state() for name, part in self._parts.items()}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext:
+    """What a pipeline is built on.
+
+    Attributes:
+        state: Steps, checkpoints, metrics.
+        resources: Where workers go.
+        stack: Closes, in reverse order, what `build` started; also when a later part fails to start.
+    """
+
+    state: RunState
+    resources: ResourceManager
+    stack: ExitStack
