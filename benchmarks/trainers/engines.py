@@ -71,9 +71,12 @@ def _supervised(work: Work[Any, Any], resources: ResourceManager, stack: ExitSta
 def _preference(work: Work[Any, Any], resources: ResourceManager, stack: ExitStack) -> Mapping[str, Turn]:
     from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, PairStep
     from roll_like.builtin.pipelines.dpo.preferences import start_preference
-    from roll_like.training.pairs import pairs_of
+    from roll_like.training.pairs import TrainingPair
 
     engine = start_preference(work.config, resolve_model(work.config.model), resources, stack)
     model = AnswerLogprobs(engine)
-    batches = [(PairStep(pairs=pairs_of(batch), reference=model.sums(batch)),) for batch in work.batches]
+    batches = []
+    for batch in work.batches:
+        pairs = [TrainingPair(chosen=one, rejected=two) for one, two in zip(batch[::2], batch[1::2], strict=True)]
+        batches.append((PairStep(pairs=pairs, reference=model.sums(batch)),))
     return {"engine": _timed(engine.train_step, batches)}

@@ -160,14 +160,16 @@ class Lesson:
 
 
 class DistillationHead(TokenLogprobHead):
-    """The head of a student: with a lesson, losses and figures instead of log-probabilities."""
+    """The head of a student: losses and figures instead of log-probabilities."""
 
     def forward(  # type: ignore[override]
-        self, hidden_ND: Tensor, targets_N: Tensor, temperature: float, lesson: Lesson | None = None
-    ) -> tuple[Tensor, Tensor] | tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of each target, shape [N], and figures of each; without a lesson what its base does."""
-        if lesson is None:
-            return super().forward(hidden_ND, targets_N, temperature)
+        self,
+        hidden_ND: Tensor,
+        targets_N: Tensor,
+        temperature: float,
+        lesson: Lesson,  # noqa: ARG002
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of each target, shape [N], and figures of each; temperatures are the loss's."""
         losses = distillation_losses(
             hidden_ND,
             self.weight,

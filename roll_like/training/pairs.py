@@ -43,11 +43,6 @@ def sequences_of(pairs: Sequence[TrainingPair]) -> list[TrainingSample]:
     return [sequence for pair in pairs for sequence in (pair.chosen, pair.rejected)]
 
 
-def pairs_of(sequences: Sequence[TrainingSample]) -> list[TrainingPair]:
-    """Return the pairs of sequences, chosen and rejected in turn: what `sequences_of` was given."""
-    return [TrainingPair(chosen=one, rejected=two) for one, two in zip(sequences[::2], sequences[1::2], strict=True)]
-
-
 def pair_batches(pairs: Sequence[TrainingPair], *, ranks: int, max_tokens: int) -> list[list[PairBatch]]:
     """Return each rank's micro-batches of one optimizer step over pairs.
 

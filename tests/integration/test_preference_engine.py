@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests_support import pairs_of  # type: ignore[import-not-found]
 from tiny_model import make_tiny_model
 from transformers import AutoModelForCausalLM
 
@@ -20,7 +21,6 @@ from roll_like.errors import EngineError
 from roll_like.registry import PREFERENCE_LOSSES
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.interface import RankSpec
-from roll_like.training.pairs import pairs_of
 from roll_like.training.rank import TrainingRank
 from roll_like.training.start import start_engine
 from roll_like.types import FloatArray, TrainingSample

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
+from tests_support import pairs_of, ragged_policy_samples  # type: ignore[import-not-found]
 from tiny_model import make_tiny_model
 from transformers import AutoModelForCausalLM
 
@@ -26,7 +26,6 @@ from roll_like.policy_gradient.objective import PolicyObjective
 from roll_like.registry import PREFERENCE_LOSSES
 from roll_like.training.engine import TrainingEngine, WithoutAdapters
 from roll_like.training.interface import RankSpec
-from roll_like.training.pairs import pairs_of
 from roll_like.training.rank import TrainingRank
 from roll_like.training.start import start_engine
 from roll_like.types import PolicySample, TrainingSample
