@@ -19,7 +19,7 @@ from roll_like.builtin.pipelines.sft.check import conversation_findings
 from roll_like.check import Report, check, check_run
 from roll_like.check.data import prompt_findings
 from roll_like.config.run import RunConfig
-from roll_like.offline.check import given_plan
+from roll_like.offline.check import offline_plan
 
 MINIMAL: dict[str, Any] = {
     "pipeline": "rlvr",
@@ -87,9 +87,9 @@ CHECKS: dict[str, Callable[[Any], Report]] = {
     "rlvr": lambda config: check(config, prompt_findings),
     "agentic": lambda config: check(config, environment_findings),
     "on_policy_distill": lambda config: check(config, on_policy_distill_findings),
-    "sft": lambda config: check_run(config, given_plan, conversation_findings),
-    "dpo": lambda config: check_run(config, given_plan, preference_findings),
+    "sft": lambda config: check_run(config, offline_plan, conversation_findings),
+    "dpo": lambda config: check_run(config, offline_plan, preference_findings),
     "online_dpo": lambda config: check_run(config, online_dpo_plan, online_dpo_findings),
-    "distill": lambda config: check_run(config, given_plan, distillation_findings),
-    "reward_model": lambda config: check_run(config, given_plan, scored_pair_findings),
+    "distill": lambda config: check_run(config, offline_plan, distillation_findings),
+    "reward_model": lambda config: check_run(config, offline_plan, scored_pair_findings),
 }

@@ -78,5 +78,5 @@ def _preference(work: Work[Any, Any], resources: ResourceManager, stack: ExitSta
     batches = []
     for batch in work.batches:
         pairs = [TrainingPair(chosen=one, rejected=two) for one, two in zip(batch[::2], batch[1::2], strict=True)]
-        batches.append((PairStep(pairs=pairs, reference=model.sums(batch)),))
+        batches.append((PairStep(pairs=pairs, reference=model.sequence_logprobs(batch)),))
     return {"engine": _timed(engine.train_step, batches)}

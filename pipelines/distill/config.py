@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
-from roll_like.config.offline import GivenDataConfig
+from roll_like.config.offline import OfflineRunConfig
 from roll_like.config.roles import RolePlan
 from roll_like.config.rules import budget_holds
 from roll_like.config.run import NAME_PATTERN, Rule, ScheduleConfig
@@ -77,11 +77,11 @@ def _teachers_fit(config: DistillConfig) -> Iterator[Violation]:
 
 
 @PIPELINES.register("distill")
-class DistillConfig(GivenDataConfig):
+class DistillConfig(OfflineRunConfig):
     """One run of distillation on given data: everything a YAML file may say."""
 
     implementation: ClassVar[str] = "roll_like.builtin.pipelines.distill.pipeline:DistillPipeline"
-    rules: ClassVar[tuple[Rule, ...]] = (*GivenDataConfig.rules, _budget_holds_a_sample, _teachers_fit)
+    rules: ClassVar[tuple[Rule, ...]] = (*OfflineRunConfig.rules, _budget_holds_a_sample, _teachers_fit)
 
     pipeline: Literal["distill"] = Field(default="distill", description="This pipeline.")
     name: str = Field(default="distill", pattern=NAME_PATTERN, description="Name of the run and of its folder.")

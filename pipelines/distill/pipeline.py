@@ -21,7 +21,7 @@ from roll_like.check import Report, check_run
 from roll_like.cluster import Cluster, ResourceManager
 from roll_like.data.order import Order
 from roll_like.data.samples import SampleSet
-from roll_like.offline.check import given_plan
+from roll_like.offline.check import offline_plan
 from roll_like.offline.evaluator import OfflineEvaluator
 from roll_like.offline.pipeline import OfflinePipeline
 from roll_like.offline.samples import samples_metrics
@@ -75,7 +75,7 @@ class DistillPipeline(OfflinePipeline[DistillConfig]):
     @classmethod
     def check(cls, config: DistillConfig) -> Report:
         """Return every problem that can be known before a run, and its plan."""
-        return check_run(config, given_plan, distillation_findings)
+        return check_run(config, offline_plan, distillation_findings)
 
     @classmethod
     def start_evaluator(cls, config: DistillConfig, resources: ResourceManager, stack: ExitStack) -> OfflineEvaluator:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Discriminator, Field, PrivateAttr, Tag
 
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
-from roll_like.config.offline import GivenDataConfig
+from roll_like.config.offline import OfflineRunConfig
 from roll_like.config.roles import RolePlan, model_role
 from roll_like.config.rules import budget_holds, budget_holds_a_pair
 from roll_like.config.rules_lora import adapter_off_means_something
@@ -225,12 +225,12 @@ def adapters_can_be_switched_off(config: PreferenceRunConfig) -> Iterator[Violat
 
 
 @PIPELINES.register("dpo")
-class DPOConfig(GivenDataConfig, PreferenceRunConfig):
+class DPOConfig(OfflineRunConfig, PreferenceRunConfig):
     """One run of preference training: everything a YAML file may say."""
 
     implementation: ClassVar[str] = "roll_like.builtin.pipelines.dpo.pipeline:DPOPipeline"
     rules: ClassVar[tuple[Rule, ...]] = (
-        *GivenDataConfig.rules,
+        *OfflineRunConfig.rules,
         _budget_holds_a_row,
         _loss_suits_rows,
         loss_and_reference_agree,

@@ -135,7 +135,9 @@ class LabelledObjective(AnswersObjective[LabelledStep, MicroBatch]):
         Raises:
             EngineError: There are mismatched answers and no reference.
         """
-        policy = AnswerLogprobs(engine).sums(step.mismatched) if step.mismatched else np.zeros(0, np.float32)
+        policy = (
+            AnswerLogprobs(engine).sequence_logprobs(step.mismatched) if step.mismatched else np.zeros(0, np.float32)
+        )
         shared = LabelledUpdate(
             desirable=step.desirable,
             reference=step.answers_reference,
@@ -172,7 +174,7 @@ class LabelledObjective(AnswersObjective[LabelledStep, MicroBatch]):
         Where the answers are those of pairs, a desirable and another one to each prompt in turn, they include
         `preference/pair_accuracy`, the share of pairs whose desirable answer has the higher reward.
         """
-        sums, count = AnswerLogprobs(engine).sums(step.sequences), len(step.answers)
+        sums, count = AnswerLogprobs(engine).sequence_logprobs(step.sequences), len(step.answers)
         loss = of_step(self.preference_loss, step.mismatched_logprobs(sums[count:]), torch.device("cpu"))
         reference = step.answers_reference
         inputs = UnpairedInputs(

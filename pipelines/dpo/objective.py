@@ -128,6 +128,6 @@ class AnswerLogprobs:
     def __init__(self, model: Reference[TrainingSample]) -> None:
         self._model = model
 
-    def sums(self, samples: Sequence[TrainingSample]) -> FloatArray:
+    def sequence_logprobs(self, samples: Sequence[TrainingSample]) -> FloatArray:
         """Return the log-probability of each answer, shape [len(samples)]."""
         return np.array([float(each.sum(dtype=np.float64)) for each in self._model.logprobs(samples)], np.float32)

@@ -27,7 +27,7 @@ from roll_like.data.order import Order
 from roll_like.data.pairs import Preference
 from roll_like.data.samples import SampleSet
 from roll_like.models.load import resolve_model
-from roll_like.offline.check import given_plan
+from roll_like.offline.check import offline_plan
 from roll_like.offline.evaluator import OfflineEvaluator
 from roll_like.offline.pipeline import OfflinePipeline
 from roll_like.offline.samples import samples_metrics
@@ -86,7 +86,7 @@ class DPOPipeline(OfflinePipeline[DPOConfig]):
     @classmethod
     def check(cls, config: DPOConfig) -> Report:
         """Return every problem that can be known before a run, and its plan."""
-        return check_run(config, given_plan, preference_findings)
+        return check_run(config, offline_plan, preference_findings)
 
     @classmethod
     def start_evaluator(cls, config: DPOConfig, resources: ResourceManager, stack: ExitStack) -> OfflineEvaluator:

@@ -31,7 +31,7 @@ class PrecomputedReference:
         """Return what was said of samples: the log-probability of each."""
         return cls(dict(zip(map(_content, samples), sums.tolist(), strict=True)))
 
-    def sums(self, samples: Sequence[TrainingSample]) -> FloatArray:
+    def sequence_logprobs(self, samples: Sequence[TrainingSample]) -> FloatArray:
         """Return the log-probability of each sample."""
         return np.array([self._sums[_content(sample)] for sample in samples], np.float32)
 
@@ -48,7 +48,7 @@ class PrecomputedReference:
         """Return the same with what a model says now of further samples."""
         sums, remaining = {**self._sums}, self.lacks(samples)
         while asked := list(islice(remaining, ASKED_AT_ONCE)):
-            sums.update(zip(map(_content, asked), model.sums(asked).tolist(), strict=True))
+            sums.update(zip(map(_content, asked), model.sequence_logprobs(asked).tolist(), strict=True))
         return PrecomputedReference(sums)
 
     @classmethod

@@ -82,21 +82,21 @@ def answers_of(pairs: Sequence[PairSample]) -> list[TrainingSample]:
 class References(Protocol):
     """Says how likely the reference model finds sequences."""
 
-    def sums(self, samples: Sequence[TrainingSample]) -> FloatArray | None:
+    def sequence_logprobs(self, samples: Sequence[TrainingSample]) -> FloatArray | None:
         """Return the log-probability of each sample's trained tokens, summed up; None without a reference."""
 
 
 class NoReference:
     """For losses that compare with nothing."""
 
-    def sums(self, samples: Sequence[TrainingSample]) -> None:  # noqa: ARG002 - what all references are asked
+    def sequence_logprobs(self, samples: Sequence[TrainingSample]) -> None:  # noqa: ARG002 - what all references are asked
         """Return nothing."""
         return
 
 
 def compared(step: StepT, references: References) -> StepT:
     """Return a step with what the reference model says of it."""
-    return replace(step, reference=references.sums(step.sequences))
+    return replace(step, reference=references.sequence_logprobs(step.sequences))
 
 
 def asked_of(

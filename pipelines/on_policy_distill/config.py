@@ -52,14 +52,14 @@ class TeacherSignalConfig(ConfigModel):
     )
 
 
-def _judged(rule: Rule) -> Rule:
-    """Return a rule about rewards, for runs that have some."""
+def _with_rewards(rule: Rule) -> Rule:
+    """Return a rule that holds where the run has rewards."""
 
-    def when_judged(config: OnPolicyDistillConfig) -> Iterator[Violation]:
+    def when_there_are_rewards(config: OnPolicyDistillConfig) -> Iterator[Violation]:
         if config.rewards.use:
             yield from rule(config)
 
-    return when_judged
+    return when_there_are_rewards
 
 
 def _rewards_are_used(config: OnPolicyDistillConfig) -> Iterator[Violation]:
@@ -120,6 +120,10 @@ def _teachers_fit(config: OnPolicyDistillConfig) -> Iterator[Violation]:
     yield from teachers_fit(config.teachers, domains, config.longest_sample, config.longest_sample_terms)
 
 
+#: Rules about rewards, for runs that have some.
+_REWARD_RULES = tuple(_with_rewards(rule) for rule in (groups_can_be_compared, *PROMPT_RULES))
+
+
 @PIPELINES.register("on_policy_distill")
 class OnPolicyDistillConfig(PromptConfig):
     """One run of on-policy distillation: everything a YAML file may say."""
@@ -127,7 +131,7 @@ class OnPolicyDistillConfig(PromptConfig):
     implementation: ClassVar[str] = "roll_like.builtin.pipelines.on_policy_distill.pipeline:OnPolicyDistillPipeline"
     rules: ClassVar[tuple[Rule, ...]] = (
         *(rule for rule in POLICY_GRADIENT_RULES if rule is not groups_can_be_compared),
-        *map(_judged, (groups_can_be_compared, *PROMPT_RULES)),
+        *_REWARD_RULES,
         _rewards_are_used,
         _teacher_has_its_place,
         _teachers_fit,

@@ -33,10 +33,10 @@ class Notes(Protocol):
         """Keep them for the step's log."""
 
 
-class Sums(Protocol):
+class SequenceLogprobs(Protocol):
     """Says how likely a policy finds answers: `AnswerLogprobs`, or a fake."""
 
-    def sums(self, samples: Sequence[TrainingSample]) -> FloatArray:
+    def sequence_logprobs(self, samples: Sequence[TrainingSample]) -> FloatArray:
         """Return the log-probability of each answer, shape [len(samples)]."""
 
 
@@ -47,13 +47,13 @@ class RefreshedReference:
         policy: The policy being trained.
     """
 
-    def __init__(self, policy: Sums) -> None:
+    def __init__(self, policy: SequenceLogprobs) -> None:
         self._policy = policy
         self._said = PrecomputedReference({})
 
     def refresh(self, pairs: Sequence[PairSample]) -> FloatArray:
         """Ask the policy as it is now; return the log-probability of each answer."""
-        sums = self._policy.sums(answers_of(pairs))
+        sums = self._policy.sequence_logprobs(answers_of(pairs))
         self.recall(pairs, sums)
         return sums
 
@@ -61,9 +61,9 @@ class RefreshedReference:
         """Take what an earlier process was told."""
         self._said = PrecomputedReference.of(answers_of(pairs), sums)
 
-    def sums(self, samples: Sequence[TrainingSample]) -> FloatArray:
+    def sequence_logprobs(self, samples: Sequence[TrainingSample]) -> FloatArray:
         """Return the log-probability of each answer of this iteration."""
-        return self._said.sums(samples)
+        return self._said.sequence_logprobs(samples)
 
 
 class SampledPairs:

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from roll_like.config.base import ConfigModel
-from roll_like.config.offline import GivenDataConfig
+from roll_like.config.offline import OfflineRunConfig
 from roll_like.config.rules import budget_holds_a_pair
 from roll_like.config.run import NAME_PATTERN, Rule, ScheduleConfig
 from roll_like.config.sections import PositiveInt, Task, TrainerResourcesConfig, TrainingConfig
@@ -57,11 +57,11 @@ def scores_have_no_vocabulary(config: RewardModelRunConfig) -> Iterator[Violatio
 
 
 @PIPELINES.register("reward_model")
-class RewardModelRunConfig(GivenDataConfig):
+class RewardModelRunConfig(OfflineRunConfig):
     """One run that trains a reward model: everything a YAML file may say."""
 
     implementation: ClassVar[str] = "roll_like.builtin.pipelines.reward_model.pipeline:RewardModelPipeline"
-    rules: ClassVar[tuple[Rule, ...]] = (*GivenDataConfig.rules, budget_holds_a_pair, scores_have_no_vocabulary)
+    rules: ClassVar[tuple[Rule, ...]] = (*OfflineRunConfig.rules, budget_holds_a_pair, scores_have_no_vocabulary)
     task: ClassVar[Task] = "text-classification"
 
     pipeline: Literal["reward_model"] = Field(default="reward_model", description="This pipeline.")

@@ -21,7 +21,7 @@ from roll_like.data.order import Order
 from roll_like.data.samples import SampleSet
 from roll_like.data.scored_pairs import ScoredPair
 from roll_like.models.load import resolve_model
-from roll_like.offline.check import given_plan
+from roll_like.offline.check import offline_plan
 from roll_like.offline.evaluator import OfflineEvaluator
 from roll_like.offline.pipeline import OfflinePipeline
 from roll_like.run.state import RunContext
@@ -65,7 +65,7 @@ class RewardModelPipeline(OfflinePipeline[RewardModelRunConfig]):
     @classmethod
     def check(cls, config: RewardModelRunConfig) -> Report:
         """Return every problem that can be known before a run, and its plan."""
-        return check_run(config, given_plan, scored_pair_findings)
+        return check_run(config, offline_plan, scored_pair_findings)
 
     @classmethod
     def start_evaluator(

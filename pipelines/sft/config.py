@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from roll_like.config.offline import GivenDataConfig
+from roll_like.config.offline import OfflineRunConfig
 from roll_like.config.rules import budget_holds
 from roll_like.config.run import NAME_PATTERN, Rule, ScheduleConfig
 from roll_like.config.sections import PositiveInt, TrainerResourcesConfig
@@ -41,11 +41,11 @@ def _budget_holds_a_sample(config: SFTConfig) -> Iterator[Violation]:
 
 
 @PIPELINES.register("sft")
-class SFTConfig(GivenDataConfig):
+class SFTConfig(OfflineRunConfig):
     """One run of supervised fine-tuning: everything a YAML file may say."""
 
     implementation: ClassVar[str] = "roll_like.builtin.pipelines.sft.pipeline:SFTPipeline"
-    rules: ClassVar[tuple[Rule, ...]] = (*GivenDataConfig.rules, _budget_holds_a_sample)
+    rules: ClassVar[tuple[Rule, ...]] = (*OfflineRunConfig.rules, _budget_holds_a_sample)
 
     pipeline: Literal["sft"] = Field(default="sft", description="This pipeline.")
     name: str = Field(default="sft", pattern=NAME_PATTERN, description="Name of the run and of its folder.")

@@ -15,7 +15,7 @@ from roll_like.cluster import Cluster, ResourceManager
 from roll_like.data.order import Order
 from roll_like.data.samples import ConversationSample, SampleSet
 from roll_like.models.load import resolve_model
-from roll_like.offline.check import given_plan
+from roll_like.offline.check import offline_plan
 from roll_like.offline.evaluator import OfflineEvaluator
 from roll_like.offline.pipeline import OfflinePipeline
 from roll_like.offline.samples import samples_metrics, training_samples
@@ -62,7 +62,7 @@ class SFTPipeline(OfflinePipeline[SFTConfig]):
     @classmethod
     def check(cls, config: SFTConfig) -> Report:
         """Return every problem that can be known before a run, and its plan."""
-        return check_run(config, given_plan, conversation_findings)
+        return check_run(config, offline_plan, conversation_findings)
 
     @classmethod
     def start_evaluator(cls, config: SFTConfig, resources: ResourceManager, stack: ExitStack) -> OfflineEvaluator:

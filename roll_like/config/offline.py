@@ -17,13 +17,13 @@ from roll_like.config.training_data import RowLimits
 from roll_like.config.violations import Violation
 
 
-def _steps_or_epochs(config: GivenDataConfig) -> Iterator[Violation]:
+def _steps_or_epochs(config: OfflineRunConfig) -> Iterator[Violation]:
     if (config.steps is None) == (config.epochs is None):
         found = "both are set" if config.steps is not None else "neither is set"
         yield Violation(("steps",), f"a run lasts a number of `steps`, or of `epochs`, and {found}; set one of them")
 
 
-def _ranks_have_work(config: GivenDataConfig) -> Iterator[Violation]:
+def _ranks_have_work(config: OfflineRunConfig) -> Iterator[Violation]:
     workers, (count, what) = config.training.workers, config.items_per_step
     if count < workers:
         yield Violation(
@@ -33,7 +33,7 @@ def _ranks_have_work(config: GivenDataConfig) -> Iterator[Violation]:
         )
 
 
-class GivenDataConfig(RunConfig):
+class OfflineRunConfig(RunConfig):
     """A run that learns from given data, a step at a time."""
 
     rules: ClassVar[tuple[Rule, ...]] = (

@@ -9,7 +9,7 @@ from typing import Any
 from roll_like.check.findings import Finding, failed, is_hub_id
 from roll_like.check.machine import warm_up_that_never_ends
 from roll_like.check.report import Report
-from roll_like.config.offline import GivenDataConfig
+from roll_like.config.offline import OfflineRunConfig
 from roll_like.config.plan import Plan, trainer_memory
 from roll_like.config.training_data import RowLimits
 from roll_like.data.chat import Renderer
@@ -18,7 +18,7 @@ from roll_like.errors import RollLikeError
 from roll_like.models.shape import ModelShape
 
 
-def given_plan(config: GivenDataConfig, model: ModelShape | None) -> Plan:
+def offline_plan(config: OfflineRunConfig, model: ModelShape | None) -> Plan:
     """Return the plan of a run on given data; the steps of `epochs` are 0 until the data was read."""
     count, what = config.items_per_step
     return Plan(
@@ -44,7 +44,7 @@ def data_sections(data: RowLimits, evaluation: Any) -> dict[str, RowLimits]:
 
 
 def data_findings(
-    config: GivenDataConfig,
+    config: OfflineRunConfig,
     sections: Mapping[str, Any],
     load: Callable[..., SampleSet[Any]],
     renderer: Renderer | None,

@@ -6,14 +6,14 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from roll_like.config.offline import GivenDataConfig
+from roll_like.config.offline import OfflineRunConfig
 from roll_like.data.samples import SampleSet
 from roll_like.offline.evaluator import OfflineEvaluator
 from roll_like.offline.samples import warn_of_rows
 from roll_like.run.pipeline import Pipeline
 from roll_like.run.state import RunContext
 
-ConfigT = TypeVar("ConfigT", bound=GivenDataConfig)
+ConfigT = TypeVar("ConfigT", bound=OfflineRunConfig)
 
 
 @dataclass(kw_only=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from roll_like.config.sections import Precision, Task, TrainerConfig
 from roll_like.training.layout import Layout, MicroBatch
 from roll_like.training.policy import tensors_of
-from roll_like.types import FloatArray
+from roll_like.types import FloatArray, TrainingSample
 from roll_like.values import Mean, Metric, Metrics, Sum, merge
 
 #: What an objective learns from in one step.
@@ -137,6 +137,9 @@ class Engine(Protocol):
 
     def forward(self, shards: Sequence[Sequence[Any]], *, adapters: bool = True) -> list[list[Any]]:
         """Return what the objective's forward pass says of each rank's micro-batches."""
+
+    def logprobs(self, samples: Sequence[TrainingSample], *, adapters: bool = True) -> list[FloatArray]:
+        """Return each sample's log-probabilities under the engine's weights, shape [T], 0 where not sampled."""
 
     def evaluate(self, update: Update[Any]) -> dict[str, Metric]:
         """Return the metrics of one optimizer step's batches under the current weights."""

@@ -127,7 +127,7 @@ def test_an_update_is_that_of_a_plain_loop(
         measured = reduce(trainer.measure(step))
         report = reduce(trainer.train_step(step))
         found = trainer.cluster.everywhere(TrainingRank.snapshot)[0]
-        sums = AnswerLogprobs(trainer).sums(samples)
+        sums = AnswerLogprobs(trainer).sequence_logprobs(samples)
         narrow = replace(trainer.objective, settings=TrainingConfig(max_tokens_per_micro_batch=10))
         with pytest.raises(EngineError, match="a row 10 at most"):
             TrainingEngine(trainer.cluster, narrow).measure(step)

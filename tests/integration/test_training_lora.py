@@ -278,7 +278,7 @@ def test_preference_updates_against_the_model_without_adapters(
         base = AnswerLogprobs(WithoutAdapters(trainer))
         found = []
         for _ in losses:
-            step = PairStep(pairs=pairs_of(answers), reference=base.sums(answers))
+            step = PairStep(pairs=pairs_of(answers), reference=base.sequence_logprobs(answers))
             found.append(reduce(trainer.train_step(step))["train/loss"])
         assert found == pytest.approx(losses, rel=1e-5)
         assert losses[2] < losses[0] - 0.1

@@ -18,7 +18,7 @@ from roll_like.builtin.pipelines.dpo.precomputed_reference import PrecomputedRef
 from roll_like.builtin.pipelines.dpo.preferences import asked_of, batch_of, preferences_of
 from roll_like.check import Report, check_run
 from roll_like.config.training_data import LabelledData, PairData
-from roll_like.offline.check import given_plan
+from roll_like.offline.check import offline_plan
 
 MINIMAL: dict[str, Any] = {
     "pipeline": "dpo",
@@ -96,8 +96,8 @@ def test_what_cannot_work_is_refused(changes: dict[str, Any], key: str, expected
 def test_losses_without_a_reference_need_none_and_a_cluster_has_a_place() -> None:
     assert config(algorithm={"loss": "orpo"}, reference=None).reference is None
     clustered = config(reference={"mode": "cluster"}, resources__device_mapping={"training": "0", "reference": "1"})
-    assert [role.name for role in given_plan(clustered, None).roles] == ["training", "reference"]
-    assert [role.name for role in given_plan(config(), None).roles] == ["training"]
+    assert [role.name for role in offline_plan(clustered, None).roles] == ["training", "reference"]
+    assert [role.name for role in offline_plan(config(), None).roles] == ["training"]
 
 
 def test_single_answers_and_pairs_are_told_apart_by_their_type() -> None:
@@ -131,7 +131,7 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def report(tiny_model: Path, **changes: Any) -> Report:
-    return check_run(config(model={"path": str(tiny_model)}, **changes), given_plan, preference_findings)
+    return check_run(config(model={"path": str(tiny_model)}, **changes), offline_plan, preference_findings)
 
 
 def test_a_good_configuration_has_no_findings_and_a_plan(rows: Path, tiny_model: Path) -> None:
@@ -220,7 +220,9 @@ def test_everything_that_a_reference_is_asked_in_a_run_is_known_before(labels: P
         mismatched = 0
         for _ in range(asked.total_steps):
             step = batch_of(asked, order.take(asked.items_per_step[0]))
-            assert known.sums(step.sequences).tolist() == [float(len(each.token_ids)) for each in step.sequences]
+            assert known.sequence_logprobs(step.sequences).tolist() == [
+                float(len(each.token_ids)) for each in step.sequences
+            ]
             assert isinstance(step, LabelledStep)
             mismatched += len(step.mismatched)
         assert mismatched == asked.total_steps * asked.items_per_step[0] * (1 if changes is KTO else 2)
@@ -229,7 +231,7 @@ def test_everything_that_a_reference_is_asked_in_a_run_is_known_before(labels: P
 class LengthModel:
     """Says how long sequences are."""
 
-    def sums(self, samples: Any) -> Any:
+    def sequence_logprobs(self, samples: Any) -> Any:
         return np.array([float(len(each.token_ids)) for each in samples], np.float32)
 
 
@@ -252,18 +254,18 @@ def test_what_a_reference_said_is_kept_for_a_resumed_run(rows: Path, tiny_model:
     class Engine:
         said = 0
 
-        def sums(self, samples: Any) -> Any:
+        def sequence_logprobs(self, samples: Any) -> Any:
             self.said += len(samples)
             return -np.arange(len(samples), dtype=np.float32)
 
     engine: Any = Engine()
     said = PrecomputedReference({}).asking(engine, [*samples[:10], *samples])
     assert engine.said == 20  # each once
-    assert said.sums(samples[6:10]).tolist() == [-6, -7, -8, -9]
+    assert said.sequence_logprobs(samples[6:10]).tolist() == [-6, -7, -8, -9]
     path = tmp_path / "reference.npz"
     said.write(path, "these")
     read = PrecomputedReference.read(path, "these")
-    assert read.sums(samples).tolist() == said.sums(samples).tolist()
+    assert read.sequence_logprobs(samples).tolist() == said.sequence_logprobs(samples).tolist()
     assert [*read.lacks(samples)] == []
     for other in (PrecomputedReference.read(path, "others"), PrecomputedReference.read(tmp_path / "none.npz", "these")):
         assert len([*other.lacks(samples)]) == 20

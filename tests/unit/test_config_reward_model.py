@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification
 from roll_like.builtin.pipelines.reward_model.check import scored_pair_findings
 from roll_like.builtin.pipelines.reward_model.config import RewardModelRunConfig
 from roll_like.check import Report, check_run
-from roll_like.offline.check import given_plan
+from roll_like.offline.check import offline_plan
 
 MINIMAL: dict[str, Any] = {
     "pipeline": "reward_model",
@@ -70,7 +70,7 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def report(model: Path, **changes: Any) -> Report:
-    return check_run(config(model={"path": str(model)}, **changes), given_plan, scored_pair_findings)
+    return check_run(config(model={"path": str(model)}, **changes), offline_plan, scored_pair_findings)
 
 
 def test_a_good_configuration_has_no_findings_and_a_plan(rows: Path, tiny_model: Path) -> None:

@@ -73,7 +73,7 @@ class FakePolicy:
     def __init__(self) -> None:
         self.questions = 0
 
-    def sums(self, samples: Sequence[TrainingSample]) -> FloatArray:
+    def sequence_logprobs(self, samples: Sequence[TrainingSample]) -> FloatArray:
         self.questions += 1
         return np.array([-self.questions - len(sample.token_ids) / 7 for sample in samples], np.float32)
 
@@ -127,11 +127,15 @@ def test_an_iteration_lasts_its_steps_and_few_pairs_are_all_of_a_step() -> None:
 def test_the_reference_is_asked_before_the_iteration_and_says_the_same_throughout() -> None:
     rig = Rig(epochs=2)
     first = rig.pairs.take(2)
-    said = rig.reference.sums(answers_of(first))
+    said = rig.reference.sequence_logprobs(answers_of(first))
     assert said.tolist() == pytest.approx([-1 - 5 / 7, -1 - 6 / 7] * 2)
     again = [pair for _ in range(2) for pair in rig.pairs.take(2)]
-    assert {tuple(rig.reference.sums(answers_of([pair])).tolist()) for pair in again} == {tuple(said[:2].tolist())}
-    assert rig.reference.sums(answers_of(rig.pairs.take(1))).tolist() == pytest.approx([-2 - 5 / 7, -2 - 6 / 7])
+    assert {tuple(rig.reference.sequence_logprobs(answers_of([pair])).tolist()) for pair in again} == {
+        tuple(said[:2].tolist())
+    }
+    assert rig.reference.sequence_logprobs(answers_of(rig.pairs.take(1))).tolist() == pytest.approx(
+        [-2 - 5 / 7, -2 - 6 / 7]
+    )
 
 
 @pytest.mark.parametrize("taken", range(6))
@@ -143,12 +147,15 @@ def test_a_resumed_run_goes_on_in_the_middle_of_an_iteration(taken: int) -> None
     resumed.pairs.load_state(json.loads(json.dumps(begun.pairs.state())))
     if taken % 3:
         held = begun.pairs._pairs
-        assert resumed.reference.sums(answers_of(held)).tolist() == begun.reference.sums(answers_of(held)).tolist()
+        assert (
+            resumed.reference.sequence_logprobs(answers_of(held)).tolist()
+            == begun.reference.sequence_logprobs(answers_of(held)).tolist()
+        )
     assert found + [resumed.take() for _ in range(8 - taken)] == expected
     assert resumed.rollouts.asked == whole.rollouts.asked
     assert (
-        resumed.reference.sums(answers_of(resumed.pairs._pairs)).tolist()
-        == whole.reference.sums(answers_of(whole.pairs._pairs)).tolist()
+        resumed.reference.sequence_logprobs(answers_of(resumed.pairs._pairs)).tolist()
+        == whole.reference.sequence_logprobs(answers_of(whole.pairs._pairs)).tolist()
     )
 
 
