@@ -16,7 +16,7 @@ from roll_like.builtin.pipelines.distill.objective import (
     DistillationObjective,
     Taught,
     TeacherObjective,
-    introduce,
+    send_projections,
     teacher_answers,
 )
 from roll_like.cluster import ResourceManager
@@ -151,7 +151,7 @@ def test_updates_are_those_of_a_plain_loop(
         ]
         trainer = student(resources, models[0], stack, packing=packing, **options)
         if top_k is None:
-            introduce(engines, trainer)
+            send_projections(engines, trainer)
         measured = reduce(trainer.measure(lessons[0]))
         first = reduce(trainer.train_step(lessons[0]))
         assert first["train/loss"] == pytest.approx(losses[0], rel=1e-5)

@@ -33,7 +33,7 @@ from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits
 from roll_like.algorithms.kl import KLController
 from roll_like.cluster import ResourceManager
 from roll_like.config.algorithm import AlgorithmConfig
-from roll_like.config.sections import Span, TrainingConfig, VLLMConfig
+from roll_like.config.sections import DeviceRange, TrainingConfig, VLLMConfig
 from roll_like.inference.interface import EngineSpec, GenerateRequest, Generation, Sampling
 from roll_like.inference.vllm.engine import VLLMEngine
 from roll_like.policy_gradient.advantages import Advantages
@@ -182,13 +182,13 @@ def rig(resources: ResourceManager, tmp_path_factory: pytest.TempPathFactory) ->
         total_updates=1,
         trust_remote_code=False,
     )
-    span = Span.model_validate("0-1")
+    devices = DeviceRange.model_validate("0-1")
     with ExitStack() as stack:
         starting = stack.enter_context(ThreadPoolExecutor(1))
         engine = EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.3, max_running=256), spec))
         started = starting.submit(engine.__enter__)  # both starts are mostly imports, on a core each
         stack.callback(lambda: engine.__exit__(None, None, None))
-        training = start_engine("training", trainer, resources, span, stack=stack)
+        training = start_engine("training", trainer, resources, devices, stack=stack)
         started.result()
         gymnasium.register(TALKING, entry_point=Talking, disable_env_checker=True, order_enforce=False)
         stack.callback(lambda: gymnasium.registry.pop(TALKING))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from reward_support import completion, outcomes
 
-from roll_like import TestStatus, check_reward
+from roll_like import RewardResult, check_reward
 from roll_like.builtin.rewards.code import Code, CodeConfig
 from roll_like.errors import RewardError, SandboxError
 
@@ -57,7 +57,7 @@ def test_gold_1_wrong_0_empty_0_hostile_0(reward: Code, metadata: dict[str, Any]
     ]
     texts = [*map(fenced, programs), fenced(WRONG), "", "All tests passed.", *map(fenced, hostile)]
     found = outcomes(reward, [completion(text, **metadata) for text in texts])
-    values = [outcome.value if isinstance(outcome, TestStatus) else outcome for outcome in found]
+    values = [outcome.value if isinstance(outcome, RewardResult) else outcome for outcome in found]
     assert values == [1.0] * len(programs) + [0.0] * (len(texts) - len(programs))
 
 
@@ -66,7 +66,7 @@ def test_a_share_of_the_tests() -> None:
     try:
         tests = [{"args": [a, 0], "expected": a} for a in range(3)] + [{"args": [3, 4], "expected": 7}]
         (status,) = outcomes(reward, [completion(fenced(WRONG), tests=tests, entry_point="add")])
-        assert isinstance(status, TestStatus)
+        assert isinstance(status, RewardResult)
         assert (status.value, status.details["status/wrong_answer"]) == (0.75, 1.0)
     finally:
         reward.close()
@@ -78,12 +78,12 @@ def test_setup_is_in_scope(reward: Code) -> None:
     row = {"tests": [{"args": [2], "expected": [12]}], "entry_point": "area"}
     try:
         (status,) = outcomes(own, [completion(program, **row, setup="import math\nfrom typing import List")])
-        assert isinstance(status, TestStatus)
+        assert isinstance(status, RewardResult)
         assert status.value == 1.0
     finally:
         own.close()
     (status,) = outcomes(reward, [completion(program, **row)])
-    assert isinstance(status, TestStatus)
+    assert isinstance(status, RewardResult)
     assert status.value == 0.0
 
 
@@ -92,7 +92,7 @@ def test_a_time_limit_is_a_judgement_and_a_sandbox_that_is_not_there_is_none() -
     slow = Code(CodeConfig(wall_seconds=0.5))
     try:
         (status,) = outcomes(slow, [completion(fenced("def add(a, b):\n    while True: pass\n"), **row)])
-        assert isinstance(status, TestStatus)
+        assert isinstance(status, RewardResult)
         assert (status.value, status.details["status/timeout"]) == (0.0, 1.0)
     finally:
         slow.close()
@@ -110,7 +110,7 @@ def test_programs_that_never_end_are_judged_within_the_time_of_a_group() -> None
             began = time.monotonic()
             found = outcomes(reward, endless)
             assert time.monotonic() - began < limit  # twenty tests of four programs would take forty seconds
-            assert all(isinstance(one, TestStatus) and one.details["status/timeout"] for one in found)
+            assert all(isinstance(one, RewardResult) and one.details["status/timeout"] for one in found)
         finally:
             reward.close()
 

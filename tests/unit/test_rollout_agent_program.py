@@ -19,13 +19,13 @@ import psutil
 import pytest
 from chat_templates import renderer
 from fake_policy import PROGRAM, FakePolicy, assert_token_exact
-from roll_like.builtin.pipelines.agentic.rules import SET_FOR_PROGRAMS
 
 from roll_like.agents import agent_program
 from roll_like.agents.agent_program import AgentPrograms
 from roll_like.agents.env_manager import EnvManager, EpisodePlan, episode_task
 from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits, ProgramSpec, Started, Stepped
 from roll_like.agents.proxy import Proxy
+from roll_like.builtin.pipelines.agentic.config import SET_FOR_PROGRAMS
 from roll_like.errors import EnvError, GenerationError
 from roll_like.inference.interface import Sampling
 from roll_like.rollout.collection import Collected
