@@ -98,8 +98,7 @@ def ours(config: RLVRConfig, options: argparse.Namespace) -> Iterator[Play]:
     """Yield a function that fills all groups of a turn."""
     from roll_like.cluster import RaySession, ResourceManager
     from roll_like.cluster.driver_loop import DriverLoop
-    from roll_like.inference.interface import Sampling
-    from roll_like.inference.worker import InferenceWorker
+    from roll_like.inference.interface import InferenceEngine, Sampling
     from roll_like.models.load import resolve_model
     from roll_like.policy_gradient.start import start_inference
     from roll_like.rollout.handles import ActorReplica
@@ -111,7 +110,7 @@ def ours(config: RLVRConfig, options: argparse.Namespace) -> Iterator[Play]:
         resources = stack.enter_context(ResourceManager(config.resources))
         resources.allocate()
         inference = start_inference(config, resolve_model(config.model), resources, stack)
-        inference.everywhere(InferenceWorker.start)
+        inference.everywhere(InferenceEngine.start)
         scheduler = GenerateScheduler([ActorReplica(inference, 0)], ZeroScorer(), max_in_flight=1024, retries=0)
 
         def run(turn: int, tasks: list[Task]) -> Turn:
@@ -134,9 +133,9 @@ def ours(config: RLVRConfig, options: argparse.Namespace) -> Iterator[Play]:
 
 def bare_side(reading: int, writing: int, model: str, options: argparse.Namespace) -> None:
     """Answer with the turns of `LLM.generate` over all samples of the prompts in a message."""
-    from roll_like.config.sections import VLLMConfig
     from roll_like.inference.interface import EngineSpec
     from roll_like.inference.vllm.arguments import engine_arguments
+    from roll_like.inference.vllm.config import VLLMConfig
 
     os.environ.update(
         VLLM_ENABLE_V1_MULTIPROCESSING="0",

@@ -17,7 +17,7 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,7 +35,7 @@ def parser() -> Options:
 
 
 class Engine:
-    """An inference engine on an event loop of its own: both `EngineClient` and `Engines` of a sync."""
+    """An inference engine on an event loop of its own; for the sync, the cluster of this one engine."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -46,26 +46,8 @@ class Engine:
     def _run(self, call: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()
 
-    def __len__(self) -> int:
-        return 1
-
-    def init_weight_transfer(self, infos: Sequence[Mapping[str, Any]]) -> None:
-        self._run(self._engine.init_weight_transfer(infos[0]))
-
-    def update_weights(self, info: Mapping[str, Any]) -> None:
-        self._run(self._engine.update_weights(info))
-
-    def start_weight_update(self) -> None:
-        self._run(self._engine.start_weight_update())
-
-    def finish_weight_update(self, version: int) -> None:
-        self._run(self._engine.finish_weight_update(version))
-
-    def fingerprints(self, names: Sequence[str], salt: int) -> Sequence[Any]:
-        return [self._run(self._engine.fingerprints(names, salt))]
-
-    def resume(self) -> None:
-        self._run(self._engine.resume())
+    def everywhere(self, method: Callable[..., Any], *arguments: Any) -> list[Any]:
+        return [self._run(getattr(self._engine, method.__name__)(*arguments))]
 
     def close(self) -> None:
         self._run(self._engine.close())
@@ -73,11 +55,11 @@ class Engine:
 
 def main(options: argparse.Namespace) -> None:
     from roll_like.inference.interface import EngineSpec
-    from roll_like.inference.weight_transfer.shared_memory_sender import SharedMemoryTransfer
+    from roll_like.inference.weight_transfer.shared_memory import SharedMemoryTransfer
     from roll_like.inference.weight_transfer.sync import WeightSync
-    from roll_like.inference.worker import build_engine
     from roll_like.models.load import resolve_model
     from roll_like.models.modules import load_causal_lm
+    from roll_like.registry import INFERENCE_ENGINES
 
     config = quickstart(smoke=options.smoke)
     dtype = config.model.dtype
@@ -92,7 +74,7 @@ def main(options: argparse.Namespace) -> None:
         max_model_len=256,
         seed=0,
     )
-    engine = Engine(build_engine(config.inference, spec))
+    engine = Engine(INFERENCE_ENGINES.get(config.inference.type).engine()(config.inference, spec))
     policy = Policy(load_causal_lm(Path(path), dtype))
     sender = SharedMemoryTransfer(engine, options.bucket_mib << 20).connect(policy, rank=0)
     sync = WeightSync(sender.send, engine)

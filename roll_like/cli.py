@@ -284,6 +284,7 @@ def _plugins(arguments: argparse.Namespace) -> int:
     from roll_like.registry import (
         ADVANTAGES,
         DISTILLATION_LOSSES,
+        INFERENCE_ENGINES,
         LOSSES,
         PIPELINES,
         PREFERENCE_LOSSES,
@@ -294,7 +295,17 @@ def _plugins(arguments: argparse.Namespace) -> int:
     table = Table("kind", "name", title="Plugins", title_justify="left")
     table.add_column("from", overflow="fold")
     broken: list[PluginError] = []
-    for registry in (PIPELINES, REWARDS, ADVANTAGES, LOSSES, PREFERENCE_LOSSES, DISTILLATION_LOSSES, TRACKERS):
+    registries = (
+        PIPELINES,
+        REWARDS,
+        ADVANTAGES,
+        LOSSES,
+        PREFERENCE_LOSSES,
+        DISTILLATION_LOSSES,
+        INFERENCE_ENGINES,
+        TRACKERS,
+    )
+    for registry in registries:
         try:
             names = registry.names()
         except PluginError as error:

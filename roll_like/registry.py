@@ -1,4 +1,4 @@
-"""Named plugins: rewards, advantage estimators, policy losses, trackers, pipelines.
+"""Named plugins: rewards, advantage estimators, losses, inference engines, trackers, pipelines.
 
 Built-ins and users' plugins come in through the same two doors: the decorator
 (`@register_reward("name")`) and an entry-point group of an installed package.
@@ -115,6 +115,11 @@ DISTILLATION_LOSSES: Registry[Any] = Registry(
     "distillation loss",
     group="roll_like.distillation_losses",
     builtins=("roll_like.algorithms.distillation",),
+)
+INFERENCE_ENGINES: Registry[Any] = Registry(
+    "inference engine",
+    group="roll_like.inference_engines",
+    builtins=("roll_like.inference.hf.plugin", "roll_like.inference.vllm.plugin"),
 )
 TRAINING_BACKENDS: Registry[Any] = Registry(
     "training backend", group="roll_like.training_backends", builtins=("roll_like.training.deepspeed",)

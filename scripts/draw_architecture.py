@@ -116,7 +116,7 @@ def draw_processes(axes: Any) -> None:
         Box(2, 58, 34, 19),
         "actor",
         "inference",
-        ["InferenceWorker, one a replica:", "vLLM, or transformers", "takes requests at any time"],
+        ["InferenceEngine, one a replica:", "vLLM, or transformers", "takes requests at any time"],
         copies=3,
     )
     box(axes, Box(130, 59, 34, 17), "actor", "rewards", ["RewardWorker pool:", "rules, math, judges, yours"], copies=3)

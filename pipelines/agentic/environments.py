@@ -17,7 +17,7 @@ from roll_like.builtin.pipelines.agentic.config import AgenticConfig, Environmen
 from roll_like.cluster import Cluster, ResourceManager, thread_environment
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.errors import ConfigError
-from roll_like.inference.worker import InferenceWorker
+from roll_like.inference.interface import InferenceEngine
 from roll_like.models.load import load_renderer
 from roll_like.policy_gradient.workers import Progress
 from roll_like.rollout.evaluate import Evaluator, evaluation_sampling
@@ -65,7 +65,7 @@ class EnvironmentWorkers:
 
     def manager(
         self,
-        inference: Cluster[InferenceWorker],
+        inference: Cluster[InferenceEngine],
         runner: DriverLoop,
         progress: Progress = lambda done, total: None,
     ) -> EnvManager:

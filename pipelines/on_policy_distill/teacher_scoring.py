@@ -15,7 +15,7 @@ from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistill
 from roll_like.cluster import Cluster, ResourceManager
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.teachers import teacher_of
-from roll_like.inference.worker import InferenceWorker
+from roll_like.inference.interface import InferenceEngine
 from roll_like.models.teachers import planned_teachers
 from roll_like.policy_gradient.objective import with_logprobs
 from roll_like.policy_gradient.reward_workers import RewardWorkers, prompt_evaluator
@@ -169,7 +169,7 @@ class TeacherEvaluator:
 
 
 def teacher_evaluator(
-    config: OnPolicyDistillConfig, teachers: TeacherWorkers, inference: Cluster[InferenceWorker], runner: DriverLoop
+    config: OnPolicyDistillConfig, teachers: TeacherWorkers, inference: Cluster[InferenceEngine], runner: DriverLoop
 ) -> TeacherEvaluator | None:
     """Return what measures the student, or nothing where there is no `evaluation` section."""
     evaluator = prompt_evaluator(config, teachers.scheduler(inference), runner)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from roll_like.builtin.pipelines.online_dpo.config import OnlineDPOConfig
 from roll_like.check.data import prompt_findings
 from roll_like.check.findings import Finding
-from roll_like.check.machine import check_engine_args, warm_up_that_never_ends
+from roll_like.check.machine import check_engine, warm_up_that_never_ends
 from roll_like.check.model import check_engines, check_vocabulary, check_window
 from roll_like.check.report import Report
 from roll_like.config.plan import Plan, plan
@@ -34,5 +34,5 @@ def online_dpo_findings(
     yield from prompt_findings(config, renderer, report)
     if config.pair_evaluation is not None:
         yield from load_findings({"pair_evaluation": config.pair_evaluation}, load_preferences, renderer, report)
-    yield from check_engine_args(config)
+    yield from check_engine(config)
     yield from warm_up_that_never_ends("training", config.training, report.plan.updates)

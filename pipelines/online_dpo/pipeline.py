@@ -26,7 +26,7 @@ from roll_like.check import Report, check_run
 from roll_like.cluster import Cluster, ResourceManager
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.data.pairs import load_pairs
-from roll_like.inference.worker import InferenceWorker
+from roll_like.inference.interface import InferenceEngine
 from roll_like.models.load import load_renderer, resolve_model
 from roll_like.offline.samples import samples_metrics
 from roll_like.policy_gradient.reward_workers import RewardWorkers, prompt_evaluator, prompt_rollouts
@@ -68,7 +68,7 @@ class OnlineDPOPipeline(Pipeline[OnlineDPOConfig]):
         runner = run.stack.enter_context(DriverLoop())
         state.metrics.phase("starting workers")
         inference = start_inference(config, model, run.resources, run.stack)
-        wait_for_inference = inference.begin(InferenceWorker.start)  # loads while the trainer does
+        wait_for_inference = inference.begin(InferenceEngine.start)  # loads while the trainer does
         rewards = RewardWorkers(config, run.resources, run.stack)
         rewards.start()
         trainer = start_preference(config, model, run.resources, run.stack, timer=state.timer)

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from roll_like.cluster import Cluster
 from roll_like.cluster.driver_loop import DriverLoop
+from roll_like.inference.interface import InferenceEngine
 from roll_like.inference.weight_transfer.sync import WeightSync
-from roll_like.inference.worker import InferenceWorker
 from roll_like.rollout.collection import Collected
 from roll_like.rollout.evaluate import Evaluator
 from roll_like.rollout.scheduler import GroupPlan
@@ -49,7 +49,7 @@ class PolicyEngines:
 
     state: RunState
     runner: DriverLoop
-    inference: Cluster[InferenceWorker]
+    inference: Cluster[InferenceEngine]
     weights: WeightSync
     shared: Sequence[TrainingEngine[Any]]
     behind: bool = True
@@ -64,7 +64,7 @@ class PolicyEngines:
     def sampling(self) -> Iterator[Metrics]:
         """Give the engines the newest weights and the devices; yield the figures of that. SIGTERM may cut it short."""
         if self.asleep:
-            self.runner.run(self.inference.ask_everywhere(InferenceWorker.wake))
+            self.runner.run(self.inference.ask_everywhere(InferenceEngine.wake))
             self.asleep = False
         figures: Metrics = {}
         if self.behind:
@@ -76,7 +76,7 @@ class PolicyEngines:
         with self.state.timer("generate"), self.state.interruptible():
             yield figures
         if self.shared:
-            self.runner.run(self.inference.ask_everywhere(InferenceWorker.sleep))
+            self.runner.run(self.inference.ask_everywhere(InferenceEngine.sleep))
             self.asleep = True
             for engine in self.shared:
                 engine.reload()

@@ -25,8 +25,6 @@ from roll_like.errors import EnvError
 from roll_like.rewards.base import describe_error
 
 THREADS = 64
-#: How long a worker may take to start again.
-START_SECONDS = 120.0
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -210,7 +208,7 @@ class RemoteEnvironment:
     async def reset(self, seed: int) -> Started:
         """Begin the episode; a worker that is only starting is waited for, at no cost of the environment's time."""
         if self._pool.starting(self._rank):
-            await self._within(self._ask(EnvWorker.hosted), "the process", seconds=START_SECONDS)
+            await self._within(self._ask(EnvWorker.hosted), "the process", starting=True)
             self._pool.answered(self._rank, self._generation)
         asked = self._ask(EnvWorker.reset, self._episode, self._spec, seed)
         return self._value(await self._within(asked, "reset"), "reset")
@@ -240,8 +238,8 @@ class RemoteEnvironment:
             raise self._lost("another environment took it down")
         return await self._pool.cluster.ask(self._rank, method, *arguments, **options)
 
-    async def _within(self, work: Awaitable[T], what: str, seconds: float | None = None) -> T:
-        seconds = self._pool.deadline_seconds if seconds is None else seconds
+    async def _within(self, work: Awaitable[T], what: str, *, starting: bool = False) -> T:
+        seconds = self._pool.cluster.start_timeout_seconds if starting else self._pool.deadline_seconds
         try:
             return await asyncio.wait_for(work, seconds)
         except TimeoutError:
@@ -250,7 +248,8 @@ class RemoteEnvironment:
             self._pool.replace(self._rank, self._generation)
             raise EnvError(
                 f"{what} of {self._spec.env_id} did not return within {seconds:g} s",
-                fix="raise the environments' deadline_seconds, or correct the environment",
+                fix=f"raise {'resources.start_timeout_seconds' if starting else 'env_workers.deadline_seconds'}, or "
+                "correct the environment",
             ) from None
         except WorkerDied as error:
             if not self._pool.current(self._rank, self._generation):

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from roll_like.check.findings import Finding
 from roll_like.check.machine import (
-    check_engine_args,
+    check_engine,
     check_hardware,
     check_output,
     check_settings,
     idle_devices,
+    sleep_without_effect,
 )
 from roll_like.check.model import (
     check_critic,
@@ -57,7 +58,7 @@ def check(config: PolicyT, further: Further[PolicyT]) -> Report:
         yield from check_reference(config, shape)
         yield from check_critic(config, shape)
         yield from further(config, renderer, report)
-        yield from check_engine_args(config)
+        yield from check_engine(config)
         yield from check_settings(config, report.plan)
 
     return check_run(config, plan, of_policies)
@@ -85,6 +86,7 @@ def check_run(
     findings += check_output(config, shape)
     findings += check_hardware(config, report.plan)
     findings += idle_devices(report.plan)
+    findings += sleep_without_effect("training", config.training, report.plan, "training")
     return report
 
 

@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
+from roll_like.config.violations import Finding
 from roll_like.errors import RollLikeError
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*|[\w-]+")
 _FILE_SUFFIXES = {".json", ".jsonl", ".parquet", ".gz", ".zst", ".gguf"}
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was found: an `error` stops a run, a `warning` may not be meant, a `note` was not checked."""
-
-    level: Literal["error", "warning", "note"]
-    key: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.level}: {self.key}: {self.message}"
 
 
 def failed(key: str, error: RollLikeError) -> Finding:
@@ -35,3 +22,6 @@ def is_hub_id(path: str) -> bool:
     """Return whether `path` means something on the hub: it has the form of an id and is nothing local."""
     local = Path(path).expanduser()
     return not local.exists() and local.suffix not in _FILE_SUFFIXES and _HUB_ID.fullmatch(path) is not None
+
+
+__all__ = ["Finding", "failed", "is_hub_id"]

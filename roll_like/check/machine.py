@@ -2,55 +2,34 @@
 
 from __future__ import annotations
 
-import ast
-import difflib
-import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 from roll_like.check.findings import Finding
 from roll_like.config.algorithm import AlgorithmConfig
+from roll_like.config.inference import DEFAULT_ENGINE, engines_share_gpus
 from roll_like.config.plan import GIB, Plan, trained_parameters
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.run import RunConfig
-from roll_like.config.sections import TrainerConfig, VLLMConfig
+from roll_like.config.sections import TrainerConfig
+from roll_like.inference.plugin import EnginePlugin
 from roll_like.models.precision import cpu_has_bfloat16
 from roll_like.models.shape import ModelShape
-from roll_like.registry import LOSSES
+from roll_like.registry import INFERENCE_ENGINES, LOSSES
 
 
-def check_engine_args(config: SamplingRunConfig) -> Iterator[Finding]:
-    """Yield names in `inference.engine_args` that vLLM does not know."""
-    given = config.inference.engine_args if isinstance(config.inference, VLLMConfig) else {}
-    if not given:
-        return
-    known = _vllm_arguments()
-    if not known:
-        yield Finding("note", "inference.engine_args", "not checked: vLLM is not installed here")
-        return
-    for name in given:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else "; see vLLM's documentation of AsyncEngineArgs"
-            yield Finding("error", f"inference.engine_args.{name}", f"vLLM has no such engine argument{hint}")
-
-
-def _vllm_arguments() -> set[str]:
-    """Return the fields of vLLM's engine arguments, read from its source: importing it takes many seconds."""
-    spec = importlib.util.find_spec("vllm")
-    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
-    files = [Path(folder) / "engine" / "arg_utils.py" for folder in folders]
-    return {
-        statement.target.id
-        for file in files
-        if file.is_file()
-        for node in ast.parse(file.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.ClassDef) and node.name in {"EngineArgs", "AsyncEngineArgs"}
-        for statement in node.body
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
-    }
+def check_engine(config: SamplingRunConfig) -> Iterator[Finding]:
+    """Yield what the engine itself finds wrong with its settings, and GPU memory that it never frees."""
+    plugin: type[EnginePlugin] = INFERENCE_ENGINES.get(config.inference.type)
+    yield from plugin.check(config.inference, config.resources)
+    if engines_share_gpus(config.resources) and not config.inference.capabilities.sleep:
+        yield Finding(
+            "warning",
+            "inference.type",
+            f"the engine {config.inference.type!r} keeps its GPU memory while the trainer works on the same GPUs; "
+            f"both must fit at a time, or use inference.type: {DEFAULT_ENGINE} or disjoint device ranges",
+        )
 
 
 def check_output(config: RunConfig, shape: ModelShape | None) -> Iterator[Finding]:
@@ -125,8 +104,10 @@ def check_settings(config: PolicyGradientConfig, made: Plan) -> Iterator[Finding
         sat_out = min(config.critic.warmup_steps, config.steps) * config.algorithm.updates_per_step
         updates = config.steps * config.critic.updates_per_step
         yield from warm_up_that_never_ends("critic", config.critic, updates)
+        yield from sleep_without_effect("critic", config.critic, made, "critic")
     yield from warm_up_that_never_ends("training", config.training, made.updates - sat_out)
     yield from bounds_that_never_act(config.algorithm)
+    yield from truncated_sampling(config)
 
 
 def bounds_that_never_act(algorithm: AlgorithmConfig) -> Iterator[Finding]:
@@ -142,6 +123,45 @@ def bounds_that_never_act(algorithm: AlgorithmConfig) -> Iterator[Finding]:
         f"with one update a step the old policy is the current one and every ratio is 1, so {', '.join(bounds)} never "
         "act; set algorithm.updates_per_step to 2 or more, or old_logprobs: behaviour",
     )
+
+
+def sleep_without_effect(section: str, settings: TrainerConfig, made: Plan, role: str) -> Iterator[Finding]:
+    """Yield a `sleep` that was set although nothing would move.
+
+    Args:
+        section: Where it stands.
+        settings: That section.
+        made: The run's plan.
+        role: The role that the section is of.
+    """
+    if settings.sleep is None:
+        return
+    engines = [each.devices for each in made.roles if each.name == "inference"]
+    own = [each.devices for each in made.roles if each.name == role]
+    if made.device == "cpu":
+        why = "resources.device is cpu, so states are in host memory already"
+    elif not any(devices.overlaps(other) for devices in own for other in engines):
+        why = "no inference engine works on the same GPUs"
+    elif settings.zero_stage != 3:
+        why = f"DeepSpeed moves states with {section}.zero_stage: 3 only"
+    else:
+        return
+    yield Finding("warning", f"{section}.sleep", f"has no effect: {why}; remove the key")
+
+
+def truncated_sampling(config: PolicyGradientConfig) -> Iterator[Finding]:
+    """Yield sampling from less than the whole distribution, which the trainer computes with."""
+    for key, whole in {"top_p": 1.0, "top_k": 0}.items():
+        value = getattr(config.rollout, key)
+        if value != whole:
+            yield Finding(
+                "warning",
+                f"rollout.{key}",
+                f"{value} leaves tokens out when sampling, and the engine's log-probabilities are those of the "
+                "remaining ones, renormalised; the trainer computes over the whole vocabulary. Importance ratios to "
+                "the sampling policy and mismatch/* are then off by the probability left out, and tokens outside are "
+                f"never explored; set it to {whole:g}, and lower rollout.temperature for less exploration",
+            )
 
 
 def warm_up_that_never_ends(section: str, settings: TrainerConfig, updates: int) -> Iterator[Finding]:

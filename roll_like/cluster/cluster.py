@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
@@ -24,8 +26,33 @@ S = TypeVar("S")
 _KEEP_VISIBLE_DEVICES = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
+#: Added to the limit of a start: a worker that limits its own start knows more about the reason. Seconds.
+START_GRACE = 5.0
+
+
 class WorkerDied(WorkerError):
     """A worker's process is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class _StartLimit:
+    """How long the workers of a role may take to start, from `began` on the monotonic clock."""
+
+    began: float
+    seconds: float
+
+    def left(self) -> float:
+        """Return the seconds that are left."""
+        return max(0.0, self.began + self.seconds + START_GRACE - time.monotonic())
+
+    def exceeded(self, role: str, late: Sequence[int]) -> WorkerError:
+        """Return the error of workers that have not started."""
+        workers = f"{'worker' if len(late) == 1 else 'workers'} {', '.join(map(str, late))}"
+        return WorkerError(
+            f"{role}: {workers} did not start within {self.seconds:g} s",
+            fix="raise resources.start_timeout_seconds if loading takes that long here; otherwise see the workers' "
+            "logs in `logs/` of the run's folder for what holds them up",
+        )
 
 
 class ClusterHandle(Generic[W]):
@@ -43,6 +70,7 @@ class ClusterHandle(Generic[W]):
     def __init__(self, name: str, actors: Sequence[Any]) -> None:
         self.name = name
         self._actors = list(actors)
+        self._limit: _StartLimit | None = None  # none once all workers have answered
 
     def __len__(self) -> int:
         return len(self._actors)
@@ -63,7 +91,10 @@ class ClusterHandle(Generic[W]):
         """
         # one copy in the object store instead of one a worker
         shared = [ray.put(arg) for arg in args] if len(self) > 1 else list(args)
-        return self._gather([self._call(rank, method, *shared, **kwargs) for rank in range(len(self))], method)
+        refs = [self._call(rank, method, *shared, **kwargs) for rank in range(len(self))]
+        results = self._gather(refs, method, limit=self._limit)
+        self._limit = None
+        return results
 
     def begin(self, method: Callable[Concatenate[W, P], Any], *args: P.args, **kwargs: P.kwargs) -> Callable[[], None]:
         """Start a method on every worker and return at once; calling what comes back waits for the end.
@@ -72,9 +103,11 @@ class ClusterHandle(Generic[W]):
             WorkerError: When waiting: a worker raised or died.
         """
         refs = [self._call(rank, method, *args, **kwargs) for rank in range(len(self))]
+        limit = self._limit
 
         def wait() -> None:
-            self._gather(refs, method)
+            self._gather(refs, method, limit=limit)
+            self._limit = None
 
         return wait
 
@@ -91,7 +124,8 @@ class ClusterHandle(Generic[W]):
 
     def on(self, rank: int, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a method on one worker."""
-        result: R = self._gather([self._call(rank, method, *args, **kwargs)], method, ranks=[rank])[0]
+        refs = [self._call(rank, method, *args, **kwargs)]
+        result: R = self._gather(refs, method, ranks=[rank], limit=self._limit)[0]
         return result
 
     async def ask(
@@ -118,13 +152,21 @@ class ClusterHandle(Generic[W]):
         return getattr(self._actors[rank], method.__name__).remote(*args, **kwargs)
 
     def _gather(
-        self, refs: Sequence[Any], method: Callable[..., Any], *, ranks: Sequence[int] | None = None
+        self,
+        refs: Sequence[Any],
+        method: Callable[..., Any],
+        *,
+        ranks: Sequence[int] | None = None,
+        limit: _StartLimit | None = None,
     ) -> list[Any]:
         try:
             # one failed rank leaves the others waiting in a collective: the first error must win
             waiting = list(refs)
             while waiting:
-                done, waiting = ray.wait(waiting, num_returns=1)
+                done, waiting = ray.wait(waiting, num_returns=1, timeout=None if limit is None else limit.left())
+                if limit is not None and not done:
+                    late = [refs.index(ref) for ref in waiting]
+                    raise limit.exceeded(self.name, [ranks[index] if ranks else index for index in late])
                 ray.get(done)
             return list(ray.get(list(refs)))
         except RayError as error:
@@ -151,6 +193,9 @@ class ClusterHandle(Generic[W]):
 class Cluster(ClusterHandle[W]):
     """Workers of one class, one actor a placement.
 
+    Until all workers have answered a call of `everywhere` or `begin`, calls fail when the placements' time to start is
+    over.
+
     Args:
         name: The role, for messages ("training").
         worker_class: A plain class; each actor hosts one instance.
@@ -176,6 +221,8 @@ class Cluster(ClusterHandle[W]):
         self._environment = environment
         self._concurrency = concurrency
         super().__init__(name, [self._start(rank) for rank in range(len(self._placements))])
+        self.start_timeout_seconds = min(placement.start_timeout_seconds for placement in self._placements)
+        self._limit = _StartLimit(time.monotonic(), self.start_timeout_seconds)
 
     def handle(self) -> ClusterHandle[W]:
         """Return what other actors can call these workers by. It knows nothing of later restarts."""

@@ -17,7 +17,7 @@ from roll_like.errors import ResourceError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where one worker sits.
+    """Where one worker sits, and how long it may take to start.
 
     Attributes:
         node: Index of its node among the run's nodes.
@@ -25,6 +25,7 @@ class Placement:
         accelerator_ids: What those GPUs are called on the node; empty on CPU.
         group: Ray placement group of the node.
         bundle: Bundle of its first device.
+        start_timeout_seconds: From its creation to its first answer.
     """
 
     node: int
@@ -32,6 +33,7 @@ class Placement:
     accelerator_ids: tuple[str, ...]
     group: PlacementGroup
     bundle: int
+    start_timeout_seconds: float
 
     def strategy(self) -> PlacementGroupSchedulingStrategy:
         """Return what Ray's `scheduling_strategy` option takes."""
@@ -115,6 +117,7 @@ class ResourceManager:
                     accelerator_ids=tuple(ids),
                     group=self._groups[node],
                     bundle=local,
+                    start_timeout_seconds=self.config.start_timeout_seconds,
                 )
             )
         return placements
@@ -129,6 +132,7 @@ class ResourceManager:
                 accelerator_ids=(),
                 group=self._groups[worker % self.config.nodes],
                 bundle=(worker // self.config.nodes) % per_node,
+                start_timeout_seconds=self.config.start_timeout_seconds,
             )
             for worker in range(workers)
         ]

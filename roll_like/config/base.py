@@ -78,10 +78,17 @@ class PluginSetting:
     `Annotated[PluginConfig, PluginSetting(REWARDS)]` takes `{type: name, …}`, looks `name` up and
     validates the rest against that plugin's own `Config`. An unknown name or key is an error at
     the field's own path.
+
+    Args:
+        registry: Where plugins are looked up.
+        default: Name of the plugin whose section has no `type`; None makes `type` required.
+        section: Attribute of a plugin that holds the class of this section; None there says that it has none.
     """
 
-    def __init__(self, registry: Registry[Any]) -> None:
+    def __init__(self, registry: Registry[Any], *, default: str | None = None, section: str = "Config") -> None:
         self.registry = registry
+        self.default = default
+        self._section = section
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(
@@ -90,14 +97,35 @@ class PluginSetting:
         )
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        names = self.registry.names()
-        options = [_closed_schema(self.registry, name) for name in names]
+        names = self.names()
+        options = [self._closed_schema(name) for name in names]
         others = {
             "type": "object",
             "required": ["type"],
             "properties": {"type": {"type": "string", "not": {"enum": names}}},
         }
         return {"anyOf": [{"type": "string"}, *options, others]}
+
+    def names(self) -> list[str]:
+        """Return the plugins that have this section."""
+        return [name for name in self.registry.names() if getattr(self.registry.get(name), self._section) is not None]
+
+    def config_of(self, value: Any) -> type[PluginConfig]:
+        """Return the class that a section is validated against.
+
+        Raises:
+            ValueError: The value is no mapping with a known `type`.
+            PluginError: There is no such plugin, or it has no such section.
+        """
+        name = value.get("type", self.default) if isinstance(value, Mapping) else value
+        if not isinstance(name, str):
+            raise ValueError(f"expected a mapping with `type: <name of a {self.registry.kind}>`, found {value!r}")
+        config: type[PluginConfig] | None = getattr(self.registry.get(name), self._section)
+        if config is None:
+            raise PluginError(
+                f"the {self.registry.kind} {name!r} cannot be used here", fix=f"use one of: {', '.join(self.names())}"
+            )
+        return config
 
     def validate(self, value: Any) -> PluginConfig:
         """Return the plugin's validated configuration.
@@ -107,26 +135,21 @@ class PluginSetting:
         """
         if isinstance(value, PluginConfig):
             return value
-        if isinstance(value, str):
-            value = {"type": value}
-        if not isinstance(value, Mapping) or not isinstance(value.get("type"), str):
-            raise ValueError(f"expected a mapping with `type: <name of a {self.registry.kind}>`, found {value!r}")
         try:
-            plugin = self.registry.get(value["type"])
+            config = self.config_of(value)
         except PluginError as error:
             raise ValueError(f"{error.message}; {error.fix}") from error
-        config: PluginConfig = plugin.Config.model_validate(dict(value))
-        return config
+        return config.model_validate({"type": value} if isinstance(value, str) else {"type": self.default, **value})
 
-
-def _closed_schema(registry: Registry[Any], name: str) -> dict[str, Any]:
-    config: type[ConfigModel] = registry.get(name).Config
-    whole = config.model_json_schema()
-    # pydantic refuses references to definitions that it did not make, so nested sections are written in place
-    schema: dict[str, Any] = _in_place(whole, whole.pop("$defs", {}))
-    schema["properties"]["type"] = {"const": name, "description": f"This {registry.kind}."}
-    schema["required"] = ["type", *(key for key in schema.get("required", []) if key != "type")]
-    return schema
+    def _closed_schema(self, name: str) -> dict[str, Any]:
+        whole = self.config_of(name).model_json_schema()
+        # pydantic refuses references to definitions that it did not make, so nested sections are written in place
+        schema: dict[str, Any] = _in_place(whole, whole.pop("$defs", {}))
+        required = [key for key in schema.get("required", []) if key != "type"]
+        chosen = {"default": name} if name == self.default else {}
+        schema["properties"]["type"] = {"const": name, **chosen, "description": f"This {self.registry.kind}."}
+        schema["required"] = required if chosen else ["type", *required]
+        return schema
 
 
 def _in_place(node: Any, definitions: Mapping[str, Any]) -> Any:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -238,24 +239,25 @@ def _item(annotation: Any) -> tuple[Any, Sequence[Any]] | None:
 
 
 def _section(annotation: Any, metadata: Sequence[Any], value: Any) -> type[BaseModel] | None:
-    for mark in metadata:
+    for mark in (*metadata, *_marks(annotation)):
         if isinstance(mark, PluginSetting):
-            return _plugin_config(mark, value)
+            try:
+                return mark.config_of({} if value is None else value)
+            except (PluginError, ValueError):
+                return None  # the missing or unknown name is a problem of its own, reported at its own key
     members = _members(annotation)
     chosen = value.get("type") if isinstance(value, Mapping) else None
     named = [member for member in members if _type_name(member) == chosen]
     return next(iter(named or members), None)
 
 
-def _plugin_config(setting: PluginSetting, value: Any) -> type[BaseModel] | None:
-    name = value.get("type") if isinstance(value, Mapping) else value
-    if not isinstance(name, str):
-        return None
-    try:
-        config: type[BaseModel] = setting.registry.get(name).Config
-    except PluginError:
-        return None  # the unknown name is a problem of its own, reported at its own key
-    return config
+def _marks(annotation: Any) -> Iterator[Any]:
+    """Yield what the alternatives of a union are annotated with."""
+    if get_origin(annotation) is Annotated:
+        yield from annotation.__metadata__
+    elif get_origin(annotation) in (Union, UnionType):
+        for option in get_args(annotation):
+            yield from _marks(option)
 
 
 def _members(annotation: Any) -> list[type[BaseModel]]:

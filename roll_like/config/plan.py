@@ -235,9 +235,8 @@ def _memory(config: SamplingRunConfig, role: RolePlan, model: ModelSizes) -> Mem
         return MemoryLine(role=role.name, parts=parts)
     if role.name == "reference":
         return MemoryLine(role=role.name, parts=(("weights", weights),))
-    if config.inference.type == "vllm" and config.resources.device == "cpu":
-        cache = int(config.inference.kv_cache_gib * GIB)
-    else:
+    cache = config.inference.kv_cache_bytes(config.resources.device)
+    if cache is None:
         running = min(config.inference.max_running, config.rollout.max_in_flight)
         per_token = model.kv_bytes_per_token(_BYTES[config.model.dtype])
         cache = running * config.longest_sample * per_token // _tensor_parallel(config, role)

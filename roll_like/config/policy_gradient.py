@@ -8,18 +8,17 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field, model_validator
 
 from roll_like.config.algorithm import AlgorithmConfig
+from roll_like.config.inference import InferenceConfig, default_engine
 from roll_like.config.roles import RolePlan, model_role
 from roll_like.config.run import RunConfig, ScheduleConfig
 from roll_like.config.sections import (
     CriticConfig,
     Fraction,
-    InferenceConfig,
     PositiveInt,
     ReferenceConfig,
     ResourcesConfig,
     SamplingConfig,
     SamplingResourcesConfig,
-    VLLMConfig,
 )
 
 
@@ -93,7 +92,7 @@ class SamplingRunConfig(RunConfig):
 
     steps: PositiveInt = Field(description="Steps to train.")
     rollout: GroupRolloutConfig
-    inference: InferenceConfig = Field(default_factory=VLLMConfig, description="The engine that samples.")
+    inference: InferenceConfig = Field(default_factory=default_engine, description="The engine that samples.")
     resources: SamplingResourcesConfig = Field(
         description="What hardware the run takes and how roles divide it. A device is a GPU, or a core with "
         "`device: cpu`."
@@ -125,7 +124,7 @@ class SamplingRunConfig(RunConfig):
         """Window of the inference engines, in tokens."""
         evaluated = self.longest_evaluated
         needed = max(self.longest_sample, 0 if evaluated is None else evaluated[0])
-        return getattr(self.inference, "max_model_len", None) or needed
+        return self.inference.max_model_len or needed
 
     @property
     def further_roles(self) -> tuple[RolePlan, ...]:

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from roll_like.config.algorithm import DifficultyConfig
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
 from roll_like.config.domains import DomainConfig
+from roll_like.config.inference import JudgeServerConfig
 from roll_like.config.policy_gradient import (
     EvaluationSchedule,
     GroupRolloutConfig,
@@ -21,7 +22,6 @@ from roll_like.config.sections import (
     DataSource,
     DeviceRange,
     HardwareConfig,
-    JudgeServerConfig,
     PositiveFloat,
     PositiveInt,
     ResourcesConfig,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from roll_like.config.inference import DEFAULT_ENGINE, weight_backend, weight_backends
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.roles import RolePlan, overlap
 from roll_like.config.rules_algorithm import ALGORITHM_RULES
@@ -74,7 +75,7 @@ def _micro_batches_hold_a_sample(config: PolicyGradientConfig) -> Iterator[Viola
 
 def _window_fits(config: SamplingRunConfig) -> Iterator[Violation]:
     longest, sizes = config.longest_sample, config.longest_sample_terms
-    window = config.inference.max_model_len if config.inference.type == "vllm" else None
+    window = config.inference.max_model_len
     if window is None:
         return
     if window < longest:
@@ -185,18 +186,23 @@ def _critic_offload_means_something(config: PolicyGradientConfig) -> Iterator[Vi
         yield from offload_means_something(config, "critic", config.critic)
 
 
-def _gpu_memory_is_shared(config: SamplingRunConfig) -> Iterator[Violation]:
-    if config.resources.device != "cuda":
-        return
-    engine, device_mapping = config.inference, config.resources.device_mapping
-    if engine.type == "vllm" and device_mapping.training == device_mapping.inference and not engine.sleep:
-        share = engine.gpu_memory_utilization
-        if share > 0.6:
-            yield Violation(
-                ("inference", "sleep"),
-                f"the engine shares its GPUs with the trainer and would keep {share:.0%} of their memory while it "
-                "trains; set sleep: true, gpu_memory_utilization to 0.6 or less, or disjoint device ranges",
-            )
+def _engine_fits(config: SamplingRunConfig) -> Iterator[Violation]:
+    engine, resources = config.inference, config.resources
+    per_engine = len(resources.device_mapping.inference) // engine.replicas
+    if resources.device == "cuda" and per_engine > 1 and not engine.capabilities.tensor_parallel:
+        yield Violation(
+            ("inference", "replicas"),
+            f"the engine {engine.type!r} cannot divide a model among GPUs, and each replica would have {per_engine}; "
+            f"set it to {len(resources.device_mapping.inference)}, or use inference.type: {DEFAULT_ENGINE}",
+        )
+    if weight_backend(engine, resources) is None:
+        yield Violation(
+            ("inference", "type"),
+            f"weights would travel to the engines by {' or '.join(weight_backends(resources))} here, and the engine "
+            f"{engine.type!r} takes them by {', '.join(sorted(engine.capabilities.weight_backends))}; use "
+            f"inference.type: {DEFAULT_ENGINE}, or one node",
+        )
+    yield from engine.violations(resources)
 
 
 def _evaluation_means_something(config: SamplingRunConfig) -> Iterator[Violation]:
@@ -233,7 +239,7 @@ RUN_RULES = (
 SAMPLING_RULES = (
     _window_fits,
     *RUN_RULES,
-    _gpu_memory_is_shared,
+    _engine_fits,
     _evaluation_means_something,
     oversampling_replaces_something,
 )

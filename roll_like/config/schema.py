@@ -47,7 +47,9 @@ class _WithDefaults(GenerateJsonSchema):
             return super().get_default_value(schema)
         value = factory()  # type: ignore[call-arg]
         # the keys of a section state their own defaults
-        return NoDefault if isinstance(value, ConfigModel) and not isinstance(value, PluginConfig) else value
+        if isinstance(value, PluginConfig):
+            return {"type": value.type, **value.model_dump(mode="json", exclude_defaults=True)}
+        return NoDefault if isinstance(value, ConfigModel) else value
 
 
 def _loosen_unions(node: Any) -> None:

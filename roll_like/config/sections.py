@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    Discriminator,
-    Field,
-    GetJsonSchemaHandler,
-    Tag,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, GetJsonSchemaHandler, field_validator, model_serializer, model_validator
 from pydantic_core import CoreSchema
 
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
@@ -125,83 +116,6 @@ class SamplingConfig(ConfigModel):
     stop: tuple[str, ...] = Field(default=(), description="Strings that end a response.")
 
 
-OWNED_ENGINE_ARGS = {
-    "model": "model.path",
-    "tokenizer": "model.tokenizer",
-    "dtype": "model.dtype",
-    "max_model_len": "inference.max_model_len",
-    "max_num_seqs": "inference.max_running",
-    "enforce_eager": "inference.enforce_eager",
-    "gpu_memory_utilization": "inference.gpu_memory_utilization",
-    "tensor_parallel_size": "resources.device_mapping.inference and inference.replicas",
-    "seed": "seed",
-}
-
-
-class VLLMSettings(ConfigModel):
-    """What every model on vLLM has."""
-
-    replicas: PositiveInt = Field(default=1, description="Engines. A device range is divided evenly among them.")
-    max_model_len: PositiveInt | None = Field(
-        default=None, description="Context window. Tokens; default: longest prompt plus longest response."
-    )
-    max_running: PositiveInt = Field(default=128, description="Sequences that one engine decodes at a time.")
-    kv_cache_gib: PositiveFloat = Field(default=1.0, description="Key-value cache of one engine on CPU. GiB.")
-    gpu_memory_utilization: Fraction = Field(
-        default=0.5, description="Share of a GPU's memory for one engine. No effect on CPU."
-    )
-    enforce_eager: bool = Field(default=True, description="Skip CUDA graphs and compilation: starts sooner.")
-    engine_args: dict[str, Any] = Field(
-        default_factory=dict, description="Further `vllm.AsyncEngineArgs`, passed through; names are checked."
-    )
-
-    @field_validator("engine_args")
-    @classmethod
-    def _not_set_elsewhere(cls, value: dict[str, Any]) -> dict[str, Any]:
-        for key in value:
-            if key in OWNED_ENGINE_ARGS:
-                raise ValueError(f"{key!r} is set by `{OWNED_ENGINE_ARGS[key]}`; remove it from engine_args")
-        return value
-
-
-class VLLMConfig(VLLMSettings):
-    """vLLM generates (default)."""
-
-    type: Literal["vllm"] = Field(default="vllm", description="This engine.")
-    sleep: bool = Field(default=True, description="Free GPU memory while a colocated trainer works. No effect on CPU.")
-
-
-class JudgeServerConfig(VLLMSettings):
-    """A model that judges, served by vLLM in a cluster of its own; `llm_judge` reaches it with `url: judge`."""
-
-    path: str = Field(description="The judge: a local directory or a hub id; GGUF and `package://` as `model.path`.")
-    dtype: Precision = Field(default="bfloat16", description="Its precision.")
-    max_model_len: PositiveInt = Field(default=4096, description="Longest prompt plus answer of the judge. Tokens.")
-
-
-class HFConfig(ConfigModel):
-    """Transformers generates: deterministic, slow, for comparison and small cases."""
-
-    type: Literal["hf"] = Field(default="hf", description="This engine.")
-    replicas: PositiveInt = Field(default=1, description="Engines. A device range is divided evenly among them.")
-    max_running: PositiveInt = Field(default=32, description="Sequences decoded together.")
-
-
-def _inference_type(value: Any) -> str | None:
-    kind = value.get("type", "vllm") if isinstance(value, Mapping) else getattr(value, "type", None)
-    return kind if isinstance(kind, str) else None
-
-
-InferenceConfig = Annotated[
-    Annotated[VLLMConfig, Tag("vllm")] | Annotated[HFConfig, Tag("hf")],
-    Discriminator(
-        _inference_type,
-        custom_error_type="rule",
-        custom_error_message="expected a section with `type: vllm` (the default) or `type: hf`",
-    ),
-]
-
-
 class OptimizerConfig(ConfigModel):
     """AdamW and its learning rate."""
 
@@ -234,9 +148,10 @@ class TrainerConfig(ConfigModel):
     offload: Literal["none", "optimizer", "optimizer_and_parameters"] = Field(
         default="none", description="What DeepSpeed keeps in host memory. GPUs only."
     )
-    sleep: bool = Field(
-        default=True,
-        description="Move states to host memory while a colocated engine generates. No effect on CPU.",
+    sleep: bool | None = Field(
+        default=None,
+        description="Move states to host memory while an inference engine generates on the same GPUs. Default: yes; "
+        "DeepSpeed can with zero_stage 3 only, and nothing moves where no GPU is shared.",
     )
 
     @field_validator("backend")
@@ -369,11 +284,21 @@ class SamplingDeviceMappingConfig(TrainerDeviceMappingConfig):
     )
     judge: DeviceRange | None = Field(default=None, description="Devices of the judge model; default: `inference`.")
 
+    @property
+    def trained(self) -> tuple[DeviceRange, ...]:
+        """Devices on which something is trained."""
+        return (self.training,)
+
 
 class DeviceMappingConfig(SamplingDeviceMappingConfig):
     """Which devices each role has. Equal device ranges are colocated (time-shared), disjoint ones run side by side."""
 
     critic: DeviceRange | None = Field(default=None, description="Devices of the critic; default: `training`.")
+
+    @property
+    def trained(self) -> tuple[DeviceRange, ...]:
+        """Devices on which something is trained."""
+        return (self.training, self.critic or self.training)
 
 
 class HardwareConfig(ConfigModel):
@@ -386,7 +311,9 @@ class HardwareConfig(ConfigModel):
     address: str | None = Field(
         default=None, description="Ray cluster to join (`auto` or `host:port`); default: start one on this machine."
     )
-    start_timeout_seconds: PositiveFloat = Field(default=600.0, description="How long workers may take to start.")
+    start_timeout_seconds: PositiveFloat = Field(
+        default=600.0, description="How long each role's workers may take to start: load a model, build rewards."
+    )
 
 
 class TrainerResourcesConfig(HardwareConfig):

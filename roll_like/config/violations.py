@@ -1,9 +1,10 @@
-"""Combinations of settings that cannot work, and how they are reported."""
+"""What can be wrong with a configuration, and how it is reported."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
 
@@ -14,6 +15,18 @@ class Violation:
 
     path: tuple[str | int, ...]
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check found: an `error` stops a run, a `warning` may not be meant, a `note` was not checked."""
+
+    level: Literal["error", "warning", "note"]
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.level}: {self.key}: {self.message}"
 
 
 def raise_violations(title: str, violations: Iterable[Violation]) -> None:

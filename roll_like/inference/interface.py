@@ -6,10 +6,12 @@ finished. One call a batch, not one a request, keeps a driver and its event loop
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from roll_like.config.inference import WeightBackend
 from roll_like.config.sections import Precision
 from roll_like.errors import GenerationError
 from roll_like.types import FloatArray, IntArray, Segment, StopReason
@@ -47,14 +49,12 @@ class GenerateRequest:
         prompt_ids: Tokens of the prompt, shape [P].
         sampling: How tokens are drawn.
         seed: Makes the sample repeatable; None draws from the engine's own generator.
-        stream: Whether `stream` may be asked for its tokens as they come; costs a little per token.
     """
 
     request_id: str
     prompt_ids: IntArray
     sampling: Sampling
     seed: int | None
-    stream: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,22 +89,6 @@ class FailedGeneration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationDelta:
-    """Tokens that were sampled since the last delta.
-
-    Attributes:
-        token_ids: New tokens, shape [D].
-        logprobs: Their log-probabilities, shape [D].
-        stop_reason: Why the response ended; None while it goes on.
-    """
-
-    request_id: str
-    token_ids: IntArray
-    logprobs: FloatArray
-    stop_reason: StopReason | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Fingerprints:
     """What weights an engine holds, as far as a sync can compare them.
 
@@ -131,7 +115,8 @@ class EngineSpec:
         max_model_len: Longest prompt and response together. Tokens.
         seed: Seed of requests that have none.
         trust_remote_code: Whether the model may bring code.
-        weight_transfer: How weights arrive: `shared_memory`, `nccl` or `ipc`.
+        weight_backend: How weights arrive.
+        shares_gpus: Whether a trainer works on the same GPUs, in turns.
     """
 
     model_path: str
@@ -143,15 +128,18 @@ class EngineSpec:
     max_model_len: int
     seed: int
     trust_remote_code: bool = False
-    weight_transfer: str = "shared_memory"
+    weight_backend: WeightBackend = "shared_memory"
+    shares_gpus: bool = False
 
 
-class InferenceEngine(Protocol):
-    """Generates. Every method is asynchronous; one event loop owns an engine.
+class InferenceEngine(ABC):
+    """Generates: one replica, made as `Engine(config, spec)` out of its `inference` section and an `EngineSpec`.
 
-    After `EngineDied` nothing but `close` works.
+    In a run it lives in a Ray actor of its own. Every method is asynchronous; one event loop owns an engine. After
+    `EngineDied` nothing but `close` works.
     """
 
+    @abstractmethod
     async def start(self) -> None:
         """Load the model.
 
@@ -159,6 +147,7 @@ class InferenceEngine(Protocol):
             GenerationError: Says why it cannot be loaded.
         """
 
+    @abstractmethod
     async def submit(self, requests: Sequence[GenerateRequest]) -> None:
         """Take requests; their results come out of `poll`.
 
@@ -167,6 +156,7 @@ class InferenceEngine(Protocol):
             EngineDied: The engine is gone.
         """
 
+    @abstractmethod
     async def poll(self, timeout: float) -> list[Generation | FailedGeneration]:
         """Return everything that finished since the last call; wait up to `timeout` seconds for the first.
 
@@ -174,38 +164,24 @@ class InferenceEngine(Protocol):
             EngineDied: The engine is gone; what was not polled is lost.
         """
 
-    def stream(self, request_id: str) -> AsyncIterator[GenerationDelta]:
-        """Yield a request's tokens as they come. It was submitted with `stream=True`.
-
-        Raises:
-            GenerationError: No such request, or it does not stream.
-        """
-
+    @abstractmethod
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Stop requests; they come out of `poll` as aborted, with their tokens so far. Unknown ids are ignored."""
 
-    async def pause(self) -> None:
-        """Freeze what is generating. New requests are taken and wait."""
+    async def sleep(self) -> None:  # noqa: B027 - optional
+        """Free GPU memory while a trainer works on the same GPUs; for engines that declare `sleep`."""
 
-    async def resume(self) -> None:
-        """Go on after `pause`."""
-
-    async def sleep(self) -> None:
-        """Give GPU memory back while nothing generates. Nothing happens on CPU."""
-
-    async def wake(self) -> None:
+    async def wake(self) -> None:  # noqa: B027 - optional
         """Take GPU memory again."""
 
-    @property
-    def policy_version(self) -> int:
-        """Version of the weights that sample now; 0 are those the engine started with."""
+    async def init_weight_transfer(self, info: Mapping[str, Any]) -> None:  # noqa: B027 - optional
+        """Connect to the trainer, for weight backends that need it. Called once."""
 
-    async def init_weight_transfer(self, info: Mapping[str, Any]) -> None:
-        """Meet the trainer, where the transfer needs it. Called once."""
-
+    @abstractmethod
     async def start_weight_update(self) -> None:
-        """Freeze generation and get ready for new weights."""
+        """Freeze generation until `resume`, and get ready for new weights."""
 
+    @abstractmethod
     async def update_weights(self, info: Mapping[str, Any]) -> None:
         """Load one bucket of tensors.
 
@@ -213,20 +189,45 @@ class InferenceEngine(Protocol):
             WeightSyncError: Its bytes are not those that were sent.
         """
 
+    @abstractmethod
     async def finish_weight_update(self, version: int) -> None:
         """Put the new weights to work as policy `version`: nothing computed with the old ones is reused."""
 
+    @abstractmethod
     async def fingerprints(self, names: Sequence[str], salt: int) -> Fingerprints:
         """Return fingerprints of the weights as they are computed with."""
 
-    async def stats(self) -> dict[str, float]:
-        """Return `running`, `waiting`, `tokens_generated`, `prefix_cache_hit_rate` and so on."""
+    @abstractmethod
+    async def resume(self) -> None:
+        """Continue generating after a weight update."""
 
-    async def healthy(self) -> bool:
-        """Return whether it can still generate."""
-
+    @abstractmethod
     async def close(self) -> None:
         """Stop for good; no process, thread or shared memory stays. May be called twice."""
+
+
+class JudgeServer(ABC):
+    """An OpenAI-compatible server of one replica of a judge model, in a Ray actor of its own.
+
+    Made as `Server(config, spec, timeout_seconds)` out of its `judge` section, an `EngineSpec` and how long it may take
+    to start.
+    """
+
+    @abstractmethod
+    async def url(self) -> str:
+        """Return the base address of its API; nothing answers there before `start`."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Start the server and wait until it answers.
+
+        Raises:
+            EngineError: It ended, or did not answer in time.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End the server."""
 
 
 def refuse_too_long(requests: Sequence[GenerateRequest], max_model_len: int) -> None:
@@ -238,7 +239,7 @@ def refuse_too_long(requests: Sequence[GenerateRequest], max_model_len: int) -> 
     for request in requests:
         prompt, response = len(request.prompt_ids), request.sampling.max_tokens
         if prompt == 0:
-            raise GenerationError(f"request {request.request_id} has an empty prompt; nothing follows from nothing")
+            raise GenerationError(f"request {request.request_id} has an empty prompt; at least one token is needed")
         if prompt + response > max_model_len:
             raise GenerationError(
                 f"request {request.request_id} needs {prompt} prompt tokens and up to {response} response tokens, "

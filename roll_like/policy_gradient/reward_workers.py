@@ -16,13 +16,11 @@ from roll_like.config.reward_names import DEFAULT_POOL, JUDGE_URLS_VARIABLE
 from roll_like.config.sections import ModelConfig
 from roll_like.data.order import TaskOrder
 from roll_like.data.tasks import TaskSet, load_tasks
-from roll_like.inference.interface import EngineSpec
-from roll_like.inference.vllm.environment import vllm_environment
-from roll_like.inference.vllm.server import ServerWorker
-from roll_like.inference.worker import InferenceWorker
+from roll_like.inference.interface import EngineSpec, InferenceEngine, JudgeServer
+from roll_like.inference.plugin import EnginePlugin
 from roll_like.models.load import load_renderer, resolve_model
-from roll_like.policy_gradient.start import weight_backend
 from roll_like.policy_gradient.workers import Progress
+from roll_like.registry import INFERENCE_ENGINES
 from roll_like.rewards.base import RewardConfig
 from roll_like.rewards.scorer import reward_name
 from roll_like.rewards.worker import RewardWorker, notebook_rewards
@@ -56,7 +54,7 @@ class RewardWorkers:
         """Start the processes; the judge loads its model from now on."""
         judge = _start_judge(self._config, self._resources, self._stack)
         if judge is not None:
-            self._wait_for_judge = judge.begin(ServerWorker.start)
+            self._wait_for_judge = judge.begin(JudgeServer.start)
         self._rewards = _start_rewards(self._config, self._resources, self._stack, judge)
 
     def wait(self) -> None:
@@ -69,7 +67,7 @@ class RewardWorkers:
         self._rewards.wait_until_ready()
 
     def scheduler(
-        self, inference: Cluster[InferenceWorker], progress: Progress = lambda done, total: None
+        self, inference: Cluster[InferenceEngine], progress: Progress = lambda done, total: None
     ) -> GenerateScheduler:
         """Return what fills groups from the engines and has them scored here."""
         return GenerateScheduler(
@@ -152,8 +150,8 @@ def prompt_evaluator(
     )
 
 
-def _start_judge(config: PromptRunConfig, resources: ResourceManager, stack: ExitStack) -> Cluster[ServerWorker] | None:
-    """Start the judge's processes, or nothing where there is none; their models are loaded by `ServerWorker.start`."""
+def _start_judge(config: PromptRunConfig, resources: ResourceManager, stack: ExitStack) -> Cluster[JudgeServer] | None:
+    """Start the judge's processes, or nothing where there is none; their models are loaded by `JudgeServer.start`."""
     judge = config.judge
     if judge is None:
         return None
@@ -173,27 +171,27 @@ def _start_judge(config: PromptRunConfig, resources: ResourceManager, stack: Exi
         max_model_len=judge.max_model_len,
         seed=config.seed,
         trust_remote_code=config.model.trust_remote_code,
-        weight_transfer=weight_backend(config),
     )
+    plugin: type[EnginePlugin] = INFERENCE_ENGINES.get(judge.type)
     cluster = Cluster(
         "judge",
-        ServerWorker,
+        plugin.judge_server(),
         resources.place(devices, judge.replicas, "judge"),
         arguments=lambda rank: (judge, spec, config.resources.start_timeout_seconds),
         environment=lambda rank: {
             **thread_environment(spec.threads),
-            **vllm_environment(judge, spec.threads, device),
+            **plugin.environment(judge, spec),
         },
     )
-    stack.callback(cluster.close, ServerWorker.close)
+    stack.callback(cluster.close, JudgeServer.close)
     return cluster
 
 
 def _start_rewards(
-    config: PromptRunConfig, resources: ResourceManager, stack: ExitStack, judge: Cluster[ServerWorker] | None
+    config: PromptRunConfig, resources: ResourceManager, stack: ExitStack, judge: Cluster[JudgeServer] | None
 ) -> RewardPools:
     """Start the pools of reward workers: those of `rewards.pools`, and one for all other rewards."""
-    urls = [] if judge is None else judge.everywhere(ServerWorker.url)
+    urls = [] if judge is None else judge.everywhere(JudgeServer.url)
     use = cast(Sequence[RewardConfig], config.rewards.use)
     pooled = {name for pool in config.rewards.pools.values() for name in pool.rewards}
     others = tuple(reward_name(reward) for reward in use if reward_name(reward) not in pooled)

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, Literal
+from typing import Any
 
 from roll_like.algorithms.kl import KLController
 from roll_like.cluster import Cluster, ResourceManager, thread_environment
+from roll_like.config.inference import WeightBackend, engines_share_gpus, weight_backend
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.sections import DeviceRange
-from roll_like.inference.interface import EngineSpec
-from roll_like.inference.weight_transfer.engines import ActorEngines
-from roll_like.inference.weight_transfer.interface import WeightTransfer
-from roll_like.inference.weight_transfer.shared_memory_sender import SharedMemoryTransfer
+from roll_like.inference.interface import EngineSpec, InferenceEngine
+from roll_like.inference.plugin import EnginePlugin
 from roll_like.inference.weight_transfer.sync import WeightSync
-from roll_like.inference.weight_transfer.vllm_native import VLLMTransfer
-from roll_like.inference.worker import InferenceWorker, engine_environment
 from roll_like.models.load import ResolvedModel, resolve_model
 from roll_like.models.precision import precision_of
 from roll_like.policy_gradient.critic import Critic, ValueObjective
 from roll_like.policy_gradient.objective import PolicyObjective
+from roll_like.registry import INFERENCE_ENGINES
 from roll_like.run.state import RunContext
 from roll_like.training.engine import Reference, TrainingEngine, WithoutAdapters
 from roll_like.training.language_model import LanguageModelObjective
@@ -98,8 +96,8 @@ def start_critic(config: PolicyGradientConfig, run: RunContext, actor_model: Res
 
 def start_inference(
     config: SamplingRunConfig, model: ResolvedModel, resources: ResourceManager, stack: ExitStack
-) -> Cluster[InferenceWorker]:
-    """Start the engines' processes; their models are loaded by `InferenceWorker.start`."""
+) -> Cluster[InferenceEngine]:
+    """Start the engines' processes; their models are loaded by `InferenceEngine.start`."""
     devices, device = config.resources.device_mapping.inference, config.resources.device
     placements = resources.place(devices, config.inference.replicas, "inference")
     share = len(devices) // config.inference.replicas
@@ -113,41 +111,41 @@ def start_inference(
         max_model_len=config.context_window,
         seed=config.seed,
         trust_remote_code=config.model.trust_remote_code,
-        weight_transfer=weight_backend(config),
+        weight_backend=_weight_backend(config),
+        shares_gpus=engines_share_gpus(config.resources),
     )
+    plugin: type[EnginePlugin] = INFERENCE_ENGINES.get(config.inference.type)
     cluster = Cluster(
         "inference",
-        InferenceWorker,
+        plugin.engine(),
         placements,
         arguments=lambda rank: (config.inference, spec),
         environment=lambda rank: {
             **thread_environment(spec.threads),
-            **engine_environment(config.inference, spec.threads, device),
+            **plugin.environment(config.inference, spec),
         },
         concurrency=64,
     )
-    stack.callback(cluster.close, InferenceWorker.close)
+    stack.callback(cluster.close, InferenceEngine.close)
     return cluster
 
 
 def start_weight_sync(
-    config: SamplingRunConfig, trained: Cluster[TrainingRank], inference: Cluster[InferenceWorker]
+    config: SamplingRunConfig, trained: Cluster[TrainingRank], inference: Cluster[InferenceEngine]
 ) -> WeightSync:
     """Connect the ranks of the model that is trained with the engines."""
-    engines = ActorEngines(inference.handle())
-    transfer: WeightTransfer = SharedMemoryTransfer(engines)
-    backend = weight_backend(config)
-    if backend != "shared_memory":
-        address, port = trained.on(0, TrainingRank.address)
-        share = len(config.resources.device_mapping.inference) // config.inference.replicas
-        transfer = VLLMTransfer(client=engines, backend=backend, gpus_per_engine=share, address=address, port=port)
+    plugin: type[EnginePlugin] = INFERENCE_ENGINES.get(config.inference.type)
+    transfer = plugin.weight_transfer(
+        _weight_backend(config),
+        inference.handle(),
+        len(config.resources.device_mapping.inference) // config.inference.replicas,
+        lambda: trained.on(0, TrainingRank.address),
+    )
     trained.everywhere(TrainingRank.connect_weights, transfer)
-    return WeightSync(lambda salt: trained.everywhere(TrainingRank.send_weights, salt)[0], engines)
+    return WeightSync(lambda salt: trained.everywhere(TrainingRank.send_weights, salt)[0], inference)
 
 
-def weight_backend(config: SamplingRunConfig) -> Literal["shared_memory", "ipc", "nccl"]:
-    """Return how weights travel: shared memory on CPU; CUDA IPC between roles that share GPUs; else NCCL."""
-    device_mapping = config.resources.device_mapping
-    if config.resources.device == "cpu":
-        return "shared_memory"
-    return "ipc" if device_mapping.training.overlaps(device_mapping.inference) else "nccl"
+def _weight_backend(config: SamplingRunConfig) -> WeightBackend:
+    backend = weight_backend(config.inference, config.resources)
+    assert backend is not None, "a rule of the configuration says so"
+    return backend

@@ -13,8 +13,8 @@ from roll_like.cluster import Cluster, ResourceManager
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.algorithm import DifficultyConfig
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
+from roll_like.inference.interface import InferenceEngine
 from roll_like.inference.weight_transfer.sync import SyncReport, WeightSync
-from roll_like.inference.worker import InferenceWorker
 from roll_like.models.load import ResolvedModel, resolve_model
 from roll_like.policy_gradient.advantages import Advantages
 from roll_like.policy_gradient.critic import Critic
@@ -69,7 +69,7 @@ class Workers:
     critic: Critic | None
     kl_reference: Reference[PolicySample] | None
     advantages: Advantages
-    inference: Cluster[InferenceWorker]
+    inference: Cluster[InferenceEngine]
     weights: WeightSync
     time_shared: Sequence[TrainingEngine[Any]]
 
@@ -101,12 +101,12 @@ class Workers:
         """Give the devices to the trainer."""
         with self.state.timer("train"):
             if self.time_shared:
-                self.runner.run(self.inference.ask_everywhere(InferenceWorker.sleep))
+                self.runner.run(self.inference.ask_everywhere(InferenceEngine.sleep))
                 for engine in self.time_shared:
                     engine.reload()
             yield
             if self.time_shared:
-                self.runner.run(self.inference.ask_everywhere(InferenceWorker.wake))
+                self.runner.run(self.inference.ask_everywhere(InferenceEngine.wake))
 
 
 def start_workers(
@@ -132,7 +132,7 @@ def start_workers(
     runner = run.stack.enter_context(DriverLoop())
     run.state.metrics.phase("starting workers")
     inference = start_inference(config, model, run.resources, run.stack)
-    wait_for_inference = inference.begin(InferenceWorker.start)  # loads while the trainer does
+    wait_for_inference = inference.begin(InferenceEngine.start)  # loads while the trainer does
     auxiliary.start()
     kl = KLController(config.algorithm.kl)
     actor = start_actor(config, run, model, kl)
@@ -167,7 +167,7 @@ def start_workers(
 
 def start_engines(
     config: SamplingRunConfig, resources: ResourceManager, stack: ExitStack, auxiliary: AuxiliaryRole
-) -> tuple[Cluster[InferenceWorker], DriverLoop]:
+) -> tuple[Cluster[InferenceEngine], DriverLoop]:
     """Start engines and auxiliary roles without a trainer, to evaluate a model; return them when they are ready.
 
     Args:
@@ -178,7 +178,7 @@ def start_engines(
     """
     runner = stack.enter_context(DriverLoop())
     inference = start_inference(config, resolve_model(config.model), resources, stack)
-    wait_for_inference = inference.begin(InferenceWorker.start)
+    wait_for_inference = inference.begin(InferenceEngine.start)
     auxiliary.start()
     wait_for_inference()
     auxiliary.wait()

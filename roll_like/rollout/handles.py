@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from roll_like.cluster import Cluster, WorkerDied
-from roll_like.inference.interface import EngineDied, FailedGeneration, GenerateRequest, Generation
-from roll_like.inference.worker import InferenceWorker
+from roll_like.inference.interface import EngineDied, FailedGeneration, GenerateRequest, Generation, InferenceEngine
 from roll_like.rewards.worker import RewardWorker
 from roll_like.rollout.router import ReplicaLost
 from roll_like.types import Failure, Group, Scored, Trajectory
@@ -23,28 +22,28 @@ _LOSSES_ALONE = 2
 class ActorReplica:
     """One rank of the inference cluster, as the scheduler sees it."""
 
-    def __init__(self, cluster: Cluster[InferenceWorker], rank: int) -> None:
+    def __init__(self, cluster: Cluster[InferenceEngine], rank: int) -> None:
         self._cluster = cluster
         self._rank = rank
 
     async def submit(self, requests: Sequence[GenerateRequest]) -> None:
         """Start generating."""
         try:
-            await self._cluster.ask(self._rank, InferenceWorker.submit, requests)
+            await self._cluster.ask(self._rank, InferenceEngine.submit, requests)
         except (WorkerDied, EngineDied) as error:
             raise ReplicaLost(str(error)) from error
 
     async def poll(self, timeout: float) -> Sequence[Generation | FailedGeneration]:
         """Return what finished since the last call."""
         try:
-            return await self._cluster.ask(self._rank, InferenceWorker.poll, timeout)
+            return await self._cluster.ask(self._rank, InferenceEngine.poll, timeout)
         except (WorkerDied, EngineDied) as error:
             raise ReplicaLost(str(error)) from error
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Stop requests; they come out of `poll` with their tokens so far."""
         try:
-            await self._cluster.ask(self._rank, InferenceWorker.abort, request_ids)
+            await self._cluster.ask(self._rank, InferenceEngine.abort, request_ids)
         except (WorkerDied, EngineDied) as error:
             raise ReplicaLost(str(error)) from error
 

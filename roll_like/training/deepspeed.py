@@ -142,7 +142,7 @@ class DeepSpeedBackend:
             self._engine.reload_states()
 
     def _sleeps(self) -> bool:
-        return self._device == "cuda" and self._settings.sleep and self._settings.zero_stage == 3
+        return self._device == "cuda" and self._settings.sleep is not False and self._settings.zero_stage == 3
 
     def close(self) -> None:
         """Leave the process group."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from roll_like.inference.interface import Fingerprints, GenerateRequest, Generation, InferenceEngine
+from roll_like.inference.interface import GenerateRequest, Generation, InferenceEngine
 
 T = TypeVar("T")
 
 
 class EngineThread:
-    """An engine, driven from outside its event loop. Also `EngineClient` and `Engines` for a sync."""
+    """An engine, driven from outside its event loop; for a weight sync, the cluster of this one engine."""
 
     def __init__(self, engine: InferenceEngine) -> None:
         self.engine = engine
@@ -46,27 +46,7 @@ class EngineThread:
             finished += batch
         return {result.request_id: result for result in finished}
 
-    # EngineClient
+    # as `ClusterHandle`
 
-    def __len__(self) -> int:
-        return 1
-
-    def init_weight_transfer(self, infos: Sequence[Mapping[str, Any]]) -> None:
-        self.run(self.engine.init_weight_transfer(infos[0]))
-
-    def update_weights(self, info: Mapping[str, Any]) -> None:
-        self.run(self.engine.update_weights(info))
-
-    # Engines
-
-    def start_weight_update(self) -> None:
-        self.run(self.engine.start_weight_update())
-
-    def finish_weight_update(self, version: int) -> None:
-        self.run(self.engine.finish_weight_update(version))
-
-    def fingerprints(self, names: Sequence[str], salt: int) -> list[Fingerprints]:
-        return [self.run(self.engine.fingerprints(names, salt))]
-
-    def resume(self) -> None:
-        self.run(self.engine.resume())
+    def everywhere(self, method: Callable[..., Any], *args: Any) -> list[Any]:
+        return [self.run(getattr(self.engine, method.__name__)(*args))]

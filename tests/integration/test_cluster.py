@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -108,6 +109,35 @@ def test_a_dead_worker_is_said_to_be_dead_and_can_be_replaced(adders: Cluster[Ad
         adders.on(1, Adder.die)
     adders.restart(1)
     assert adders.everywhere(Adder.add, 0) == [0, 1]
+
+
+class SlowToStart(Adder):
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        if rank == 1:
+            time.sleep(600)
+
+
+def test_a_role_that_does_not_start_in_time_is_named_with_the_key(resources: ResourceManager) -> None:
+    placements = [replace(placement, start_timeout_seconds=5.0) for placement in resources.beside(2)]
+    cluster = Cluster("slow", SlowToStart, placements, arguments=lambda rank: (rank,))
+    wait = cluster.begin(SlowToStart.pid)
+    assert cluster.on(0, SlowToStart.add, 1) == 1
+    with pytest.raises(WorkerError, match="slow: worker 1 did not start within 5 s") as caught:
+        wait()
+    assert "resources.start_timeout_seconds" in str(caught.value.fix)
+    with pytest.raises(WorkerError, match="slow: worker 1 did not start"):
+        cluster.everywhere(SlowToStart.pid)
+    cluster.close()
+
+
+def test_a_started_role_may_take_its_time(resources: ResourceManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roll_like.cluster.cluster.START_GRACE", 0.0)
+    placements = [replace(placement, start_timeout_seconds=20.0) for placement in resources.beside(1)]
+    cluster = Cluster("started", Adder, placements, arguments=lambda rank: (rank,))
+    cluster.everywhere(Adder.pid)
+    assert cluster.everywhere(Adder.hang, 21.0) == [None]
+    cluster.close()
 
 
 def test_close_ends_the_processes_even_of_workers_that_hang(resources: ResourceManager) -> None:

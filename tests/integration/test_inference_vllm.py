@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import signal
@@ -16,10 +15,11 @@ import torch
 from engine_thread import EngineThread
 from tiny_model import make_tiny_model
 
-from roll_like.config.sections import HFConfig, VLLMConfig
 from roll_like.errors import ConfigError, GenerationError
+from roll_like.inference.hf.config import HFConfig
 from roll_like.inference.hf.engine import HFEngine, sampling_logprobs
 from roll_like.inference.interface import EngineDied, EngineSpec, GenerateRequest, Generation, Sampling
+from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.engine import VLLMEngine
 from roll_like.models.modules import load_causal_lm
 from roll_like.types import StopReason
@@ -42,13 +42,9 @@ def spec(path: Path, dtype: str = "float32") -> EngineSpec:
     )
 
 
-def request(name: str, *, seed: int | None = 0, stream: bool = False, **sampling: object) -> GenerateRequest:
+def request(name: str, *, seed: int | None = 0, **sampling: object) -> GenerateRequest:
     return GenerateRequest(
-        request_id=name,
-        prompt_ids=PROMPT,
-        sampling=Sampling(**{"max_tokens": 24, **sampling}),
-        seed=seed,
-        stream=stream,
+        request_id=name, prompt_ids=PROMPT, sampling=Sampling(**{"max_tokens": 24, **sampling}), seed=seed
     )
 
 
@@ -102,17 +98,13 @@ def test_a_seed_repeats_a_sample_whatever_else_is_under_way(vllm: EngineThread) 
 
 
 def test_samples_of_one_batch_share_their_prompt(vllm: EngineThread) -> None:
-    before = vllm.run(vllm.engine.stats())
     prompt = np.arange(100, 180, dtype=np.int32)  # two whole blocks of 32 tokens and 16 more
     batch = [
         GenerateRequest(request_id=f"{index}", prompt_ids=prompt, sampling=Sampling(max_tokens=2), seed=index)
         for index in range(8)
     ]
     shared = [item.cached_prompt_tokens for item in vllm.generate(batch).values()]
-    after = vllm.run(vllm.engine.stats())
     assert sorted(shared) == [0, *[64] * 7]
-    assert after["cached_prompt_tokens"] - before["cached_prompt_tokens"] == 7 * 64
-    assert after["prompt_tokens"] - before["prompt_tokens"] == 8 * 80
 
 
 def test_end_of_sequence_is_a_sampled_token_and_stop_strings_cut_the_text(vllm: EngineThread, model_path: Path) -> None:
@@ -130,30 +122,11 @@ def test_end_of_sequence_is_a_sampled_token_and_stop_strings_cut_the_text(vllm: 
     np.testing.assert_array_equal(stopped.token_ids, whole.token_ids[: len(stopped.token_ids)])
 
 
-def test_streaming_gives_the_same_tokens_and_leaving_early_loses_nothing(vllm: EngineThread) -> None:
-    async def collect(name: str, limit: int) -> list[int]:
-        tokens: list[int] = []
-        async for delta in vllm.engine.stream(name):
-            tokens += delta.token_ids.tolist()
-            if len(tokens) >= limit:
-                break
-        return tokens
-
-    vllm.run(vllm.engine.submit([request("all", seed=1, stream=True)]))
-    streamed = vllm.run(collect("all", 1000))
-    assert streamed == vllm.collect(1)["all"].token_ids.tolist()
-    vllm.run(vllm.engine.submit([request("some", seed=1, stream=True)]))
-    vllm.run(collect("some", 3))
-    assert vllm.collect(1)["some"].token_ids.tolist() == streamed
-    with pytest.raises(GenerationError, match="no streaming request 'some'"):
-        vllm.run(collect("some", 1))
-
-
 def test_aborted_requests_come_back_with_their_tokens(vllm: EngineThread) -> None:
     async def abort_after_first_token() -> None:
-        await vllm.engine.submit([request("kept", seed=1), request("dropped", max_tokens=180, stream=True, seed=2)])
-        async for _ in vllm.engine.stream("dropped"):
-            break
+        one = request("first token", max_tokens=1)
+        await vllm.engine.submit([request("kept", seed=1), request("dropped", max_tokens=180, seed=2), one])
+        assert [result.request_id for result in await vllm.engine.poll(30.0)] == ["first token"]
         await vllm.engine.abort(["dropped", "never heard of"])
 
     vllm.run(abort_after_first_token())
@@ -164,20 +137,6 @@ def test_aborted_requests_come_back_with_their_tokens(vllm: EngineThread) -> Non
     vllm.run(vllm.engine.submit([request("at once")]))
     vllm.run(vllm.engine.abort(["at once"]))
     assert vllm.collect(1)["at once"].stop_reason is StopReason.ABORTED
-
-
-def test_paused_requests_wait_and_then_go_on(vllm: EngineThread) -> None:
-    free = vllm.generate([request("free", seed=9, max_tokens=100)])["free"]
-
-    async def pause() -> list[object]:
-        await vllm.engine.submit([request("frozen", seed=9, max_tokens=100)])
-        await asyncio.sleep(0.05)
-        await vllm.engine.pause()
-        return await vllm.engine.poll(0.5)
-
-    assert vllm.run(pause()) == []
-    vllm.run(vllm.engine.resume())
-    np.testing.assert_array_equal(vllm.collect(1)["frozen"].token_ids, free.token_ids)
 
 
 def test_what_can_never_be_served_is_refused(vllm: EngineThread) -> None:
@@ -216,7 +175,6 @@ def test_a_killed_engine_process_is_an_error_and_nothing_is_left(model_path: Pat
                 os.kill(child.pid, signal.SIGKILL)
         with pytest.raises(EngineDied, match="engine process died"):
             engine.run(poll_for_ever(engine))
-        assert not engine.run(engine.engine.healthy())
         with pytest.raises(EngineDied):
             engine.run(engine.engine.submit([request("more")]))
     assert not [

@@ -20,8 +20,8 @@ from roll_like.agents.conversation import Renderer
 from roll_like.agents.env_manager import EnvManager, EpisodePlan, episode_task
 from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits, ProgramSpec
 from roll_like.agents.proxy import Proxy
-from roll_like.config.sections import VLLMConfig
 from roll_like.inference.interface import EngineSpec, Sampling
+from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.engine import VLLMEngine
 from roll_like.rollout.collection import Collected
 from roll_like.rollout.router import Router

@@ -18,6 +18,7 @@ import pytest
 from roll_like.registry import (
     ADVANTAGES,
     DISTILLATION_LOSSES,
+    INFERENCE_ENGINES,
     LOSSES,
     PIPELINES,
     PREFERENCE_LOSSES,
@@ -28,7 +29,16 @@ from roll_like.registry import (
 ROOT = Path(__file__).resolve().parents[2]
 LEFT_OUT = ("runs", "build", "dist", "mlruns", "__pycache__", "*.egg-info", ".*")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-REGISTRIES = (PIPELINES, REWARDS, ADVANTAGES, LOSSES, PREFERENCE_LOSSES, DISTILLATION_LOSSES, TRACKERS)
+REGISTRIES = (
+    PIPELINES,
+    REWARDS,
+    ADVANTAGES,
+    LOSSES,
+    PREFERENCE_LOSSES,
+    DISTILLATION_LOSSES,
+    INFERENCE_ENGINES,
+    TRACKERS,
+)
 
 pytestmark = pytest.mark.integration
 

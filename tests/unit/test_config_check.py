@@ -256,8 +256,48 @@ def test_engine_arguments_are_those_of_vllm(make: Make, monkeypatch: pytest.Monk
     message = only(make(inference=wrong))
     assert message.startswith("error: inference.engine_args.enable_prefix_cachin: vLLM has no such engine argument")
     assert "did you mean 'enable_prefix_caching'?" in message
-    monkeypatch.setattr("roll_like.check.machine.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("roll_like.inference.vllm.plugin.importlib.util.find_spec", lambda name: None)
     assert "vLLM is not installed here" in only(make(inference=wrong), "note")
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "why"),
+    [
+        ({"inference": {"sleep": False}}, "inference.sleep", "resources.device is cpu, where there is no GPU memory"),
+        ({"training": {"sleep": True}}, "training.sleep", "resources.device is cpu, so states are in host memory"),
+        ({"rollout__top_p": 0.9}, "rollout.top_p", "renormalised; the trainer computes over the whole vocabulary"),
+        ({"rollout__top_k": 20}, "rollout.top_k", "tokens outside are never explored; set it to 0"),
+    ],
+)
+def test_settings_without_effect_or_with_one_that_is_not_meant(make: Make, changes: Any, key: str, why: str) -> None:
+    message = only(make(**changes), "warning")
+    assert message.startswith(f"warning: {key}: ")
+    assert why in message
+
+
+def test_sleep_acts_on_shared_gpus_alone(make: Make) -> None:
+    def warnings(training: str, inference: str, **changes: Any) -> list[str]:
+        mapping = {
+            "device": "cuda",
+            "devices_per_node": 2,
+            "device_mapping": {"training": training, "inference": inference},
+        }
+        found = make(resources=mapping, inference={"sleep": True}, training={"sleep": True, **changes}).findings
+        return [finding.message for finding in found if finding.key.endswith(".sleep")]
+
+    assert warnings("0", "0", zero_stage=3) == []
+    assert ["zero_stage: 3 only" in message for message in warnings("0", "0", zero_stage=2)] == [True]
+    apart = warnings("0", "1", zero_stage=3)
+    assert len(apart) == 2
+    assert "the trainer works on other GPUs" in apart[0]
+    assert "no inference engine works on the same GPUs" in apart[1]
+
+
+def test_the_transformers_engine_on_gpus(make: Make) -> None:
+    mapping = {"device": "cuda", "devices_per_node": 1, "device_mapping": {"training": "0", "inference": "0"}}
+    assert "keeps its GPU memory while the trainer works" in only(
+        make(resources=mapping, inference={"type": "hf"}), "warning"
+    )
 
 
 def test_an_output_folder_that_cannot_be_written(make: Make, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from roll_like.config.base import PluginConfig
 from roll_like.registry import (
     ADVANTAGES,
     DISTILLATION_LOSSES,
+    INFERENCE_ENGINES,
     LOSSES,
     PIPELINES,
     PREFERENCE_LOSSES,
@@ -50,7 +51,16 @@ def parts(annotation: Any) -> Iterator[type[BaseModel]]:
 
 def config_classes() -> list[type[BaseModel]]:
     seen: set[type[BaseModel]] = set()
-    for registry in (PIPELINES, ADVANTAGES, LOSSES, PREFERENCE_LOSSES, DISTILLATION_LOSSES, REWARDS, TRACKERS):
+    for registry in (
+        PIPELINES,
+        ADVANTAGES,
+        LOSSES,
+        PREFERENCE_LOSSES,
+        DISTILLATION_LOSSES,
+        REWARDS,
+        INFERENCE_ENGINES,
+        TRACKERS,
+    ):
         for name in registry.names():
             if registry.origin(name).startswith("roll_like."):
                 plugin = registry.get(name)

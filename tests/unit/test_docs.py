@@ -29,7 +29,7 @@ from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.builtin.pipelines.sft.config import SFTConfig
 from roll_like.config.explain import all_keys
 from roll_like.config.load import load_config
-from roll_like.registry import ADVANTAGES, LOSSES, PIPELINES, REWARDS
+from roll_like.registry import ADVANTAGES, INFERENCE_ENGINES, LOSSES, PIPELINES, REWARDS
 from roll_like.types import StopReason
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,7 +73,7 @@ def commands(page: Path) -> Iterator[list[str]]:
 @pytest.fixture
 def own_registries(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a page registers is gone after the test."""
-    for registry in (REWARDS, ADVANTAGES, LOSSES, PIPELINES):
+    for registry in (REWARDS, ADVANTAGES, LOSSES, INFERENCE_ENGINES, PIPELINES):
         registry.names()
         monkeypatch.setattr(registry, "_plugins", dict(registry._plugins))
 
@@ -220,6 +220,7 @@ def test_the_plugins_of_the_contributing_page_work(
     assert capsys.readouterr().out == "good day\n"
     assert cli.main(["run", "--config", str(tmp_path / "hello.yaml"), "--check"]) == 2
     assert "'hello' has no check of its own" in capsys.readouterr().err
+    assert INFERENCE_ENGINES.get("parrot").Config(repeats=2).repeats == 2  # driven in test_inference_plugins.py
 
 
 def test_the_architecture_page_shows_the_pipelines_own_loop() -> None:

@@ -86,6 +86,8 @@ def test_what_crashes_is_reported_with_its_traceback() -> None:
 class FakeCluster:
     """Workers in this process; `restart` replaces one."""
 
+    start_timeout_seconds = 60.0
+
     def __init__(self, count: int) -> None:
         self.workers = [EnvWorker() for _ in range(count)]
         self.dead: set[int] = set()
@@ -157,18 +159,36 @@ def test_a_hung_environment_goes_with_its_worker_and_the_others_are_not_to_blame
     asyncio.run(work())
 
 
+class SlowToStart(FakeCluster):
+    ready_at = 0.0
+
+    def restart(self, rank: int) -> None:
+        super().restart(rank)
+        self.ready_at = time.monotonic() + 0.4
+
+    async def ask(self, rank: int, method: Any, *arguments: Any) -> Any:
+        await asyncio.sleep(max(self.ready_at - time.monotonic(), 0))
+        return await super().ask(rank, method, *arguments)
+
+
+def test_a_worker_that_does_not_start_again_in_time_names_the_key() -> None:
+    async def work() -> None:
+        cluster = SlowToStart(1)
+        cluster.start_timeout_seconds = 0.2
+        pool = pool_of(cluster, deadline=0.1)
+        guilty = pool.open(SPEC)
+        await guilty.reset(1)
+        with pytest.raises(EnvError, match=r"step of .* did not return within 0\.1 s") as hung:
+            await guilty.step("hang")
+        assert "env_workers.deadline_seconds" in str(hung.value.fix)
+        with pytest.raises(EnvError, match=r"the process of .* did not return within 0\.2 s") as late:
+            await pool.open(SPEC).reset(1)
+        assert "resources.start_timeout_seconds" in str(late.value.fix)
+
+    asyncio.run(work())
+
+
 def test_the_start_of_a_worker_is_not_the_environments_time() -> None:
-    class SlowToStart(FakeCluster):
-        ready_at = 0.0
-
-        def restart(self, rank: int) -> None:
-            super().restart(rank)
-            self.ready_at = time.monotonic() + 0.4
-
-        async def ask(self, rank: int, method: Any, *arguments: Any) -> Any:
-            await asyncio.sleep(max(self.ready_at - time.monotonic(), 0))
-            return await super().ask(rank, method, *arguments)
-
     async def work() -> None:
         pool = pool_of(SlowToStart(1), deadline=0.1)
         guilty = pool.open(SPEC)

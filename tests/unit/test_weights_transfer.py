@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,13 @@ from roll_like.inference.weight_transfer.fingerprint import CHECKED_COLUMNS, che
 from roll_like.inference.weight_transfer.interface import SendReport, buckets_of
 from roll_like.inference.weight_transfer.shared_memory import (
     SharedMemory,
+    SharedMemoryTransfer,
     as_payload,
     bucket_size,
     fill_bucket,
     from_payload,
     read_bucket,
 )
-from roll_like.inference.weight_transfer.shared_memory_sender import SharedMemoryTransfer
 from roll_like.inference.weight_transfer.sync import WeightSync, compare
 
 
@@ -47,18 +47,15 @@ class Policy:
 
 
 class DictEngines:
-    """Both ends of the engines: `EngineClient` and `Engines`. What is loaded becomes visible at the finish."""
+    """A cluster of one engine, whose weights are a dictionary. What is loaded becomes visible at the finish."""
 
     def __init__(self) -> None:
         self.held: dict[str, torch.Tensor] = {}
         self.views: dict[str, torch.Tensor] = {}
         self.calls: list[str] = []
 
-    def __len__(self) -> int:
-        return 1
-
-    def init_weight_transfer(self, infos: Sequence[Mapping[str, Any]]) -> None:
-        raise AssertionError("shared memory needs no meeting")
+    def everywhere(self, method: Callable[..., Any], *args: Any) -> list[Any]:
+        return [getattr(self, method.__name__)(*args)]
 
     def update_weights(self, info: Mapping[str, Any]) -> None:
         self.calls.append("update")
@@ -72,9 +69,9 @@ class DictEngines:
         self.held = {name: view.clone() for name, view in self.views.items()}
         self.views = {}
 
-    def fingerprints(self, names: Sequence[str], salt: int) -> list[Fingerprints]:
+    def fingerprints(self, names: Sequence[str], salt: int) -> Fingerprints:
         self.calls.append("check")
-        return [Fingerprints(tensors={name: fingerprint(self.held[name], salt) for name in names}, tied={})]
+        return Fingerprints(tensors={name: fingerprint(self.held[name], salt) for name in names}, tied={})
 
     def resume(self) -> None:
         self.calls.append("resume")
@@ -257,11 +254,11 @@ def test_a_drifted_engine_never_goes_on() -> None:
     sender.close()
 
 
-@pytest.mark.parametrize(("fingerprints", "message"), [({}, "no tensor at all"), ({"a": "1"}, "nothing proves")])
+@pytest.mark.parametrize(("fingerprints", "message"), [({}, "no tensor at all"), ({"a": "1"}, "cannot be verified")])
 def test_a_sync_that_proves_nothing_is_an_error(fingerprints: dict[str, str], message: str) -> None:
     class Blind(DictEngines):
-        def fingerprints(self, names: Sequence[str], salt: int) -> list[Fingerprints]:
-            return [Fingerprints(tensors={}, tied={})]
+        def fingerprints(self, names: Sequence[str], salt: int) -> Fingerprints:
+            return Fingerprints(tensors={}, tied={})
 
     with pytest.raises(WeightSyncError, match=message):
         WeightSync(lambda salt: SendReport(fingerprints=fingerprints, bytes=1, buckets=1), Blind()).push()

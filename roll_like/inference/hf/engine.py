@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roll_like.config.sections import HFConfig
 from roll_like.errors import ConfigError, GenerationError, WeightSyncError
+from roll_like.inference.hf.config import HFConfig
 from roll_like.inference.interface import (
     EngineDied,
     EngineSpec,
@@ -29,7 +29,7 @@ from roll_like.inference.interface import (
     Fingerprints,
     GenerateRequest,
     Generation,
-    GenerationDelta,
+    InferenceEngine,
     Sampling,
     refuse_too_long,
     response_text,
@@ -48,7 +48,6 @@ class _Sample:
 
     request: GenerateRequest
     generator: torch.Generator | None
-    deltas: asyncio.Queue[GenerationDelta | GenerationError] | None
     cache: Any = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -61,7 +60,7 @@ class _Sample:
         return self.stop_reason is not None or self.error is not None
 
 
-class HFEngine:
+class HFEngine(InferenceEngine):
     """Generates with transformers.
 
     Args:
@@ -78,16 +77,14 @@ class HFEngine:
         self._shared_generator = torch.Generator().manual_seed(spec.seed)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hf-engine")
         self._samples: dict[str, _Sample] = {}  # in order of arrival: the first max_running are running
-        self._streams: dict[str, asyncio.Queue[GenerationDelta | GenerationError]] = {}
         self._finished: list[Generation | FailedGeneration] = []
         self._arrived = asyncio.Event()  # something for poll
         self._work = asyncio.Event()  # something for the loop
         self._computing = asyncio.Lock()  # held over a tick, and over anything that touches the model
-        self._paused = self._updating = False
+        self._updating = False
         self._loop_task: asyncio.Task[None] | None = None
         self._death: EngineDied | None = None
         self._version = 0
-        self._generated = 0
 
     # ---- start and end -------------------------------------------------------------------------
 
@@ -132,10 +129,6 @@ class HFEngine:
         self._model = None
         self._arrived.set()
 
-    async def healthy(self) -> bool:
-        """Return whether it can still generate."""
-        return self._death is None and self._model is not None
-
     # ---- requests ------------------------------------------------------------------------------
 
     async def submit(self, requests: Sequence[GenerateRequest]) -> None:
@@ -148,12 +141,7 @@ class HFEngine:
                 raise GenerationError(f"request id {name!r} is in use; ids are unique among unfinished requests")
         for request in requests:
             generator = None if request.seed is None else torch.Generator().manual_seed(request.seed)
-            deltas: asyncio.Queue[GenerationDelta | GenerationError] | None = (
-                asyncio.Queue() if request.stream else None
-            )
-            if deltas is not None:
-                self._streams[request.request_id] = deltas
-            self._samples[request.request_id] = _Sample(request, generator, deltas)
+            self._samples[request.request_id] = _Sample(request, generator)
         self._work.set()
 
     async def poll(self, timeout: float) -> list[Generation | FailedGeneration]:
@@ -163,26 +151,9 @@ class HFEngine:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._arrived.wait(), timeout)
         finished, self._finished = self._finished, []
-        for result in finished:
-            self._streams.pop(result.request_id, None)
         if not finished:
             self._require_alive()
         return finished
-
-    async def stream(self, request_id: str) -> AsyncIterator[GenerationDelta]:
-        """Yield a request's tokens as they come. See `InferenceEngine.stream`."""
-        deltas = self._streams.get(request_id)
-        if deltas is None:
-            raise GenerationError(
-                f"no streaming request {request_id!r} is under way", fix="submit it with GenerateRequest(stream=True)"
-            )
-        while True:
-            delta = await deltas.get()
-            if isinstance(delta, GenerationError):
-                raise delta
-            yield delta
-            if delta.stop_reason is not None:
-                return
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Stop requests. See `InferenceEngine.abort`."""
@@ -192,40 +163,19 @@ class HFEngine:
                 sample = self._samples.get(request_id)
                 if sample is not None and not sample.finished:
                     sample.stop_reason = StopReason.ABORTED
-                    self._tell(sample, fresh=0)
             self._hand_over()
-
-    async def pause(self) -> None:
-        """Freeze requests where they are."""
-        self._paused = True
-        async with self._computing:
-            pass  # the tick under way has ended
-
-    async def resume(self) -> None:
-        """Go on."""
-        self._require_alive()
-        self._paused = self._updating = False
-        self._work.set()
-
-    async def sleep(self) -> None:
-        """Do nothing: the model stays where it is."""
-
-    async def wake(self) -> None:
-        """Do nothing."""
 
     # ---- generating ----------------------------------------------------------------------------
 
     async def _run(self) -> None:
         while True:
             await self._work.wait()
-            if self._paused or self._updating or not self._samples:
+            if self._updating or not self._samples:
                 self._work.clear()
                 continue
             async with self._computing:
                 running = list(self._samples.values())[: self._config.max_running]
                 await asyncio.get_running_loop().run_in_executor(self._thread, self._tick, running)
-                for sample in running:
-                    self._tell(sample, fresh=1)
                 self._hand_over()
 
     @torch.inference_mode()
@@ -250,7 +200,6 @@ class HFEngine:
         sample.tokens.append(token)
         sample.logprobs.append(float(logprobs_V[token]))
         sample.versions.append(self._version)
-        self._generated += 1
         sample.stop_reason = self._why_stopped(sample, token)
 
     def _why_stopped(self, sample: _Sample, token: int) -> StopReason | None:
@@ -266,23 +215,6 @@ class HFEngine:
     def _decode(self, sample: _Sample) -> str:
         text: str = self._tokenizer.decode(sample.tokens, skip_special_tokens=True)
         return text
-
-    def _tell(self, sample: _Sample, *, fresh: int) -> None:
-        """Give the last `fresh` tokens to whoever streams this request."""
-        if sample.deltas is None:
-            return
-        if sample.error is not None:
-            sample.deltas.put_nowait(sample.error)
-            return
-        at = len(sample.tokens) - fresh
-        sample.deltas.put_nowait(
-            GenerationDelta(
-                request_id=sample.request.request_id,
-                token_ids=np.asarray(sample.tokens[at:], np.int32),
-                logprobs=np.asarray(sample.logprobs[at:], np.float32),
-                stop_reason=sample.stop_reason,
-            )
-        )
 
     def _hand_over(self) -> None:
         """Move finished samples to where `poll` finds them."""
@@ -307,21 +239,8 @@ class HFEngine:
 
     # ---- weights -------------------------------------------------------------------------------
 
-    @property
-    def policy_version(self) -> int:
-        """Version of the weights that sample now."""
-        return self._version
-
-    async def init_weight_transfer(self, info: Mapping[str, Any]) -> None:
-        """Do nothing: every bucket says where it is."""
-
     async def start_weight_update(self) -> None:
         """Freeze generation."""
-        if self._spec.weight_transfer != "shared_memory":
-            raise WeightSyncError(
-                f"the transformers engine takes weights through shared memory, not {self._spec.weight_transfer}",
-                fix="use inference.type: vllm on GPUs",
-            )
         self._require_alive()
         self._updating = True
         async with self._computing:
@@ -349,6 +268,12 @@ class HFEngine:
                 sample.cache = None
             self._version = version
 
+    async def resume(self) -> None:
+        """Continue generating."""
+        self._require_alive()
+        self._updating = False
+        self._work.set()
+
     async def fingerprints(self, names: Sequence[str], salt: int) -> Fingerprints:
         """Return fingerprints of the model's parameters."""
         held: Fingerprints = await self._compute(self._fingerprints, names, salt)
@@ -364,18 +289,6 @@ class HFEngine:
         if source is None:
             return Fingerprints(tensors=tensors, tied={})
         return Fingerprints(tensors={**tensors, HEAD: fingerprint(head, salt)}, tied={HEAD: source})
-
-    # ---- state ---------------------------------------------------------------------------------
-
-    async def stats(self) -> dict[str, float]:
-        """Return counts. Nothing is shared between requests, so the prefix cache never hits."""
-        running = min(len(self._samples), self._config.max_running)
-        return {
-            "running": float(running),
-            "waiting": float(len(self._samples) - running),
-            "tokens_generated": float(self._generated),
-            "prefix_cache_hit_rate": 0.0,
-        }
 
     async def _compute(self, function: Any, *args: Any) -> Any:
         async with self._computing:

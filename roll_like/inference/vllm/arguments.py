@@ -6,9 +6,9 @@ import dataclasses
 import difflib
 from typing import Any
 
-from roll_like.config.sections import OWNED_ENGINE_ARGS, VLLMConfig
 from roll_like.errors import ConfigError
 from roll_like.inference.interface import EngineSpec
+from roll_like.inference.vllm.config import OWNED_ENGINE_ARGS, VLLMConfig
 
 #: Tokens of one block of the key-value cache on CPU: the smallest that vLLM's CPU attention takes. Only
 #: whole blocks are shared between the samples of a prompt, so that small ones share more of it.
@@ -21,7 +21,7 @@ _FORBIDDEN = {
     "logprobs_mode": "log-probabilities are those of the sampling distribution, which training needs",
     "worker_extension_cls": "weight updates come in through it",
     "weight_transfer_config": "weights.push() uses it",
-    "disable_log_stats": "the engine's statistics come from there",
+    "disable_log_stats": "nothing reads vLLM's statistics",
     "skip_tokenizer_init": "responses are decoded with the tokenizer",
     "load_format": "weights are loaded from model.path",
     "trust_remote_code": "it is set by `model.trust_remote_code`",
@@ -49,7 +49,7 @@ def engine_arguments(config: VLLMConfig, spec: EngineSpec) -> dict[str, Any]:
         # of the distribution that tokens are drawn from, temperature applied
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": WORKER_EXTENSION,
-        "weight_transfer_config": {"backend": spec.weight_transfer},
+        "weight_transfer_config": {"backend": spec.weight_backend},
     }
     if spec.device == "cpu":
         arguments["block_size"] = CPU_BLOCK_TOKENS
@@ -60,8 +60,13 @@ def engine_arguments(config: VLLMConfig, spec: EngineSpec) -> dict[str, Any]:
         arguments["kv_cache_memory_bytes"] = int(config.kv_cache_gib * 2**30)
     else:
         arguments["gpu_memory_utilization"] = config.gpu_memory_utilization
-        arguments["enable_sleep_mode"] = config.sleep
+        arguments["enable_sleep_mode"] = sleeps(config, spec)
     return {**arguments, **config.engine_args}
+
+
+def sleeps(config: VLLMConfig, spec: EngineSpec) -> bool:
+    """Return whether the engine frees its GPU memory while the trainer works."""
+    return spec.shares_gpus and config.sleep is not False
 
 
 def check_engine_args(chosen: dict[str, Any], section: str = "inference") -> None:

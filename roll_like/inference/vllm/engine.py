@@ -10,13 +10,12 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import resource_tracker
 from typing import Any
 
 import numpy as np
 
-from roll_like.config.sections import VLLMConfig
 from roll_like.errors import GenerationError, WeightSyncError
 from roll_like.inference.interface import (
     EngineDied,
@@ -25,21 +24,21 @@ from roll_like.inference.interface import (
     Fingerprints,
     GenerateRequest,
     Generation,
-    GenerationDelta,
+    InferenceEngine,
     refuse_too_long,
     response_text,
 )
-from roll_like.inference.vllm.arguments import engine_arguments
+from roll_like.inference.vllm.arguments import engine_arguments, sleeps
+from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.environment import vllm_environment
 from roll_like.inference.vllm.process_output import ProcessOutput
-from roll_like.inference.vllm.stats import EngineStats, stat_logger
 from roll_like.types import Segment, StopReason
 
 _STOP_REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH, "abort": StopReason.ABORTED}
 _CLOSE_SECONDS = 10.0
 
 
-class VLLMEngine:
+class VLLMEngine(InferenceEngine):
     """Generates with vLLM.
 
     Its environment (`vllm_environment`) should be set before the process imports torch; variables that are
@@ -56,13 +55,10 @@ class VLLMEngine:
         self._llm: Any = None
         self._tokenizer: Any = None
         self._output = ProcessOutput()
-        self._stats = EngineStats()
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._streams: dict[str, asyncio.Queue[GenerationDelta | GenerationError]] = {}
         self._finished: list[Generation | FailedGeneration] = []
         self._arrived = asyncio.Event()
         self._death: EngineDied | None = None
-        self._version = 0
 
     # ---- start and end -------------------------------------------------------------------------
 
@@ -81,9 +77,9 @@ class VLLMEngine:
         failure: Exception | None = None
         with self._output.capture():
             try:
-                self._llm = _build(arguments, self._stats)
+                self._llm = _build(arguments)
                 await self._llm.get_supported_tasks()
-                await self._llm.update_weight_version(str(self._version))
+                await self._llm.update_weight_version("0")
             except (RuntimeError, ValueError, OSError, TypeError, NotImplementedError, MemoryError) as error:
                 failure = error
         if failure is not None:
@@ -108,10 +104,6 @@ class VLLMEngine:
             self._output.join(_CLOSE_SECONDS)
         self._arrived.set()
 
-    async def healthy(self) -> bool:
-        """Return whether vLLM's engine process is alive and answers."""
-        return self._death is None and self._llm is not None and not self._llm.errored
-
     # ---- generating ----------------------------------------------------------------------------
 
     async def submit(self, requests: Sequence[GenerateRequest]) -> None:
@@ -123,8 +115,6 @@ class VLLMEngine:
             if name in self._tasks or names.count(name) > 1:
                 raise GenerationError(f"request id {name!r} is in use; ids are unique among unfinished requests")
         for request in requests:
-            if request.stream:
-                self._streams[request.request_id] = asyncio.Queue()
             self._tasks[request.request_id] = asyncio.create_task(self._serve(request))
 
     async def poll(self, timeout: float) -> list[Generation | FailedGeneration]:
@@ -134,26 +124,9 @@ class VLLMEngine:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._arrived.wait(), timeout)
         finished, self._finished = self._finished, []
-        for result in finished:
-            self._streams.pop(result.request_id, None)
         if not finished:
             self._require_alive()
         return finished
-
-    async def stream(self, request_id: str) -> AsyncIterator[GenerationDelta]:
-        """Yield a request's tokens as they come. See `InferenceEngine.stream`."""
-        queue = self._streams.get(request_id)
-        if queue is None:
-            raise GenerationError(
-                f"no streaming request {request_id!r} is under way", fix="submit it with GenerateRequest(stream=True)"
-            )
-        while True:
-            delta = await queue.get()
-            if isinstance(delta, GenerationError):
-                raise delta
-            yield delta
-            if delta.stop_reason is not None:
-                return
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Stop requests. See `InferenceEngine.abort`."""
@@ -179,32 +152,19 @@ class VLLMEngine:
             )
         finally:
             self._tasks.pop(request.request_id, None)
-        if request.stream and isinstance(outcome, FailedGeneration):
-            self._streams[request.request_id].put_nowait(outcome.error)
         self._finished.append(outcome)
         self._arrived.set()
 
     async def _generate(self, request: GenerateRequest) -> Generation:
         from vllm.inputs.engine import tokens_input
 
-        tokens: list[int] = []
-        logprobs: list[float] = []
         completion: Any = None
         cached = 0
         prompt = tokens_input(request.prompt_ids.tolist())
         async for output in self._llm.generate(prompt, _sampling_params(request), request.request_id):
             completion, cached = output.outputs[0], output.num_cached_tokens or 0
-            new_tokens, new_logprobs = list(completion.token_ids), _sampled_logprobs(completion)
-            tokens += new_tokens
-            logprobs += new_logprobs
-            if request.stream:
-                delta = GenerationDelta(
-                    request_id=request.request_id,
-                    token_ids=np.asarray(new_tokens, np.int32),
-                    logprobs=np.asarray(new_logprobs, np.float32),
-                    stop_reason=_STOP_REASONS.get(completion.finish_reason or ""),
-                )
-                self._streams[request.request_id].put_nowait(delta)
+        tokens = [] if completion is None else list(completion.token_ids)
+        logprobs = [] if completion is None else _sampled_logprobs(completion)
         if completion is None or completion.finish_reason not in _STOP_REASONS or len(tokens) != len(logprobs):
             reason = None if completion is None else completion.finish_reason
             raise GenerationError(
@@ -227,22 +187,7 @@ class VLLMEngine:
             cached_prompt_tokens=cached,
         )
 
-    # ---- pausing and weights -------------------------------------------------------------------
-
-    @property
-    def policy_version(self) -> int:
-        """Version of the weights that sample now."""
-        return self._version
-
-    async def pause(self) -> None:
-        """Freeze requests where they are."""
-        self._require_alive()
-        await self._llm.pause_generation(mode="keep", clear_cache=False)
-
-    async def resume(self) -> None:
-        """Go on."""
-        self._require_alive()
-        await self._llm.resume_generation()
+    # ---- GPU memory and weights -------------------------------------------------------------------
 
     async def sleep(self) -> None:
         """Move weights to host memory and drop the key-value cache."""
@@ -258,7 +203,7 @@ class VLLMEngine:
 
     @property
     def _sleeps(self) -> bool:
-        return self._spec.device != "cpu" and self._config.sleep
+        return sleeps(self._config, self._spec)
 
     async def init_weight_transfer(self, info: Mapping[str, Any]) -> None:
         """Meet the trainer, where the transfer needs it."""
@@ -285,7 +230,11 @@ class VLLMEngine:
         with self._weight_errors():
             await self._llm.finish_weight_update(str(version))
             await self._llm.reset_prefix_cache(reset_running_requests=True)
-        self._version = version
+
+    async def resume(self) -> None:
+        """Continue generating."""
+        self._require_alive()
+        await self._llm.resume_generation()
 
     async def fingerprints(self, names: Sequence[str], salt: int) -> Fingerprints:
         """Return fingerprints of the weights as vLLM computes with them."""
@@ -309,19 +258,13 @@ class VLLMEngine:
 
     # ---- state ---------------------------------------------------------------------------------
 
-    async def stats(self) -> dict[str, float]:
-        """Return counts since the start: see `EngineStats`."""
-        return self._stats.figures()
-
     def _die(self) -> None:
         if self._death is None:
-            said = self._output.cause() or self._output.tail(5) or "it said nothing"
+            printed = self._output.cause() or self._output.tail(5) or "it printed nothing"
             self._death = EngineDied(
-                f"vLLM's engine process died: {said}",
+                f"vLLM's engine process died: {printed}",
                 fix="look for an out-of-memory kill (dmesg); lower inference.kv_cache_gib or inference.max_running",
             )
-            for queue in self._streams.values():
-                queue.put_nowait(self._death)
         self._arrived.set()
 
     def _require_alive(self) -> None:
@@ -342,13 +285,11 @@ def plain_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"
 
 
-def _build(arguments: dict[str, Any], stats: EngineStats) -> Any:
+def _build(arguments: dict[str, Any]) -> Any:
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    return AsyncLLM.from_engine_args(
-        AsyncEngineArgs(**arguments, disable_log_stats=True), stat_loggers=[stat_logger(stats)]
-    )
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments, disable_log_stats=True))
 
 
 def _sampling_params(request: GenerateRequest) -> Any:
@@ -366,7 +307,7 @@ def _sampling_params(request: GenerateRequest) -> Any:
         logprobs=0,  # of the sampled token alone
         flat_logprobs=True,  # numbers in one list, not an object a token
         detokenize=bool(sampling.stop),  # only stop strings need text while tokens come
-        output_kind=RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY,
+        output_kind=RequestOutputKind.FINAL_ONLY,
         skip_clone=True,
     )
 

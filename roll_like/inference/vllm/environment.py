@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from roll_like.config.sections import VLLMSettings
+from roll_like.inference.vllm.config import VLLMSettings
 
 
 def vllm_environment(config: VLLMSettings, threads: int, device: str) -> dict[str, str]:

@@ -22,10 +22,10 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from roll_like.config.sections import JudgeServerConfig
 from roll_like.errors import EngineError
-from roll_like.inference.interface import EngineSpec
+from roll_like.inference.interface import EngineSpec, JudgeServer
 from roll_like.inference.vllm.arguments import CPU_BATCH_TOKENS, CPU_BLOCK_TOKENS, check_engine_args
+from roll_like.inference.vllm.config import VLLMJudgeConfig
 
 #: Name under which the server knows its model.
 SERVED_NAME = "judge"
@@ -34,7 +34,7 @@ LAST_LINES = 15
 _PR_SET_PDEATHSIG = 1
 
 
-class ServerWorker:
+class VLLMServer(JudgeServer):
     """Starts vLLM's server for one replica of a judge and watches over it.
 
     Args:
@@ -43,16 +43,16 @@ class ServerWorker:
         timeout_seconds: How long it may take to start.
     """
 
-    def __init__(self, config: JudgeServerConfig, spec: EngineSpec, timeout_seconds: float) -> None:
+    def __init__(self, config: VLLMJudgeConfig, spec: EngineSpec, timeout_seconds: float) -> None:
         self._config = config
         self._spec = spec
-        self._timeout = timeout_seconds
+        self._timeout_seconds = timeout_seconds
         self._host = socket.gethostbyname(socket.gethostname())
         self._port = _free_port(self._host)
         self._process: subprocess.Popen[bytes] | None = None
         self._log = Path(tempfile.mkstemp(prefix="roll-like-judge-", suffix=".log")[1])
 
-    def url(self) -> str:
+    async def url(self) -> str:
         """Return the base address of its API; nothing answers there before `start`."""
         return f"http://{self._host}:{self._port}/v1"
 
@@ -73,18 +73,14 @@ class ServerWorker:
                     f"the judge's server ended with code {self._process.returncode}:\n{self._last_lines()}",
                     fix="check judge.path and judge.engine_args",
                 )
-            if time.monotonic() - started > self._timeout:
+            if time.monotonic() - started > self._timeout_seconds:
                 raise EngineError(
-                    f"the judge's server did not answer within {self._timeout:g} s:\n{self._last_lines()}",
+                    f"the judge's server did not answer within {self._timeout_seconds:g} s:\n{self._last_lines()}",
                     fix="raise resources.start_timeout_seconds",
                 )
             await asyncio.sleep(POLL_SECONDS)
 
-    def healthy(self) -> bool:
-        """Return whether the server runs and answers."""
-        return self._process is not None and self._process.poll() is None and self._answers()
-
-    def close(self) -> None:
+    async def close(self) -> None:
         """End the server."""
         if self._process is not None:
             self._process.terminate()
@@ -106,7 +102,7 @@ class ServerWorker:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-LAST_LINES:])
 
 
-def server_arguments(config: JudgeServerConfig, spec: EngineSpec) -> list[str]:
+def server_arguments(config: VLLMJudgeConfig, spec: EngineSpec) -> list[str]:
     """Return the command line of vLLM's server.
 
     Raises:

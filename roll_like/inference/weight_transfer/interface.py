@@ -7,9 +7,9 @@ rank 0 alone talks to the engines.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
@@ -22,19 +22,6 @@ class WeightSource(Protocol):
 
         All ranks walk through it together. Names are the Hugging Face model's own.
         """
-
-
-class EngineClient(Protocol):
-    """The inference engines, as trainer rank 0 reaches them. Calls return when every engine is done."""
-
-    def __len__(self) -> int:
-        """Return how many engines there are."""
-
-    def init_weight_transfer(self, infos: Sequence[Mapping[str, Any]]) -> None:
-        """Let every engine meet the trainer, each with its own information."""
-
-    def update_weights(self, info: Mapping[str, Any]) -> None:
-        """Let every engine load the same bucket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

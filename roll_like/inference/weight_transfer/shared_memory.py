@@ -1,4 +1,4 @@
-"""Buckets of tensors in anonymous shared memory.
+"""Weights between processes of one machine: buckets of tensors in anonymous shared memory.
 
 The memory belongs to no name in the file system (`memfd_create`): the kernel frees it when the last process
 that maps it is gone, however that process ends. Nothing can be left behind, nothing has to be swept up, and
@@ -10,17 +10,27 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from roll_like.errors import WeightSyncError
-from roll_like.inference.weight_transfer.fingerprint import checksum
+from roll_like.inference.interface import InferenceEngine
+from roll_like.inference.weight_transfer.fingerprint import checksum, fingerprint
+from roll_like.inference.weight_transfer.interface import SendReport, WeightSource, buckets_of
+
+if TYPE_CHECKING:
+    from roll_like.cluster import ClusterHandle
 
 _ALIGNMENT = 64
+DEFAULT_BUCKET_BYTES = 64 << 20
+#: Memory that is kept between syncs. Fresh memory costs a page fault every 4 KiB, ten times the copying.
+KEPT_BYTES = 1 << 30
 
 
 @dataclass
@@ -152,3 +162,127 @@ def as_payload(info: BucketInfo) -> dict[str, Any]:
 def from_payload(payload: Mapping[str, Any]) -> BucketInfo:
     """Undo `as_payload`."""
     return BucketInfo(**payload)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemoryTransfer:
+    """Fills a bucket while the engines load the one before it.
+
+    Args:
+        engines: The engines.
+        bucket_bytes: Size of one bucket.
+    """
+
+    engines: ClusterHandle[InferenceEngine]
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES
+
+    def connect(self, source: WeightSource, rank: int) -> SharedMemorySender:
+        """Return this rank's end; no connection is needed."""
+        return SharedMemorySender(self, source, rank)
+
+
+class SharedMemorySender:
+    """One rank's end; see `WeightSender`."""
+
+    def __init__(self, transfer: SharedMemoryTransfer, source: WeightSource, rank: int) -> None:
+        self._transfer = transfer
+        self._source = source
+        self._rank = rank
+        self._kept: list[SharedMemory] = []
+
+    def send(self, salt: int) -> SendReport:
+        """Gather on every rank; write and announce buckets on rank 0."""
+        buckets = buckets_of(self._source.full_weights(), self._transfer.bucket_bytes)
+        if self._rank != 0:
+            deque(buckets, maxlen=0)
+            return SendReport(fingerprints={}, bytes=0, buckets=0)
+        with _Send(self._transfer.engines, salt, self._kept) as sending:
+            try:
+                for tensors in buckets:
+                    sending.put(tensors)
+                report = sending.finish()
+            except BaseException:
+                # the other ranks are gathering: whoever leaves now would leave them waiting for ever
+                deque(buckets, maxlen=0)
+                raise
+            self._kept = sending.worth_keeping()
+        return report
+
+    def close(self) -> None:
+        """Give the memory up."""
+        while self._kept:
+            self._kept.pop().close()
+
+
+class _Send:
+    """One send: at most one bucket on its way, while the next is being filled.
+
+    No memory is written twice within a send, because an engine may hold on to a bucket until the end: a layer
+    is loaded when all its tensors are there.
+    """
+
+    def __init__(self, engines: ClusterHandle[InferenceEngine], salt: int, kept: list[SharedMemory]) -> None:
+        self._engines = engines
+        self._salt = salt
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="weight-sync")
+        self._on_its_way: tuple[SharedMemory, Future[list[None]]] | None = None
+        self._kept = kept  # from the send before, not written to yet
+        self._used: list[SharedMemory] = []
+        self._fingerprints: dict[str, str] = {}
+        self._bytes = 0
+        self._buckets = 0
+
+    def __enter__(self) -> _Send:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._on_its_way is not None:
+            self._on_its_way[1].exception()  # whatever it is, an earlier error is on its way up
+            self._used.append(self._on_its_way[0])
+        self._thread.shutdown(wait=True)
+        for pieces in (self._kept, self._used):
+            while pieces:
+                pieces.pop().close()
+
+    def put(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
+        memory = self._memory(bucket_size(tensors))
+        try:
+            info = fill_bucket(memory, tensors)
+            self._wait()
+        except BaseException:
+            self._used.append(memory)
+            raise
+        loaded = self._thread.submit(self._engines.everywhere, InferenceEngine.update_weights, as_payload(info))
+        self._on_its_way = memory, loaded
+        self._fingerprints.update((name, fingerprint(tensor, self._salt)) for name, tensor in tensors)
+        self._bytes += sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
+        self._buckets += 1
+
+    def finish(self) -> SendReport:
+        self._wait()
+        return SendReport(fingerprints=self._fingerprints, bytes=self._bytes, buckets=self._buckets)
+
+    def worth_keeping(self) -> list[SharedMemory]:
+        """Return memory for the next send, which comes after the engines have let go of this one."""
+        kept: list[SharedMemory] = []
+        total = 0
+        for memory in list(self._used):
+            if total + memory.size <= KEPT_BYTES:
+                total += memory.size
+                kept.append(memory)
+                self._used.remove(memory)
+        return kept
+
+    def _memory(self, size: int) -> SharedMemory:
+        for index, memory in enumerate(self._kept):
+            if memory.size >= size:
+                return self._kept.pop(index)
+        return SharedMemory(size)
+
+    def _wait(self) -> None:
+        if self._on_its_way is None:
+            return
+        memory, loaded = self._on_its_way
+        self._on_its_way = None
+        self._used.append(memory)
+        loaded.result()

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from roll_like.errors import WeightSyncError
-from roll_like.inference.interface import Fingerprints
+from roll_like.inference.interface import Fingerprints, InferenceEngine
 from roll_like.inference.weight_transfer.interface import SendReport
 from roll_like.values import Last, Metric, Sum
 
-
-class Engines(Protocol):
-    """All inference engines, as the driver reaches them. Calls return when every engine is done."""
-
-    def start_weight_update(self) -> None:
-        """Freeze generation and get ready."""
-
-    def finish_weight_update(self, version: int) -> None:
-        """Switch to the new weights."""
-
-    def fingerprints(self, names: Sequence[str], salt: int) -> Sequence[Fingerprints]:
-        """Return each engine's fingerprints."""
-
-    def resume(self) -> None:
-        """Go on generating."""
+if TYPE_CHECKING:
+    from roll_like.cluster import ClusterHandle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +57,9 @@ class WeightSync:
         version: Version of the weights the engines hold; the next push makes it one more.
     """
 
-    def __init__(self, send: Callable[[int], SendReport], engines: Engines, *, version: int = 0) -> None:
+    def __init__(
+        self, send: Callable[[int], SendReport], engines: ClusterHandle[InferenceEngine], *, version: int = 0
+    ) -> None:
         self._send = send
         self._engines = engines
         self.version = version
@@ -84,13 +73,13 @@ class WeightSync:
         """
         began = time.perf_counter()
         version = self.version + 1
-        self._engines.start_weight_update()
+        self._engines.everywhere(InferenceEngine.start_weight_update)
         sent = self._send(version)
-        self._engines.finish_weight_update(version)
+        self._engines.everywhere(InferenceEngine.finish_weight_update, version)
         checking = time.perf_counter()
         unchecked = self._check(sent.fingerprints, version)
         check_seconds = time.perf_counter() - checking
-        self._engines.resume()
+        self._engines.everywhere(InferenceEngine.resume)
         self.version = version
         return SyncReport(
             version=version,
@@ -106,7 +95,8 @@ class WeightSync:
         if not sent:
             raise WeightSyncError("the trainer sent no tensor at all")
         unchecked: set[str] = set()
-        for engine, held in enumerate(self._engines.fingerprints(list(sent), version)):
+        engines = self._engines.everywhere(InferenceEngine.fingerprints, list(sent), version)
+        for engine, held in enumerate(engines):
             drifted, unknown = compare(sent, held)
             if drifted:
                 raise WeightSyncError(
@@ -119,7 +109,7 @@ class WeightSync:
             unchecked.update(unknown)
         if len(unchecked) == len(sent):
             raise WeightSyncError(
-                f"no engine could read back any of the {len(sent)} tensors, so nothing proves the sync"
+                f"no engine could read back any of the {len(sent)} tensors, so the sync cannot be verified"
             )
         return tuple(sorted(unchecked))
 

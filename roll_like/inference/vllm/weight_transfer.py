@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
+from roll_like.inference.interface import InferenceEngine
 from roll_like.inference.weight_transfer.fingerprint import fingerprint
-from roll_like.inference.weight_transfer.interface import EngineClient, SendReport, WeightSource
+from roll_like.inference.weight_transfer.interface import SendReport, WeightSource
+
+if TYPE_CHECKING:
+    from roll_like.cluster import ClusterHandle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,21 +21,21 @@ class VLLMTransfer:
     """Hands the weights to the trainer engine that vLLM brings along.
 
     Args:
-        client: The engines.
+        engines: The engines.
         backend: `ipc` when every engine's GPUs are also trainer GPUs, else `nccl`.
         gpus_per_engine: GPUs of one engine.
         address: Host of trainer rank 0, for NCCL.
         port: Free port there, for NCCL.
     """
 
-    client: EngineClient
+    engines: ClusterHandle[InferenceEngine]
     backend: Literal["nccl", "ipc"]
     gpus_per_engine: int
     address: str
     port: int
 
     def connect(self, source: WeightSource, rank: int) -> VLLMSender:
-        """Meet the engines: opens the NCCL group on rank 0."""
+        """Connect to the engines: opens the NCCL group on rank 0."""
         return VLLMSender(self, source, rank)
 
     def init_info(self, rank: int) -> Any:
@@ -46,7 +50,7 @@ class VLLMTransfer:
             rank=rank,
             master_address=self.address,
             master_port=self.port,
-            world_size=1 + len(self.client) * self.gpus_per_engine,
+            world_size=1 + len(self.engines) * self.gpus_per_engine,
         )
 
 
@@ -59,7 +63,7 @@ class VLLMSender:
         self._rank = rank
         self._weights = _recording_source(source)
         self._engine = WeightTransferTrainerFactory.trainer_init(
-            transfer.init_info(rank), client=_ControlPlane(transfer), source=self._weights
+            transfer.init_info(rank), client=_SyncClient(transfer), source=self._weights
         )
 
     def send(self, salt: int) -> SendReport:
@@ -74,25 +78,25 @@ class VLLMSender:
         self._engine.shutdown()
 
 
-class _ControlPlane:
-    """vLLM's `VLLMWeightSyncClient` over ours. Start and finish are the driver's, who checks in between."""
+class _SyncClient:
+    """What vLLM's trainer engine calls the inference engines by; the driver starts and finishes an update itself."""
 
     def __init__(self, transfer: VLLMTransfer) -> None:
         self._transfer = transfer
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        infos: list[Mapping[str, Any]] = [init_info] * len(self._transfer.client)
+        infos: list[Mapping[str, Any]] = [init_info] * len(self._transfer.engines)
         if "rank_offset" in init_info:
             # every engine numbers its GPUs from 0; in the group they follow one another after the trainer
             offset, share = init_info["rank_offset"], self._transfer.gpus_per_engine
             infos = [{**init_info, "rank_offset": offset + engine * share} for engine in range(len(infos))]
-        self._transfer.client.init_weight_transfer(infos)
+        self._transfer.engines.scatter(InferenceEngine.init_weight_transfer, infos)
 
     def start_weight_update(self) -> None:
         pass
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        self._transfer.client.update_weights(update_info)
+        self._transfer.engines.everywhere(InferenceEngine.update_weights, update_info)
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         pass

@@ -1,0 +1,17 @@
+"""The transformers engine's settings."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from roll_like.config.inference import EngineConfig
+from roll_like.config.sections import PositiveInt
+
+
+class HFConfig(EngineConfig):
+    """Transformers generates: deterministic, slow, for comparison and small cases."""
+
+    type: Literal["hf"] = Field(default="hf", description="This engine.")
+    max_running: PositiveInt = Field(default=32, description="Sequences decoded together.")

@@ -1,0 +1,26 @@
+"""What is known of the transformers engine before it is loaded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from roll_like.inference.hf.config import HFConfig
+from roll_like.inference.plugin import EnginePlugin
+from roll_like.registry import INFERENCE_ENGINES
+
+if TYPE_CHECKING:
+    from roll_like.inference.interface import InferenceEngine
+
+
+@INFERENCE_ENGINES.register("hf")
+class HFPlugin(EnginePlugin):
+    """Transformers."""
+
+    Config = HFConfig
+
+    @classmethod
+    def engine(cls) -> type[InferenceEngine]:
+        """Import the engine, and torch with it."""
+        from roll_like.inference.hf.engine import HFEngine
+
+        return HFEngine

@@ -1,0 +1,71 @@
+"""What a registered inference engine says of itself before its process starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, ClassVar
+
+from roll_like.config.inference import EngineConfig, JudgeConfig, WeightBackend
+from roll_like.config.sections import SamplingResourcesConfig
+from roll_like.config.violations import Finding
+
+if TYPE_CHECKING:
+    from roll_like.cluster import ClusterHandle
+    from roll_like.inference.interface import EngineSpec, InferenceEngine, JudgeServer
+    from roll_like.inference.weight_transfer.interface import WeightTransfer
+
+
+class EnginePlugin:
+    """Base of what is registered in `INFERENCE_ENGINES`. Its module imports neither torch nor the engine.
+
+    `Config.capabilities` declares what the engine can do. Configuration rules, the planner and the start-up ask there
+    and here, instead of asking which engine it is.
+    """
+
+    #: Class of the `inference` section with this engine's `type`.
+    Config: ClassVar[type[EngineConfig]]
+    #: Class of the `judge` section, for an engine that comes with an OpenAI-compatible server.
+    Judge: ClassVar[type[JudgeConfig] | None] = None
+
+    @classmethod
+    def engine(cls) -> type[InferenceEngine]:
+        """Import and return the engine's class. A Ray actor of a replica makes it as `engine(config, spec)`."""
+        raise NotImplementedError
+
+    @classmethod
+    def judge_server(cls) -> type[JudgeServer]:
+        """Import and return the server's class, for an engine with a `Judge` section."""
+        raise NotImplementedError
+
+    @classmethod
+    def environment(cls, config: EngineConfig | JudgeConfig, spec: EngineSpec) -> dict[str, str]:
+        """Return environment variables that the process of an engine or of a server needs from its first moment."""
+        del config, spec
+        return {}
+
+    @classmethod
+    def weight_transfer(
+        cls,
+        backend: WeightBackend,
+        engines: ClusterHandle[InferenceEngine],
+        gpus_per_engine: int,
+        trainer_address: Callable[[], tuple[str, int]],
+    ) -> WeightTransfer:
+        """Return the trainer's side of a transfer; an engine that takes weights by `ipc` or `nccl` overrides this.
+
+        Args:
+            backend: How weights travel in this run: one of `Config.capabilities.weight_backends`.
+            engines: The replicas.
+            gpus_per_engine: GPUs of each.
+            trainer_address: Returns host and a free port of the trainer's rank 0.
+        """
+        del backend, gpus_per_engine, trainer_address
+        from roll_like.inference.weight_transfer.shared_memory import SharedMemoryTransfer
+
+        return SharedMemoryTransfer(engines)
+
+    @classmethod
+    def check(cls, config: EngineConfig, resources: SamplingResourcesConfig) -> Iterator[Finding]:
+        """Yield for `roll-like check` what is wrong with the settings on this machine, or has no effect."""
+        del config, resources
+        yield from ()

@@ -1,0 +1,86 @@
+"""vLLM's settings: of an engine, and of a judge's server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from roll_like.config.base import ConfigModel
+from roll_like.config.inference import EngineCapabilities, EngineConfig, JudgeConfig, engines_share_gpus
+from roll_like.config.sections import Fraction, PositiveFloat, PositiveInt, SamplingResourcesConfig
+from roll_like.config.violations import Violation
+
+#: vLLM's arguments that a key of ours sets.
+OWNED_ENGINE_ARGS = {
+    "model": "model.path",
+    "tokenizer": "model.tokenizer",
+    "dtype": "model.dtype",
+    "max_model_len": "inference.max_model_len",
+    "max_num_seqs": "inference.max_running",
+    "enforce_eager": "inference.enforce_eager",
+    "gpu_memory_utilization": "inference.gpu_memory_utilization",
+    "tensor_parallel_size": "resources.device_mapping.inference and inference.replicas",
+    "seed": "seed",
+}
+#: Share of a GPU's memory that an engine may keep while a trainer works on the same GPU.
+MOST_KEPT = 0.6
+
+
+class VLLMSettings(ConfigModel):
+    """What every model on vLLM has."""
+
+    max_running: PositiveInt = Field(default=128, description="Sequences that one engine decodes at a time.")
+    kv_cache_gib: PositiveFloat = Field(default=1.0, description="Key-value cache of one engine on CPU. GiB.")
+    gpu_memory_utilization: Fraction = Field(
+        default=0.5, description="Share of a GPU's memory for one engine. No effect on CPU."
+    )
+    enforce_eager: bool = Field(default=True, description="Skip CUDA graphs and compilation: starts sooner.")
+    engine_args: dict[str, Any] = Field(
+        default={}, description="Further `vllm.AsyncEngineArgs`, passed through; names are checked."
+    )
+
+    @field_validator("engine_args")
+    @classmethod
+    def _not_set_elsewhere(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for key in value:
+            if key in OWNED_ENGINE_ARGS:
+                raise ValueError(f"{key!r} is set by `{OWNED_ENGINE_ARGS[key]}`; remove it from engine_args")
+        return value
+
+
+class VLLMConfig(VLLMSettings, EngineConfig):
+    """vLLM generates (default)."""
+
+    capabilities: ClassVar[EngineCapabilities] = EngineCapabilities(
+        weight_backends=frozenset({"shared_memory", "ipc", "nccl"}), tensor_parallel=True, sleep=True
+    )
+
+    type: Literal["vllm"] = Field(default="vllm", description="This engine.")
+    sleep: bool | None = Field(
+        default=None,
+        description="Free GPU memory while a trainer works on the same GPUs. Default: yes; nothing sleeps where "
+        "trainer and engines share no GPU.",
+    )
+
+    def kv_cache_bytes(self, device: str) -> int | None:
+        """Return the cache's size on CPU; on GPUs it follows from the free memory."""
+        return int(self.kv_cache_gib * 2**30) if device == "cpu" else None
+
+    def violations(self, resources: SamplingResourcesConfig) -> Iterator[Violation]:
+        """Yield an engine that stays awake and leaves a colocated trainer too little memory."""
+        equal = resources.device_mapping.training == resources.device_mapping.inference
+        share = self.gpu_memory_utilization
+        if engines_share_gpus(resources) and equal and self.sleep is False and share > MOST_KEPT:
+            yield Violation(
+                ("inference", "sleep"),
+                f"the engine shares its GPUs with the trainer and would keep {share:.0%} of their memory while it "
+                f"trains; set sleep: true, gpu_memory_utilization to {MOST_KEPT} or less, or disjoint device ranges",
+            )
+
+
+class VLLMJudgeConfig(VLLMSettings, JudgeConfig):
+    """A model that judges, served by vLLM in a cluster of its own; `llm_judge` reaches it with `url: judge`."""
+
+    type: Literal["vllm"] = Field(default="vllm", description="This server.")

@@ -1,0 +1,131 @@
+"""An engine of a user's own, from a module of theirs: settings, rules, plan, generation and weights, without Ray."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from config_files import MINIMAL, changed, write
+
+from roll_like.config.load import load_config
+from roll_like.config.plan import plan
+from roll_like.errors import ConfigError
+from roll_like.inference.interface import EngineSpec, GenerateRequest, InferenceEngine, Sampling
+from roll_like.inference.weight_transfer.sync import WeightSync
+from roll_like.registry import INFERENCE_ENGINES
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def users_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The engine of docs/contributing.md in a module of the user's, and a configuration beside it."""
+    page = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
+    (source,) = (block.partition("\n```")[0] for block in page.split("```python\n")[1:] if "EnginePlugin" in block)
+    (tmp_path / "users_engine.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    INFERENCE_ENGINES.names()
+    monkeypatch.setattr(INFERENCE_ENGINES, "_plugins", dict(INFERENCE_ENGINES._plugins))
+    yield write(tmp_path / "run.yaml", changed(MINIMAL))
+    sys.modules.pop("users_engine", None)
+
+
+def configured(file: Path, *overrides: str) -> Any:
+    return load_config(file, ["import=[users_engine]", "inference={type: parrot, repeats: 2}", *overrides])
+
+
+class OneEngine:
+    """A cluster of one engine, in this process."""
+
+    def __init__(self, engine: InferenceEngine) -> None:
+        self._engine = engine
+
+    def everywhere(self, method: Callable[..., Any], *args: Any) -> list[Any]:
+        call = getattr(self._engine, method.__name__)(*args)
+        try:  # as the coroutine of this engine never waits, no event loop is needed
+            call.send(None)
+        except StopIteration as done:
+            return [done.value]
+        raise AssertionError(f"{method.__name__} waits")
+
+
+def spec() -> EngineSpec:
+    return EngineSpec(
+        model_path="model",
+        tokenizer_path="model",
+        dtype="float32",
+        device="cpu",
+        threads=1,
+        tensor_parallel_size=1,
+        max_model_len=64,
+        seed=0,
+    )
+
+
+def test_its_settings_are_validated_like_those_of_built_in_engines(users_engine: Path) -> None:
+    config = configured(users_engine)
+    assert (config.inference.type, config.inference.repeats, config.inference.replicas) == ("parrot", 2, 1)
+    assert [role.name for role in plan(config).roles] == ["training", "inference"]
+    assert configured(users_engine, "inference.max_model_len=100").context_window == 100
+    with pytest.raises(ConfigError, match=r"inference\.repeat: unknown key; did you mean `inference\.repeats`"):
+        configured(users_engine, "inference.repeat=2")
+    with pytest.raises(ConfigError, match=r"inference\.max_model_len: 90 tokens cannot hold the longest sample"):
+        configured(users_engine, "inference.max_model_len=90")
+    with pytest.raises(ConfigError, match="the inference engine 'parrot' cannot be used here; use one of: vllm"):
+        configured(users_engine, "judge={type: parrot, path: model}")
+
+
+def test_its_capabilities_decide_what_hardware_it_runs_on(users_engine: Path) -> None:
+    gpus = ["resources.device=cuda", "training.workers=2"]
+    with pytest.raises(ConfigError, match="'parrot' cannot divide a model among GPUs, and each replica would have 2"):
+        configured(users_engine, *gpus)
+    assert configured(users_engine, *gpus, "inference.replicas=2").inference.replicas == 2
+
+
+async def test_it_generates(users_engine: Path) -> None:
+    config = configured(users_engine)
+    engine = INFERENCE_ENGINES.get("parrot").engine()(config.inference, spec())
+    await engine.start()
+    prompt = np.array([3, 4, 5], np.int32)
+    request = GenerateRequest(request_id="one", prompt_ids=prompt, sampling=Sampling(max_tokens=8), seed=0)
+    await engine.submit([request])
+    (generation,) = await engine.poll(1.0)
+    assert (generation.request_id, generation.token_ids.tolist()) == ("one", [5, 5])
+    await engine.sleep()  # engines that have nothing to free need not say so
+    await engine.wake()
+    await engine.close()
+
+
+def test_it_takes_weights_by_the_transfer_that_its_plugin_chooses(users_engine: Path) -> None:
+    config = configured(users_engine)
+    plugin = INFERENCE_ENGINES.get("parrot")
+    engine = plugin.engine()(config.inference, spec())
+    cluster: Any = OneEngine(engine)
+    weights = {"embed.weight": torch.randn(20, 8), "norm.weight": torch.ones(8)}
+
+    class Trainer:
+        def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+            yield from weights.items()
+
+    transfer = plugin.weight_transfer("shared_memory", cluster, 1, lambda: ("nowhere", 0))
+    sender = transfer.connect(Trainer(), rank=0)
+    report = WeightSync(sender.send, cluster).push()
+    assert (report.version, report.checked, engine.version) == (1, 2, 1)
+    assert all(torch.equal(engine.weights[name], tensor) for name, tensor in weights.items())
+    sender.close()
+
+
+def test_settings_of_engines_load_without_torch_vllm_and_ray() -> None:
+    check = (
+        "import sys; from roll_like.registry import INFERENCE_ENGINES as engines; "
+        "[engines.get(name).Config() for name in engines.names()]; "
+        "print([name for name in ('torch', 'vllm', 'ray', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
