@@ -44,10 +44,11 @@ def judge_server() -> Iterator[JudgeServer]:
                 judge.running += 1
                 judge.most = max(judge.most, judge.running)
             try:
-                self.reply(judge.answer(body))
+                said = judge.answer(body)
             finally:
-                with judge.lock:
+                with judge.lock:  # before the answer is sent: the client's next request may come right after it
                     judge.running -= 1
+            self.reply(said)
 
         def reply(self, said: Reply) -> None:
             if isinstance(said, float):

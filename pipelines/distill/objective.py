@@ -166,8 +166,8 @@ class DistillationHead(TokenLogprobHead):
         self,
         hidden_ND: Tensor,
         targets_N: Tensor,
-        temperature: float,
-        lesson: Lesson,  # noqa: ARG002
+        temperature: float,  # noqa: ARG002 - of the protocol
+        lesson: Lesson,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of each target, shape [N], and figures of each; temperatures are the loss's."""
         losses = distillation_losses(
