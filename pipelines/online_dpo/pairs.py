@@ -9,13 +9,13 @@ import base64
 import binascii
 import io
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
-from roll_like.data.pairs import PairSample, Preference
+from roll_like.data.pairs import PairSample
 from roll_like.data.samples import ConversationSample
 from roll_like.errors import CheckpointError
 from roll_like.types import FloatArray, Group, Scored, StopReason, Trajectory
@@ -23,19 +23,6 @@ from roll_like.values import Mean, Metric, Sum
 
 #: Rewards closer than this are equal: they are sums of floats.
 EQUAL = 1e-8
-
-
-class PreferenceSource(Protocol):
-    """Where a step's preferences come from: an order of given ones, or the policy's own answers in pairs."""
-
-    def take(self, count: int) -> Sequence[Preference]:
-        """Return the next ones."""
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps; plain JSON."""
-
-    def load_state(self, state: Mapping[str, Any], /) -> None:
-        """Continue where `state` was taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
