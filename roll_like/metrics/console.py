@@ -1,10 +1,11 @@
 """What a person sees while a run works: a live view on a terminal, one line a step elsewhere.
 
-    console = make_console("auto", title="quickstart", total_steps=40)
+    console = make_console("auto", title="quickstart", progress=Progress(40, evaluations=(0, 40)))
     console.phase("generating", 96, 128)
-    console.step(7, values, elapsed=61.0)
+    console.step(7, values)
 
-A console never fails a run: it draws from numbers it is given and restores the terminal when
+Both say what was learned so far (the first steps beside the last ones, and evaluations) and how long the run still
+takes. A console never fails a run: it draws from numbers it is given and restores the terminal when
 the run ends, is interrupted or dies of an exception.
 """
 
@@ -15,7 +16,7 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal, Protocol, TextIO
 
 from rich.console import Console as RichConsole
@@ -31,8 +32,10 @@ from roll_like.metrics.names import describe
 Mode = Literal["auto", "live", "plain", "quiet"]
 
 REWARD = "rollout/reward/mean"
-#: What a run is about; its change since the first step is shown.
+#: What a run is about: shown as it began and as it is now.
 HEADLINES = (REWARD, "train/perplexity", "preference/accuracy", "distill/top1_agreement", "distill/reverse_kl")
+#: Steps whose mean stands for the beginning, and for now: one step says little.
+WINDOW = 3
 CURVES = (
     *HEADLINES,
     "eval/avg",
@@ -138,50 +141,87 @@ class Progress:
 
     Args:
         total_steps: Steps of the whole run.
+        evaluations: After how many steps evaluations are due.
         clock: Seconds, monotonic.
     """
 
-    def __init__(self, total_steps: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, total_steps: int, evaluations: Collection[int] = (), *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.total_steps = total_steps
         self.step = 0
         self.curves: dict[str, list[float]] = {}
+        self._evaluations_left = set(evaluations)
         self._clock = clock
         self._last: float | None = None
         self._durations: deque[float] = deque(maxlen=10)
+        self._evaluation_seconds: list[float] = []
 
     def add(self, step: int, values: Mapping[str, float], *, timed: bool = True) -> None:
         """Take one step's values; `timed=False` for those of an earlier process."""
-        self.add_curves(values)
+        self._add_curves(values)
         self.step = step
         now = self._clock()
         since, self._last = self._last, now if timed else None
-        if timed and since is not None:  # evaluations and checkpoints between steps count
+        if timed and since is not None:  # checkpoints between steps count
             self._durations.append(now - since)
         elif timed and "time/step" in values:  # the first step: what came before it was start-up
             self._durations.append(values["time/step"])
 
-    def add_curves(self, values: Mapping[str, float]) -> None:
-        """Take values that belong to no training step of their own."""
+    def add_evaluation(self, step: int, values: Mapping[str, float]) -> None:
+        """Take the values of an evaluation after `step` steps."""
+        self._add_curves(values)
+        self._evaluations_left.discard(step)
+        seconds = values.get("time/evaluate")
+        if seconds is None:
+            return
+        self._evaluation_seconds.append(seconds)
+        if self._last is not None:  # it is no part of the step that follows
+            self._last += seconds
+
+    def _add_curves(self, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             self.curves.setdefault(name, []).append(value)
 
     def seconds_left(self) -> float | None:
-        """Median duration of the last ten steps, times what is left; None before the first step."""
+        """Medians of steps and evaluations, times what is left of each; None before the first step.
+
+        Of steps the last ten count: lengths and loads change while a policy learns.
+        """
         if not self._durations:
             return None
-        return statistics.median(self._durations) * max(0, self.total_steps - self.step)
+        left = statistics.median(self._durations) * max(0, self.total_steps - self.step)
+        if self._evaluation_seconds:
+            due = sum(step >= self.step for step in self._evaluations_left)
+            left += statistics.median(self._evaluation_seconds) * due
+        return left
 
-    def change(self, name: str) -> float | None:
-        """Return how far a curve's last value is from its first; None with fewer than two."""
+    def learned(self, name: str) -> tuple[float, float] | None:
+        """Return a curve's mean over its first values and over its last; None with fewer than two.
+
+        Of a training figure `WINDOW` values each, of fewer than twice as many the halves; of an evaluation one each.
+        """
         curve = self.curves.get(name, [])
-        return curve[-1] - curve[0] if len(curve) > 1 else None
+        if len(curve) < 2:
+            return None
+        window = 1 if name.startswith("eval/") else min(WINDOW, len(curve) // 2)
+        return statistics.fmean(curve[:window]), statistics.fmean(curve[-window:])
 
 
 def figure(progress: Progress, name: str) -> str:
-    """Write a curve's last value and its change: `0.512 (+0.110)`."""
-    change = progress.change(name)
-    text = number(progress.curves[name][-1])
-    return text if change is None or name not in HEADLINES else f"{text} ({change:+.3f})"
+    """Write a curve's last value and what was learned so far: `0.512 (so far 0.402 → 0.507)`."""
+    learned = progress.learned(name)
+    last = progress.curves[name][-1]
+    if learned is None or not (name in HEADLINES or name.startswith("eval/")):
+        return number(last)
+    so_far = " → ".join(map(number, learned))
+    return so_far if learned[1] == last else f"{number(last)} (so far {so_far})"
+
+
+def time_left(progress: Progress) -> str:
+    """Write how long the run still takes, or nothing while that is unknown."""
+    left = progress.seconds_left()
+    return "" if left is None else f"about {duration(left)} left"
 
 
 def step_line(progress: Progress, values: Mapping[str, float]) -> str:
@@ -190,10 +230,21 @@ def step_line(progress: Progress, values: Mapping[str, float]) -> str:
     parts = [f"step {progress.step:>{width}}/{progress.total_steps}"]
     parts += [f"{describe(name).label} {figure(progress, name)}" for name in CURVES if name in values]
     parts.append(" ".join(f"{describe(name).label} {values[name]:.1f}s" for name in SPANS if values.get(name, 0) > 0))
-    left = progress.seconds_left()
-    if left is not None:
-        parts.append(f"eta {duration(left)}")
+    parts.append(time_left(progress))
     return "  ".join(part for part in parts if part)
+
+
+def evaluation_line(progress: Progress, step: int, values: Mapping[str, float]) -> str:
+    """Write an evaluation on one line: its own figures, and how those of the run's first one have changed.
+
+    What a reward reports beside its value has a path of its own (`eval/ifeval/…`) and is in `evaluations.jsonl`.
+    """
+    when = "before training" if step == 0 else f"after step {step}"
+    names = [name for name in values if name.count("/") == 1 and name.startswith("eval/")]
+    names += [name for name in values if name.count("/") > 1 and name.endswith("/avg")]
+    return "  ".join(
+        [f"evaluation {when}", *(f"{name.removeprefix('eval/')} {figure(progress, name)}" for name in names)]
+    )
 
 
 class QuietConsole:
@@ -223,7 +274,7 @@ class QuietConsole:
 
 
 class PlainConsole:
-    """One line for each step, evaluation and warning; before the first step, one for each phase."""
+    """One line for each step, evaluation and warning; before the first step and after the last, one for each phase."""
 
     def __init__(self, progress: Progress, stream: TextIO | None = None) -> None:
         self._progress = progress
@@ -235,8 +286,8 @@ class PlainConsole:
         print(text, file=self._stream or sys.stdout, flush=True)
 
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:  # noqa: ARG002
-        """Say what starts; once steps go by, their lines say enough."""
-        if name != self._phase and self._progress.step == 0:
+        """Say what starts; while steps go by, their lines say enough."""
+        if name != self._phase and self._progress.step in (0, self._progress.total_steps):
             self._line(f"{name} …")
         self._phase = name
 
@@ -247,9 +298,8 @@ class PlainConsole:
 
     def evaluation(self, step: int, values: Mapping[str, float]) -> None:
         """Write the evaluation's line."""
-        self._progress.add_curves(values)
-        figures = "  ".join(f"{name.removeprefix('eval/')} {number(value)}" for name, value in values.items())
-        self._line(f"evaluation at step {step}  {figures}")
+        self._progress.add_evaluation(step, values)
+        self._line(evaluation_line(self._progress, step, values))
 
     def warn(self, text: str) -> None:
         """Write the warning where it happens."""
@@ -295,9 +345,9 @@ class LiveConsole:
         self._progress.add(step, values)
         self._spans = {name: values[name] for name in SPANS if values.get(name, 0) > 0}
 
-    def evaluation(self, step: int, values: Mapping[str, float]) -> None:  # noqa: ARG002 - the curve shows when
+    def evaluation(self, step: int, values: Mapping[str, float]) -> None:
         """Extend the evaluation's curve."""
-        self._progress.add_curves(values)
+        self._progress.add_evaluation(step, values)
 
     def warn(self, text: str) -> None:
         """Show the last three warnings."""
@@ -333,14 +383,11 @@ class LiveConsole:
 
     def _head(self) -> RenderableType:
         progress = self._progress
-        left = progress.seconds_left()
         grid = Table.grid(expand=True, padding=(0, 1))
         for ratio in (None, 1, None):
             grid.add_column(ratio=ratio, no_wrap=True)
         phase = self._phase if self._done is None else f"{self._phase} {self._done[0]}/{self._done[1]}"
-        times = f"{duration(time.monotonic() - self._started)}" + (
-            f", {duration(left)} left" if left is not None else ""
-        )
+        times = ", ".join(text for text in (duration(time.monotonic() - self._started), time_left(progress)) if text)
         grid.add_row(
             Text(f"step {progress.step}/{progress.total_steps}", style="bold"),
             ProgressBar(total=progress.total_steps, completed=progress.step),

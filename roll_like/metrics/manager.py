@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -45,6 +45,7 @@ class MetricsManager:
         run_name: For people.
         total_steps: Steps of the whole run.
         params: The resolved configuration as plain data, with its `pipeline`.
+        evaluations: After how many steps evaluations are due, for the time that is left.
         state: `state()` of an earlier process, to continue its run. Lines of steps that it had not
             reached are removed: those steps are run again. Without it, what an earlier run left in
             the folder is moved to `earlier-N`.
@@ -59,6 +60,7 @@ class MetricsManager:
         total_steps: int,
         params: Mapping[str, Any],
         *,
+        evaluations: Collection[int] = (),
         state: Mapping[str, Any] | None = None,
         pids: Sequence[int] = (),
     ) -> None:
@@ -74,7 +76,7 @@ class MetricsManager:
         self._pids = pids
         self._step = 0 if state is None else int(state["step"])
         self._start = time.monotonic() - (0.0 if state is None else float(state["elapsed"]))
-        self._progress = Progress(total_steps)
+        self._progress = Progress(total_steps, evaluations)
         self._trackers: dict[str, Tracker] = {}
         self._run_ids: dict[str, str] = {}
         self._warned_names: set[str] = set()
@@ -289,7 +291,7 @@ class MetricsManager:
             if int(path.stem.rpartition("_")[2]) > self._step:
                 path.unlink()
         for record in files.read(self._run_dir / files.EVALUATIONS):
-            self._progress.add_curves(files.values_of(record))
+            self._progress.add_evaluation(int(record["step"]), files.values_of(record))
         for record in files.read(self._run_dir / files.METRICS):
             values = files.values_of(record)
             self.history.append((int(record["step"]), values))

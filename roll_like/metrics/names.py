@@ -236,7 +236,7 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Time of the slowest training rank for its updates; the rest is overhead.",
     ),
     ("time/sync", "s", "sync", "Time of sending weights to the inference engines, checks included."),
-    ("time/evaluate", "s", "evaluate", "Time of an evaluation within the step."),
+    ("time/evaluate", "s", "evaluate", "Time of an evaluation; logged with it, no part of a step."),
     ("time/checkpoint", "s", "checkpoint", "Time of writing a checkpoint within the step."),
     ("time/idle", "s", "idle", "The step's time that none of the spans covers."),
     ("time/<name>", "s", "<name>", "Time of another part of the step."),

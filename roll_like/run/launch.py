@@ -44,6 +44,7 @@ def running(config: RunConfig, resume: str | None) -> Iterator[RunContext]:
                 directory.name,
                 config.total_steps,
                 config.model_dump(mode="json", by_alias=True),
+                evaluations=evaluations_of(config),
                 state=checkpoint.state["metrics"] if checkpoint else None,
             )
         )
@@ -59,6 +60,12 @@ def running(config: RunConfig, resume: str | None) -> Iterator[RunContext]:
             directory=directory, config=config, metrics=metrics, signal=signal, store=store, resumed=checkpoint
         )
         yield RunContext(state=state, resources=resources, stack=stack)
+
+
+def evaluations_of(config: RunConfig) -> list[int]:
+    """Return after how many steps evaluations are due."""
+    schedule, total = config.evaluation, config.total_steps
+    return [] if schedule is None else [finished for finished in range(total + 1) if schedule.due(finished, total)]
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from roll_like.rollout.metrics import rollout_rows
 from roll_like.run.checkpoint import Checkpoint, CheckpointStore
 from roll_like.run.signals import StopRequested, StopSignal
 from roll_like.types import Group, Scored
-from roll_like.values import Metric, Metrics
+from roll_like.values import Last, Metric, Metrics
 
 
 class Stateful(Protocol):
@@ -144,9 +145,11 @@ class RunState:
         if self.finished in self._evaluated_steps():  # a resumed run did it before it was killed
             return
         self.metrics.phase("evaluating")
+        began = time.perf_counter()
         with self.interruptible():
             metrics, collected = evaluator.evaluate()
-        values = self.metrics.log_evaluation(self.finished, metrics)
+        seconds = Last(time.perf_counter() - began)
+        values = self.metrics.log_evaluation(self.finished, metrics, {"time/evaluate": seconds})
         if collected is not None:
             self.metrics.log_rollouts(self.finished, rollout_rows(collected.groups), kind="eval")
         self._score = evaluator.score(values)

@@ -71,16 +71,51 @@ def test_a_plain_step_is_one_line() -> None:
     console.phase("starting engines", 1, 2)
     for step in range(1, 8):
         clock.now += 5
-        console.step(step, {**VALUES, "rollout/reward/mean": 0.402 if step == 1 else 0.512})
+        console.step(step, {**VALUES, "rollout/reward/mean": 0.402 if step == 1 else 0.512 + (step == 7) / 100})
         console.phase("generating")
-    console.evaluation(7, {"eval/avg": 0.5})
     console.warn("disk is nearly full")
     lines = out.getvalue().splitlines()
     assert lines[0] == "starting engines …"
     assert lines[7] == (
-        "step  7/40  reward 0.512 (+0.110)  length 31.2  kl 0.0012  generate 2.1s train 3.4s idle 0.5s  eta 2m45s"
+        "step  7/40  reward 0.522 (so far 0.475 → 0.515)  length 31.2  kl 0.0012  "
+        "generate 2.1s train 3.4s idle 0.5s  about 2m45s left"
     )
-    assert lines[8:] == ["evaluation at step 7  avg 0.500", "warning: disk is nearly full"]
+    assert lines[8:] == ["warning: disk is nearly full"]
+
+
+def test_plain_lines_say_what_was_learned_and_what_is_left() -> None:
+    clock, out = Clock(), io.StringIO()
+    console = PlainConsole(Progress(2, (0, 2), clock=clock), out)
+    figures = {"eval/ifeval/strict": 0.4, "eval/domain/math/avg": 0.1, "time/evaluate": 20.0}
+    clock.now += 70
+    console.evaluation(0, {"eval/avg": 0.273, **figures})
+    for step, reward in ((1, 0.25), (2, 0.75)):
+        clock.now += 6
+        console.step(step, {"rollout/reward/mean": reward, "time/step": 6.0})
+    console.phase("evaluating")
+    console.evaluation(2, {"eval/avg": 0.6, **figures})
+    assert out.getvalue().splitlines() == [
+        "evaluation before training  avg 0.273  domain/math/avg 0.100",
+        "step 1/2  reward 0.250  about 26s left",
+        "step 2/2  reward 0.250 → 0.750  about 20s left",
+        "evaluating …",
+        "evaluation after step 2  avg 0.273 → 0.600  domain/math/avg 0.100 → 0.100",
+    ]
+
+
+def test_evaluations_between_steps_are_no_part_of_a_step() -> None:
+    clock = Clock()
+    progress = Progress(6, (0, 2, 4, 6), clock=clock)
+    progress.add_evaluation(0, {"eval/avg": 0.1, "time/evaluate": 30.0})
+    for step in (1, 2):
+        clock.now += 5
+        progress.add(step, {"time/step": 5.0})
+    assert progress.seconds_left() == 4 * 5 + 3 * 30
+    clock.now += 30
+    progress.add_evaluation(2, {"eval/avg": 0.2, "time/evaluate": 30.0})
+    clock.now += 5
+    progress.add(3, {"time/step": 5.0})
+    assert progress.seconds_left() == 3 * 5 + 2 * 30
 
 
 def test_time_left_ignores_start_up_and_earlier_processes() -> None:
@@ -124,7 +159,7 @@ def test_the_live_view_shows_everything() -> None:
         console.close()
     console.warn("after the end")
     view = screen.getvalue().rpartition("╭─ roll_like · demo")[2]
-    for text in ("step 2/40", "generating 96/128", "▁█", "0.512 (+0.112)", "0.700", "generate 2.1s",
+    for text in ("step 2/40", "generating 96/128", "▁█", "0.400 → 0.512", "0.700", "left", "generate 2.1s",
                  "2 earlier warnings", "warning number 4", "warning: after the end"):  # fmt: skip
         assert text in view
     assert "warning number 1" not in view
