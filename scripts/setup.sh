@@ -41,19 +41,19 @@ say "making $VENV with $("$PYTHON" --version)"
 pip() { "$VENV/bin/python" -m pip --disable-pip-version-check "$@" 2> >(grep -v '^WARNING: Location' >&2); }
 
 torch=$(grep '^torch==' "$LOCK")
-say "1/4 $torch (CPU build, 190 MB)"
+say "1/5 $torch (CPU build, 190 MB)"
 pip install --quiet --no-deps "$torch" 2> /dev/null ||
   pip install --quiet --no-deps --index-url "$TORCH_INDEX" "$torch" ||
   fail "no CPU build of $torch in pip's indexes or at $TORCH_INDEX."
 
-say "2/4 $(grep -c == "$LOCK") pinned packages (3.5 GB, a minute or two)"
+say "2/5 $(grep -c == "$LOCK") pinned packages (3.5 GB, a minute or two)"
 grep -vE '^(torch|deepspeed)==' "$LOCK" > "$VENV/lock-rest.txt"
 pip install --quiet --no-deps -r "$VENV/lock-rest.txt"
 
-say "3/4 deepspeed (from source, without compiling its operators)"
+say "3/5 deepspeed (from source, without compiling its operators)"
 DS_BUILD_OPS=0 pip install --quiet --no-deps --no-build-isolation "$(grep '^deepspeed==' "$LOCK")"
 
-say "4/4 roll_like itself, editable"
+say "4/5 roll_like itself, editable"
 pip install --quiet --no-deps --no-build-isolation -e .
 
 "$VENV/bin/python" - << 'EOF'
@@ -62,5 +62,15 @@ import torch
 if torch.version.cuda:
     sys.exit(f"setup: torch {torch.__version__} is a CUDA build; remove .venv and try again")
 EOF
+
+# What the first run would wait for: dequantised weights in ~/.cache/roll_like, what vLLM keeps about a class of models
+say "5/5 the quickstart's model (once a machine, half a minute)"
+VLLM_LOGGING_LEVEL=ERROR VLLM_NO_USAGE_STATS=1 "$VENV/bin/python" -c "
+from vllm import ModelRegistry
+ModelRegistry.models['LlamaForCausalLM'].inspect_model_cls()" > /dev/null 2>&1 &
+"$VENV/bin/roll-like" run --config configs/rlvr_quickstart.yaml --check > /dev/null ||
+  say "configs/rlvr_quickstart.yaml has problems on this machine; see the lines above"
+wait || true
+
 echo "$wanted" > "$STAMP"
 say "done in $(($(date +%s) - started)) s"
