@@ -14,7 +14,7 @@ from torch import Tensor
 
 #: Elements of a block that are worked on at a time. On CPU two float32 tiles stay within the last
 #: cache, which makes the softmax several times faster; on GPUs large kernels are.
-CPU_TILE = 1 << 22
+CPU_TILE = 1 << 20
 DEVICE_TILE = 1 << 27
 
 
