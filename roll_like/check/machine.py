@@ -158,9 +158,9 @@ def truncated_sampling(config: PolicyGradientConfig) -> Iterator[Finding]:
                 "warning",
                 f"rollout.{key}",
                 f"{value} leaves tokens out when sampling, and the engine's log-probabilities are those of the "
-                "remaining ones, renormalised; the trainer computes over the whole vocabulary. Importance ratios to "
-                "the sampling policy and mismatch/* are then off by the probability left out, and tokens outside are "
-                f"never explored; set it to {whole:g}, and lower rollout.temperature for less exploration",
+                "remaining ones, renormalised; the trainer computes over the whole vocabulary. Importance weights "
+                "(algorithm.correction) correct for the difference, mismatch/* shows it, and tokens outside are never "
+                f"explored; set it to {whole:g}, and lower rollout.temperature for less exploration",
             )
 
 

@@ -72,6 +72,22 @@ def correction_corrects_something(config: PolicyGradientConfig) -> Iterator[Viol
         )
 
 
+def truncated_sampling_is_corrected(config: PolicyGradientConfig) -> Iterator[Violation]:
+    """Yield truncated sampling whose renormalised log-probabilities nothing corrects for."""
+    rollout, algorithm = config.rollout, config.algorithm
+    if algorithm.old_logprobs != "behaviour" and algorithm.correction.type != "none":
+        return
+    key, value = ("old_logprobs", "auto") if algorithm.old_logprobs == "behaviour" else ("correction.type", "truncated")
+    for name, whole in (("top_p", 1.0), ("top_k", 0)):
+        if getattr(rollout, name) != whole:
+            yield Violation(
+                ("rollout", name),
+                "engines report log-probabilities of the truncated, renormalised distribution, and the trainer "
+                f"computes over the whole vocabulary; only importance weights correct for that: set "
+                f"algorithm.{key}: {value}, or {name}: {whole:g}",
+            )
+
+
 def evaluation_goes_through_everything(config: RunConfig) -> Iterator[Violation]:
     """Yield weights of sources that an evaluation goes through once each."""
     for section in ("evaluation", "pair_evaluation"):
@@ -91,4 +107,5 @@ EFFECT_RULES = (learning_rate_ends_somewhere, evaluation_goes_through_everything
 POLICY_EFFECT_RULES = (
     critic_learning_rate_ends_somewhere,
     correction_corrects_something,
+    truncated_sampling_is_corrected,
 )

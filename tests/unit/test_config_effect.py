@@ -42,6 +42,16 @@ SFT = {
             "each importance weight",
         ),
         (
+            {"rollout__top_p": 0.9, "algorithm": {"correction": {"type": "none"}}},
+            "rollout.top_p",
+            "set algorithm.correction.type: truncated",
+        ),
+        (
+            {"rollout__top_k": 20, "algorithm": {"old_logprobs": "behaviour"}},
+            "rollout.top_k",
+            "set algorithm.old_logprobs: auto",
+        ),
+        (
             {"evaluation": {"sources": [{"path": "eval.jsonl", "weight": 2.0}]}},
             "evaluation.sources.0.weight",
             "goes through every row once",
@@ -62,6 +72,7 @@ def test_what_has_no_effect_is_refused(changes: dict[str, Any], key: str, why: s
             "domains": {"train": {"rewards": ["ifeval"], "drop_zero_variance_groups": True}},
         },
         {"algorithm": {"old_logprobs": "behaviour"}},
+        {"rollout__top_p": 0.9, "rollout__top_k": 20},
         {"algorithm": {"old_logprobs": "behaviour", "correction": {"type": "none"}}},
         {"algorithm": {"old_logprobs": "recompute", "correction": {"cap": 3.0}}},
         {"evaluation": EVALUATION},
