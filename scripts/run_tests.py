@@ -21,8 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 SLOWEST = 20
-# a process a core; tests that start runs take all cores themselves, and look for processes that are left over
-SIDE_BY_SIDE = ("-n", "logical", "--maxprocesses", "4", "--dist", "worksteal")
+# a process a core
+SIDE_BY_SIDE = ("-n", "logical", "--maxprocesses", "4")
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,17 @@ class Result:
 LINT = Stage("lint", [("ruff", "check", "."), ("ruff", "format", "--check", ".")])
 #: One core's work, done while the unit tests wait for files and processes.
 ASIDE = (Stage("types", [("mypy",)]), Stage("imports", [("lint-imports",)]))
-UNIT = Stage("unit and oracle", [("pytest", "tests/unit", "tests/oracle", *SIDE_BY_SIDE)])
+UNIT = Stage("unit and oracle", [("pytest", "tests/unit", "tests/oracle", *SIDE_BY_SIDE, "--dist", "worksteal")])
 
 
-def with_runs(marked: str) -> list[Stage]:
-    """Return the stages whose tests take all cores, for tests of a pytest mark expression."""
-    return [Stage(kind, [("pytest", f"tests/{kind}", "-m", marked)]) for kind in ("sandbox", "integration", "chaos")]
+def later(marked: str) -> list[Stage]:
+    """Return the stages that come after the unit tests, with the tests of a pytest mark expression."""
+    return [
+        # a file's tests share programs that run in boxes
+        Stage("sandbox", [("pytest", "tests/sandbox", *SIDE_BY_SIDE, "--dist", "loadfile", "-m", marked)]),
+        # these take all cores themselves, look for processes that are left over, and share one Ray
+        Stage("runs", [("pytest", "tests/integration", "tests/chaos", "-m", marked)]),
+    ]
 
 
 def run(stage: Stage, reports: Path, *, keep_output: bool = False) -> Result:
@@ -83,7 +88,7 @@ def run_all(marked: str, reports: Path) -> list[Result]:
         for finished in aside:
             results.append(finished.result())
             print(f"\n=== {results[-1].stage.name}\n{results[-1].output}", end="", flush=True)
-    return results + [run(stage, reports) for stage in with_runs(marked)]
+    return results + [run(stage, reports) for stage in later(marked)]
 
 
 def slowest(reports: Path) -> list[tuple[float, str]]:

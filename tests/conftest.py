@@ -19,6 +19,7 @@ os.environ.update(
     OMP_NUM_THREADS="1",
 )
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,15 @@ from tiny_model import make_tiny_model
 # a busy machine is not a wrong result
 settings.register_profile("no-deadline", deadline=None)
 settings.load_profile("no-deadline")
+
+
+@pytest.fixture(scope="session")
+def warm_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One small Ray for all tests of a session that need one, with workers that are used again."""
+    from warm_workers import warm_ray
+
+    with warm_ray(tmp_path_factory.mktemp("logs")):
+        yield
 
 
 @pytest.fixture(scope="session")

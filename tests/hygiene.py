@@ -12,14 +12,18 @@ import psutil
 
 #: Everything that a test starts inherits this; runs of others on the machine do not have it.
 TEST_MARKER = "ROLL_LIKE_TEST"
+#: What stays of the test session's own Ray: processes without work, and those of `warm_workers`.
+STAYS = ("ray::IDLE", "ray::RankHost", "ray::EngineHost")
 
 
 def _processes() -> dict[int, str]:
-    """Process ids and command lines of everything that this test session started through `run_config`."""
+    """Process ids and names of everything that this test session's runs started, in processes of their own or here."""
     found = {}
     for process in psutil.process_iter(["pid", "name", "status"]):
         try:
-            if process.environ().get(TEST_MARKER) == str(os.getpid()) and process.status() != psutil.STATUS_ZOMBIE:
+            if process.environ().get(TEST_MARKER) != str(os.getpid()) or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if not process.name().startswith(STAYS):
                 found[process.pid] = process.name()
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue

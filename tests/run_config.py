@@ -2,76 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import yaml
 from hygiene import TEST_MARKER
 
-REWARD = '''
-"""A reward that a random model can learn in a few steps: write many letters e."""
-
-from roll_like import Completion, register_reward
-
-
-@register_reward("letter_e")
-def letter_e(completion: Completion) -> float:
-    return completion.text.count("e") / max(len(completion.text), 1)
-
-
-@register_reward("has_letter_e")
-def has_letter_e(completion: Completion) -> float:
-    return float("e" in completion.text)
-
-
-@register_reward("broken")
-def broken(completion: Completion) -> float:
-    raise RuntimeError("this reward is broken on purpose")
-'''
-
-
-ENVIRONMENTS = '''
-"""Environments that a random model can learn in a few steps: write many letters e, turn by turn."""
-
-import gymnasium
-
-from roll_like.envs import FreeText
-
-
-class Letters(gymnasium.Env):
-    observation_space = FreeText()
-    action_space = FreeText()
-
-    def __init__(self, turns: int = 2, failing: int = 0) -> None:
-        self.turns, self.failing = turns, failing
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        if self.failing and seed is not None and seed % self.failing == self.failing - 1:
-            raise RuntimeError(f"seed {seed} is broken on purpose")
-        self.at = 0
-        return f"Say something about the number {self.np_random.integers(40)}.", {"state": "begun"}
-
-    def step(self, action):
-        self.at += 1
-        share = action.count("e") / max(len(action), 1)
-        over = self.at == self.turns
-        info = {"state": f"turn {self.at}"} | ({"success": share > 0.4} if over else {})
-        return f"And about {self.at}?", share, over, False, info
-
-
-gymnasium.register("tiny/Letters-v0", entry_point=Letters)
-'''
-
 
 def write_run(directory: Path, model_path: Path, **changes: Any) -> Path:
     """Write a YAML file with everything it needs beside it, and return its path; `changes` are whole sections."""
-    (directory / "tiny_rewards.py").write_text(REWARD)
+    _copy("tiny_rewards.py", directory)
     rows = [{"prompt": f"Say something about the number {index}."} for index in range(40)]
     (directory / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:32]))
     (directory / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[32:]))
@@ -88,7 +36,7 @@ def write_run(directory: Path, model_path: Path, **changes: Any) -> Path:
 
 def write_episodes_run(directory: Path, model_path: Path, **changes: Any) -> Path:
     """The same for an agentic run, with environments of its own."""
-    (directory / "tiny_envs.py").write_text(ENVIRONMENTS)
+    _copy("tiny_envs.py", directory)
     config: dict[str, Any] = {
         "pipeline": "agentic",
         **_shared(directory, model_path),
@@ -222,6 +170,11 @@ def _shared(directory: Path, model_path: Path) -> dict[str, Any]:
     }
 
 
+def _copy(module: str, directory: Path) -> None:
+    """Put a module where a command that is started in `directory` finds it."""
+    shutil.copy(Path(__file__).with_name(module), directory)
+
+
 def _write(directory: Path, config: dict[str, Any]) -> Path:
     path = directory / "run.yaml"
     path.write_text(yaml.safe_dump(config))
@@ -249,6 +202,22 @@ def finish_run(config: Path, *arguments: str, timeout: float = 300) -> tuple[int
     return process.returncode, output
 
 
+def run_here(config: Path, *arguments: str) -> tuple[int, str]:
+    """Do as `finish_run` in this process, on the Ray that is up: seconds less, and the same output and exit code."""
+    return _command_here(config.parent, "run", "--config", str(config), *arguments)
+
+
+def _command_here(folder: Path, *arguments: str) -> tuple[int, str]:
+    """Run a command of `roll-like` in this process, started in a folder."""
+    from roll_like.cli import main
+
+    printed, path = io.StringIO(), list(sys.path)
+    with chdir(folder), redirect_stdout(printed), redirect_stderr(printed):
+        code = main(arguments)
+    sys.path[:] = path
+    return code, printed.getvalue()
+
+
 def kill_run(config: Path, said: str) -> None:
     """Start a run and end its driver by SIGKILL as soon as it prints something."""
     process = start_run(config, start_new_session=True)
@@ -264,12 +233,17 @@ def kill_run(config: Path, said: str) -> None:
 
 
 def evaluated(config: Path, model: Path) -> dict[str, float]:
-    """Return what `roll-like eval` says of a model."""
-    command = [sys.executable, "-m", "roll_like.cli", "eval", "--config", str(config), "--model", str(model)]
-    done = subprocess.run(command, cwd=config.parent, text=True, capture_output=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    """Return what `roll-like eval` says of a model, in this process."""
+    code, output = _command_here(config.parent, "eval", "--config", str(config), "--model", str(model))
+    assert code == 0, output
+    figures: dict[str, float] = json.loads(output.splitlines()[-1])
     return figures
+
+
+def exported(checkpoint: Path, directory: Path) -> None:
+    """Run `roll-like export` in this process."""
+    code, output = _command_here(directory.parent, "export", "--checkpoint", str(checkpoint), "-o", str(directory))
+    assert code == 0, output
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from hygiene import nothing_left
-from run_config import finish_run, read_lines, start_run, write_episodes_run, write_run
+from run_config import kill_run, read_lines, run_here, start_run, write_episodes_run, write_run
 
-pytestmark = pytest.mark.chaos
+pytestmark = [pytest.mark.chaos, pytest.mark.usefixtures("warm_ray")]
 
 #: Figures that do not depend on how fast the machine is.
 SERIES = ("rollout/reward/mean", "rollout/tokens", "train/loss", "train/grad_norm", "train/lr", "mismatch/kl")
@@ -56,7 +56,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> list[dict[str, float]]:
     """The series of a run that nothing happens to."""
     directory = tmp_path_factory.mktemp("undisturbed")
-    code, output = finish_run(write_run(directory, model))
+    code, output = run_here(write_run(directory, model))
     assert code == 0, output
     return series(directory / "runs" / "tiny")
 
@@ -66,14 +66,9 @@ def test_kill_9_and_resume_give_the_same_series(
 ) -> None:
     config = write_run(tmp_path, model)
     with nothing_left():
-        process = start_run(config, start_new_session=True)
-        wait_for(process, "step 2/4")
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+        kill_run(config, "step 2/4")
     run = tmp_path / "runs" / "tiny"
-    code, output = finish_run(config, "--resume")
+    code, output = run_here(config, "--resume")
     assert code == 0, output
     same(series(run), undisturbed)
     assert [line["step"] for line in read_lines(run / "metrics.jsonl")] == [1, 2, 3, 4]
@@ -94,7 +89,7 @@ def test_sigterm_writes_a_checkpoint_and_exits_0(
         assert "--resume tiny" in output
     run = tmp_path / "runs" / "tiny"
     assert json.loads((run / "summary.json").read_text())["steps"] < 4
-    code, output = finish_run(config, "--resume", "tiny")
+    code, output = run_here(config, "--resume", "tiny")
     assert code == 0, output
     same(series(run), undisturbed)
 
@@ -111,13 +106,13 @@ def test_ctrl_c_leaves_nothing_running(tmp_path: Path, model: Path) -> None:
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, model: Path, undisturbed: list[dict[str, float]]) -> None:
     config = write_run(tmp_path, model)
-    code, output = finish_run(config, "steps=3")
+    code, output = run_here(config, "steps=3")
     assert code == 0, output
     run = tmp_path / "runs" / "tiny"
     damaged = max((run / "checkpoints").glob("step_*"))
     state = next((damaged / "engine").glob("*model_states.pt"))
     state.write_bytes(state.read_bytes()[:-100])
-    code, output = finish_run(config, "--resume")
+    code, output = run_here(config, "--resume")
     assert code == 0, output
     assert f"{damaged.name}" in output
     assert "the checkpoint before it is used" in output
@@ -127,7 +122,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, model: Path, undist
 def test_a_reward_that_always_raises_ends_the_run_and_says_why(tmp_path: Path, model: Path) -> None:
     config = write_run(tmp_path, model, rewards={"use": [{"type": "broken"}]})
     with nothing_left():
-        code, output = finish_run(config)
+        code, output = run_here(config)
     assert code == 1, output
     assert "this reward is broken on purpose" in output
     assert "rollout.max_failure_fraction" in output
@@ -143,7 +138,7 @@ def test_an_engine_that_cannot_start_says_why(tmp_path: Path, model: Path) -> No
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
     with nothing_left():
-        code, output = finish_run(config, f"model.path={broken}")
+        code, output = run_here(config, f"model.path={broken}")
     assert code == 1, output
     assert "model" in output
     assert not (tmp_path / "runs" / "tiny" / "metrics.jsonl").exists()
@@ -155,16 +150,11 @@ def test_a_killed_agentic_run_goes_on_with_the_same_episodes(tmp_path: Path, mod
     for folder in (whole, halves):
         folder.mkdir()
     environments = [{"id": "tiny/Letters-v0"}, {"id": "tiny/Letters-v0", "name": "long", "kwargs": {"turns": 3}}]
-    code, output = finish_run(write_episodes_run(whole, model, environments=environments))
+    code, output = run_here(write_episodes_run(whole, model, environments=environments))
     assert code == 0, output
     config = write_episodes_run(halves, model, environments=environments)
     with nothing_left():
-        process = start_run(config, start_new_session=True)
-        wait_for(process, "step 2/4")
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
-    code, output = finish_run(config, "--resume")
+        kill_run(config, "step 2/4")
+    code, output = run_here(config, "--resume")
     assert code == 0, output
     same(series(halves / "runs" / "tiny"), series(whole / "runs" / "tiny"))

@@ -1,30 +1,50 @@
-"""One small Ray cluster for all integration tests of a session."""
+"""Hardware for the integration tests, on the Ray that the test session has."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-import ray
+from engine_thread import EngineThread
+from tiny_model import make_tiny_model
+from warm_workers import RESOURCES
 
-from roll_like.cluster import RaySession, ResourceManager
-from roll_like.config.sections import ResourcesConfig
+from roll_like.cluster import ResourceManager
+from roll_like.inference.interface import EngineSpec
+from roll_like.inference.vllm.config import VLLMConfig
+from roll_like.inference.vllm.engine import VLLMEngine
 
-RESOURCES = ResourcesConfig(
-    device="cpu",
-    devices_per_node=2,
-    device_mapping={"training": "0-1", "inference": "0-1"},
-    start_timeout_seconds=60,
-)
+#: Positions that a sequence may have in the shared engine.
+MAX_MODEL_LEN = 512
+
+
+@pytest.fixture(scope="session")
+def float_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model in float32. Tests only read it."""
+    return make_tiny_model(tmp_path_factory.mktemp("float-model"), dtype="float32")
+
+
+@pytest.fixture(scope="session")
+def vllm(float_model: Path) -> Iterator[EngineThread]:
+    """A real vLLM engine in float32 that tests leave as they found it: idle, and with the model's own weights."""
+    spec = EngineSpec(
+        model_path=str(float_model),
+        tokenizer_path=str(float_model),
+        dtype="float32",
+        device="cpu",
+        threads=1,
+        tensor_parallel_size=1,
+        max_model_len=MAX_MODEL_LEN,
+        seed=0,
+    )
+    with EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.1, max_running=16), spec)) as engine:
+        yield engine
 
 
 @pytest.fixture(scope="module")
-def resources(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ResourceManager]:
-    """A started Ray with two cores, reserved."""
-    assert not ray.is_initialized()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Ray warns of its own coming changes
-        with RaySession(RESOURCES, tmp_path_factory.mktemp("logs")), ResourceManager(RESOURCES) as manager:
-            manager.allocate()
-            yield manager
+def resources(warm_ray: None) -> Iterator[ResourceManager]:
+    """Its two cores, reserved."""
+    with ResourceManager(RESOURCES) as manager:
+        manager.allocate()
+        yield manager

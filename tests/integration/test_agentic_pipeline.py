@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from hygiene import nothing_left
-from run_config import finish_run, read_lines, write_episodes_run
+from run_config import read_lines, run_here, write_episodes_run
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("warm_ray")]
 
 
 def test_many_turns_are_learned(tmp_path: Path, tiny_model: Path) -> None:
@@ -36,7 +36,7 @@ def test_many_turns_are_learned(tmp_path: Path, tiny_model: Path) -> None:
         metrics={"trackers": [{"type": "mlflow"}], "console": "plain"},
     )
     with nothing_left():
-        code, output = finish_run(config)
+        code, output = run_here(config)
     assert code == 0, output
     run = tmp_path / "runs" / "tiny"
     before, after = read_lines(run / "evaluations.jsonl")

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
 
 import pytest
 from hygiene import nothing_left
 from run_config import (
     evaluated,
-    finish_run,
+    kill_run,
     read_lines,
-    start_run,
+    run_here,
     write_distill_run,
     write_tutored_run,
 )
 from tiny_model import make_tiny_model
 from transformers import AutoModelForCausalLM
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("warm_ray")]
 PLAIN = {"trackers": [], "console": "plain"}
 
 
@@ -35,15 +33,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def killed_and_resumed(config: Path, line_to_wait_for: str) -> None:
     with nothing_left():
-        process = start_run(config, start_new_session=True)
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line_to_wait_for in line:
-                break
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-    code, output = finish_run(config, "--resume")
+        kill_run(config, line_to_wait_for)
+    code, output = run_here(config, "--resume")
     assert code == 0, output
 
 
@@ -55,7 +46,7 @@ def test_a_student_of_given_conversations(tmp_path: Path, models: tuple[Path, Pa
     settings = {"steps": 8, "checkpoint": {"every": 1, "keep": 2, "export": True}, "metrics": PLAIN}
     with nothing_left():
         config = write_distill_run(whole, *models, **settings)
-        code, output = finish_run(config)
+        code, output = run_here(config)
     assert code == 0, output
     run = whole / "runs" / "tiny"
     before, after = (read_lines(run / "evaluations.jsonl")[place] for place in (0, -1))
@@ -83,7 +74,7 @@ def test_a_student_of_its_own_answers(tmp_path: Path, models: tuple[Path, Path])
     settings = {"steps": 6, "training": {"optimizer": {"lr": 3.0e-3}}, "metrics": PLAIN}
     with nothing_left():
         config = write_tutored_run(whole, *models, **settings)
-        code, output = finish_run(config)
+        code, output = run_here(config)
     assert code == 0, output
     run = whole / "runs" / "tiny"
     before, after = (read_lines(run / "evaluations.jsonl")[place] for place in (0, -1))
@@ -109,7 +100,7 @@ def test_a_teacher_in_the_loss_beside_a_reward(tmp_path: Path, models: tuple[Pat
         metrics=PLAIN,
     )
     with nothing_left():
-        code, output = finish_run(config)
+        code, output = run_here(config)
     assert code == 0, output
     run = tmp_path / "runs" / "tiny"
     for step in read_lines(run / "metrics.jsonl"):
@@ -127,7 +118,7 @@ def test_a_teacher_with_another_tokenizer_is_refused(tmp_path: Path, models: tup
     vocabulary = tokenizer["model"]["vocab"]
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
     file.write_text(json.dumps(tokenizer))
-    code, output = finish_run(write_distill_run(tmp_path, models[0], other), "--check")
+    code, output = run_here(write_distill_run(tmp_path, models[0], other), "--check")
     assert code == 1, output
     text = " ".join(output.split())
     assert "teachers.tiny.path" in text

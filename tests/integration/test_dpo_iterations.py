@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
 from hygiene import nothing_left
-from run_config import finish_run, read_lines, start_run, write_iterations_run
+from run_config import kill_run, read_lines, run_here, write_iterations_run
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("warm_ray")]
 
 SERIES = ("train/loss", "preference/reward_margin", "iteration/number", "iteration/pairs", "rollout/reward/mean")
 
@@ -34,17 +32,10 @@ def test_its_own_answers_teach_it_and_a_killed_run_goes_on_within_an_iteration(
     )
     run = tmp_path / "runs" / "tiny"
     with nothing_left():
-        process = start_run(config, start_new_session=True)
-        assert process.stdout is not None
-        for line in process.stdout:
-            if "step 11/24" in line:
-                break
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+        kill_run(config, "step 11/24")
     before = series(shutil.copy(run / "metrics.jsonl", tmp_path / "before.jsonl"))
     with nothing_left():
-        code, output = finish_run(config, "--resume")
+        code, output = run_here(config, "--resume")
     assert code == 0, output
     found = series(run / "metrics.jsonl")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from hygiene import nothing_left
-from run_config import evaluated, finish_run, kill_run, read_lines, verdict_rows, write_dpo_run
+from run_config import evaluated, kill_run, read_lines, run_here, verdict_rows, write_dpo_run
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("warm_ray")]
 
 
 def losses(run: Path) -> list[float]:
@@ -23,7 +23,7 @@ def test_preferences_are_learned_and_a_resumed_run_keeps_its_reference(tmp_path:
     precise = {"model": {"path": str(tiny_model), "dtype": "float32"}, "steps": 6}
     with nothing_left():
         config = write_dpo_run(whole, tiny_model, **precise, checkpoint={"export": True})
-        code, output = finish_run(config)
+        code, output = run_here(config)
     assert code == 0, output
     run = whole / "runs" / "tiny"
     found = losses(run)
@@ -39,9 +39,9 @@ def test_preferences_are_learned_and_a_resumed_run_keeps_its_reference(tmp_path:
     assert alone["eval/accuracy"] == after["eval/accuracy"]
 
     config = write_dpo_run(halves, tiny_model, **precise)
-    code, output = finish_run(config, "steps=3")
+    code, output = run_here(config, "steps=3")
     assert code == 0, output
-    code, output = finish_run(config, "--resume")
+    code, output = run_here(config, "--resume")
     assert code == 0, output
     assert "asking the reference model" not in output  # what it said is in the run's folder
     assert losses(halves / "runs" / "tiny") == pytest.approx(found, rel=1e-4)
@@ -66,10 +66,10 @@ def test_verdicts_are_learned_and_a_killed_run_goes_on_with_the_same_baseline(tm
         )
     with nothing_left():
         kill_run(configs[killed], "step 3/8")
-    code, output = finish_run(configs[killed], "--resume")
+    code, output = run_here(configs[killed], "--resume")
     assert code == 0, output
     assert "asking the reference model" not in output  # also of answers after other prompts
-    code, output = finish_run(configs[whole])
+    code, output = run_here(configs[whole])
     assert code == 0, output
     steps = [read_lines(folder / "runs" / "tiny" / "metrics.jsonl") for folder in (whole, killed)]
     for name in ("train/loss", "preference/baseline", "preference/reward_margin", "train/tokens"):

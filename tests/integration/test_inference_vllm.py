@@ -13,7 +13,6 @@ import psutil
 import pytest
 import torch
 from engine_thread import EngineThread
-from tiny_model import make_tiny_model
 
 from roll_like.errors import ConfigError, GenerationError
 from roll_like.inference.hf.config import HFConfig
@@ -48,19 +47,8 @@ def request(name: str, *, seed: int | None = 0, **sampling: object) -> GenerateR
     )
 
 
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"), dtype="float32")
-
-
-@pytest.fixture(scope="module")
-def vllm(model_path: Path) -> EngineThread:
-    with EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.1, max_running=16), spec(model_path))) as engine:
-        yield engine
-
-
-def reference_logprobs(model_path: Path, generation: Generation, sampling: Sampling) -> np.ndarray:
-    model = load_causal_lm(model_path, "float32")
+def reference_logprobs(float_model: Path, generation: Generation, sampling: Sampling) -> np.ndarray:
+    model = load_causal_lm(float_model, "float32")
     tokens = torch.from_numpy(np.concatenate([PROMPT, generation.token_ids]).astype(np.int64))
     with torch.no_grad():
         logits_TV = model(tokens[None]).logits[0, len(PROMPT) - 1 : -1]
@@ -83,10 +71,10 @@ def reference_logprobs(model_path: Path, generation: Generation, sampling: Sampl
     ],
 )
 def test_logprobs_are_those_of_the_distribution_that_was_sampled(
-    vllm: EngineThread, model_path: Path, sampling: dict[str, float]
+    vllm: EngineThread, float_model: Path, sampling: dict[str, float]
 ) -> None:
     generation = vllm.generate([request("one", seed=5, **sampling)])["one"]
-    expected = reference_logprobs(model_path, generation, Sampling(max_tokens=24, **sampling))
+    expected = reference_logprobs(float_model, generation, Sampling(max_tokens=24, **sampling))
     np.testing.assert_allclose(generation.logprobs, expected, atol=2e-4)
 
 
@@ -107,7 +95,9 @@ def test_samples_of_one_batch_share_their_prompt(vllm: EngineThread) -> None:
     assert sorted(shared) == [0, *[64] * 7]
 
 
-def test_end_of_sequence_is_a_sampled_token_and_stop_strings_cut_the_text(vllm: EngineThread, model_path: Path) -> None:
+def test_end_of_sequence_is_a_sampled_token_and_stop_strings_cut_the_text(
+    vllm: EngineThread, float_model: Path
+) -> None:
     crowd = vllm.generate([request(f"{index}", seed=index, max_tokens=180) for index in range(32)]).values()
     ended = [item for item in crowd if item.stop_reason is StopReason.STOP]
     assert ended, "a random model ends about every 500 tokens"
@@ -141,17 +131,17 @@ def test_aborted_requests_come_back_with_their_tokens(vllm: EngineThread) -> Non
 
 def test_what_can_never_be_served_is_refused(vllm: EngineThread) -> None:
     with pytest.raises(
-        GenerationError, match=r"70 prompt tokens and up to 200 response tokens, 270 together.*holds 256"
+        GenerationError, match=r"70 prompt tokens and up to 443 response tokens, 513 together.*holds 512"
     ):
-        vllm.run(vllm.engine.submit([request("fits"), request("long", max_tokens=200)]))
+        vllm.run(vllm.engine.submit([request("fits"), request("long", max_tokens=443)]))
     assert vllm.run(vllm.engine.poll(0.2)) == []
     with pytest.raises(GenerationError, match="'twice' is in use"):
         vllm.run(vllm.engine.submit([request("twice"), request("twice")]))
 
 
-def test_vllm_and_transformers_agree_greedily(vllm: EngineThread, model_path: Path) -> None:
+def test_vllm_and_transformers_agree_greedily(vllm: EngineThread, float_model: Path) -> None:
     ours = vllm.generate([request("greedy", temperature=0.0)])["greedy"]
-    with EngineThread(HFEngine(HFConfig(), spec(model_path))) as hf:
+    with EngineThread(HFEngine(HFConfig(), spec(float_model))) as hf:
         theirs = hf.generate([request("greedy", temperature=0.0)])["greedy"]
     np.testing.assert_array_equal(ours.token_ids, theirs.token_ids)
     np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=2e-4)
@@ -163,10 +153,10 @@ async def poll_for_ever(engine: EngineThread) -> None:
         assert await engine.engine.poll(1.0) == []
 
 
-def test_a_killed_engine_process_is_an_error_and_nothing_is_left(model_path: Path) -> None:
+def test_a_killed_engine_process_is_an_error_and_nothing_is_left(float_model: Path) -> None:
     before = set(os.listdir("/dev/shm"))
     known = {child.pid for child in psutil.Process().children(recursive=True)}
-    with EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.1), spec(model_path))) as engine:
+    with EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.1), spec(float_model))) as engine:
         started = [child for child in psutil.Process().children(recursive=True) if child.pid not in known]
         assert started
         engine.run(engine.engine.submit([request("lost", max_tokens=180)]))
@@ -189,7 +179,7 @@ def test_a_killed_engine_process_is_an_error_and_nothing_is_left(model_path: Pat
     assert not left
 
 
-async def test_a_failed_start_says_why(tmp_path: Path, model_path: Path) -> None:
+async def test_a_failed_start_says_why(tmp_path: Path, float_model: Path) -> None:
     async def start(config: VLLMConfig, path: Path) -> None:
         try:
             await VLLMEngine(config, spec(path)).start()
@@ -206,7 +196,7 @@ async def test_a_failed_start_says_why(tmp_path: Path, model_path: Path) -> None
         await start(VLLMConfig(), tmp_path)
     assert missing.value.fix
     with pytest.raises(GenerationError, match=r"did not start.*[Mm]emory") as memory:
-        await start(VLLMConfig(kv_cache_gib=4000), model_path)
+        await start(VLLMConfig(kv_cache_gib=4000), float_model)
     assert "kv_cache_gib" in str(memory.value.fix)
     with pytest.raises(ConfigError, match="no argument 'max_num_batched_token'; did you mean 'max_num_batched_tokens'"):
-        await start(VLLMConfig(engine_args={"max_num_batched_token": 1}), model_path)
+        await start(VLLMConfig(engine_args={"max_num_batched_token": 1}), float_model)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from hygiene import nothing_left
-from run_config import finish_run, read_lines, write_run
+from run_config import read_lines, run_here, write_run
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("warm_ray")]
 
 
 def test_a_judge_in_a_cluster_of_its_own(tmp_path: Path, tiny_model: Path) -> None:
@@ -31,7 +31,7 @@ def test_a_judge_in_a_cluster_of_its_own(tmp_path: Path, tiny_model: Path) -> No
         checkpoint={"at_end": False, "export": False},
     )
     with nothing_left():
-        code, output = finish_run(config)
+        code, output = run_here(config)
     assert code == 0, output
     (step,) = read_lines(tmp_path / "runs" / "tiny" / "metrics.jsonl")
     assert step["rollout/failures"] == 0

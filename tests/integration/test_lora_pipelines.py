@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from hygiene import nothing_left
 from peft import PeftModel
-from run_config import evaluated, finish_run, read_lines, write_dpo_run, write_run
+from run_config import evaluated, exported, read_lines, run_here, write_dpo_run, write_run
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("warm_ray")]
 LORA = {"rank": 8, "alpha": 16}
 
 
@@ -33,7 +31,7 @@ def test_the_reference_without_adapters_is_the_one_that_was_asked_before(tmp_pat
             checkpoint={"export": mode == "adapter_off"},
         )
         with nothing_left():
-            code, output = finish_run(config)
+            code, output = run_here(config)
         assert code == 0, output
         run = folder / "runs" / "tiny"
         assert (run / "reference_logprobs.npz").exists() == (mode == "precomputed")
@@ -44,14 +42,13 @@ def test_the_reference_without_adapters_is_the_one_that_was_asked_before(tmp_pat
     assert figures["adapter_off"][2] < 0.68  # the policy has left its reference
 
     run = tmp_path / "adapter_off" / "runs" / "tiny"
-    exported, again = run / "model", tmp_path / "again"
-    command = [sys.executable, "-m", "roll_like.cli", "export", "--checkpoint", str(run / "checkpoints/step_000003")]
-    subprocess.run([*command, "-o", str(again)], check=True, capture_output=True, cwd=tmp_path, timeout=120)
+    written, again = run / "model", tmp_path / "again"
+    exported(run / "checkpoints/step_000003", again)
     for file in ("model.safetensors", "adapter/adapter_model.safetensors"):
-        one, other = load_file(exported / file), load_file(again / file)
+        one, other = load_file(written / file), load_file(again / file)
         assert one.keys() == other.keys()
         assert all(torch.equal(one[name], other[name]) for name in one), file
-    assert evaluated(config, exported)["eval/loss"] == pytest.approx(figures["adapter_off"][-1], rel=1e-3)
+    assert evaluated(config, written)["eval/loss"] == pytest.approx(figures["adapter_off"][-1], rel=1e-3)
 
 
 @pytest.mark.slow
@@ -67,7 +64,7 @@ def test_vllm_samples_from_merged_weights_and_kl_is_measured_without_adapters(tm
         checkpoint={"export": True},
     )
     with nothing_left():
-        code, output = finish_run(config)
+        code, output = run_here(config)
     assert code == 0, output
     run = tmp_path / "runs" / "tiny"
     first, second, third = read_lines(run / "metrics.jsonl")

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from tests_support import pairs_of  # type: ignore[import-not-found]
-from tiny_model import make_tiny_model
 from transformers import AutoModelForCausalLM
 
 from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, PairedObjective, PairStep
@@ -28,11 +27,6 @@ from roll_like.values import reduce
 
 pytestmark = pytest.mark.integration
 LR, EPS, BETA = 1e-2, 1e-2, 0.5
-
-
-@pytest.fixture(scope="module")
-def float_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("float-model"), dtype="float32")
 
 
 def pairs(count: int = 5, vocabulary: int = 400, seed: int = 0) -> list[TrainingSample]:

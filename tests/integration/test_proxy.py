@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,14 @@ import numpy as np
 import pytest
 from engine_thread import EngineThread
 from seen_sequences import Recorder
-from tiny_model import make_tiny_model, make_tiny_tokenizer
+from tiny_model import make_tiny_tokenizer
 
 from roll_like.agents.agent_program import AgentPrograms
 from roll_like.agents.conversation import Renderer
 from roll_like.agents.env_manager import EnvManager, EpisodePlan, episode_task
 from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits, ProgramSpec
 from roll_like.agents.proxy import Proxy
-from roll_like.inference.interface import EngineSpec, Sampling
-from roll_like.inference.vllm.config import VLLMConfig
-from roll_like.inference.vllm.engine import VLLMEngine
+from roll_like.inference.interface import Sampling
 from roll_like.rollout.collection import Collected
 from roll_like.rollout.router import Router
 from roll_like.types import StopReason
@@ -38,23 +35,6 @@ class NoEnvironments:
 
     def open(self, spec: EnvironmentSpec) -> Any:
         raise AssertionError("nothing hosts an environment here")
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineThread]:
-    path = str(make_tiny_model(tmp_path_factory.mktemp("model"), dtype="float32"))
-    spec = EngineSpec(
-        model_path=path,
-        tokenizer_path=path,
-        dtype="float32",
-        device="cpu",
-        threads=1,
-        tensor_parallel_size=1,
-        max_model_len=512,
-        seed=0,
-    )
-    with EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.1, max_running=16), spec)) as started:
-        yield started
 
 
 async def play(recorder: Recorder, seen: Path) -> Collected:
@@ -82,9 +62,9 @@ async def play(recorder: Recorder, seen: Path) -> Collected:
         return await manager.fill((episode_task(spec, seed) for seed in itertools.count()), plan)
 
 
-def test_programs_are_trained_on_what_the_engine_saw(engine: EngineThread, tmp_path: Path) -> None:
-    recorder = Recorder(engine.engine)
-    collected = engine.run(play(recorder, tmp_path))
+def test_programs_are_trained_on_what_the_engine_saw(vllm: EngineThread, tmp_path: Path) -> None:
+    recorder = Recorder(vllm.engine)
+    collected = vllm.run(play(recorder, tmp_path))
     assert not collected.failures, collected.failures
     episodes = [sample for group in collected.groups for sample in group.samples]
     told = [json.loads(path.read_text(encoding="utf-8")) for path in tmp_path.glob("*.json")]

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from reward_support import completion
-from tiny_model import make_tiny_model
 
 from roll_like.builtin.pipelines.reward_model.config import RewardModelAlgorithmConfig
 from roll_like.builtin.pipelines.reward_model.objective import RewardModelObjective
@@ -35,11 +34,6 @@ ROWS = [
     json.loads(line)
     for line in (Path(__file__).resolve().parents[2] / "configs/data/pairs_eval.jsonl").read_text().splitlines()[:5]
 ]
-
-
-@pytest.fixture(scope="module")
-def float_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("float-model"), dtype="float32")
 
 
 @pytest.fixture(scope="module")

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hygiene import nothing_left
 from reward_support import completion
-from run_config import evaluated, finish_run, read_lines, start_run, write_reward_model_run
+from run_config import evaluated, exported, kill_run, read_lines, run_here, write_reward_model_run
 
 from roll_like.builtin.rewards.reward_model import RewardModel, RewardModelConfig
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("warm_ray")]
 
 
 def losses(run: Path) -> list[float]:
@@ -40,7 +36,7 @@ def test_a_reward_model_is_learned_and_one_that_was_killed_goes_on(tmp_path: Pat
     epochs = {"steps": None, "epochs": 4}  # 4 × 20 pairs, 8 a step
     with nothing_left():
         config = write_reward_model_run(whole, tiny_model, **epochs, checkpoint={"export": True})
-        code, output = finish_run(config)
+        code, output = run_here(config)
     assert code == 0, output
     run = whole / "runs" / "tiny"
     lines, (before, after) = read_lines(run / "metrics.jsonl"), read_lines(run / "evaluations.jsonl")
@@ -58,21 +54,13 @@ def test_a_reward_model_is_learned_and_one_that_was_killed_goes_on(tmp_path: Pat
     alone = evaluated(config, run / "model")
     assert alone["eval/loss"] == pytest.approx(after["eval/loss"], rel=1e-3)
     merged = tmp_path / "merged"
-    command = ["export", "--checkpoint", str(run / "checkpoints" / "step_000010"), "-o", str(merged)]
-    subprocess.run([sys.executable, "-m", "roll_like.cli", *command], check=True, cwd=whole, capture_output=True)
+    exported(run / "checkpoints" / "step_000010", merged)
     assert scores(merged) == pytest.approx([good, bad], abs=1e-4)
     assert json.loads((merged / "config.json").read_text())["architectures"] == ["LlamaForSequenceClassification"]
 
     config = write_reward_model_run(halves, tiny_model, **epochs)
     with nothing_left():
-        process = start_run(config, start_new_session=True)
-        assert process.stdout is not None
-        for line in process.stdout:
-            if "step  4/10" in line:
-                break
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-    code, output = finish_run(config, "--resume")
+        kill_run(config, "step  4/10")
+    code, output = run_here(config, "--resume")
     assert code == 0, output
     assert losses(halves / "runs" / "tiny") == pytest.approx(losses(run), rel=1e-4)

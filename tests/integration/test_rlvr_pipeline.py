@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from hygiene import nothing_left
-from run_config import finish_run, read_lines, write_run
+from run_config import finish_run, read_lines, run_here, write_run
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("warm_ray")]
 
 VLLM = {"type": "vllm", "kv_cache_gib": 0.2, "max_running": 32}
 
@@ -75,7 +75,7 @@ def test_two_replicas_two_ranks_zero_3_with_reference(tmp_path: Path, tiny_model
         reference={"workers": 2},
     )
     with nothing_left():
-        code, output = finish_run(config)
+        code, output = run_here(config)
     assert code == 0, output
     steps = read_lines(tmp_path / "runs" / "tiny" / "metrics.jsonl")
     assert [step["train/updates"] for step in steps] == [2, 2]
@@ -104,7 +104,7 @@ def test_groups_zero_variance_are_replaced(tmp_path: Path, tiny_model: Path, eng
         rewards={"use": [{"type": "has_letter_e"}]},
         checkpoint={"at_end": False, "export": False},
     )
-    code, output = finish_run(config)
+    code, output = run_here(config)
     assert code == 0, output
     (step,) = read_lines(tmp_path / "runs" / "tiny" / "metrics.jsonl")
     assert step["rollout/groups/accepted"] <= 4
@@ -129,13 +129,13 @@ def test_ppo_resumes_with_its_critic(tmp_path: Path, tiny_model: Path) -> None:
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     for folder in (whole, halves):
         folder.mkdir()
-    code, output = finish_run(write_run(whole, tiny_model, steps=4, **PPO))
+    code, output = run_here(write_run(whole, tiny_model, steps=4, **PPO))
     assert code == 0, output
     config = write_run(halves, tiny_model, steps=4, **PPO)
     with nothing_left():
-        code, output = finish_run(config, "steps=2")
+        code, output = run_here(config, "steps=2")
         assert code == 0, output
-        code, output = finish_run(config, "--resume")
+        code, output = run_here(config, "--resume")
         assert code == 0, output
     expected, found = (read_lines(folder / "runs" / "tiny" / "metrics.jsonl") for folder in (whole, halves))
     assert [step["train/updates"] for step in expected] == [0, 1, 1, 1]  # the critic warms up in the first
@@ -170,7 +170,7 @@ def test_remax_on_vllm_with_two_reward_pools(tmp_path: Path, tiny_model: Path) -
         },
         checkpoint={"at_end": False, "export": False},
     )
-    code, output = finish_run(config)
+    code, output = run_here(config)
     assert code == 0, output
     steps = read_lines(tmp_path / "runs" / "tiny" / "metrics.jsonl")
     # the greedy samples are generated, but not trained on

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from hygiene import nothing_left
-from run_config import evaluated, finish_run, kill_run, read_lines, write_sft_run
+from run_config import evaluated, kill_run, read_lines, run_here, write_sft_run
 from transformers import AutoModelForCausalLM
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("warm_ray")]
 
 
 def losses(run: Path) -> list[float]:
@@ -26,7 +26,7 @@ def test_a_run_learns_and_one_that_was_killed_goes_on(tmp_path: Path, tiny_model
     export = {"every": 1, "keep": 2, "export": True}
     with nothing_left():
         config = write_sft_run(whole, tiny_model, **precise, checkpoint=export)
-        code, output = finish_run(config)
+        code, output = run_here(config)
     assert code == 0, output
     run = whole / "runs" / "tiny"
     summary = json.loads((run / "summary.json").read_text())
@@ -42,6 +42,6 @@ def test_a_run_learns_and_one_that_was_killed_goes_on(tmp_path: Path, tiny_model
     config = write_sft_run(halves, tiny_model, **precise, metrics={"trackers": [], "console": "plain"})
     with nothing_left():
         kill_run(config, "step  4/10")
-    code, output = finish_run(config, "--resume")
+    code, output = run_here(config, "--resume")
     assert code == 0, output
     assert losses(halves / "runs" / "tiny") == pytest.approx(losses(run), rel=1e-4)

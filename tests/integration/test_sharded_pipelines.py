@@ -11,9 +11,9 @@ import pytest
 from hygiene import nothing_left
 from run_config import (
     evaluated,
-    finish_run,
     kill_run,
     read_lines,
+    run_here,
     verdict_rows,
     write_distill_run,
     write_dpo_run,
@@ -25,7 +25,7 @@ from run_config import (
 from safetensors.torch import load_file
 from tiny_model import make_tiny_model
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.usefixtures("warm_ray")]
 TRAINING = {
     "lora": {"rank": 8, "alpha": 16},
     "workers": 2,
@@ -88,7 +88,7 @@ def test_adapters_sharded_over_two_ranks(tmp_path: Path, name: str) -> None:
     halves.mkdir()
     config = case.write(whole, *models, **settings)
     with nothing_left():
-        code, output = finish_run(config)
+        code, output = run_here(config)
     assert code == 0, output
     run = whole / "runs" / "tiny"
     series = [step[case.series] for step in read_lines(run / "metrics.jsonl")]
@@ -104,7 +104,7 @@ def test_adapters_sharded_over_two_ranks(tmp_path: Path, name: str) -> None:
     again = case.write(halves, *models, **settings)
     with nothing_left():
         kill_run(again, "step 2/4")
-    code, output = finish_run(again, "--resume")
+    code, output = run_here(again, "--resume")
     assert code == 0, output
     resumed = [step[case.series] for step in read_lines(halves / "runs" / "tiny" / "metrics.jsonl")]
     assert resumed == pytest.approx(series, rel=1e-4)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
-from tiny_model import make_tiny_model
 from transformers import AutoModelForCausalLM
 
 from roll_like.builtin.pipelines.sft.objective import SupervisedObjective, likelihood_metrics
@@ -25,11 +24,6 @@ from roll_like.values import reduce
 
 pytestmark = pytest.mark.integration
 LR, EPS = 1e-2, 1e-2  # the large eps keeps Adam's first step from being the sign of the gradient's last bits
-
-
-@pytest.fixture(scope="module")
-def float_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("float-model"), dtype="float32")
 
 
 def batches() -> list[list[TrainingSample]]:

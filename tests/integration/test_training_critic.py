@@ -28,13 +28,6 @@ OPTIMIZER = {"lr": 1e-2, "max_grad_norm": 1000.0, "eps": 1e-2, "weight_decay": 0
 CLIP = 0.05
 
 
-@pytest.fixture(scope="module")
-def float_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tiny_model import make_tiny_model
-
-    return make_tiny_model(tmp_path_factory.mktemp("float-model"), dtype="float32")
-
-
 @contextmanager
 def critic_engine(
     resources: ResourceManager, model: Path, *, dtype: str = "float32", **options: Any

@@ -76,13 +76,6 @@ def largest_difference(left: dict[str, torch.Tensor], right: dict[str, torch.Ten
     return max(float((left[name] - right[name]).abs().max()) for name in left)
 
 
-@pytest.fixture(scope="module")
-def float_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tiny_model import make_tiny_model
-
-    return make_tiny_model(tmp_path_factory.mktemp("float-model"), dtype="float32")
-
-
 #: A loss and a correction over turns, away from the policy that sampled: what is put together wrongly shows.
 OF_TURNS = {
     "loss": {"type": "gspo", "unit": "turn", "clip_low": 0.5, "clip_high": 1.0},

@@ -12,7 +12,6 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from tests_support import pairs_of, ragged_policy_samples  # type: ignore[import-not-found]
-from tiny_model import make_tiny_model
 from transformers import AutoModelForCausalLM
 
 from roll_like.algorithms.kl import KLController
@@ -36,11 +35,6 @@ LR, EPS, SEED = 3e-2, 1e-3, 5
 SPAN = DeviceRange.model_validate("0-1")
 LORA = {"rank": 4, "alpha": 8}
 Weights = dict[str, torch.Tensor]
-
-
-@pytest.fixture(scope="module")
-def float_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("float-model"), dtype="float32")
 
 
 @pytest.fixture(scope="module")

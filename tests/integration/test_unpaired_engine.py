@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from test_preference_engine import answer_logprob
-from tiny_model import make_tiny_model
 from transformers import AutoModelForCausalLM
 
 from roll_like.builtin.pipelines.dpo.labelled_objective import LabelledObjective, LabelledStep
@@ -70,11 +69,6 @@ def engine(resources: ResourceManager, model: Path, stack: ExitStack, **training
         trust_remote_code=False,
     )
     return start_engine("training", spec, resources, DeviceRange.model_validate("0-1"), stack=stack)
-
-
-@pytest.fixture(scope="module")
-def float_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("float-model"), dtype="float32")
 
 
 @pytest.fixture(scope="module")

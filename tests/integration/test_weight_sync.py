@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from engine_thread import EngineThread
-from tiny_model import make_tiny_model
 
 from roll_like.errors import WeightSyncError
 from roll_like.inference.hf.config import HFConfig
@@ -87,31 +86,46 @@ def sync_of(trainer: Trainer, engine: EngineThread, bucket_bytes: int = 1 << 16)
     return WeightSync(sender.send, engine)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.03)])
-def test_vllm_computes_with_the_trainers_weights_after_every_sync(tmp_path: Path, dtype: str, tolerance: float) -> None:
-    path = make_tiny_model(tmp_path / "model", dtype=dtype)
-    trainer = Trainer(path, dtype)
-    with EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.1), spec(path, dtype))) as engine:
-        assert difference(trainer, samples(engine, "start")) < tolerance
-        sync = sync_of(trainer, engine)
-        for round_ in range(1, 3):
-            trainer.change(seed=round_)
-            assert difference(trainer, samples(engine, f"stale-{round_}")) > 0.2
-            report = sync.push()
-            generations = samples(engine, f"fresh-{round_}")
-            assert difference(trainer, generations) < tolerance
-            assert report.version == round_
-            assert report.buckets > 1
-            assert report.unchecked == ()
-            assert report.checked == len(list(trainer.model.named_parameters()))
-            assert {segment.policy_version for item in generations for segment in item.segments} == {round_}
+@pytest.fixture(scope="module")
+def bfloat(tiny_model: Path) -> Iterator[EngineThread]:
+    """vLLM in bfloat16, whose weights tests change."""
+    with EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.1), spec(tiny_model, "bfloat16"))) as engine:
+        yield engine
 
 
-def test_a_stale_output_head_is_found_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def follows(trainer: Trainer, engine: EngineThread, tolerance: float) -> None:
+    """The engine computes with the trainer's weights after every sync."""
+    assert difference(trainer, samples(engine, "start")) < tolerance
+    sync = sync_of(trainer, engine)
+    for round_ in range(1, 3):
+        trainer.change(seed=round_)
+        assert difference(trainer, samples(engine, f"stale-{round_}")) > 0.2
+        report = sync.push()
+        generations = samples(engine, f"fresh-{round_}")
+        assert difference(trainer, generations) < tolerance
+        assert report.version == round_
+        assert report.buckets > 1
+        assert report.unchecked == ()
+        assert report.checked == len(list(trainer.model.named_parameters()))
+        assert {segment.policy_version for item in generations for segment in item.segments} == {round_}
+
+
+def test_vllm_computes_with_the_trainers_weights_in_float32(vllm: EngineThread, float_model: Path) -> None:
+    trainer = Trainer(float_model, "float32")
+    follows(trainer, vllm, 1e-4)
+    trainer.model.load_state_dict(load_causal_lm(float_model, "float32").state_dict())
+    sync_of(trainer, vllm).push()  # other tests use this engine
+    assert difference(trainer, samples(vllm, "restored")) < 1e-4
+
+
+def test_vllm_computes_with_the_trainers_weights_in_bfloat16(bfloat: EngineThread, tiny_model: Path) -> None:
+    follows(Trainer(tiny_model, "bfloat16"), bfloat, 0.03)
+
+
+def test_a_stale_output_head_is_found_and_named(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arguments, "WORKER_EXTENSION", "stale_head_worker.WorkerExtension")
-    path = make_tiny_model(tmp_path / "model")
-    trainer = Trainer(path, "bfloat16")
-    with EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.1), spec(path, "bfloat16"))) as engine:
+    trainer = Trainer(tiny_model, "bfloat16")
+    with EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.1), spec(tiny_model, "bfloat16"))) as engine:
         trainer.change(seed=1)
         with pytest.raises(
             WeightSyncError, match=r"in 1 of .*: lm_head\.weight \(tied to model\.embed_tokens\.weight\)"
@@ -119,30 +133,30 @@ def test_a_stale_output_head_is_found_and_named(tmp_path: Path, monkeypatch: pyt
             sync_of(trainer, engine).push()
 
 
-def test_a_sync_in_the_middle_of_a_response_starts_a_new_segment(tmp_path: Path) -> None:
-    path = make_tiny_model(tmp_path / "model")
-    trainer = Trainer(path, "bfloat16")
-    with EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.1), spec(path, "bfloat16"))) as engine:
-        samples(engine, "warm-up")
-        requests = [
-            GenerateRequest(request_id=name, prompt_ids=PROMPT, sampling=Sampling(max_tokens=tokens), seed=3)
-            for name, tokens in [("long", 180), ("first token", 1)]
-        ]
-        engine.run(engine.engine.submit(requests))
-        assert list(engine.collect(1)) == ["first token"]
-        trainer.change(seed=1)
-        sync_of(trainer, engine).push()
-        generation = engine.collect(1)["long"]
-        assert [segment.policy_version for segment in generation.segments] == [0, 1]
-        assert generation.segments[0].start == 0
-        assert generation.segments[0].end == generation.segments[1].start
-        assert generation.segments[1].end == len(generation.token_ids) == len(generation.logprobs)
+def test_a_sync_in_the_middle_of_a_response_starts_a_new_segment(bfloat: EngineThread, tiny_model: Path) -> None:
+    trainer = Trainer(tiny_model, "bfloat16")
+    sync = sync_of(trainer, bfloat)
+    before = sync.push().version
+    requests = [
+        GenerateRequest(request_id=name, prompt_ids=PROMPT, sampling=Sampling(max_tokens=tokens), seed=3)
+        for name, tokens in [("long", 180), ("first token", 1)]
+    ]
+    samples(bfloat, "warm-up")
+    bfloat.run(bfloat.engine.submit(requests))
+    assert list(bfloat.collect(1)) == ["first token"]
+    trainer.change(seed=1)
+    after = sync.push().version
+    generation = bfloat.collect(1)["long"]
+    assert [segment.policy_version for segment in generation.segments] == [before, after]
+    assert after == before + 1
+    assert generation.segments[0].start == 0
+    assert generation.segments[0].end == generation.segments[1].start
+    assert generation.segments[1].end == len(generation.token_ids) == len(generation.logprobs)
 
 
-def test_the_transformers_engine_takes_weights_too(tmp_path: Path) -> None:
-    path = make_tiny_model(tmp_path / "model", dtype="float32")
-    trainer = Trainer(path, "float32")
-    with EngineThread(HFEngine(HFConfig(), spec(path, "float32"))) as engine:
+def test_the_transformers_engine_takes_weights_too(float_model: Path) -> None:
+    trainer = Trainer(float_model, "float32")
+    with EngineThread(HFEngine(HFConfig(), spec(float_model, "float32"))) as engine:
         trainer.change(seed=1)
         assert difference(trainer, samples(engine, "stale")) > 0.2
         report = sync_of(trainer, engine).push()

@@ -1,0 +1,20 @@
+"""Rewards that a random model can learn in a few steps: write many letters e; and one that is broken."""
+
+from __future__ import annotations
+
+from roll_like import Completion, register_reward
+
+
+@register_reward("letter_e")
+def letter_e(completion: Completion) -> float:
+    return completion.text.count("e") / max(len(completion.text), 1)
+
+
+@register_reward("has_letter_e")
+def has_letter_e(completion: Completion) -> float:
+    return float("e" in completion.text)
+
+
+@register_reward("broken")
+def broken(completion: Completion) -> float:
+    raise RuntimeError("this reward is broken on purpose")
