@@ -50,7 +50,7 @@ class BigramBackend:
         self,
         tokens_BL: Tensor,
         positions_BL: Tensor,
-        branches_BL: Tensor,
+        segment_ids_BL: Tensor,
         sources_N: Tensor,
         targets_N: Tensor,
         temperature: float,

@@ -123,7 +123,7 @@ def send_projections(teachers: Mapping[str, TrainingEngine[Any]], student: Train
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taught:
+class TeacherScored:
     """Samples with what one teacher says of their targets.
 
     Attributes:
@@ -138,7 +138,7 @@ class Taught:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaughtBatch(MicroBatch):
+class TeacherScoredBatch(MicroBatch):
     """A micro-batch with what a teacher says of its targets.
 
     Attributes:
@@ -151,7 +151,7 @@ class TaughtBatch(MicroBatch):
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class DistillationTarget:
     """What the head of a student compares with."""
 
     teacher: Teacher
@@ -167,25 +167,25 @@ class DistillationHead(TokenLogprobHead):
         hidden_ND: Tensor,
         targets_N: Tensor,
         temperature: float,  # noqa: ARG002 - of the protocol
-        lesson: Lesson,
+        target: DistillationTarget,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of each target, shape [N], and figures of each; temperatures are the loss's."""
         losses = distillation_losses(
             hidden_ND,
             self.weight,
-            lesson.teacher,
-            lesson.loss,
+            target.teacher,
+            target.loss,
             chunk_tokens=self.chunk_tokens,
             chunk_vocab=self.chunk_vocab,
             bias=self.bias,
             targets_N=targets_N,
-            weights_N=lesson.weights_N,
+            weights_N=target.weights_N,
         )
         return losses.losses_N, dict(losses.metrics)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillationObjective(LanguageModelObjective[Sequence[Taught], TaughtBatch]):
+class DistillationObjective(LanguageModelObjective[Sequence[TeacherScored], TeacherScoredBatch]):
     """Moves a student's distributions to those of its teachers: the mean loss of all targets of a step.
 
     Attributes:
@@ -204,33 +204,33 @@ class DistillationObjective(LanguageModelObjective[Sequence[Taught], TaughtBatch
         """Keep the output projections of teachers."""
         self.projections.update({name: each.to(model.device) for name, each in projections.items()})
 
-    def updates(self, step: Sequence[Taught], engine: Engine) -> Iterator[Update[TaughtBatch]]:
+    def updates(self, step: Sequence[TeacherScored], engine: Engine) -> Iterator[Update[TeacherScoredBatch]]:
         """Yield one optimizer step; a micro-batch has one teacher."""
-        count = sum(int(sample.sampled.sum()) for taught in step for sample in taught.samples)
-        shards: list[list[TaughtBatch]] = [[] for _ in range(engine.layout["ranks"])]
-        for taught in step:
-            targets = Targets(taught.samples)
-            weights = [np.where(sample.sampled, np.float32(1 / count), np.float32(0)) for sample in taught.samples]
-            for shard, batches in zip(shards, micro_batches(taught.samples, weights, **engine.layout), strict=True):
+        count = sum(int(sample.sampled.sum()) for scored in step for sample in scored.samples)
+        shards: list[list[TeacherScoredBatch]] = [[] for _ in range(engine.layout["ranks"])]
+        for scored in step:
+            targets = Targets(scored.samples)
+            weights = [np.where(sample.sampled, np.float32(1 / count), np.float32(0)) for sample in scored.samples]
+            for shard, batches in zip(shards, micro_batches(scored.samples, weights, **engine.layout), strict=True):
                 shard += [
-                    TaughtBatch(
+                    TeacherScoredBatch(
                         **batch.shared_fields,
-                        teacher=taught.teacher,
-                        answers=chosen(taught.answers, targets.of(batch)),
+                        teacher=scored.teacher,
+                        answers=chosen(scored.answers, targets.of(batch)),
                     )
                     for batch in batches
                 ]
         yield Update(shards=shards)
 
-    def loss(self, model: RankModel, batch: TaughtBatch, shared: None) -> tuple[Tensor, Metrics]:  # noqa: ARG002
+    def loss(self, model: RankModel, batch: TeacherScoredBatch, shared: None) -> tuple[Tensor, Metrics]:  # noqa: ARG002
         """Return a micro-batch's share of the loss."""
         loss: DistillationLoss = DISTILLATION_LOSSES.get(self.loss_config.type)(self.loss_config)
         weights_N = model.tensor(batch.weights)
-        losses_N, figures = model(batch, 1.0, Lesson(self._teacher(model, batch, loss), loss, weights_N))
+        losses_N, figures = model(batch, 1.0, DistillationTarget(self._teacher(model, batch, loss), loss, weights_N))
         objective, metrics = distillation_objective(TokenLosses(losses_N, figures), weights_N)
         return objective, merge([metrics, computed(batch)])
 
-    def _teacher(self, model: RankModel, batch: TaughtBatch, loss: DistillationLoss) -> Teacher:
+    def _teacher(self, model: RankModel, batch: TeacherScoredBatch, loss: DistillationLoss) -> Teacher:
         answers = batch.answers
         if isinstance(answers, TopKAnswers):
             return TeacherTopK(

@@ -9,7 +9,7 @@ from typing import Self
 
 from roll_like.builtin.pipelines.distill.check import distillation_findings
 from roll_like.builtin.pipelines.distill.config import DistillConfig
-from roll_like.builtin.pipelines.distill.objective import Taught
+from roll_like.builtin.pipelines.distill.objective import TeacherScored
 from roll_like.builtin.pipelines.distill.teachers import (
     DistillationSample,
     Teachers,
@@ -36,17 +36,17 @@ class DistillPipeline(OfflinePipeline[DistillConfig]):
 
     samples: Order[DistillationSample]
     teachers: Teachers
-    student: TrainingEngine[Sequence[Taught]]
+    student: TrainingEngine[Sequence[TeacherScored]]
 
     def run(self) -> None:
         """Train to the end: each step brings the student nearer to what its teachers predict for the step's samples."""
         state = self.run_state
         state.evaluate(self.evaluator)
         for step in state.steps():
-            taught = self.teachers.distributions(self.samples.take(self.config.data.samples_per_step))
+            scored = self.teachers.distributions(self.samples.take(self.config.data.samples_per_step))
             with state.timer("train"):
-                report = self.student.train_step(taught)
-            samples = [sample for part in taught for sample in part.samples]
+                report = self.student.train_step(scored)
+            samples = [sample for part in scored for sample in part.samples]
             state.log(step, report, samples_metrics(samples))
             state.evaluate(self.evaluator)
 

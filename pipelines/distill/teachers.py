@@ -12,8 +12,8 @@ from roll_like.algorithms.distillation import DistillationConfig
 from roll_like.builtin.pipelines.distill.config import DistillationDataConfig, DistillConfig
 from roll_like.builtin.pipelines.distill.objective import (
     DistillationObjective,
-    Taught,
     TeacherObjective,
+    TeacherScored,
     send_projections,
     teacher_answers,
 )
@@ -64,23 +64,25 @@ class Teachers:
         self._engines = engines
         self._timer = timer
 
-    def distributions(self, chosen: Sequence[DistillationSample]) -> list[Taught]:
+    def distributions(self, chosen: Sequence[DistillationSample]) -> list[TeacherScored]:
         """Return the samples by teacher, with what each predicts at their tokens."""
-        taught = []
-        with self._timer("teach"):
+        scored = []
+        with self._timer("teachers"):
             for name, engine in self._engines.items():
                 samples = training_samples([each.sample for each in chosen if each.teacher == name])
                 if samples:
-                    taught.append(Taught(teacher=name, samples=samples, answers=teacher_answers(engine, samples)))
-        return taught
+                    scored.append(
+                        TeacherScored(teacher=name, samples=samples, answers=teacher_answers(engine, samples))
+                    )
+        return scored
 
-    def send_projections(self, student: TrainingEngine[Sequence[Taught]]) -> None:
+    def send_projections(self, student: TrainingEngine[Sequence[TeacherScored]]) -> None:
         """Give the student the teachers' output projections."""
         send_projections(self._engines, student)
 
 
 def distillation_evaluator(
-    config: DistillConfig, student: TrainingEngine[Sequence[Taught]], teachers: Teachers
+    config: DistillConfig, student: TrainingEngine[Sequence[TeacherScored]], teachers: Teachers
 ) -> OfflineEvaluator | None:
     """Return what measures how near the student is to its teachers on the evaluation's conversations, if there are any.
 
@@ -94,12 +96,12 @@ def distillation_evaluator(
     if config.evaluation is None:
         return None
     samples = _load(config, config.data.reading(config.evaluation.sources), "evaluation").samples
-    taught: list[Taught] = []
+    scored: list[TeacherScored] = []
 
     def measure() -> dict[str, Metric]:
-        if not taught:
-            taught.extend(teachers.distributions(samples))
-        measured = student.measure(taught)
+        if not scored:
+            scored.extend(teachers.distributions(samples))
+        measured = student.measure(scored)
         metrics = {f"eval/{name.split('/', 1)[1]}": measured[name] for name in measured if name.startswith("distill/")}
         metrics["eval/loss"] = measured["train/loss"]
         metrics["eval/perplexity"] = Last(math.exp(min(metrics["eval/cross_entropy"].value, 700.0)))
@@ -131,7 +133,7 @@ def start_teachers(
 
 def start_student(
     config: DistillConfig, model: ResolvedModel, resources: ResourceManager, stack: ExitStack, *, frozen: bool = False
-) -> TrainingEngine[Sequence[Taught]]:
+) -> TrainingEngine[Sequence[TeacherScored]]:
     """Start the student's ranks; frozen ones only measure."""
     devices = config.resources.device_mapping.training
     objective = DistillationObjective(
@@ -148,7 +150,7 @@ def start_student_and_teachers(
     timer: Timer = lambda name: nullcontext(),
     *,
     frozen: bool = False,
-) -> tuple[TrainingEngine[Sequence[Taught]], Teachers]:
+) -> tuple[TrainingEngine[Sequence[TeacherScored]], Teachers]:
     """Start student and teachers; a frozen student is only measured."""
     student = start_student(config, resolve_model(config.model), resources, stack, frozen=frozen)
     teachers = start_teachers(config, resources, stack, timer)

@@ -129,7 +129,7 @@ class TeacherWorkers(RewardWorkers):
                 self._resources,
                 teacher.devices,
                 stack=self._stack,
-                timer=lambda _: self._timer("teach"),
+                timer=lambda _: self._timer("teachers"),
             )
         self.scorer = TeacherScorer(config, engines)
 

@@ -121,11 +121,11 @@ class ScoreModule(nn.Module):
         return head
 
     def forward(
-        self, token_ids_BL: Tensor, positions_BL: Tensor, branches_BL: Tensor, sources_N: Tensor, *_: Tensor
+        self, token_ids_BL: Tensor, positions_BL: Tensor, segment_ids_BL: Tensor, sources_N: Tensor, *_: Tensor
     ) -> Tensor:
         """Return the score at each flat index `sources_N` of [B·L], shape [N], float32."""
         scores_N: Tensor = self.head(
-            hidden_states(self.classifier.base_model, token_ids_BL, positions_BL, branches_BL, sources_N)
+            hidden_states(self.classifier.base_model, token_ids_BL, positions_BL, segment_ids_BL, sources_N)
         )
         return scores_N
 

@@ -171,7 +171,7 @@ async def play(
         SampleLost: A turn could not be sampled.
     """
     started = await environment.reset(seed)
-    talk = _Talk(renderer, started.tools)
+    talk = _EpisodeConversation(renderer, started.tools)
     prompt_ids = talk.begin(started.messages)
     task = _task(spec, seed, started.messages, prompt_ids)
     turns: list[TurnRecord] = []
@@ -228,7 +228,7 @@ def _record(
     )
 
 
-class _Talk:
+class _EpisodeConversation:
     """The conversations of one episode: one, unless its environment begins a new one with every turn.
 
     Args:

@@ -61,7 +61,7 @@ class RecordedTurn:
 
 
 @dataclass(slots=True, eq=False)
-class _Talk:
+class _RecordedConversation:
     """A conversation after its latest answer.
 
     Attributes:
@@ -74,7 +74,7 @@ class _Talk:
     conversation: Conversation
     turns: tuple[RecordedTurn, ...]
     key: bytes
-    before: _Talk | None
+    before: _RecordedConversation | None
 
 
 @dataclass(slots=True, eq=False)
@@ -92,7 +92,7 @@ class Draft:
     state: str
     _conversation: Conversation
     _history: bytes
-    _from: _Talk | None
+    _from: _RecordedConversation | None
 
 
 class Recorder:
@@ -104,8 +104,10 @@ class Recorder:
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
-        self._idle: dict[bytes, list[_Talk]] = {}  # by their key; those that are being continued are not in here
-        self._talks: dict[RecordedTurn, _Talk] = {}  # by their latest turn
+        self._idle: dict[
+            bytes, list[_RecordedConversation]
+        ] = {}  # by their key; those that are being continued are not in here
+        self._talks: dict[RecordedTurn, _RecordedConversation] = {}  # by their latest turn
         self.turns: list[RecordedTurn] = []
 
     def draft(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> Draft:
@@ -161,7 +163,7 @@ class Recorder:
             del self._talks[before.turns[-1]]
             before.before = None  # its answer has arrived
         turns = (turn,) if before is None else (*before.turns, turn)
-        talk = _Talk(draft._conversation, turns, _digest(draft._history, _canonical(message)), before)
+        talk = _RecordedConversation(draft._conversation, turns, _digest(draft._history, _canonical(message)), before)
         self.turns.append(turn)
         self._talks[turn] = talk
         self._idle.setdefault(talk.key, []).append(talk)
@@ -215,7 +217,7 @@ class Recorder:
         """How many conversations there are."""
         return len(self._talks)
 
-    def _take(self, messages: Sequence[ChatMessage], keys: Sequence[bytes]) -> tuple[int, _Talk | None]:
+    def _take(self, messages: Sequence[ChatMessage], keys: Sequence[bytes]) -> tuple[int, _RecordedConversation | None]:
         """Take the conversation with the longest history out of those that may go on; and return that length."""
         for length in range(len(messages), 0, -1):
             if messages[length - 1]["role"] == "assistant" and (idle := self._idle.get(keys[length])):
@@ -225,12 +227,12 @@ class Recorder:
                 return length, talk
         return 0, None
 
-    def _put_back(self, talk: _Talk | None) -> None:
+    def _put_back(self, talk: _RecordedConversation | None) -> None:
         if talk is not None:
             self._idle.setdefault(talk.key, []).append(talk)
 
     @staticmethod
-    def _went_on(talk: _Talk, new: Sequence[ChatMessage], at: float) -> None:
+    def _went_on(talk: _RecordedConversation, new: Sequence[ChatMessage], at: float) -> None:
         turn = talk.turns[-1]
         turn.ended = at
         for message in new:
@@ -238,7 +240,7 @@ class Recorder:
                 turn.results[str(message["tool_call_id"])] = str(message["content"])
 
 
-def _observed(talk: _Talk, new: Sequence[ChatMessage]) -> tuple[Conversation, IntArray]:
+def _observed(talk: _RecordedConversation, new: Sequence[ChatMessage]) -> tuple[Conversation, IntArray]:
     """Return a copy of a conversation that was shown new messages, and its prompt."""
     conversation = talk.conversation.copy()
     try:

@@ -95,8 +95,8 @@ def teachers_fit(
             ("teachers", general[1]),
             f"{general[0]!r} and {general[1]!r} name no domains, so that both would teach the same; name `domains`",
         )
-    taught = {domain for domain, _ in named}
-    orphans = [domain for domain in known if domain not in taught]
+    covered = {domain for domain, _ in named}
+    orphans = [domain for domain in known if domain not in covered]
     if orphans and not general:
         yield Violation(
             ("teachers",),

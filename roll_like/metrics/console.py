@@ -56,7 +56,7 @@ CURVES = (
 SPANS = {
     "time/generate": "green",
     "time/reward": "magenta",
-    "time/teach": "magenta",
+    "time/teachers": "magenta",
     "time/logprobs": "cyan",
     "time/train": "blue",
     "time/sync": "yellow",

@@ -224,7 +224,7 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("time/step", "s", "step", "Wall time of the whole step."),
     ("time/generate", "s", "generate", "Time in which the inference engines generated."),
     ("time/reward", "s", "reward", "Time spent on rewards beyond generation."),
-    ("time/teach", "s", "teachers", "Time of the teachers' forward passes."),
+    ("time/teachers", "s", "teachers", "Time of the teachers' forward passes."),
     ("time/logprobs", "s", "log-probs", "Time of the reference model's forward passes."),
     ("time/critic", "s", "critic", "Time of the critic: values and updates; a part of the trainer's."),
     ("time/train", "s", "train", "Time of the trainer."),

@@ -19,7 +19,7 @@ Record = Mapping[str, Any]
 SPAN_COLOURS = {
     "time/generate": "#2a9d8f",
     "time/reward": "#9b5de5",
-    "time/teach": "#f4845f",
+    "time/teachers": "#f4845f",
     "time/logprobs": "#48cae4",
     "time/train": "#3a6ea5",
     "time/sync": "#e9c46a",

@@ -187,10 +187,10 @@ class ValueModule(nn.Module):
         self.head = ValueHead(causal_lm.get_output_embeddings().in_features)
 
     def forward(
-        self, token_ids_BL: Tensor, positions_BL: Tensor, branches_BL: Tensor, sources_N: Tensor, *_: Tensor
+        self, token_ids_BL: Tensor, positions_BL: Tensor, segment_ids_BL: Tensor, sources_N: Tensor, *_: Tensor
     ) -> Tensor:
         """Return the value of the state at each flat index `sources_N` of [B·L], shape [N], float32."""
-        hidden_ND = hidden_states(self.backbone, token_ids_BL, positions_BL, branches_BL, sources_N)
+        hidden_ND = hidden_states(self.backbone, token_ids_BL, positions_BL, segment_ids_BL, sources_N)
         values_N: Tensor = self.head(hidden_ND)
         return values_N
 

@@ -21,7 +21,7 @@ from roll_like.errors import ConfigError
 from roll_like.sandbox import codec
 from roll_like.sandbox.box import Box, Program
 from roll_like.sandbox.compare import Comparison
-from roll_like.sandbox.grading import Judging, summary
+from roll_like.sandbox.grading import Grading, summary
 from roll_like.sandbox.loop_thread import LoopThread
 from roll_like.sandbox.types import (
     AssertTest,
@@ -118,7 +118,7 @@ class CodeEvaluator:
             return summary([TestResult(TestStatus.COMPILE_ERROR, problem)] * len(tests), 0.0, 0, problem)
         async with self._slots:
             box = await self._open_box()
-            judging = Judging(
+            grading = Grading(
                 box,
                 Program(program, language),
                 self.limits,
@@ -126,7 +126,7 @@ class CodeEvaluator:
                 self.total_seconds,
                 self.stop_at_failure,
             )
-            return await judging.run(tests)
+            return await grading.run(tests)
 
     async def _open_box(self) -> Box:
         async with self._starting:

@@ -53,7 +53,7 @@ PRECEDENCE = (
 
 
 @dataclass
-class Judging:
+class Grading:
     """One evaluation.
 
     Args:
@@ -244,4 +244,4 @@ def _of_failure(failure: CallFailed) -> TestResult:
     return TestResult(_OF_END.get(failure.kind, TestStatus.RUNTIME_ERROR), failure.message)
 
 
-__all__ = ["PRECEDENCE", "Judging", "of_report", "summary"]
+__all__ = ["PRECEDENCE", "Grading", "of_report", "summary"]

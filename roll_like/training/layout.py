@@ -21,7 +21,7 @@ class MicroBatch:
     Attributes:
         token_ids_BL: Inputs.
         positions_BL: Rotary positions.
-        branches_BL: 0 for the prompt, 1… for what follows it (`rows.py`), −1 for padding.
+        segment_ids_BL: 0 for the prompt, 1… for what follows it (`rows.py`), −1 for padding.
         sources: Index into the flattened [B·L] outputs of the state before each target, shape [N].
         targets: Tokens to predict, shape [N].
         sample_ids: Which sample each target belongs to, as an index into the batch, shape [N].
@@ -31,7 +31,7 @@ class MicroBatch:
 
     token_ids_BL: IntArray
     positions_BL: IntArray
-    branches_BL: IntArray
+    segment_ids_BL: IntArray
     sources: IntArray
     targets: IntArray
     sample_ids: IntArray
@@ -46,7 +46,7 @@ class MicroBatch:
     @property
     def padding(self) -> int:
         """Computed tokens that are padding."""
-        return int((self.branches_BL == PADDING).sum())
+        return int((self.segment_ids_BL == PADDING).sum())
 
     def sequences(self) -> tuple[IntArray, npt.NDArray[np.intp], FloatArray]:
         """Return the ids of the R samples in the batch, sorted, shape [R]; which of them each target belongs to, [N];
@@ -179,17 +179,17 @@ def _pad(rows: Sequence[Row], weight_of: PerToken) -> MicroBatch:
     length = max(len(row) for row in rows)
     shape = (len(rows), length)
     token_ids, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-    branches = np.full(shape, PADDING, np.int32)
+    segment_ids = np.full(shape, PADDING, np.int32)
     for index, row in enumerate(rows):
         token_ids[index, : len(row)] = row.token_ids
         positions[index, : len(row)] = row.positions
-        branches[index, : len(row)] = row.branches
+        segment_ids[index, : len(row)] = row.segment_ids
     sample_ids = np.concatenate([row.sample_ids for row in rows])
     target_ids = np.concatenate([row.target_ids for row in rows])
     return MicroBatch(
         token_ids_BL=token_ids,
         positions_BL=positions,
-        branches_BL=branches,
+        segment_ids_BL=segment_ids,
         sources=np.concatenate([row.sources + index * length for index, row in enumerate(rows)]).astype(np.int32),
         targets=np.concatenate([row.targets for row in rows]),
         sample_ids=sample_ids,

@@ -1,6 +1,6 @@
 """Which samples share a row: less padding, same numbers.
 
-Samples of a row are branches without a common prompt (`layout.py`): positions begin at 0 in each, and no token sees
+Samples of a row are segments without a common prompt (`layout.py`): positions begin at 0 in each, and no token sees
 another sample's. Which of them share one is decided by first-fit decreasing (Johnson 1973): the longest first, each
 goes into the first row that has room. It never takes more than 11/9 of the fewest rows, plus one.
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from roll_like.algorithms.logprobs import token_logprobs
 from roll_like.training.layout import MicroBatch
-from roll_like.training.rows import FORK, PADDING
+from roll_like.training.rows import PADDING, PREFIX_STRIDE
 
 
 class TokenLogprobHead(nn.Module):
@@ -59,7 +59,7 @@ class PolicyModule(nn.Module):
         self,
         token_ids_BL: Tensor,
         positions_BL: Tensor,
-        branches_BL: Tensor,
+        segment_ids_BL: Tensor,
         sources_N: Tensor,
         targets_N: Tensor,
         temperature: float,
@@ -69,55 +69,55 @@ class PolicyModule(nn.Module):
 
         Each target is predicted by the output at flat index `sources_N` of [B·L]. `more` goes to the head.
         """
-        hidden_ND = self.hidden_states(token_ids_BL, positions_BL, branches_BL, sources_N)
+        hidden_ND = self.hidden_states(token_ids_BL, positions_BL, segment_ids_BL, sources_N)
         return self.head(hidden_ND, targets_N, temperature, *more)
 
     def hidden_states(
-        self, token_ids_BL: Tensor, positions_BL: Tensor, branches_BL: Tensor, sources_N: Tensor
+        self, token_ids_BL: Tensor, positions_BL: Tensor, segment_ids_BL: Tensor, sources_N: Tensor
     ) -> Tensor:
         """Return the last hidden states before each target, after the final norm, shape [N, D]."""
-        return hidden_states(self.causal_lm.base_model, token_ids_BL, positions_BL, branches_BL, sources_N)
+        return hidden_states(self.causal_lm.base_model, token_ids_BL, positions_BL, segment_ids_BL, sources_N)
 
 
 def hidden_states(
-    backbone: Any, token_ids_BL: Tensor, positions_BL: Tensor, branches_BL: Tensor, sources_N: Tensor
+    backbone: Any, token_ids_BL: Tensor, positions_BL: Tensor, segment_ids_BL: Tensor, sources_N: Tensor
 ) -> Tensor:
     """Return a backbone's last hidden states, after the final norm, at flat indices `sources_N` of [B·L], [N, D]."""
     hidden_BLD = backbone(
         input_ids=token_ids_BL,
         position_ids=positions_BL,
-        attention_mask=branch_mask(branches_BL),
+        attention_mask=segment_mask(segment_ids_BL),
         use_cache=False,
     ).last_hidden_state
     hidden_ND: Tensor = hidden_BLD.reshape(-1, hidden_BLD.shape[-1])[sources_N]
     return hidden_ND
 
 
-def branch_mask(branches_BL: Tensor) -> Tensor:
+def segment_mask(segment_ids_BL: Tensor) -> Tensor:
     """Return which token may attend to which: bool, shape [B, 1, L, L].
 
-        branches 0 0 1 2  →  1 0 0 0
+        segments 0 0 1 2  →  1 0 0 0
                              1 1 0 0
                              1 1 1 0
                              1 1 0 1
 
-    A branch after a stem sees that too (`rows.py`). A plain causal batch (no branch above 1, padding at the end) gives
-    the usual causal mask.
+    A segment after a prefix sees that too (`rows.py`). A plain causal batch (no segment above 1, padding at the end)
+    gives the usual causal mask.
     """
-    length = branches_BL.shape[1]
-    query_BL1, key_B1L = branches_BL[:, :, None], branches_BL[:, None, :]
-    causal_LL = torch.ones(length, length, dtype=torch.bool, device=branches_BL.device).tril()
-    seen_BLL = (key_B1L == 0) | (key_B1L == query_BL1) | (key_B1L == query_BL1 // FORK)
+    length = segment_ids_BL.shape[1]
+    query_BL1, key_B1L = segment_ids_BL[:, :, None], segment_ids_BL[:, None, :]
+    causal_LL = torch.ones(length, length, dtype=torch.bool, device=segment_ids_BL.device).tril()
+    seen_BLL = (key_B1L == 0) | (key_B1L == query_BL1) | (key_B1L == query_BL1 // PREFIX_STRIDE)
     visible_BLL = seen_BLL & causal_LL & (key_B1L != PADDING)
     # a padding token sees itself: a row without any key would be NaN
-    eye_LL = torch.eye(length, dtype=torch.bool, device=branches_BL.device)
+    eye_LL = torch.eye(length, dtype=torch.bool, device=segment_ids_BL.device)
     return (visible_BLL | eye_LL)[:, None]
 
 
 def tensors_of(batch: MicroBatch, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the forward pass's index tensors on a device."""
-    arrays = (batch.token_ids_BL, batch.positions_BL, batch.branches_BL, batch.sources, batch.targets)
-    tokens, positions, branches, sources, targets = (
+    arrays = (batch.token_ids_BL, batch.positions_BL, batch.segment_ids_BL, batch.sources, batch.targets)
+    tokens, positions, segments, sources, targets = (
         torch.from_numpy(array).long().to(device, non_blocking=True) for array in arrays
     )
-    return tokens, positions, branches, sources, targets
+    return tokens, positions, segments, sources, targets

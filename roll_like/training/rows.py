@@ -4,18 +4,19 @@ The samples of a group share their prompt. A row holds it once, followed by ever
 
     tokens     p0 p1 p2 | a3 a4 | b3 b4 b5
     positions   0  1  2 |  3  4 |  3  4  5
-    branches    0  0  0 |  1  1 |  2  2  2
+    segments    0  0  0 |  1  1 |  2  2  2
 
-A token attends to the prompt and to earlier tokens of its own branch, so log-probabilities and
+A token attends to the prompt and to earlier tokens of its own segment, so log-probabilities and
 gradients equal those of separate sequences, at a fraction of the tokens. The last token of a
 response predicts nothing and is not computed.
 
 Several groups may share a row (`row_plan.py`). Its prompt is then what all of them begin with, and the rest of a
-group's own prompt is a stem: branch s, which the group's branches see too. Those are numbered b + s · `FORK`.
+group's own prompt is a prefix: segment s, which the group's segments see too. Those are numbered b + s · S, where S is
+`PREFIX_STRIDE`.
 
-    tokens     p0 | s1 s2 | a3 a4    | b3       | t1 | c2
-    positions   0 |  1  2 |  3  4    |  3       |  1 |  2
-    branches    0 |  1  1 | 2 + FORK | 3 + FORK |  4 | 5 + 4 · FORK
+    tokens     p0 | s1 s2 | a3 a4 | b3    | t1 | c2
+    positions   0 |  1  2 |  3  4 |  3    |  1 |  2
+    segments    0 |  1  1 | 2 + S | 3 + S |  4 | 5 + 4 · S
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from roll_like.types import IntArray, TrainingSample
 #: Rows hold a dense attention mask; beyond this many tokens it would cost more than it saves.
 MAX_SHARED_ROW_TOKENS = 8192
 PADDING = -1
-#: More than the branches of any row: branch b after stem s has the number b + s · FORK.
-FORK = 1 << 14
+#: More than the segments of any row: segment b after prefix s has the number b + s · PREFIX_STRIDE.
+PREFIX_STRIDE = 1 << 14
 
 #: A row, or what stands for one of that length.
 RowT = TypeVar("RowT", bound=Sized)
@@ -45,7 +46,7 @@ class Row:
     Attributes:
         token_ids: Inputs, shape [L].
         positions: Rotary positions, shape [L].
-        branches: 0 for the prompt, 1… for what follows it, as the module says, shape [L].
+        segment_ids: 0 for the prompt, 1… for what follows it, as the module says, shape [L].
         sources: Index into the row of the token whose output predicts each target, shape [N].
         targets: Tokens to predict, shape [N].
         sample_ids: Which sample each target belongs to, as an index into the batch, shape [N].
@@ -54,7 +55,7 @@ class Row:
 
     token_ids: IntArray
     positions: IntArray
-    branches: IntArray
+    segment_ids: IntArray
     sources: IntArray
     targets: IntArray
     sample_ids: IntArray
@@ -78,7 +79,7 @@ class RowPlan:
 
 
 @dataclass(slots=True)
-class _Stem:
+class _Prefix:
     """Samples of one group in a row, and what they share after the row's prompt."""
 
     tokens: IntArray
@@ -92,34 +93,34 @@ class _Open:
     prompt: IntArray
     length: int
     members: int = 0
-    stems: list[_Stem] = field(default_factory=list)
-    latest: dict[str, _Stem] = field(default_factory=dict)
+    prefixes: list[_Prefix] = field(default_factory=list)
+    latest: dict[str, _Prefix] = field(default_factory=dict)
 
     def growth(self, sample: TrainingSample) -> int:
         """Return how many tokens longer a sample would make the row; its last predicts nothing and is not computed."""
-        return self._growth_after(sample, self._stem(sample))
+        return self._growth_after(sample, self._prefix(sample))
 
     def add(self, index: int, sample: TrainingSample) -> None:
         """Append a sample."""
-        stem = self._stem(sample)
-        self.length += self._growth_after(sample, stem)
+        prefix = self._prefix(sample)
+        self.length += self._growth_after(sample, prefix)
         self.members += 1
-        if stem is None:
-            stem = _Stem(self._rest_of_prompt(sample))
-            self.stems.append(stem)
-            self.latest[sample.group_id] = stem
-        stem.members.append(index)
+        if prefix is None:
+            prefix = _Prefix(self._rest_of_prompt(sample))
+            self.prefixes.append(prefix)
+            self.latest[sample.group_id] = prefix
+        prefix.members.append(index)
 
-    def _growth_after(self, sample: TrainingSample, stem: _Stem | None) -> int:
-        shared = len(self.prompt) + (0 if stem is None else len(stem.tokens))
+    def _growth_after(self, sample: TrainingSample, prefix: _Prefix | None) -> int:
+        shared = len(self.prompt) + (0 if prefix is None else len(prefix.tokens))
         return max(len(sample.token_ids) - 1 - shared, 0)
 
-    def _stem(self, sample: TrainingSample) -> _Stem | None:
-        """Return the stem that a sample goes on from; None where there is none yet, or nothing to share."""
-        stem = self.latest.get(sample.group_id)
-        if stem is None or not len(stem.tokens):
+    def _prefix(self, sample: TrainingSample) -> _Prefix | None:
+        """Return the prefix that a sample goes on from; None where there is none yet, or nothing to share."""
+        prefix = self.latest.get(sample.group_id)
+        if prefix is None or not len(prefix.tokens):
             return None
-        return stem if np.array_equal(stem.tokens, self._rest_of_prompt(sample)) else None
+        return prefix if np.array_equal(prefix.tokens, self._rest_of_prompt(sample)) else None
 
     def _rest_of_prompt(self, sample: TrainingSample) -> IntArray:
         return sample.token_ids[len(self.prompt) : sample.prompt_length]
@@ -148,7 +149,7 @@ def build_rows(
         if (
             row is None
             or row.length + row.growth(sample) > limit
-            or 2 * row.members + 2 >= FORK
+            or 2 * row.members + 2 >= PREFIX_STRIDE
             or not np.array_equal(row.prompt, prompt)
         ):
             row = _Open(prompt=prompt, length=len(prompt))
@@ -183,36 +184,36 @@ def split_by_budget(rows: Sequence[RowT], max_tokens: int) -> list[list[RowT]]:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Consecutive tokens of a row: the prompt, a stem, or what a sample has of its own."""
+    """Consecutive tokens of a row: the prompt, a prefix, or what a sample has of its own."""
 
     tokens: IntArray
     position: int
-    branch: int
+    segment: int
 
 
 def _lay_out(row: _Open, samples: Sequence[TrainingSample]) -> Row:
     prompt_length = len(row.prompt)
     pieces = [_Piece(row.prompt, 0, 0)]
     sources, targets, sample_ids, target_ids = [], [], [], []
-    start, branch = prompt_length, 0
-    for stem in row.stems:
-        stem_start, own_begin, number = start, prompt_length + len(stem.tokens), 0
-        if len(stem.tokens):
-            branch += 1
-            number = branch
-            pieces.append(_Piece(stem.tokens, prompt_length, number))
-            start += len(stem.tokens)
-        for index in stem.members:
-            branch, sample = branch + 1, samples[index]
+    start, segment = prompt_length, 0
+    for prefix in row.prefixes:
+        prefix_start, own_begin, number = start, prompt_length + len(prefix.tokens), 0
+        if len(prefix.tokens):
+            segment += 1
+            number = segment
+            pieces.append(_Piece(prefix.tokens, prompt_length, number))
+            start += len(prefix.tokens)
+        for index in prefix.members:
+            segment, sample = segment + 1, samples[index]
             own = sample.token_ids[own_begin:-1]
-            pieces.append(_Piece(own, own_begin, branch + FORK * number))
+            pieces.append(_Piece(own, own_begin, segment + PREFIX_STRIDE * number))
             at = np.flatnonzero(sample.sampled)
-            # token t is predicted by t-1, which is in the prompt or the stem for the first token of a response
+            # token t is predicted by t-1, which is in the prompt or the prefix for the first token of a response
             previous = at - 1
             sources.append(
                 np.select(
                     [previous < prompt_length, previous < own_begin],
-                    [previous, previous - prompt_length + stem_start],
+                    [previous, previous - prompt_length + prefix_start],
                     previous - own_begin + start,
                 )
             )
@@ -228,7 +229,7 @@ def _lay_out(row: _Open, samples: Sequence[TrainingSample]) -> Row:
     return Row(
         token_ids=joined(piece.tokens for piece in pieces),
         positions=joined(piece.position + np.arange(len(piece.tokens)) for piece in pieces),
-        branches=joined(np.full(len(piece.tokens), piece.branch) for piece in pieces),
+        segment_ids=joined(np.full(len(piece.tokens), piece.segment) for piece in pieces),
         sources=joined(iter(sources)),
         targets=joined(iter(targets)),
         sample_ids=joined(iter(sample_ids)),

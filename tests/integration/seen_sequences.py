@@ -97,8 +97,8 @@ def _laid_out(batch: PolicyBatch, index: int) -> Sequence3:
     mine = np.flatnonzero((batch.sample_ids == index) & (batch.weights > 0))
     mine = mine[np.argsort(batch.target_ids[mine])]
     row, last = divmod(int(batch.sources[mine[-1]]), batch.token_ids_BL.shape[1])
-    branches = batch.branches_BL[row]
-    attended = np.flatnonzero(np.isin(branches, [0, branches[last]])[: last + 1])
+    segments = batch.segment_ids_BL[row]
+    attended = np.flatnonzero(np.isin(segments, [0, segments[last]])[: last + 1])
     assert batch.positions_BL[row][attended].tolist() == list(range(len(attended)))
     tokens = [*batch.token_ids_BL[row][attended].tolist(), int(batch.targets[mine[-1]])]
     turns, logprobs = np.full(len(tokens), -1), np.zeros(len(tokens), np.float32)

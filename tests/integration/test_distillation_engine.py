@@ -1,4 +1,4 @@
-"""The real DeepSpeed engine on lessons: its updates are those of a plain loop, however they are computed."""
+"""The real DeepSpeed engine on steps: its updates are those of a plain loop, however they are computed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from roll_like.builtin.pipelines.distill.objective import (
     DistillationObjective,
-    Taught,
     TeacherObjective,
+    TeacherScored,
     send_projections,
     teacher_answers,
 )
@@ -142,9 +142,9 @@ def test_updates_are_those_of_a_plain_loop(
             name: teacher(resources, path, stack, name, top_k, teachers)
             for name, path in zip(("first", "second"), models[1:], strict=True)
         }
-        lessons = [
+        steps = [
             [
-                Taught(teacher=name, samples=part, answers=teacher_answers(engines[name], part))
+                TeacherScored(teacher=name, samples=part, answers=teacher_answers(engines[name], part))
                 for name, part in (("first", samples[::2]), ("second", samples[1::2]))
             ]
             for samples in batches()
@@ -152,15 +152,15 @@ def test_updates_are_those_of_a_plain_loop(
         trainer = student(resources, models[0], stack, packing=packing, **options)
         if top_k is None:
             send_projections(engines, trainer)
-        measured = reduce(trainer.measure(lessons[0]))
-        first = reduce(trainer.train_step(lessons[0]))
+        measured = reduce(trainer.measure(steps[0]))
+        first = reduce(trainer.train_step(steps[0]))
         assert first["train/loss"] == pytest.approx(losses[0], rel=1e-5)
         assert measured["distill/kl"] == pytest.approx(first["distill/kl"], rel=1e-5)
         assert 0 < first["distill/kl"] < 10
         trainer.save(tmp_path)
-        trainer.train_step(lessons[0])  # away from where the checkpoint was taken, and back
+        trainer.train_step(steps[0])  # away from where the checkpoint was taken, and back
         trainer.load(tmp_path)
-        assert reduce(trainer.train_step(lessons[1]))["train/loss"] == pytest.approx(losses[1], rel=1e-5)
+        assert reduce(trainer.train_step(steps[1]))["train/loss"] == pytest.approx(losses[1], rel=1e-5)
         found = trainer.cluster.everywhere(TrainingRank.snapshot)[0]
     for name, parameter in weights.items():
         assert torch.from_numpy(found[name]).sub(parameter).abs().max() < 2e-6, name

@@ -130,7 +130,7 @@ def test_the_score_is_read_at_the_last_token_that_is_not_padding(
     read = batch.token_ids_BL.reshape(-1)[batch.sources].tolist()
     expected = [next(token for token in reversed(ids) if token != 2) for ids in (chosen, rejected)]
     assert read == expected
-    assert int((batch.branches_BL >= 0).sum()) == shared + sum(length - 1 - shared for length in lengths)
+    assert int((batch.segment_ids_BL >= 0).sum()) == shared + sum(length - 1 - shared for length in lengths)
 
 
 def test_a_conversation_of_padding_is_refused() -> None:

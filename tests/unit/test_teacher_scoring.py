@@ -64,27 +64,27 @@ def with_advantages(value: float) -> list[PolicySample]:
 def test_each_domain_has_its_teacher() -> None:
     teachers, maths, general = scorer()
     samples = with_advantages(0.0)
-    taught = teachers.score(samples, groups())
+    scored = teachers.score(samples, groups())
     assert (maths.asked, general.asked) == (2, 1)
     # −(log π − log π_teacher): −(−1 + 3) where it found the answer unlikely, −(−1 + ½) where likely
-    advantages = [sample.advantages[sample.sampled].tolist() for sample in taught.samples]
+    advantages = [sample.advantages[sample.sampled].tolist() for sample in scored.samples]
     assert advantages == [[-2.0] * 3, [-2.0] * 3, [0.5] * 3]
-    assert [type(sample) for sample in taught.samples] == [PolicySample] * 3
-    figure = taught.metrics["distill/reverse_kl"]
+    assert [type(sample) for sample in scored.samples] == [PolicySample] * 3
+    figure = scored.metrics["distill/reverse_kl"]
     assert (figure.value, figure.weight) == (pytest.approx((2 + 2 - 0.5) / 3), 9)  # type: ignore[union-attr]
 
 
 def test_a_teacher_beside_a_reward() -> None:
     teachers, *_ = scorer(weight=0.5, reward_weight=2.0)
-    taught = teachers.score(with_advantages(1.5), groups())
-    assert [float(sample.advantages[-1]) for sample in taught.samples] == [2 * 1.5 - 1, 2 * 1.5 - 1, 2 * 1.5 + 0.25]
+    scored = teachers.score(with_advantages(1.5), groups())
+    assert [float(sample.advantages[-1]) for sample in scored.samples] == [2 * 1.5 - 1, 2 * 1.5 - 1, 2 * 1.5 + 0.25]
 
 
 def test_a_teacher_in_the_loss_leaves_the_advantages_to_rewards() -> None:
     teachers, *_ = scorer(use="loss", reward_weight=1.0)
-    taught = teachers.score(with_advantages(1.5), groups())
-    assert [float(sample.advantages[-1]) for sample in taught.samples] == [1.5] * 3
-    kept = [sample for sample in taught.samples if isinstance(sample, ReferencedSample)]
+    scored = teachers.score(with_advantages(1.5), groups())
+    assert [float(sample.advantages[-1]) for sample in scored.samples] == [1.5] * 3
+    kept = [sample for sample in scored.samples if isinstance(sample, ReferencedSample)]
     assert [float(sample.reference_logprobs[-1]) for sample in kept] == [-3.0, -3.0, -0.5]
     alone, *_ = scorer(use="loss")
     assert not any(sample.advantages.any() for sample in alone.score(with_advantages(1.5), groups()).samples)

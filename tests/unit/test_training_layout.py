@@ -42,7 +42,7 @@ def test_shared_prompt_by_hand() -> None:
     (row,) = build_rows(samples, share_prompts=True, max_row_tokens=100)
     assert row.token_ids.tolist() == [1, 2, 3, 4, 5, 7]
     assert row.positions.tolist() == [0, 1, 2, 3, 4, 3]
-    assert row.branches.tolist() == [0, 0, 0, 1, 1, 2]
+    assert row.segment_ids.tolist() == [0, 0, 0, 1, 1, 2]
     assert row.sources.tolist() == [2, 3, 4, 2, 5]
     assert row.targets.tolist() == [4, 5, 6, 7, 8]
     assert row.sample_ids.tolist() == [0, 0, 0, 1, 1]
@@ -122,12 +122,12 @@ def test_every_target_is_computed_exactly_once(
 
 
 def visible_tokens(batch, source: int) -> list[int]:  # type: ignore[no-untyped-def]
-    """What the prediction at a flat index may attend to, by the definition of branches."""
+    """What the prediction at a flat index may attend to, by the definition of segments."""
     length = batch.token_ids_BL.shape[1]
     row, column = divmod(source, length)
-    mine = batch.branches_BL[row, column]
+    mine = batch.segment_ids_BL[row, column]
     assert mine != PADDING
-    keys = [key for key in range(column + 1) if batch.branches_BL[row, key] in (0, mine)]
+    keys = [key for key in range(column + 1) if batch.segment_ids_BL[row, key] in (0, mine)]
     assert batch.positions_BL[row, keys].tolist() == list(range(len(keys)))
     return batch.token_ids_BL[row, keys].tolist()
 

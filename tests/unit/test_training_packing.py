@@ -18,8 +18,8 @@ from roll_like.training.attention import use_dense_attention
 from roll_like.training.layout import MicroBatch, micro_batches
 from roll_like.training.packing import pack
 from roll_like.training.pairs import pair_batches
-from roll_like.training.policy import PolicyModule, branch_mask, tensors_of
-from roll_like.training.rows import FORK, RowPlan, build_rows
+from roll_like.training.policy import PolicyModule, segment_mask, tensors_of
+from roll_like.training.rows import PREFIX_STRIDE, RowPlan, build_rows
 from roll_like.types import TrainingSample
 
 
@@ -67,7 +67,7 @@ def test_no_token_sees_another_sample_and_positions_begin_anew() -> None:
     lengths = [4, 6, 3]
     made = [sample(length, index) for index, length in enumerate(lengths)]
     (row,) = build_rows(made, share_prompts=True, max_row_tokens=100, plan=RowPlan(rows=[0, 0, 0], prefix=0))
-    mask = branch_mask(torch.from_numpy(row.branches[None]).long())[0, 0]
+    mask = segment_mask(torch.from_numpy(row.segment_ids[None]).long())[0, 0]
     owner = row.token_ids // 100
     for at in range(len(row)):
         seen = owner[mask[at].numpy()]
@@ -94,7 +94,7 @@ def test_packed_rows_by_hand() -> None:
     (row,) = build_rows(samples, share_prompts=True, max_row_tokens=12, plan=plan)
     assert row.token_ids.tolist() == [5, 6, 7, 8, 9, 11, 12, 5, 6, 14, 15, 16]
     assert row.positions.tolist() == [0, 1, 2, 3, 4, 0, 1, 0, 1, 2, 3, 4]
-    assert row.branches.tolist() == [1, 1, 1, 1, 1, 2, 2, 3, 3, 3, 3, 3]
+    assert row.segment_ids.tolist() == [1, 1, 1, 1, 1, 2, 2, 3, 3, 3, 3, 3]
     assert row.targets.tolist() == [8, 9, 10, 13, 14, 15, 16, 17]
     assert row.sources.tolist() == [2, 3, 4, 6, 8, 9, 10, 11]
     assert row.sample_ids.tolist() == [0, 0, 0, 1, 2, 2, 2, 2]
@@ -106,7 +106,7 @@ def test_pairs_by_hand() -> None:
     ((batch,),) = pair_batches(pairs_of(samples), ranks=1, max_tokens=12)
     assert batch.token_ids_BL.tolist() == [[5, 6, 7, 9, 10]]
     assert batch.positions_BL.tolist() == [[0, 1, 2, 2, 3]]
-    assert batch.branches_BL.tolist() == [[0, 0, 1, 2, 2]]
+    assert batch.segment_ids_BL.tolist() == [[0, 0, 1, 2, 2]]
     assert batch.targets.tolist() == [7, 8, 9, 10, 11]
     assert batch.sources.tolist() == [1, 2, 1, 3, 4]
     assert batch.sample_ids.tolist() == [0, 0, 1, 1, 1]
@@ -119,12 +119,21 @@ def test_groups_in_one_row_by_hand() -> None:
     (row,) = build_rows(samples, share_prompts=True, max_row_tokens=99, plan=RowPlan(rows=[0] * 4, prefix=1))
     assert row.token_ids.tolist() == [5, 6, 7, 8, 9, 11, 13, 14]
     assert row.positions.tolist() == [0, 1, 2, 3, 4, 3, 1, 2]
-    assert row.branches.tolist() == [0, 1, 1, 2 + FORK, 2 + FORK, 3 + FORK, 4, 5 + 4 * FORK]
+    assert row.segment_ids.tolist() == [
+        0,
+        1,
+        1,
+        2 + PREFIX_STRIDE,
+        2 + PREFIX_STRIDE,
+        3 + PREFIX_STRIDE,
+        4,
+        5 + 4 * PREFIX_STRIDE,
+    ]
     assert row.targets.tolist() == [8, 9, 10, 11, 12, 14, 15, 16]
     assert row.sources.tolist() == [2, 3, 4, 2, 5, 6, 7, 6]
     assert row.sample_ids.tolist() == [0, 0, 0, 1, 1, 2, 2, 3]
     assert row.target_ids.tolist() == [3, 4, 5, 3, 4, 2, 3, 2]
-    mask = branch_mask(torch.from_numpy(row.branches[None]).long())[0, 0].int().tolist()
+    mask = segment_mask(torch.from_numpy(row.segment_ids[None]).long())[0, 0].int().tolist()
     assert mask == [
         [1, 0, 0, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0, 0, 0],
