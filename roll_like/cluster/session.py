@@ -7,9 +7,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -40,23 +37,6 @@ class RaySession:
         self._log_dir = log_dir
         self._directory: Path | None = None
         self._guardian: subprocess.Popen[bytes] | None = None
-
-    @contextmanager
-    def starting(self) -> Iterator[None]:
-        """Start while the body runs, instead of in `__enter__`: Ray's processes take seconds to meet.
-
-        Raises:
-            ResourceError: Ray did not start.
-        """
-        with ThreadPoolExecutor(max_workers=1) as pool:
-            start = pool.submit(self.__enter__)
-            try:
-                yield
-            except BaseException:
-                if start.exception() is None:
-                    self._remove()
-                raise
-            start.result()
 
     def __enter__(self) -> Self:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

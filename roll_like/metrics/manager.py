@@ -3,7 +3,7 @@
     with MetricsManager(config.metrics, run_dir, config.name, config.steps, params) as metrics:
         metrics.log(1, rollout_metrics, train_metrics, timer.metrics())
 
-Its start takes 2 to 4 s with MLflow; a run's overlaps with that of Ray.
+Made and entered after the worker actors were requested, its start (2–3 s with MLflow) overlaps with theirs.
 """
 
 from __future__ import annotations

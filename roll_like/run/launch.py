@@ -37,24 +37,22 @@ def running(config: RunConfig, resume: str | None) -> Iterator[RunContext]:
         checkpoint = store.latest() if resumed_run else None
         (directory / "config.yaml").write_text(dump_config(config))
         signal = stack.enter_context(StopSignal())
-        session = RaySession(config.resources, directory / "logs")
-        with session.starting():
-            metrics = stack.enter_context(
-                MetricsManager(
-                    config.metrics,
-                    directory,
-                    directory.name,
-                    config.total_steps,
-                    config.model_dump(mode="json", by_alias=True),
-                    evaluations=evaluations_of(config),
-                    state=checkpoint.state["metrics"] if checkpoint else None,
-                )
+        metrics = stack.enter_context(
+            MetricsManager(
+                config.metrics,
+                directory,
+                directory.name,
+                config.total_steps,
+                config.model_dump(mode="json", by_alias=True),
+                evaluations=evaluations_of(config),
+                state=checkpoint.state["metrics"] if checkpoint else None,
             )
-        stack.push(session)
+        )
         for warning in warnings:
             metrics.warn(warning)
         if resumed_run and checkpoint is None:
             metrics.warn(f"{directory} has no checkpoint yet; the run starts from its first step")
+        stack.enter_context(RaySession(config.resources, directory / "logs"))
         signal.claim()
         resources = stack.enter_context(ResourceManager(config.resources))
         resources.allocate()
