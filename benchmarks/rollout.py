@@ -14,6 +14,7 @@ turn has tokens: that of the prompts, each once.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import statistics
 import sys
@@ -66,18 +67,6 @@ def configuration(options: argparse.Namespace) -> RLVRConfig:
     # a GPU holds both engines
     memory = [] if options.device == "cpu" or options.smoke else ["inference.gpu_memory_utilization=0.4"]
     return quickstart(*device_overrides(options, "training", "inference"), *memory, smoke=options.smoke)
-
-
-def prompts_of_turns(config: RLVRConfig, options: argparse.Namespace) -> Iterator[list[Task]]:
-    """Yield each turn's prompts, so that what a prefix cache holds of former turns is of no use."""
-    from roll_like.data.tasks import load_tasks
-    from roll_like.models.load import load_renderer
-
-    tasks = load_tasks(config.data.sources, load_renderer(config.model), config.data.max_prompt_tokens).tasks
-    at = 0
-    while True:
-        yield [tasks[(at + index) % len(tasks)] for index in range(options.prompts)]
-        at += options.prompts
 
 
 def prompt_of(task: Task) -> list[int]:
@@ -136,19 +125,15 @@ def bare_side(reading: int, writing: int, model: str, options: argparse.Namespac
     from roll_like.inference.interface import EngineSpec
     from roll_like.inference.vllm.arguments import engine_arguments
     from roll_like.inference.vllm.config import VLLMConfig
-
-    os.environ.update(
-        VLLM_ENABLE_V1_MULTIPROCESSING="0",
-        VLLM_LOGGING_LEVEL="ERROR",
-        VLLM_NO_USAGE_STATS="1",
-        VLLM_CPU_OMP_THREADS_BIND="nobind",
-        TORCHDYNAMO_DISABLE="1",
-    )
-    from vllm import LLM, SamplingParams, TokensPrompt
-    from vllm.sampling_params import RequestOutputKind
+    from roll_like.inference.vllm.environment import vllm_environment
 
     config = configuration(options)
     settings = config.inference if isinstance(config.inference, VLLMConfig) else VLLMConfig()  # --smoke
+    os.environ.update(vllm_environment(settings, options.threads, options.device))
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # on GPUs too
+    from vllm import LLM, SamplingParams, TokensPrompt
+    from vllm.sampling_params import RequestOutputKind
+
     spec = EngineSpec(
         model_path=model,
         tokenizer_path=model,
@@ -192,12 +177,14 @@ def main() -> None:
         bare_side(reading, writing, model, parser().parse_args(sys.argv[5:]))
         return
     options = parser().parse_args()
-    from roll_like.models.load import resolve_model
+    from roll_like.data.tasks import load_tasks
+    from roll_like.models.load import load_renderer, resolve_model
 
     config = configuration(options)
+    tasks = load_tasks(config.data.sources, load_renderer(config.model), config.data.max_prompt_tokens).tasks
     model = str(resolve_model(config.model).path)
     shape = load_model_shape(Path(model))
-    largest = generation_pass((prompt_of(task), 1) for task in next(prompts_of_turns(config, options)))
+    largest = generation_pass((prompt_of(task), 1) for task in tasks[: options.prompts])
     products = Products(
         model=model,
         dtype=config.model.dtype,
@@ -211,12 +198,13 @@ def main() -> None:
 
     def side(name: str, play: Play) -> Callable[[], float]:
         """Return a function that plays the side's next turn; it returns the seconds of a sampled token."""
-        turns = enumerate(prompts_of_turns(config, options))
+        turns, order = itertools.count(), itertools.cycle(tasks)
 
         def work() -> float:
-            turn, tasks = next(turns)
-            seconds, lengths = play(turn, tasks)
-            prompts = [prompt_of(task) for task in tasks for _ in range(options.samples)]
+            # other prompts than in the turn before: a prefix cache would have those
+            asked = list(itertools.islice(order, options.prompts))
+            seconds, lengths = play(next(turns), asked)
+            prompts = [prompt_of(task) for task in asked for _ in range(options.samples)]
             needed = generation_pass(zip(prompts, lengths, strict=True))
             flops_per_token[name].append(needed.flops(shape) / sum(lengths))
             return seconds / sum(lengths)
@@ -227,8 +215,11 @@ def main() -> None:
     with (
         matrix_products(products, environment) as multiply,
         Peer(Path(__file__), [model, *sys.argv[1:]], environment) as bare,
-        ours(config, options) as scheduler,
+        ExitStack() as stack,
     ):
+        if options.device == "cuda":  # vLLM measures free memory while it starts, so one starts after the other
+            bare.call(turn=0, prompts=[])
+        scheduler = stack.enter_context(ours(config, options))
         seconds = interleaved(
             {
                 "bare": side("bare", lambda turn, tasks: bare.call(turn=turn, prompts=[*map(prompt_of, tasks)])),
