@@ -75,8 +75,7 @@ def main() -> None:
     steps = lines_of(metrics)[1:]
     shutil.rmtree(folder)
     waiting = [
-        step["time/step"] - step["time/generate"] - step.get("time/train_compute", 0.0) - step["time/sync"]
-        for step in steps
+        step["time/step"] - step["time/generate"] - step["time/train_compute"] - step["time/sync"] for step in steps
     ]
     wall = statistics.median(step["time/step"] for step in steps)
     seconds = (used[max(used)] - used[min(used)]) / (max(used) - min(used)) / (os.cpu_count() or 1)

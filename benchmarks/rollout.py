@@ -181,18 +181,8 @@ def main() -> None:
     from roll_like.models.load import load_renderer, resolve_model
 
     config = configuration(options)
-    tasks = load_tasks(config.data.sources, load_renderer(config.model), config.data.max_prompt_tokens).tasks
     model = str(resolve_model(config.model).path)
     shape = load_model_shape(Path(model))
-    largest = generation_pass((prompt_of(task), 1) for task in tasks[: options.prompts])
-    products = Products(
-        model=model,
-        dtype=config.model.dtype,
-        device=options.device,
-        rows=min(largest.tokens, MAX_ROWS),
-        targets=min(config.inference.max_running, options.prompts * options.samples),
-        backward=False,
-    )
     environment = environment_of(options.threads, plain=options.plain_environment)
     flops_per_token: dict[str, list[float]] = {"bare": [], "scheduler": []}
 
@@ -212,11 +202,19 @@ def main() -> None:
         return work
 
     say("starting both engines")
-    with (
-        matrix_products(products, environment) as multiply,
-        Peer(Path(__file__), [model, *sys.argv[1:]], environment) as bare,
-        ExitStack() as stack,
-    ):
+    with ExitStack() as stack:
+        bare = stack.enter_context(Peer(Path(__file__), [model, *sys.argv[1:]], environment))
+        tasks = load_tasks(config.data.sources, load_renderer(config.model), config.data.max_prompt_tokens).tasks
+        largest = generation_pass((prompt_of(task), 1) for task in tasks[: options.prompts])
+        products = Products(
+            model=model,
+            dtype=config.model.dtype,
+            device=options.device,
+            rows=min(largest.tokens, MAX_ROWS),
+            targets=min(config.inference.max_running, options.prompts * options.samples),
+            backward=False,
+        )
+        multiply = stack.enter_context(matrix_products(products, environment))
         if options.device == "cuda":  # vLLM measures free memory while it starts, so one starts after the other
             bare.call(turn=0, prompts=[])
         scheduler = stack.enter_context(ours(config, options))

@@ -106,12 +106,12 @@ def main() -> None:
     from trainers.engines import engine_turns
 
     options = parser().parse_args()
-    work = work_of(options)
-    say(f"{options.task}: {len(work.batches)} steps of {len(work.batches[0])} samples, {work.tokens} tokens")
     environment = environment_of(options.threads, plain=options.plain_environment)
     with ExitStack() as stack:
-        products = stack.enter_context(matrix_products(work.products, environment))
         others = other_sides(options, environment, stack)  # they load their models while the engine starts
+        work = work_of(options)
+        say(f"{options.task}: {len(work.batches)} steps of {len(work.batches[0])} samples, {work.tokens} tokens")
+        products = stack.enter_context(matrix_products(work.products, environment))
         engine = stack.enter_context(engine_turns(options.task, work))
         seconds = interleaved({**engine, **others, PRODUCTS: products.call}, repetitions=options.repetitions)
     matmul = 1e9 / seconds.pop(PRODUCTS)
