@@ -31,7 +31,7 @@ CONFIGS = ROOT / "configs"
 QUICKSTART = CONFIGS / "rlvr_quickstart.yaml"
 #: Where `make oracle-setup` installs TRL, apart from the packages of `.venv`.
 EXTRA_PACKAGES = ROOT / ".oracle"
-#: What `--smoke` changes in a configuration: one of the model's layers. Alone, this one leaves more than one token likely.
+#: What `--smoke` changes in a configuration: one of the model's layers, which alone leaves more than one token likely.
 SMOKE_MODEL = ("model.keep_layers=[15]",)
 #: The same in the quickstart's: also few and short samples, from transformers, which starts faster than vLLM, and a
 #: reward that differs among samples of such a model, so that there is something to train on.

@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from hygiene import TEST_MARKER, nothing_left
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if "def main(" in path.read_text())
@@ -38,16 +37,15 @@ pytestmark = pytest.mark.integration
 
 def smoke_figures(script: Path, *arguments: str, folder: Path) -> dict[str, object]:
     """Run a benchmark and return its last line; `folder` is where it works and keeps temporary files."""
-    with nothing_left():
-        done = subprocess.run(
-            [sys.executable, script, "--smoke", *arguments],
-            check=False,
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            env={**os.environ, TEST_MARKER: str(os.getpid()), "TMPDIR": str(folder)},
-        )
+    done = subprocess.run(
+        [sys.executable, script, "--smoke", *arguments],
+        check=False,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "TMPDIR": str(folder)},
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     figures: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
     return figures
