@@ -16,12 +16,16 @@ TEST_MARKER = "ROLL_LIKE_TEST"
 STAYS = ("ray::IDLE", "ray::RankHost", "ray::EngineHost")
 
 
+def _is_ours(process: psutil.Process) -> bool:
+    return process.environ().get(TEST_MARKER) == str(os.getpid())
+
+
 def _processes() -> dict[int, str]:
     """Process ids and names of everything that this test session's runs started, in processes of their own or here."""
     found = {}
     for process in psutil.process_iter(["pid", "name", "status"]):
         try:
-            if process.environ().get(TEST_MARKER) != str(os.getpid()) or process.status() == psutil.STATUS_ZOMBIE:
+            if not _is_ours(process) or process.status() == psutil.STATUS_ZOMBIE:
                 continue
             if not process.name().startswith(STAYS):
                 found[process.pid] = process.name()
@@ -31,7 +35,15 @@ def _processes() -> dict[int, str]:
 
 
 def _files() -> set[Path]:
-    return {*Path("/dev/shm").glob("roll*"), *Path("/dev/shm").glob("psm_*"), *Path("/tmp").glob("roll-*")}
+    """Shared memory, and the folders of Ray that no run of others on the machine is using."""
+    files = {*Path("/dev/shm").glob("roll*"), *Path("/dev/shm").glob("psm_*"), *Path("/tmp").glob("roll-*")}
+    for process in psutil.process_iter(["cmdline"]):
+        try:
+            if any(word.startswith("/tmp/roll-") for word in process.cmdline()) and not _is_ours(process):
+                files -= {Path(word) for word in process.cmdline()}
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+    return files
 
 
 @contextmanager
