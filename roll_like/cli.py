@@ -42,9 +42,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     # imported after parsing, so that --help stays quick
     from roll_like.errors import ConfigError, RollLikeError
 
+    command: Callable[[argparse.Namespace], int] | None = arguments.command
     try:
-        command: Callable[[argparse.Namespace], int] = arguments.command
-        return command(arguments)
+        if command is not None:
+            return command(arguments)
+        config = _load(arguments)  # `run`
+        if arguments.check:
+            return _check(config)
+        config.pipeline_class().launch(config, resume=arguments.resume)
+        return OK
     except RollLikeError as error:
         _report(error, debug=arguments.debug)
         return WRONG_CONFIG if isinstance(error, ConfigError) else FAILED
@@ -63,7 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    run = _add(commands, "run", _run, "train, or check a configuration")
+    run = _add(commands, "run", None, "train, or check a configuration")  # `main` does this one itself
     _add_config(run)
     run.add_argument("--check", action="store_true", help="find every problem and print the plan; start nothing")
     run.add_argument(
@@ -109,7 +115,9 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add(commands: Any, name: str, command: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+def _add(
+    commands: Any, name: str, command: Callable[[argparse.Namespace], int] | None, text: str
+) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
     parser.set_defaults(command=command)
     parser.add_argument("--debug", action="store_true", help="print the traceback of an error too")
@@ -169,14 +177,6 @@ def _load(arguments: argparse.Namespace) -> PipelineConfig:
     from roll_like.config.load import load_config
 
     return load_config(arguments.config, arguments.overrides)
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    config = _load(arguments)
-    if arguments.check:
-        return _check(config)
-    config.pipeline_class().launch(config, resume=arguments.resume)
-    return OK
 
 
 def _check(config: PipelineConfig) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -38,6 +39,8 @@ class TrainingEngine(Generic[StepT]):
         self.objective = objective
         self.timer = timer
         self.layout = objective.layout(len(cluster))
+        #: Moves the weights by the gradient that was added up; returns each rank's metrics.
+        self.optimizer_step = partial(cluster.everywhere, TrainingRank.optimizer_step)
 
     def train_step(self, step: StepT) -> dict[str, Metric]:
         """Take the optimizer steps of one training step; none where there is nothing to learn.
@@ -50,9 +53,9 @@ class TrainingEngine(Generic[StepT]):
         """
         updates, seconds, parts = 0, 0.0, []
         for update in self.objective.updates(step, self):
-            moved = [self.forward_backward(update), self.optimizer_step()]
-            seconds += sum(part.pop("time/train_compute").value for part in moved)
-            parts += moved
+            for moved in (self.forward_backward(update), merge(self.optimizer_step())):
+                seconds += moved.pop("time/train_compute").value
+                parts.append(moved)
             updates += 1
         if not updates:
             return self.objective.report(step, {}, 0)
@@ -65,10 +68,6 @@ class TrainingEngine(Generic[StepT]):
     def forward_backward(self, update: Update[Any]) -> dict[str, Metric]:
         """Add up the gradient of an optimizer step on the ranks."""
         return merge(self.cluster.scatter(TrainingRank.forward_backward, _shares(update)))
-
-    def optimizer_step(self) -> dict[str, Metric]:
-        """Move the weights by the gradient that was added up."""
-        return merge(self.cluster.everywhere(TrainingRank.optimizer_step))
 
     def measure(self, step: StepT) -> dict[str, Metric]:
         """Return the objective's metrics of a step under the current weights, without an optimizer step."""

@@ -177,7 +177,7 @@ def rig(resources: ResourceManager, tmp_path_factory: pytest.TempPathFactory) ->
     make_tiny_tokenizer().save_pretrained(path)
     same: dict[str, Any] = {"model_path": str(path), "dtype": "float32", "device": "cpu", "threads": 2, "seed": 0}
     spec = EngineSpec(**same, tokenizer_path=str(path), tensor_parallel_size=1, max_model_len=1024)
-    trainer = RankSpec[Any](
+    trainer: RankSpec[Any] = RankSpec(
         **same,
         objective=LanguageModelObjective(settings=TrainingConfig()),
         total_updates=1,

@@ -73,7 +73,7 @@ def weights_of(engine: Any) -> Weights:
 
 def largest_difference(left: Weights, right: Weights) -> float:
     assert list(left) == list(right)
-    return max(float((left[name] - right[name]).abs().max()) for name in left)
+    return max(float((left[name] - right[name]).detach().abs().max()) for name in left)
 
 
 def answer_logprobs(model: Any, sample: TrainingSample | PolicySample) -> torch.Tensor:
