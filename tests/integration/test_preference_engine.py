@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tests_support import pairs_of  # type: ignore[import-not-found]
+from trained_weights import trained_weights
 from transformers import AutoModelForCausalLM
 
 from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, PairedObjective, PairStep
@@ -20,7 +21,6 @@ from roll_like.errors import EngineError
 from roll_like.registry import PREFERENCE_LOSSES
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.interface import RankSpec
-from roll_like.training.rank import TrainingRank
 from roll_like.training.start import start_engine
 from roll_like.types import FloatArray, TrainingSample
 from roll_like.values import reduce
@@ -120,7 +120,7 @@ def test_an_update_is_that_of_a_plain_loop(
         trainer.load(tmp_path)
         measured = reduce(trainer.measure(step))
         report = reduce(trainer.train_step(step))
-        found = trainer.cluster.everywhere(TrainingRank.snapshot)[0]
+        found = trained_weights(trainer.cluster)
         sums = AnswerLogprobs(trainer).sequence_logprobs(samples)
         narrow = replace(trainer.objective, settings=TrainingConfig(max_tokens_per_micro_batch=10))
         with pytest.raises(EngineError, match="a row 10 at most"):
@@ -129,7 +129,7 @@ def test_an_update_is_that_of_a_plain_loop(
     assert report["train/loss"] == pytest.approx(loss, rel=1e-5)
     assert (report["preference/pairs"], report["train/updates"]) == (5, 1)
     for name, parameter in weights.items():
-        assert torch.from_numpy(found[name]).sub(parameter).abs().max() < 2e-6, name
+        assert found[name].sub(parameter).abs().max() < 2e-6, name
     model = AutoModelForCausalLM.from_pretrained(float_model, dtype=torch.float32)
     model.load_state_dict(weights, strict=False)
     with torch.no_grad():

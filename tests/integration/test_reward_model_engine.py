@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from reward_support import completion
+from trained_weights import trained_weights
 
 from roll_like.builtin.pipelines.reward_model.config import RewardModelAlgorithmConfig
 from roll_like.builtin.pipelines.reward_model.objective import RewardModelObjective
@@ -109,7 +110,7 @@ def test_an_update_is_that_of_a_plain_loop_and_the_reward_scores_as_the_engine(
         trainer.load(tmp_path)
         measured = reduce(trainer.measure(pairs))
         report = reduce(trainer.train_step(pairs))
-        found = trainer.cluster.everywhere(TrainingRank.snapshot)[0]
+        found = trained_weights(trainer.cluster)
         scored = [reduce(trainer.measure([pair])) for pair in pairs]
         model = ModelConfig(path=str(float_model))
         trainer.cluster.everywhere(TrainingRank.export, str(tmp_path / "model"), model, card)
@@ -119,7 +120,7 @@ def test_an_update_is_that_of_a_plain_loop_and_the_reward_scores_as_the_engine(
     assert report["memory/trainer_gib"] > 0
     assert set(found) == set(weights)
     for name, parameter in weights.items():
-        assert torch.from_numpy(found[name]).sub(parameter).abs().max() < 2e-6, name
+        assert found[name].sub(parameter).abs().max() < 2e-6, name
 
     reward = RewardModel(RewardModelConfig(path=str(tmp_path / "model"), batch_size=3))
     for side in ("chosen", "rejected"):

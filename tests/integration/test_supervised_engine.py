@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
+from trained_weights import trained_weights
 from transformers import AutoModelForCausalLM
 
 from roll_like.builtin.pipelines.sft.objective import SupervisedObjective, likelihood_metrics
@@ -17,7 +18,6 @@ from roll_like.cluster import ResourceManager
 from roll_like.config.sections import DeviceRange, TrainingConfig
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.interface import RankSpec
-from roll_like.training.rank import TrainingRank
 from roll_like.training.start import start_engine
 from roll_like.types import TrainingSample
 from roll_like.values import reduce
@@ -105,10 +105,10 @@ def test_updates_are_those_of_a_plain_loop(
         trainer.train_step(first)  # away from where the checkpoint was taken, and back
         trainer.load(tmp_path)
         assert reduce(trainer.train_step(second))["train/loss"] == pytest.approx(losses[1], rel=1e-5)
-        found = trainer.cluster.everywhere(TrainingRank.snapshot)[0]
+        found = trained_weights(trainer.cluster)
         logprobs = trainer.logprobs(first)
     for name, parameter in weights.items():
-        assert torch.from_numpy(found[name]).sub(parameter).abs().max() < 2e-6, name
+        assert found[name].sub(parameter).abs().max() < 2e-6, name
     model = AutoModelForCausalLM.from_pretrained(float_model, dtype=torch.float32)
     model.load_state_dict(weights, strict=False)
     ids = torch.from_numpy(first[0].token_ids).long()

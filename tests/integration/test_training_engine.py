@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tests_support import ragged_policy_samples as batch  # type: ignore[import-not-found]
+from trained_weights import trained_weights
 from transformers import AutoModelForCausalLM
 
 from roll_like.algorithms.kl import KLController
@@ -21,7 +22,6 @@ from roll_like.policy_gradient.objective import PolicyObjective
 from roll_like.run.export import merged_weights
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.interface import RankSpec
-from roll_like.training.rank import TrainingRank
 from roll_like.training.start import start_engine
 from roll_like.values import reduce
 
@@ -67,8 +67,7 @@ def engine(
 
 
 def weights(trainer: TrainingEngine[Any]) -> dict[str, torch.Tensor]:
-    parts = trainer.cluster.everywhere(TrainingRank.snapshot)
-    return {name: torch.from_numpy(array) for name, array in parts[0].items()}
+    return trained_weights(trainer.cluster)
 
 
 def largest_difference(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:

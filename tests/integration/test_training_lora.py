@@ -12,6 +12,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from tests_support import pairs_of, ragged_policy_samples  # type: ignore[import-not-found]
+from trained_weights import trained_weights
 from transformers import AutoModelForCausalLM
 
 from roll_like.algorithms.kl import KLController
@@ -67,8 +68,7 @@ def supervised(
 
 
 def weights_of(engine: Any) -> Weights:
-    snapshot = engine.cluster.everywhere(TrainingRank.snapshot)[0]
-    return {name: torch.from_numpy(array) for name, array in snapshot.items()}
+    return trained_weights(engine.cluster)
 
 
 def largest_difference(left: Weights, right: Weights) -> float:

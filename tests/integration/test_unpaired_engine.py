@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from test_preference_engine import answer_logprob
+from trained_weights import trained_weights
 from transformers import AutoModelForCausalLM
 
 from roll_like.builtin.pipelines.dpo.labelled_objective import LabelledObjective, LabelledStep
@@ -23,7 +24,6 @@ from roll_like.errors import EngineError
 from roll_like.registry import PREFERENCE_LOSSES
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.interface import RankSpec
-from roll_like.training.rank import TrainingRank
 from roll_like.training.start import start_engine
 from roll_like.types import FloatArray, TrainingSample
 from roll_like.values import reduce
@@ -119,7 +119,7 @@ def test_an_update_is_that_of_a_plain_loop(
         with pytest.raises(EngineError, match="these mismatched samples have none"):
             trainer.measure(samples)
         report = reduce(trainer.train_step(step))
-        found = trainer.cluster.everywhere(TrainingRank.snapshot)[0]
+        found = trained_weights(trainer.cluster)
     for figures in (measured, report):
         assert figures["train/loss"] == pytest.approx(loss, rel=1e-5)
         assert figures["preference/baseline"] == pytest.approx(BETA * baseline, rel=1e-5)
@@ -130,4 +130,4 @@ def test_an_update_is_that_of_a_plain_loop(
         assert "preference/pair_accuracy" not in figures
     assert {name: report[name] for name in measured} == pytest.approx(measured, rel=1e-4, abs=1e-6)
     for name, parameter in weights.items():
-        assert torch.from_numpy(found[name]).sub(parameter).abs().max() < 2e-6, name
+        assert found[name].sub(parameter).abs().max() < 2e-6, name

@@ -14,6 +14,7 @@ from bigram_engine import OneRank
 from pydantic import ValidationError
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 from torch import Tensor, nn
+from trained_weights import trained_weights
 
 from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
 from roll_like.config.sections import ModelConfig, Precision, TrainerConfig, TrainingConfig
@@ -125,8 +126,7 @@ def engine(model: Path, *, frozen: bool = False, **training: Any) -> TrainingEng
 
 
 def weights(trainer: TrainingEngine[Any]) -> dict[str, Any]:
-    found: dict[str, Any] = trainer.cluster.everywhere(TrainingRank.snapshot)[0]
-    return found
+    return trained_weights(trainer.cluster)
 
 
 def test_a_second_backend_stands_behind_the_same_verbs(tiny_model: Path, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_updates_do_not_depend_on_the_token_budget(tiny_model: Path) -> None:
         trainer = engine(tiny_model, max_tokens_per_micro_batch=budget)
         trainer.train_step(ragged_policy_samples())
         found.append(weights(trainer))
-    assert all(np.abs(found[0][name] - found[1][name]).max() < 1e-4 for name in found[0])
+    assert all((found[0][name] - found[1][name]).abs().max() < 1e-4 for name in found[0])
 
 
 def test_an_unknown_backend_suggests_the_nearest() -> None:

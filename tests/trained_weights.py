@@ -1,0 +1,39 @@
+"""What a model's ranks hold, read through the seam that hands weights to inference engines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from roll_like.training.rank import TrainingRank
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """A sender that reports the weights themselves."""
+
+    rank: TrainingRank
+
+    def send(self, _salt: int) -> Any:
+        # whole parameters are gathered from all ranks, and rank 0 reports them
+        weights = {name: tensor.float().cpu().numpy().copy() for name, tensor in self.rank.full_weights()}
+        return weights if self.rank.rank == 0 else {}
+
+    def close(self) -> None:
+        pass
+
+
+class _Reading:
+    """A weight transfer to a test."""
+
+    def connect(self, rank: TrainingRank, _index: int) -> Any:
+        return _Reader(rank)
+
+
+def trained_weights(cluster: Any) -> dict[str, torch.Tensor]:
+    """Return every parameter of the ranks of a cluster, whole, in float32."""
+    cluster.everywhere(TrainingRank.connect_weights, _Reading())
+    found: Any = cluster.everywhere(TrainingRank.send_weights, 0)[0]
+    return {name: torch.tensor(array) for name, array in found.items()}
