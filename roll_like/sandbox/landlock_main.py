@@ -56,7 +56,7 @@ def main(control: int, folder: str) -> NoReturn:
     os.environ.clear()
     gc.collect()
     gc.freeze()
-    channel.send(json.dumps({"ready": True, "nested": False, "why": "Landlock has no namespaces"}).encode())
+    channel.send(json.dumps({"nested": False}).encode())
     message, descriptors, _, _ = socket.recv_fds(channel, PACKET, 8)
     if message and message != b"kill":
         report = _execute(channel, json.loads(message), descriptors, (rules, seccomp))

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from roll_like.sandbox.box import BoxReport, Ended, Program, SandboxUnavailable
+from roll_like.sandbox.box import BoxReport, Ended, SandboxUnavailable
 from roll_like.sandbox.codec import MAX_BYTES
 from roll_like.sandbox.types import Limits
 from roll_like.sandbox.worker import COMPILE_ERROR, NOT_STARTED
@@ -55,11 +55,6 @@ class Job:
     address_space: int | None = None
     extra_processes: int = 0
 
-    @classmethod
-    def python(cls, kind: str, program: Program, limits: Limits) -> Job:
-        """Return the job of a Python program."""
-        return cls(kind=kind, source=program.source.encode("utf-8", "surrogatepass"), limits=limits)
-
     def message(self) -> bytes:
         """Return what the zygote is told; the source goes beside it."""
         fields = {key: value for key, value in asdict(self).items() if key != "source"}
@@ -74,7 +69,6 @@ class Zygote:
         self.channel = channel
         self.executions = 0
         self.nested: bool = ready["nested"]
-        self.why_not_nested: str = ready["why"]
 
     @classmethod
     def start(cls, command: Sequence[str], *, seccomp: bytes, control: str, config: dict[str, Any]) -> Zygote:
