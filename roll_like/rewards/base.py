@@ -223,16 +223,3 @@ def reward_class(function: RewardFunction) -> type[Reward]:
         "__doc__": function.__doc__,
     }
     return type(getattr(function, "__name__", "reward"), (Reward,), namespace)
-
-
-__all__ = [
-    "Completion",
-    "Outcome",
-    "Reward",
-    "RewardCase",
-    "RewardConfig",
-    "RewardResult",
-    "describe_error",
-    "register_reward",
-    "reward_class",
-]

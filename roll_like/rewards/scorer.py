@@ -79,7 +79,11 @@ class Scorer:
         """
         rewards = [entry for entry in self._rewards if judges(entry.config, group.task, self._domains)]
         if not rewards:
-            raise _unjudged(group.task.source)
+            source = group.task.source
+            raise ConfigError(
+                f"no reward scores the data source {source!r}",
+                fix=f"add {source!r} to the `sources` of one in rewards.use",
+            )
         completions = [to_completion(trajectory) for trajectory in group.samples]
         if not completions:
             return Group(task=group.task, samples=(), failures=group.failures)
@@ -170,12 +174,6 @@ def judges(config: RewardConfig, task: Task, domains: Mapping[str, Sequence[str]
     if task.domain in domains:
         return reward_name(config) in domains[task.domain]
     return config.sources is None or task.source in config.sources
-
-
-def _unjudged(source: str) -> ConfigError:
-    return ConfigError(
-        f"no reward scores the data source {source!r}", fix=f"add {source!r} to the `sources` of one in rewards.use"
-    )
 
 
 def _combine(
