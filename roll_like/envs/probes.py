@@ -75,7 +75,7 @@ class Episode:
     Attributes:
         turns: Observation, reward, terminated, truncated, shown messages and state of each turn.
         actions: What was answered.
-        success: What `info["success"]` said at the end; None where it said nothing.
+        success: The last `info["success"]`; None where there was none.
         ended: Whether the environment ended it.
         seconds: Time of each step.
     """
@@ -122,10 +122,10 @@ def _check_tool(tool: Any, number: int, findings: Findings) -> None:
 
 def probe_gymnasium(env: AnyEnv, findings: Findings) -> None:
     """Report what Gymnasium's own checker says."""
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            # an environment with wrappers is checked as it is played; its pictures are nobody's concern here
+            # an environment with wrappers is checked as it is played; its pictures do not matter here
             gymnasium_check(env, skip_render_check=True, skip_close_check=True)
         except AssertionError as error:
             text = str(error)
@@ -135,7 +135,7 @@ def probe_gymnasium(env: AnyEnv, findings: Findings) -> None:
                 findings.error("gymnasium", text)
         except Exception as error:  # noqa: BLE001 - an environment may raise anything; it becomes a finding
             findings.error("gymnasium", f"its checker stopped with {type(error).__name__}: {error}")
-    for warning in said:
+    for warning in caught:
         text = re.sub(r"\x1b\[[\d;]*m|WARN: ", "", str(warning.message)).strip()
         if "is different from the unwrapped version" not in text:
             findings.warning("gymnasium", text)

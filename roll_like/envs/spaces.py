@@ -8,7 +8,7 @@ from typing import Any
 
 from gymnasium.spaces import Text
 
-#: Characters of random text. What may be said is not limited to them.
+#: Characters of random text. Answers are not limited to them.
 PRINTABLE = string.ascii_letters + string.digits + string.punctuation + " \n"
 #: Length of random text, in characters.
 SAMPLE_LENGTH = 32

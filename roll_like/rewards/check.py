@@ -1,4 +1,4 @@
-"""Tries a reward on answers whose worth is known, and says what is suspicious.
+"""Tries a reward on answers whose correct score is known, and reports what is suspicious.
 
     report = check_reward(my_reward, cases=[RewardCase(prompt="6 × 7?", answer="42", gold=("42",), wrong=("41",))])
     print(report)
@@ -55,8 +55,8 @@ class CheckedAnswer:
         kind: What the answer is.
         text: The answer.
         case: Number of its row, from 0.
-        value: What it got the first time; None where it could not be judged.
-        seconds: The shortest time that it took; of its whole group for a reward that judges groups.
+        value: What it got the first time; None where it could not be scored.
+        seconds: The shortest time that it took; of its whole group for a reward that scores groups.
         problems: What is suspicious about it.
     """
 
@@ -280,7 +280,7 @@ def _checked(
     # where right answers get 0, as with a penalty, answers that are hostile in general may get it too
     paid = min(gold, default=case.gold_value)
     if paid <= case.empty_value and case.gold_value > case.empty_value:
-        paid = case.gold_value  # it is not paid at all, which is said elsewhere
+        paid = case.gold_value  # it is not paid at all, which is reported elsewhere
     own = {*case.wrong, *case.hostile}
     for (kind, text), trials in zip(asked, judged, strict=True):
         first = trials[0].outcome

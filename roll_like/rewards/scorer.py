@@ -25,14 +25,14 @@ class Scorer:
     """Judges groups by the configured rewards.
 
     A reward that raises, times out or returns anything but finite numbers is tried again, and then
-    the samples that it left unjudged move to the group's failures: never a reward of 0.
+    the samples that it left without a score move to the group's failures: never a reward of 0.
 
     Args:
         configs: The `rewards.use` section.
         timeout_seconds: Limit of one attempt of one reward at a group.
         retries: Further attempts after a failure. A synchronous reward that ran out of time is not
             tried again: its thread still runs.
-        domains: Names of the rewards of each domain that names its own; the others are judged by every
+        domains: Names of the rewards of each domain that names its own; the others are scored by every
             reward whose `sources` fit.
 
     Raises:
@@ -72,7 +72,7 @@ class Scorer:
         return {entry.name: reward_results for entry, reward_results in zip(entries, judged, strict=True)}
 
     async def score_group(self, group: Group[Trajectory]) -> Group[Scored]:
-        """Return the group with its results; samples that could not be judged are in its failures.
+        """Return the group with its results; samples that could not be scored are in its failures.
 
         Raises:
             ConfigError: No reward is for this group's source.
@@ -170,7 +170,7 @@ def _build(name: str, config: RewardConfig) -> Reward:
 
 
 def judges(config: RewardConfig, task: Task, domains: Mapping[str, Sequence[str]]) -> bool:
-    """Return whether a reward judges a task: its domain names it, or names none and the reward's `sources` fit."""
+    """Return whether a reward scores a task: its domain names it, or names none and the reward's `sources` fit."""
     if task.domain in domains:
         return reward_name(config) in domains[task.domain]
     return config.sources is None or task.source in config.sources

@@ -115,7 +115,7 @@ async def _converse(
                 raise CallFailed(Ended.ERROR, f"the program's answer cannot be carried: {error}") from None
         elif message[0] == "passed":
             return TestResult(TestStatus.PASSED)
-        elif message[0] == "unjudged":
+        elif message[0] == "refused":
             raise ConfigError(f"an assert test cannot be evaluated: {message[1]}", fix="change the test's code")
         else:
             _, kind, text = message

@@ -132,7 +132,7 @@ def file_rules(readable: list[str], listable: list[str], version: int) -> int:
     Args:
         readable: Files and folders to read and execute.
         listable: Folders to list, with everything below.
-        version: What `landlock_version` said.
+        version: What `landlock_version` returned.
     """
     files = (1 << {1: 13, 2: 14}.get(version, 15)) - 1
     files |= 1 << 15 if version >= 5 else 0

@@ -1,7 +1,7 @@
 """The process that starts and watches one worker confined by Landlock and seccomp. Only the standard library.
 
 It speaks as `zygote_main` does, for one execution. Nothing is namespaced: the worker is one thread that can
-start nothing, signal nobody, open no socket and write no file, so that ending it ends everything.
+start nothing, signal no process, open no socket and write no file, so that ending it ends everything.
 """
 
 from __future__ import annotations

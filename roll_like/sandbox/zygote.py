@@ -81,7 +81,7 @@ class Zygote:
             config: First packet (see `zygote_main`).
 
         Raises:
-            SandboxUnavailable: It ended or said nothing for 30 seconds.
+            SandboxUnavailable: It ended or did not answer for 30 seconds.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         words = [word.replace(control, str(theirs.fileno())) for word in command]
@@ -230,7 +230,7 @@ class Execution:
             answer = bytes(self._answer_buffer[4 : 4 + size])
             del self._answer_buffer[: 4 + size]
             if self._waiter is None or self._waiter.done():
-                self.kill(Ended.ERROR)  # nobody asked
+                self.kill(Ended.ERROR)  # no call waits for it
                 return
             self._waiter.set_result(answer)
 

@@ -226,7 +226,7 @@ def _kill_all_others() -> None:
     """End every process of a namespace of which this is the first."""
     if os.getpid() != 1:
         raise RuntimeError("only the first process of a namespace may end all others")
-    with contextlib.suppress(ProcessLookupError):  # nobody else is left
+    with contextlib.suppress(ProcessLookupError):  # no other process is left
         os.kill(-1, signal.SIGKILL)
 
 

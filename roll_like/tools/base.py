@@ -2,7 +2,7 @@
 
 Two kinds of failure are kept apart. A `ToolError` is the policy's to mend: a wrong argument, a division by zero, a
 program that does not run. It becomes the tool's answer. Anything else that a tool raises is a failure of the tool: the
-episode is lost and counted (`EnvError`), never judged.
+episode is lost and counted (`EnvError`), never scored.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class Toolbox:
             raise EnvError(
                 f"tool {tool.name!r} gave no answer within {self._timeout:g} s", fix="raise `tool_timeout`"
             ) from error
-        except Exception as error:  # a tool is somebody's code: whatever it raises is a failure of the tool
+        except Exception as error:  # a tool is foreign code: whatever it raises is a failure of the tool
             raise EnvError(f"tool {tool.name!r} failed: {type(error).__name__}: {error}") from error
 
     def _short(self, text: str) -> str:

@@ -50,7 +50,7 @@ class McpServer:
 
         Raises:
             EnvError: It does not start, or cannot be reached; the message ends with its standard error.
-            ConfigError: It lacks a tool that the configuration names, or has one with an invalid schema.
+            ConfigError: It does not have a tool that the configuration names, or has one with an invalid schema.
         """
         try:
             from mcp import Client
