@@ -49,13 +49,13 @@ class QA(SingleTurn):
         self._rows = read_rows(path, (prompt, answer))
         self._prompt, self._answer, self._match = prompt, answer, match
         for row in self._rows:
-            _check(_references(row[answer]), match, row["origin"])
+            _check(references(row[answer]), match, row["origin"])
 
     def ask(self, seed: int | None) -> tuple[str, dict[str, Any]]:
         """Return the question of row `seed` modulo their number; of any row without a seed."""
         at = int(self.np_random.integers(len(self._rows))) if seed is None else seed % len(self._rows)
         row = self._rows[at]
-        self._right = _references(row[self._answer])
+        self._right = references(row[self._answer])
         return str(row[self._prompt]), {"state": row["origin"]}
 
     def score(self, answer: str) -> float:
@@ -92,7 +92,8 @@ def _plain(text: str) -> str:
     return " ".join(text.casefold().split()).strip(" .!?\"'")
 
 
-def _references(answer: Any) -> list[str]:
+def references(answer: Any) -> list[str]:
+    """Return the reference answers of a row's field, which holds one or a list of them."""
     return [str(each) for each in answer] if isinstance(answer, list) else [str(answer)]
 
 

@@ -12,16 +12,7 @@ import gymnasium
 from gymnasium.envs.toy_text.taxi import TaxiEnv
 
 from roll_like.builtin.envs.planning import best_action, state_values
-from roll_like.envs import (
-    AnsiText,
-    DiscreteActions,
-    FewShot,
-    Instructions,
-    ScaledReward,
-    Success,
-    TextWrapper,
-    TurnLimit,
-)
+from roll_like.envs import AnsiText, DiscreteActions, FewShot, Instructions, ScaledReward, Success, TurnLimit
 from roll_like.envs import examples as solved
 from roll_like.envs.actions import Style
 
@@ -54,20 +45,11 @@ def _values(rainy: bool) -> dict[int, float]:
     return state_values(TaxiEnv(is_rainy=rainy).P)
 
 
-class Described(TextWrapper):
+class Described(gymnasium.ObservationWrapper[str, Any, str]):
     """The picture, and a line of words below it."""
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Start an episode."""
-        observation, info = self.env.reset(seed=seed, options=options)
-        return self._with_words(observation), info
-
-    def step(self, action: Any) -> tuple[str, Any, bool, bool, dict[str, Any]]:
-        """Take one action."""
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        return self._with_words(observation), reward, terminated, truncated, info
-
-    def _with_words(self, observation: str) -> str:
+    def observation(self, observation: str) -> str:
+        """Return the picture with the line."""
         return f"{observation}\n{self.env.get_wrapper_attr('described')()}"
 
 

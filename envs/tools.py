@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import gymnasium
 from gymnasium.error import ResetNeeded
 
-from roll_like.builtin.envs.qa import MATCHES, Match, same
+from roll_like.builtin.envs.qa import MATCHES, Match, references, same
 from roll_like.builtin.envs.rows import read_rows
 from roll_like.builtin.envs.single_turn import AnswerStyle, read_answer
 from roll_like.envs import Commands, FreeText
@@ -187,7 +187,7 @@ class Tools(gymnasium.Env[str, str]):
         self._row = None
         said = text.rpartition("</think>")[2].partition("<think>")[0]
         answer = read_answer(said, self._style)
-        wanted = _references(row, self._answer)
+        wanted = references(row[self._answer])
         right = answer is not None and any(same(answer, reference, self._match) for reference in wanted)
         reward = -self._penalty if answer is None else float(right)
         return "", reward, True, False, {"success": right, "invalid_action": answer is None, "state": self._state}
@@ -208,7 +208,7 @@ class Tools(gymnasium.Env[str, str]):
         ]
 
     def _written(self, row: Mapping[str, Any]) -> str:
-        answer = _references(row, self._answer)[0]
+        answer = references(row[self._answer])[0]
         return {"tag": f"<answer>{answer}</answer>", "boxed": f"\\boxed{{{answer}}}", "text": answer}[self._style]
 
     def _solved(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -246,11 +246,6 @@ def _told(call: AnyCall, outcome: ToolOutcome) -> dict[str, Any]:
     """Return a call and what came of it, for people; one that cannot be read has its text as arguments."""
     name, arguments = ("", call.text) if isinstance(call, MalformedCall) else (call.name, dict(call.arguments))
     return {"name": name, "arguments": arguments, "result": outcome.text, "error": outcome.failed}
-
-
-def _references(row: Mapping[str, Any], field: str) -> list[str]:
-    answer = row[field]
-    return [str(each) for each in answer] if isinstance(answer, list) else [str(answer)]
 
 
 def _description(schemas: Sequence[Mapping[str, Any]]) -> str:

@@ -17,7 +17,8 @@ What a policy is shown, and what a run reads besides:
 """
 
 from roll_like.envs.actions import read_action, read_tag, write_action
-from roll_like.envs.check import EnvReport, Finding, check_env, show
+from roll_like.envs.check import EnvReport, check_env, show
+from roll_like.envs.probes import Finding
 from roll_like.envs.prompts import FewShot, History, Instructions
 from roll_like.envs.registration import make, registered
 from roll_like.envs.scripts import examples, scripted_action, system_prompt_of, tools_of

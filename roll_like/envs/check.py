@@ -7,6 +7,7 @@ scripted policy play it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import statistics
 import time
@@ -85,8 +86,8 @@ def check_env(
     Raises:
         EnvError: The id is unknown, or the environment cannot be made.
     """
-    maker = None if isinstance(env, gymnasium.Env) else _maker(env, kwargs)
-    played = env if isinstance(env, gymnasium.Env) else _maker(env, kwargs)()
+    made = functools.partial(make_any, env, **kwargs) if isinstance(env, str) else env
+    maker, played = (None, made) if isinstance(made, gymnasium.Env) else (made, made())
     findings = Findings()
     name = env if isinstance(env, str) else str(played)
     if not probes.probe_spaces(played, findings):
@@ -126,10 +127,6 @@ def show(report: EnvReport, console: Console) -> int:
     return 0 if report.ok else 1
 
 
-def _maker(env: str | Callable[[], AnyEnv], kwargs: dict[str, Any]) -> Callable[[], AnyEnv]:
-    return functools.partial(make_any, env, **kwargs) if isinstance(env, str) else env
-
-
 def _first(env: AnyEnv, seed: int) -> tuple[str, float]:
     began = time.perf_counter()
     observation, _ = env.reset(seed=seed)
@@ -156,21 +153,13 @@ def _play_all(
             if episodes[-1].ended:
                 probes.probe_after_end(env, findings)
             probes.probe_replay(env, seed, episodes[-1], "the same instance", findings)
-        _compare_instances(maker, seeds[0], episodes[0], findings)
+        if maker is not None:
+            with contextlib.closing(maker()) as second:
+                probes.probe_replay(second, seeds[0], episodes[0], "another instance", findings)
         figures.update(_figures(name, episodes))
         if name == "scripted" and not all(episode.success for episode in episodes):
             solved = sum(bool(episode.success) for episode in episodes)
             findings.warning("scripted", f"the scripted policy solved {solved} of {len(episodes)} episodes")
-
-
-def _compare_instances(maker: Callable[[], AnyEnv] | None, seed: int, episode: Episode, findings: Findings) -> None:
-    if maker is None:
-        return
-    second = maker()
-    try:
-        probes.probe_replay(second, seed, episode, "another instance", findings)
-    finally:
-        second.close()
 
 
 def _random_policy(env: AnyEnv, seed: int) -> Policy:
@@ -199,6 +188,3 @@ def _figures(name: str, episodes: Sequence[Episode]) -> dict[str, float]:
         f"{name}: mean turns": statistics.fmean(len(episode.actions) for episode in episodes),
         f"{name}: ms per step": 1000 * statistics.fmean(seconds) if seconds else 0.0,
     }
-
-
-__all__ = ["EnvReport", "Finding", "check_env", "show"]

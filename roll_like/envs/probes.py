@@ -24,6 +24,7 @@ GARBAGE = ("", " ", "I do not know.", "<action></action>", "<action>fly</action>
 ROLES = ("system", "user", "assistant", "tool")
 #: Seeds whose starts are compared.
 _STARTS = 8
+_SHOWN = 80  # characters of a value in a message
 _SEED_FIX = "call super().reset(seed=seed) first, and draw from self.np_random only"
 
 #: Chooses an answer from the observation and the info of a turn; None: it knows no way on.
@@ -74,7 +75,7 @@ class Episode:
     Attributes:
         turns: Observation, reward, terminated, truncated, shown messages and state of each turn.
         actions: What was answered.
-        success: What `info["success"]` said at the end; None where it said nothing.
+        success: The last `info["success"]`; None where there was none.
         ended: Whether the environment ended it.
         seconds: Time of each step.
     """
@@ -121,27 +122,23 @@ def _check_tool(tool: Any, number: int, findings: Findings) -> None:
 
 def probe_gymnasium(env: AnyEnv, findings: Findings) -> None:
     """Report what Gymnasium's own checker says."""
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            # an environment with wrappers is checked as it is played; its pictures are nobody's concern here
+            # an environment with wrappers is checked as it is played; its pictures do not matter here
             gymnasium_check(env, skip_render_check=True, skip_close_check=True)
         except AssertionError as error:
-            _report_assertion(str(error), findings)
+            text = str(error)
+            if "super().reset(seed=seed)" in text or "non-deterministic" in text or "np_random" in text:
+                findings.error("seed", f"reset ignores the seed: {text}", _SEED_FIX)
+            else:
+                findings.error("gymnasium", text)
         except Exception as error:  # noqa: BLE001 - an environment may raise anything; it becomes a finding
             findings.error("gymnasium", f"its checker stopped with {type(error).__name__}: {error}")
-    for warning in said:
+    for warning in caught:
         text = re.sub(r"\x1b\[[\d;]*m|WARN: ", "", str(warning.message)).strip()
         if "is different from the unwrapped version" not in text:
             findings.warning("gymnasium", text)
-
-
-def _report_assertion(text: str, findings: Findings) -> None:
-    about_seeds = "super().reset(seed=seed)" in text or "non-deterministic" in text or "np_random" in text
-    if about_seeds:
-        findings.error("seed", f"reset ignores the seed: {text}", _SEED_FIX)
-    else:
-        findings.error("gymnasium", text)
 
 
 def probe_seeds(env: AnyEnv, seeds: Sequence[int], findings: Findings) -> None:
@@ -246,7 +243,6 @@ def probe_replay(env: AnyEnv, seed: int, episode: Episode, which: str, findings:
     """Check that the same seed and the same answers give the same episode."""
     if env.spec is not None and env.spec.nondeterministic:
         return
-    again = Episode()
     remaining = iter(episode.actions)
     again = play(env, seed, lambda _observation, _info: next(remaining, None), len(episode.actions), which, Findings())
     for turn, (first, second) in enumerate(zip(episode.turns, again.turns, strict=False)):
@@ -299,6 +295,6 @@ def probe_close(env: AnyEnv, findings: Findings) -> None:
         env.close()
 
 
-def _short(thing: Any, limit: int = 80) -> str:
+def _short(thing: Any) -> str:
     text = repr(thing)
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"

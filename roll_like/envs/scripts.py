@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any
 
 from roll_like.envs.spaces import Commands
@@ -65,14 +66,8 @@ def examples(env: AnyEnv, count: int) -> list[tuple[str, str]]:
 
 def _in_turns(by_answer: dict[str, list[str]], count: int) -> list[tuple[str, str]]:
     """Take one observation of each answer, then the next of each."""
-    longest = max(map(len, by_answer.values()), default=0)
-    found = [
-        (observations[turn], answer)
-        for turn in range(longest)
-        for answer, observations in by_answer.items()
-        if turn < len(observations)
-    ]
-    return found[:count]
+    turns = zip_longest(*([(text, answer) for text in observations] for answer, observations in by_answer.items()))
+    return [pair for turn in turns for pair in turn if pair is not None][:count]
 
 
 def _optional(env: AnyEnv, name: str) -> Any:

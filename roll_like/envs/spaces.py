@@ -8,7 +8,7 @@ from typing import Any
 
 from gymnasium.spaces import Text
 
-#: Characters of random text. What may be said is not limited to them.
+#: Characters of random text. Answers are not limited to them.
 PRINTABLE = string.ascii_letters + string.digits + string.punctuation + " \n"
 #: Length of random text, in characters.
 SAMPLE_LENGTH = 32
@@ -30,8 +30,9 @@ class FreeText(Text):
 
     def sample(self, mask: Any = None, probability: Any = None) -> str:
         """Return random text of at most `SAMPLE_LENGTH` characters, or what a mask asks for."""
-        if mask is not None or probability is not None:
-            return super().sample(mask, probability)
+        return self._drawn() if mask is None and probability is None else super().sample(mask, probability)
+
+    def _drawn(self) -> str:
         length = int(self.np_random.integers(0, min(SAMPLE_LENGTH, self.max_length) + 1))
         return "".join(self.np_random.choice(self.character_list, size=length))
 
@@ -50,10 +51,7 @@ class Commands(FreeText):
         super().__init__()
         self.commands = tuple(commands)
 
-    def sample(self, mask: Any = None, probability: Any = None) -> str:
-        """Return one of the commands, or text that a mask asks for."""
-        if mask is not None or probability is not None:
-            return super().sample(mask, probability)
+    def _drawn(self) -> str:
         return self.commands[int(self.np_random.integers(len(self.commands)))]
 
     def __repr__(self) -> str:

@@ -37,16 +37,8 @@ _ACTION_LINE = re.compile(r"^[ \t]*\([A-Za-z ]+\)[ \t]*(?:\n|$)", flags=re.MULTI
 class TextWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Base of wrappers whose observations are text."""
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
-        """Start an episode."""
-        return self.env.reset(seed=seed, options=options)
 
-    def step(self, action: Any) -> Step:
-        """Take one action."""
-        return self.env.step(action)
-
-
-class AnsiText(TextWrapper):
+class AnsiText(gymnasium.ObservationWrapper[str, Any, Any]):
     """The environment's `ansi` rendering as observation, without colours.
 
     Args:
@@ -82,17 +74,8 @@ class AnsiText(TextWrapper):
         self._spaced = spaced
         self.observation_space = FreeText()
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
-        """Start an episode and return its first picture."""
-        _, info = self.env.reset(seed=seed, options=options)
-        return self._picture(), info
-
-    def step(self, action: Any) -> Step:
-        """Take one action and return the picture after it."""
-        _, reward, terminated, truncated, info = self.env.step(action)
-        return self._picture(), reward, terminated, truncated, info
-
-    def _picture(self) -> str:
+    def observation(self, observation: Any) -> str:  # noqa: ARG002 - the picture shows the same
+        """Return the present picture."""
         rendered: Any = self.env.render()
         if not isinstance(rendered, str):
             raise EnvError(f"render() should return text, found {type(rendered).__name__}", fix="return a str")
@@ -313,14 +296,13 @@ class Success(TextWrapper):
         return observation, reward, terminated, truncated, info
 
 
-class ScaledReward(TextWrapper):
+class ScaledReward(gymnasium.RewardWrapper[Any, Any]):
     """Multiplies rewards by `factor`, so that returns of different environments have one size."""
 
     def __init__(self, env: AnyEnv, factor: float) -> None:
         super().__init__(env)
         self._factor = factor
 
-    def step(self, action: Any) -> Step:
-        """Take one action."""
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        return observation, float(reward) * self._factor, terminated, truncated, info
+    def reward(self, reward: SupportsFloat) -> float:
+        """Return the scaled reward."""
+        return float(reward) * self._factor

@@ -70,7 +70,7 @@ class RewardResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardCase:
-    """A row with answers whose worth is known; `roll-like check-reward` judges them.
+    """A row with answers whose correct score is known; `roll-like check-reward` scores them.
 
     Attributes:
         gold: Right answers.
@@ -98,10 +98,10 @@ Outcome: TypeAlias = RewardResult | float | RewardError
 
 
 class Reward:
-    """Base of rewards: judges one group at a time.
+    """Base of rewards: scores one group at a time.
 
-    A reward that cannot judge raises (the whole group is lost) or returns a `RewardError` in the
-    place of one result (that sample is lost). It never returns 0 for a failure: 0 is a judgement.
+    A reward that cannot score raises (the whole group is lost) or returns a `RewardError` in the
+    place of one result (that sample is lost). It never returns 0 for a failure: 0 is a score.
 
     A synchronous `score` runs in a thread, one group at a time. It cannot be stopped from outside, so
     it should bound its own waiting. An `async` one runs beside others, for any number of groups.
@@ -123,7 +123,7 @@ class Reward:
 
     @property
     def side_by_side(self) -> int | None:
-        """Groups that an `async` `score` judges at a time; None for any number.
+        """Groups that an `async` `score` takes at a time; None for any number.
 
         For rewards that bound their own work: a group that waits for another's requests or executions would
         run out of its time without being looked at. Its time begins with its turn.
@@ -131,20 +131,20 @@ class Reward:
         return None
 
     def start(self) -> None:
-        """Take what judging needs: a model, processes. Called once, in the reward worker, before anything is judged.
+        """Take what scoring needs: a model, processes. Called once, in the reward worker, before anything is scored.
 
         Checks of a configuration make rewards too, and never start them.
         """
 
     def cases(self) -> Sequence[RewardCase]:
-        """Return rows with answers whose worth is known, for `roll-like check-reward`; none by default."""
+        """Return rows with answers whose correct score is known, for `roll-like check-reward`; none by default."""
         return ()
 
     def check_row(self, task: Task) -> None:
         """Check what `required_fields` cannot say about a row, before a run starts.
 
         Raises:
-            DataError: The row cannot be judged; the message begins with `task.origin`.
+            DataError: The row cannot be scored; the message begins with `task.origin`.
         """
 
     def score(self, completions: Sequence[Completion]) -> Sequence[Outcome] | Awaitable[Sequence[Outcome]]:
@@ -223,16 +223,3 @@ def reward_class(function: RewardFunction) -> type[Reward]:
         "__doc__": function.__doc__,
     }
     return type(getattr(function, "__name__", "reward"), (Reward,), namespace)
-
-
-__all__ = [
-    "Completion",
-    "Outcome",
-    "Reward",
-    "RewardCase",
-    "RewardConfig",
-    "RewardResult",
-    "describe_error",
-    "register_reward",
-    "reward_class",
-]

@@ -22,11 +22,11 @@ Judged: TypeAlias = RewardResult | RewardError
 class RewardCaller:
     """Calls a reward; whatever goes wrong becomes a `RewardError` in the place of a result.
 
-    A synchronous reward judges one group at a time, because it need not be thread-safe; an `async` one as many as
+    A synchronous reward scores one group at a time, because it need not be thread-safe; an `async` one as many as
     its `side_by_side` says. The time of a call begins with its turn.
 
     Args:
-        reward: What judges.
+        reward: What scores.
         timeout_seconds: Limit of one call.
     """
 
@@ -110,7 +110,7 @@ class _Threads:
                 results.append(function())
             except BaseException as error:  # noqa: BLE001 - also exit(): handed to the waiting side
                 errors.append(error)
-            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile: no task waits
                 loop.call_soon_threadsafe(finished.set)
 
         thread = threading.Thread(target=work, name="reward", daemon=True)

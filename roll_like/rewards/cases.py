@@ -68,11 +68,5 @@ def general_hostile(prompt: str, *, floods: bool = True) -> tuple[str, ...]:
     )
     if not floods:
         return short
-    return (
-        *short,
-        "word " * 20_000,
-        "(" * 5_000,
-        "\\boxed{" * 1_000,
-        "```python\n" * 200,
-        "<answer>" * 500,
-    )
+    long = ("word " * 20_000, "(" * 5_000, "\\boxed{" * 1_000, "```python\n" * 200, "<answer>" * 500)
+    return (*short, *long)

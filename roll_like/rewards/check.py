@@ -1,4 +1,4 @@
-"""Tries a reward on answers whose worth is known, and says what is suspicious.
+"""Tries a reward on answers whose correct score is known, and reports what is suspicious.
 
     report = check_reward(my_reward, cases=[RewardCase(prompt="6 × 7?", answer="42", gold=("42",), wrong=("41",))])
     print(report)
@@ -10,10 +10,11 @@ paid no more; the same answer should get the same every time, at once, and witho
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -23,8 +24,8 @@ from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.errors import ConfigError, DataError, RefusedAnswerError, RewardError, RollLikeError
 from roll_like.registry import REWARDS
 from roll_like.rewards.base import Completion, Reward, RewardCase, RewardConfig, RewardResult, reward_class
+from roll_like.rewards.call import Judged, RewardCaller
 from roll_like.rewards.cases import general_hostile, read_cases
-from roll_like.rewards.trial import Trial, judge_once
 from roll_like.types import Message, StopReason, Task
 
 if TYPE_CHECKING:
@@ -35,6 +36,15 @@ KINDS: tuple[Kind, ...] = ("gold", "wrong", "empty", "hostile")
 
 SLOW_SECONDS = 1.0
 _EPSILON = 1e-6
+_SHOWN = 50  # characters of an answer in a table
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """An answer's outcome, and the seconds that it took."""
+
+    outcome: Judged
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +55,8 @@ class CheckedAnswer:
         kind: What the answer is.
         text: The answer.
         case: Number of its row, from 0.
-        value: What it got the first time; None where it could not be judged.
-        seconds: The shortest time that it took; of its whole group for a reward that judges groups.
+        value: What it got the first time; None where it could not be scored.
+        seconds: The shortest time that it took; of its whole group for a reward that scores groups.
         problems: What is suspicious about it.
     """
 
@@ -100,7 +110,7 @@ class RewardReport:
             values = [answer.value for answer in of_kind if answer.value is not None]
             table.add_row(
                 *(kind, str(len(of_kind))),
-                *(f"{figure(values):.3g}" if values else "–" for figure in (min, _mean, max)),
+                *(f"{figure(values):.3g}" if values else "–" for figure in (min, fmean, max)),
                 str(len(of_kind) - len(values)),
                 f"{max((answer.seconds for answer in of_kind), default=0.0):.3f} s",
                 str(sum(bool(answer.problems) for answer in of_kind)),
@@ -212,13 +222,25 @@ def _check(reward: Reward, name: str, cases: list[RewardCase], slow: float, time
                 problems.append(f"row {number + 1} is refused: {error}")
             asked = list(_answers(case, floods=number == 0))
             completions = [_completion(case, text) for _, text in asked]
-            judge = partial(judge_once, reward, completions, timeout_seconds=timeout)
-            trials = [loop.run(judge()), loop.run(judge())]
+            trials = [loop.run(_try(reward, completions, timeout)) for _ in range(2)]
             judged = [list(pair) for pair in zip(*trials, strict=True)]
             answers += _checked(case, number, asked, judged, slow)
     if not any(answer.kind == "gold" for answer in answers) and not notes:
         notes.append("no row has a right answer, so it was not tried whether those are paid")
     return RewardReport(name=name, answers=tuple(answers), problems=tuple(problems), notes=tuple(notes))
+
+
+async def _try(reward: Reward, completions: list[Completion], timeout: float) -> list[_Trial]:
+    """Return a trial for each completion: scored alone where a result depends on nothing else, else as a group."""
+    groups = [[item] for item in completions] if reward.per_sample else [completions]
+    trials: list[_Trial] = []
+    caller = RewardCaller(reward, timeout)
+    for group in groups:
+        began = time.perf_counter()
+        outcomes, _ = await caller.call(group)
+        seconds = time.perf_counter() - began
+        trials += [_Trial(outcome, seconds) for outcome in outcomes]
+    return trials
 
 
 def _check_row(reward: Reward, case: RewardCase, number: int) -> None:
@@ -232,13 +254,9 @@ def _check_row(reward: Reward, case: RewardCase, number: int) -> None:
         metadata=case.metadata,
         origin=f"row {number + 1}",
     )
-    missing = [
-        field
-        for field in reward.required_fields
-        if (case.answer if field == "answer" else case.metadata.get(field)) is None
-    ]
-    if missing:
-        raise DataError(f"the reward needs the field {missing[0]!r}")
+    for field in reward.required_fields:
+        if (case.answer if field == "answer" else case.metadata.get(field)) is None:
+            raise DataError(f"the reward needs the field {field!r}")
     reward.check_row(task)
 
 
@@ -252,7 +270,7 @@ def _answers(case: RewardCase, *, floods: bool) -> Iterator[tuple[Kind, str]]:
 
 
 def _checked(
-    case: RewardCase, number: int, asked: list[tuple[Kind, str]], judged: list[list[Trial]], slow: float
+    case: RewardCase, number: int, asked: list[tuple[Kind, str]], judged: list[list[_Trial]], slow: float
 ) -> Iterator[CheckedAnswer]:
     gold = [
         trials[0].outcome.value
@@ -262,7 +280,7 @@ def _checked(
     # where right answers get 0, as with a penalty, answers that are hostile in general may get it too
     paid = min(gold, default=case.gold_value)
     if paid <= case.empty_value and case.gold_value > case.empty_value:
-        paid = case.gold_value  # it is not paid at all, which is said elsewhere
+        paid = case.gold_value  # it is not paid at all, which is reported elsewhere
     own = {*case.wrong, *case.hostile}
     for (kind, text), trials in zip(asked, judged, strict=True):
         first = trials[0].outcome
@@ -289,7 +307,7 @@ def _mispaid(case: RewardCase, kind: Kind, value: float, paid: float, *, compara
         yield f"a {kind} answer gets {value:.3g}, as much as a right one"
 
 
-def _instability(kind: Kind, trials: list[Trial], slow: float) -> Iterator[str]:
+def _instability(kind: Kind, trials: list[_Trial], slow: float) -> Iterator[str]:
     outcomes = [trial.outcome for trial in trials]
     errors = [outcome for outcome in outcomes if isinstance(outcome, RewardError)]
     if kind == "hostile" and all(isinstance(outcome, RefusedAnswerError) for outcome in outcomes):
@@ -320,19 +338,12 @@ def _messages(case: RewardCase) -> tuple[Message, ...]:
     return (Message(role="user", content=case.prompt),)
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 def _last_line(error: RewardError) -> str:
     """The end of a traceback says what happened; remedies for a run are left out."""
     lines = [line for line in error.message.strip().splitlines() if not line.startswith("  fix: ")]
     return lines[-1] if lines else type(error).__name__
 
 
-def _short(text: str, limit: int = 50) -> str:
-    shown = repr(text[: limit + 1])[1:-1]
-    return shown if len(shown) <= limit else f"{shown[: limit - 1]}…"
-
-
-__all__ = ["CheckedAnswer", "RewardReport", "check_reward"]
+def _short(text: str) -> str:
+    shown = repr(text[: _SHOWN + 1])[1:-1]
+    return shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 1]}…"

@@ -25,14 +25,14 @@ class Scorer:
     """Judges groups by the configured rewards.
 
     A reward that raises, times out or returns anything but finite numbers is tried again, and then
-    the samples that it left unjudged move to the group's failures: never a reward of 0.
+    the samples that it left without a score move to the group's failures: never a reward of 0.
 
     Args:
         configs: The `rewards.use` section.
         timeout_seconds: Limit of one attempt of one reward at a group.
         retries: Further attempts after a failure. A synchronous reward that ran out of time is not
             tried again: its thread still runs.
-        domains: Names of the rewards of each domain that names its own; the others are judged by every
+        domains: Names of the rewards of each domain that names its own; the others are scored by every
             reward whose `sources` fit.
 
     Raises:
@@ -72,14 +72,18 @@ class Scorer:
         return {entry.name: reward_results for entry, reward_results in zip(entries, judged, strict=True)}
 
     async def score_group(self, group: Group[Trajectory]) -> Group[Scored]:
-        """Return the group with its results; samples that could not be judged are in its failures.
+        """Return the group with its results; samples that could not be scored are in its failures.
 
         Raises:
             ConfigError: No reward is for this group's source.
         """
         rewards = [entry for entry in self._rewards if judges(entry.config, group.task, self._domains)]
         if not rewards:
-            raise _unjudged(group.task.source)
+            source = group.task.source
+            raise ConfigError(
+                f"no reward scores the data source {source!r}",
+                fix=f"add {source!r} to the `sources` of one in rewards.use",
+            )
         completions = [to_completion(trajectory) for trajectory in group.samples]
         if not completions:
             return Group(task=group.task, samples=(), failures=group.failures)
@@ -166,16 +170,10 @@ def _build(name: str, config: RewardConfig) -> Reward:
 
 
 def judges(config: RewardConfig, task: Task, domains: Mapping[str, Sequence[str]]) -> bool:
-    """Return whether a reward judges a task: its domain names it, or names none and the reward's `sources` fit."""
+    """Return whether a reward scores a task: its domain names it, or names none and the reward's `sources` fit."""
     if task.domain in domains:
         return reward_name(config) in domains[task.domain]
     return config.sources is None or task.source in config.sources
-
-
-def _unjudged(source: str) -> ConfigError:
-    return ConfigError(
-        f"no reward scores the data source {source!r}", fix=f"add {source!r} to the `sources` of one in rewards.use"
-    )
 
 
 def _combine(

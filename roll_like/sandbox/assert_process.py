@@ -3,7 +3,7 @@
 Run as `python -I -S assert_process.py`. Over standard input and output it speaks frames (four bytes of length,
 then `codec` text) with `asserts.py`: it gets `(source, test code, names, limits)`, asks with
 `("ask", action, target, name, args, kwargs)` and ends with `("passed",)`, `("failed", type, message)` or
-`("unjudged", message)`. No value that the program made has methods of the program here: objects are numbers
+`("refused", message)`. No value that the program made has methods of the program here: objects are numbers
 of objects that stay in the sandbox (`remote_objects.py`), and no operator is left to them.
 """
 
@@ -33,8 +33,8 @@ MODULES = frozenset(
 MOST_ITEMS = 100_000
 
 
-class Unjudged(BaseException):
-    """The test asks for what cannot be judged outside; says nothing about the program."""
+class Refused(BaseException):
+    """The test asks for what cannot be evaluated outside; says nothing about the program."""
 
 
 class Channel:
@@ -127,9 +127,9 @@ class Client:
                 raise ValueError(f"an iterator of more than {MOST_ITEMS} elements cannot be given to the program")
             return ("i", [self._wrap(item) for item in items])
         if callable(value):
-            raise Unjudged(f"the test gives the program a function of its own, {value!r}: it cannot enter the sandbox")
+            raise Refused(f"the test gives the program a function of its own, {value!r}: it cannot enter the sandbox")
         if type(value).__module__ not in {"builtins", "collections", "decimal", "fractions"}:
-            raise Unjudged(f"the test gives the program {value!r}: a {type(value).__name__} cannot enter the sandbox")
+            raise Refused(f"the test gives the program {value!r}: a {type(value).__name__} cannot enter the sandbox")
         return ("v", value)
 
     def _unwrap(self, wrapped: Any) -> Any:
@@ -309,7 +309,7 @@ def _class_stub(statement: ast.ClassDef, client: Client) -> Any:
     return Name(client, statement.name)
 
 
-def judge(channel: Channel) -> tuple[Any, ...]:
+def run_test(channel: Channel) -> tuple[Any, ...]:
     """Run the test; return the message that ends the conversation."""
     source, code, names, limits = channel.receive()
     for limit, value in limits.items():
@@ -318,7 +318,7 @@ def judge(channel: Channel) -> tuple[Any, ...]:
         tree = ast.parse(code, "<test>")
         test = compile(tree, "<test>", "exec")
     except SyntaxError as error:
-        return ("unjudged", f"the test is no Python: {error}")
+        return ("refused", f"the test is no Python: {error}")
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     client = Client(channel)
     try:
@@ -326,15 +326,15 @@ def judge(channel: Channel) -> tuple[Any, ...]:
         scope |= {name: importlib.import_module(name) for name in (MODULES & used) - set(names)}
         scope["__name__"] = "test"
         exec(test, scope)
-    except Unjudged as error:
-        return ("unjudged", str(error))
+    except Refused as error:
+        return ("refused", str(error))
     except ImportError as error:  # never the program's: `_plainly_made` keeps those away
-        return ("unjudged", f"the test needs a module that is not in the standard library: {error}")
+        return ("refused", f"the test needs a module that is not in the standard library: {error}")
     except BaseException as error:  # noqa: BLE001 - also SystemExit: only the end of the test is a pass
         hint = " (objects of the program are compared by identity)" if client.compared else ""
         return ("failed", type(error).__name__, _place(error) + _text(error) + hint)
     if client.asked == 0:
-        return ("unjudged", "the test ended without asking anything of the program: is its check ever called?")
+        return ("refused", "the test ended without asking anything of the program: is its check ever called?")
     return ("passed",)
 
 
@@ -356,13 +356,13 @@ def _place(error: BaseException) -> str:
 
 
 def main() -> NoReturn:
-    """Keep the pipes for frames alone, judge one test and leave."""
+    """Keep the pipes for frames alone, run one test and leave."""
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
     channel = Channel(cast(BinaryIO, source), cast(BinaryIO, sink))
-    channel.send(judge(channel))
+    channel.send(run_test(channel))
     os._exit(0)
 
 

@@ -13,14 +13,13 @@ import signal
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from roll_like.errors import ConfigError, SandboxError
 from roll_like.sandbox import codec
 from roll_like.sandbox.box import BoxSession, CallFailed, Ended, Program
-from roll_like.sandbox.types import AssertTest
+from roll_like.sandbox.types import AssertTest, TestResult, TestStatus
 
 _FOLDER = Path(__file__).parent
 _REMOTE = (_FOLDER / "remote_objects.py").read_text(encoding="utf-8")
@@ -28,47 +27,12 @@ _REMOTE = (_FOLDER / "remote_objects.py").read_text(encoding="utf-8")
 _MEMORY_BYTES = 2 << 30
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """How a test ended.
-
-    Attributes:
-        passed: The test ran to its end.
-        assertion: It ended with an AssertionError, not with another exception.
-        detail: Where and why it did not pass.
-        failure: What kept a call from bringing a value; the session is of no use then.
-    """
-
-    passed: bool
-    assertion: bool = False
-    detail: str = ""
-    failure: Ended | None = None
-
-
-class Pipes:
-    """Frames to and from the trusted process."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-
-    async def send(self, message: object) -> None:
-        """Write one message."""
-        data = codec.encode(message)
-        self._writer.write(len(data).to_bytes(4, "big") + data)
-        await self._writer.drain()
-
-    async def receive(self) -> Any:
-        """Return the next message."""
-        size = int.from_bytes(await self._reader.readexactly(4), "big")
-        return codec.decode(await self._reader.readexactly(size))
-
-
 def with_remote_objects(program: Program) -> Program:
     """Return the program with the part that answers a test's questions behind it."""
     return Program(f"{program.source}\n\n{_REMOTE}", program.language)
 
 
-async def judge(session: BoxSession, program: Program, test: AssertTest, seconds: float) -> Judgement:
+async def run_test(session: BoxSession, program: Program, test: AssertTest, seconds: float) -> TestResult:
     """Run one test against a session that executes `with_remote_objects(program)`.
 
     Args:
@@ -77,23 +41,26 @@ async def judge(session: BoxSession, program: Program, test: AssertTest, seconds
         test: The test.
         seconds: Wall-clock limit of the whole test.
 
+    Returns:
+        `passed` where the test ran to its end, `wrong_answer` where it ended with an AssertionError,
+        `runtime_error` where it ended with another exception.
+
     Raises:
-        ConfigError: The test itself cannot be judged.
+        CallFailed: A call brought no value, or the test ran out of time; the session is of no use then.
+        ConfigError: The test itself cannot be evaluated.
         SandboxError: The trusted process died.
     """
     process, ours = _start()
     reader, writer = await asyncio.open_connection(sock=ours)
     try:
         async with asyncio.timeout(seconds):
-            return await _converse(Pipes(reader, writer), session, program, test, seconds)
+            return await _converse(reader, writer, session, program, test, seconds)
     except TimeoutError:
-        return Judgement(passed=False, detail=f"the test took more than {seconds:g} s", failure=Ended.TIMEOUT)
-    except CallFailed as failure:
-        return Judgement(passed=False, detail=failure.message, failure=failure.kind)
+        raise CallFailed(Ended.TIMEOUT, f"the test took more than {seconds:g} s") from None
     except (asyncio.IncompleteReadError, BrokenPipeError, ConnectionResetError):
         status = await asyncio.to_thread(process.wait)
         if status == -signal.SIGXCPU:
-            return Judgement(passed=False, detail="the test used up its CPU time", failure=Ended.TIMEOUT)
+            raise CallFailed(Ended.TIMEOUT, "the test used up its CPU time") from None
         raise SandboxError(f"the trusted process of an assert test died with status {status}") from None
     finally:
         writer.close()
@@ -120,25 +87,37 @@ def _start() -> tuple[subprocess.Popen[bytes], socket.socket]:
     return process, ours
 
 
-async def _converse(pipes: Pipes, session: BoxSession, program: Program, test: AssertTest, seconds: float) -> Judgement:
-    """Carry questions and answers until the test ends."""
+async def _converse(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    session: BoxSession,
+    program: Program,
+    test: AssertTest,
+    seconds: float,
+) -> TestResult:
+    """Carry requests and answers until the test ends."""
+
+    async def send(message: object) -> None:
+        data = codec.encode(message)
+        writer.write(len(data).to_bytes(4, "big") + data)
+        await writer.drain()
+
     limits = {"RLIMIT_AS": _MEMORY_BYTES, "RLIMIT_CPU": int(seconds) + 1, "RLIMIT_FSIZE": 0, "RLIMIT_CORE": 0}
-    await pipes.send((program.source, test.code, list(test.names), limits))
+    await send((program.source, test.code, list(test.names), limits))
     while True:
-        message = await pipes.receive()
+        size = int.from_bytes(await reader.readexactly(4), "big")
+        message: Any = codec.decode(await reader.readexactly(size))
         if message[0] == "ask":
             answer = await session.call("_remote_ask", message[1:], {})
             try:
-                await pipes.send(answer)
+                await send(answer)
             except codec.CodecError as error:
                 raise CallFailed(Ended.ERROR, f"the program's answer cannot be carried: {error}") from None
         elif message[0] == "passed":
-            return Judgement(passed=True)
-        elif message[0] == "unjudged":
+            return TestResult(TestStatus.PASSED)
+        elif message[0] == "refused":
             raise ConfigError(f"an assert test cannot be evaluated: {message[1]}", fix="change the test's code")
         else:
             _, kind, text = message
-            return Judgement(passed=False, assertion=kind == "AssertionError", detail=f"{kind}: {text}".rstrip(": "))
-
-
-__all__ = ["Judgement", "judge", "with_remote_objects"]
+            status = TestStatus.WRONG_ANSWER if kind == "AssertionError" else TestStatus.RUNTIME_ERROR
+            return TestResult(status, f"{kind}: {text}".rstrip(": "))

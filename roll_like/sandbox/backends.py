@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from roll_like.errors import ConfigError
 from roll_like.sandbox.box import Box, SandboxUnavailable
@@ -17,7 +19,7 @@ _passed: dict[str, Report] = {}
 
 
 def make_box(backend: str = "auto", *, workers: int = 2) -> Box:
-    """Return a box that nobody has tested yet; programs should go to one of `open_box`.
+    """Return a box that has not been tested; programs should go to one of `open_box`.
 
     Args:
         backend: "auto" is "bwrap": Python in zygotes, C++ and JavaScript each in a sandbox of its own.
@@ -50,52 +52,47 @@ async def open_box(backend: str = "auto", *, workers: int = 2) -> Box:
         ConfigError: There is no such backend.
         SandboxUnavailable: It cannot be had, or a probe failed: the message says which, and what to install.
     """
-    await tested(backend)
+    await _tested(backend)
     return make_box(backend, workers=workers)
 
 
-async def tested(backend: str) -> Report:
-    """Return the report of a backend's self-test, which runs once in a process.
-
-    Raises:
-        ConfigError: There is no such backend.
-        SandboxUnavailable: It cannot be had, or a probe failed.
-    """
-    if backend not in _passed:
-        box = make_box(backend)
-        try:
-            report = await probe(box)
-        finally:
-            await box.close()
-        if not report.passed:
-            raise SandboxUnavailable(f"the sandbox {box.name} does not isolate here:\n{report.failures()}", fix=HELP)
-        _passed[backend] = report
-    return _passed[backend]
-
-
 def self_test(backend: str = "auto") -> Report:
-    """Probe a backend and return what was found.
+    """Probe a backend, once in a process, and return what was found.
 
     Raises:
         ConfigError: There is no such backend.
         SandboxUnavailable: It cannot be had, or does not isolate; the message says why.
     """
-    with ThreadPoolExecutor(1) as thread:  # an event loop may be running in this one
-        return thread.submit(asyncio.run, tested(backend)).result()
+    return _in_a_thread(_tested(backend))
 
 
 def examine(backend: str = "auto") -> Report:
     """Probe a backend and return what was found, failures included."""
-
-    async def probe_it() -> Report:
-        box = make_box(backend, workers=2)
-        try:
-            return await probe(box)
-        finally:
-            await box.close()
-
     try:
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(asyncio.run, probe_it()).result()
+        return _in_a_thread(_probed(backend))
     except SandboxUnavailable as error:
         return Report(backend, (), str(error))
+
+
+async def _tested(backend: str) -> Report:
+    if backend not in _passed:
+        report = await _probed(backend)
+        if not report.passed:
+            raise SandboxUnavailable(
+                f"the sandbox {report.backend} does not isolate here:\n{report.failures()}", fix=HELP
+            )
+        _passed[backend] = report
+    return _passed[backend]
+
+
+async def _probed(backend: str) -> Report:
+    box = make_box(backend)
+    try:
+        return await probe(box)
+    finally:
+        await box.close()
+
+
+def _in_a_thread(work: Coroutine[Any, Any, Report]) -> Report:
+    with ThreadPoolExecutor(1) as thread:  # an event loop may be running in this one
+        return thread.submit(asyncio.run, work).result()

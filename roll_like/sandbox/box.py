@@ -2,7 +2,7 @@
 
 A box never sees expected values or the text of tests. Programs, standard input and call arguments go in;
 bytes, call results (through the strict codec) and a report of the end come out. What a program writes is
-untrusted data; how it ended is said by the box, never by the program.
+untrusted data; how it ended is reported by the box, never by the program.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Ended(StrEnum):
     """How an execution ended, as the box saw it."""
 
     EXITED = "exited"  #: exit status 0
-    ERROR = "error"  #: another exit status, a signal, or an exception that nobody caught
+    ERROR = "error"  #: another exit status, a signal, or an uncaught exception
     TIMEOUT = "timeout"  #: wall clock or CPU seconds used up
     MEMORY = "memory"  #: memory limit reached
     OUTPUT = "output"  #: wrote more than `Limits.output_bytes`

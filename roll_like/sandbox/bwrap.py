@@ -41,8 +41,34 @@ _NAMESPACES = ("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts
 _CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SETPCAP")
 
 
-class BwrapBox:
-    """A `Box` for Python.
+class PythonBox:
+    """A `Box` for Python, whose programs run in the zygotes of a pool."""
+
+    name: str
+
+    def __init__(self, pool: ZygotePool) -> None:
+        self._pool = pool
+
+    async def run(self, program: Program, stdin: str, limits: Limits) -> BoxReport:
+        """Run a whole program on standard input."""
+        return await self._pool.run(self._job("run", program, limits), stdin.encode("utf-8", "surrogatepass"))
+
+    async def open(self, program: Program, limits: Limits) -> PythonSession:
+        """Execute a program once in a fresh worker that then answers calls."""
+        return await PythonSession.start(self._pool, self._job("serve", program, limits))
+
+    async def close(self) -> None:
+        """End every process of this box."""
+        await self._pool.close()
+
+    def _job(self, kind: str, program: Program, limits: Limits) -> Job:
+        if program.language != "python":
+            raise SandboxUnavailable(f"the box {self.name!r} runs python, not {program.language!r}")
+        return Job(kind=kind, source=program.source.encode("utf-8", "surrogatepass"), limits=limits)
+
+
+class BwrapBox(PythonBox):
+    """Python in zygotes under bubblewrap.
 
     Args:
         workers: Executions at a time; others wait.
@@ -53,24 +79,7 @@ class BwrapBox:
     name = "bwrap"
 
     def __init__(self, *, workers: int = 2, recycle: int = 64, nest: bool = True) -> None:
-        self._pool = ZygotePool(partial(start_zygote, nest=nest), workers=workers, recycle=recycle)
-
-    async def run(self, program: Program, stdin: str, limits: Limits) -> BoxReport:
-        """Run a whole program on standard input."""
-        if program.language != "python":
-            raise SandboxUnavailable(f"the box {self.name!r} runs python, not {program.language!r}")
-        job = Job.python("run", program, limits)
-        return await self._pool.run(job, stdin.encode("utf-8", "surrogatepass"))
-
-    async def open(self, program: Program, limits: Limits) -> PythonSession:
-        """Execute a program once in a fresh worker that then answers calls."""
-        if program.language != "python":
-            raise SandboxUnavailable(f"the box {self.name!r} runs python, not {program.language!r}")
-        return await PythonSession.start(self._pool, Job.python("serve", program, limits))
-
-    async def close(self) -> None:
-        """End every process of this box."""
-        await self._pool.close()
+        super().__init__(ZygotePool(partial(start_zygote, nest=nest), workers=workers, recycle=recycle))
 
 
 class PythonSession:
@@ -120,7 +129,7 @@ class PythonSession:
             raise
         report = await self._end(None)
         if report.ended is Ended.EXITED and not acknowledged:
-            report = _changed(report, Ended.ERROR, "left without acknowledging the end")
+            report = replace(report, ended=Ended.ERROR, detail="left without acknowledging the end")
         self._report = report
         return report
 
@@ -270,7 +279,3 @@ def unused_id() -> int:
     with open("/proc/self/uid_map", encoding="ascii") as file:
         first, _, count = (int(field) for field in file.read().splitlines()[-1].split())
     return min(first + count - 17, 2_000_000_000)
-
-
-def _changed(report: BoxReport, ended: Ended, detail: str) -> BoxReport:
-    return replace(report, ended=ended, detail=detail)

@@ -216,13 +216,7 @@ def _decimal(text: str) -> Decimal:
     return value
 
 
-_SCALARS: dict[str, Any] = {
-    "i": _int,
-    "f": _float,
-    "b": bytes.fromhex,
-    "F": _fraction,
-    "D": _decimal,
-}
+_SCALARS: dict[str, Any] = {"i": _int, "f": _float, "b": bytes.fromhex, "F": _fraction, "D": _decimal}
 
 
 def _no_constant(name: str) -> object:
@@ -231,6 +225,3 @@ def _no_constant(name: str) -> object:
 
 def _no_object(_: Iterable[tuple[str, Any]]) -> object:
     raise CodecError("the text holds an object; dictionaries are tagged arrays")
-
-
-__all__ = ["MAX_BYTES", "MAX_DEPTH", "CodecError", "decode", "encode"]

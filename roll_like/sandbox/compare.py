@@ -156,6 +156,3 @@ def _is_whole(token: str) -> bool:
 
 def _first(differences: Iterable[str | None]) -> str | None:
     return next((difference for difference in differences if difference is not None), None)
-
-
-__all__ = ["Comparison", "shown"]

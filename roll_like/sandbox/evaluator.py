@@ -19,20 +19,12 @@ from typing import Self
 
 from roll_like.errors import ConfigError
 from roll_like.sandbox import codec
+from roll_like.sandbox.backends import open_box
 from roll_like.sandbox.box import Box, Program
 from roll_like.sandbox.compare import Comparison
-from roll_like.sandbox.grading import Grading, summary
+from roll_like.sandbox.grading import Grading, not_compiled
 from roll_like.sandbox.loop_thread import LoopThread
-from roll_like.sandbox.types import (
-    AssertTest,
-    CallTest,
-    CodeResult,
-    Limits,
-    StdioTest,
-    TestCase,
-    TestResult,
-    TestStatus,
-)
+from roll_like.sandbox.types import AssertTest, CallTest, CodeResult, Limits, StdioTest, TestCase
 
 #: Longest program, in bytes of UTF-8.
 MAX_PROGRAM_BYTES = 1 << 20
@@ -74,7 +66,7 @@ class CodeEvaluator:
         self.total_seconds = total_seconds
         self.stop_at_failure = stop_at_failure
         self._backend = backend
-        self._box: Box | None = None
+        self._box: Box | None = None if isinstance(backend, str) else backend
         self._slots = asyncio.Semaphore(workers)
         self._starting = asyncio.Lock()
         self._thread = LoopThread("code-evaluator")
@@ -91,7 +83,7 @@ class CodeEvaluator:
             The status, with one result for each test.
 
         Raises:
-            ConfigError: There is no test, or a test cannot be judged.
+            ConfigError: There is no test, or a test cannot be evaluated.
             SandboxUnavailable: No backend isolates here.
         """
         check_tests(tests, language)
@@ -115,7 +107,7 @@ class CodeEvaluator:
     async def _evaluate(self, program: str, tests: Sequence[TestCase], language: str) -> CodeResult:
         problem = unusable(program) or (syntax_error(program) if language == "python" else None)
         if problem is not None:
-            return summary([TestResult(TestStatus.COMPILE_ERROR, problem)] * len(tests), 0.0, 0, problem)
+            return not_compiled(problem, len(tests))
         async with self._slots:
             box = await self._open_box()
             grading = Grading(
@@ -131,12 +123,8 @@ class CodeEvaluator:
     async def _open_box(self) -> Box:
         async with self._starting:
             if self._box is None:
-                if isinstance(self._backend, str):
-                    from roll_like.sandbox.backends import open_box
-
-                    self._box = await open_box(self._backend, workers=self.workers)
-                else:
-                    self._box = self._backend
+                assert isinstance(self._backend, str)
+                self._box = await open_box(self._backend, workers=self.workers)
         return self._box
 
     async def _close_box(self) -> None:
@@ -145,7 +133,7 @@ class CodeEvaluator:
 
 
 def check_tests(tests: Sequence[TestCase], language: str) -> None:
-    """Refuse tests that could not be judged, before anything runs.
+    """Refuse tests that could not be evaluated, before anything runs.
 
     Raises:
         ConfigError: The list is empty, or a test holds what cannot be carried or compared.
@@ -233,6 +221,3 @@ def _is_utf8(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-__all__ = ["CodeEvaluator", "check_tests", "syntax_error"]

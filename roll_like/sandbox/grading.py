@@ -39,18 +39,6 @@ _OF_END = {
     Ended.BROKEN: TestStatus.SANDBOX_ERROR,
 }
 
-#: From the gravest to the best; an evaluation has the gravest status of its tests.
-PRECEDENCE = (
-    TestStatus.SANDBOX_ERROR,
-    TestStatus.COMPILE_ERROR,
-    TestStatus.TIMEOUT,
-    TestStatus.MEMORY_LIMIT,
-    TestStatus.OUTPUT_LIMIT,
-    TestStatus.RUNTIME_ERROR,
-    TestStatus.WRONG_ANSWER,
-    TestStatus.PASSED,
-)
-
 
 @dataclass
 class Grading:
@@ -77,10 +65,10 @@ class Grading:
         self._deadline = time.monotonic() + self.total_seconds
 
     async def run(self, tests: Sequence[TestCase]) -> CodeResult:
-        """Judge every test.
+        """Run every test.
 
         Raises:
-            ConfigError: A test cannot be judged, whatever the program.
+            ConfigError: A test cannot be evaluated, whatever the program.
             SandboxUnavailable: There is no sandbox.
         """
         results: list[TestResult] = []
@@ -173,15 +161,12 @@ class Grading:
         except CallFailed as failure:
             return _of_failure(failure)
         try:
-            judgement = await asserts.judge(session, self.program, test, limits.wall_seconds)
+            result = await asserts.run_test(session, self.program, test, limits.wall_seconds)
+        except CallFailed as failure:
+            result = _of_failure(failure)
         finally:
             report = await self._end(session)
-        if judgement.passed:
-            return self._noted(of_report(report), report)
-        if judgement.failure is not None:
-            return self._noted(_of_failure(CallFailed(judgement.failure, judgement.detail)), report)
-        status = TestStatus.WRONG_ANSWER if judgement.assertion else TestStatus.RUNTIME_ERROR
-        return self._noted(TestResult(status, judgement.detail), report)
+        return self._noted(of_report(report) if result.status is TestStatus.PASSED else result, report)
 
     async def _open(self, program: Program, limits: Limits) -> BoxSession:
         try:
@@ -226,11 +211,16 @@ def of_report(report: BoxReport) -> TestResult:
     return TestResult(_OF_END[report.ended], report.detail)
 
 
+def not_compiled(problem: str, tests: int) -> CodeResult:
+    """Return the result of a program that is not run, because it cannot be compiled."""
+    return summary([TestResult(TestStatus.COMPILE_ERROR, problem)] * tests, 0.0, 0, problem)
+
+
 def summary(results: Sequence[TestResult], cpu_seconds: float, peak_memory_bytes: int, stderr: str) -> CodeResult:
     """Return the result of an evaluation: its gravest status, and the share of tests passed."""
     statuses = {result.status for result in results}
     return CodeResult(
-        status=next(status for status in PRECEDENCE if status in statuses),
+        status=next(status for status in reversed(TestStatus) if status in statuses),
         tests=tuple(results),
         fraction=sum(result.status is TestStatus.PASSED for result in results) / len(results),
         cpu_seconds=cpu_seconds,
@@ -242,6 +232,3 @@ def summary(results: Sequence[TestResult], cpu_seconds: float, peak_memory_bytes
 def _of_failure(failure: CallFailed) -> TestResult:
     # a session that ended before its value came has failed, however cleanly it left
     return TestResult(_OF_END.get(failure.kind, TestStatus.RUNTIME_ERROR), failure.message)
-
-
-__all__ = ["PRECEDENCE", "Grading", "of_report", "summary"]

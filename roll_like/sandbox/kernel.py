@@ -11,14 +11,12 @@ import resource
 import struct
 
 CLONE_NEWNS = 0x00020000
-CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 
 CAP_SYS_ADMIN = 21
 
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 2, 4, 8
 _MS_REC, _MS_PRIVATE = 0x4000, 0x40000
-_MNT_DETACH = 2
 _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_SET_SECCOMP = 4, 8, 22
 _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 24, 38, 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
@@ -67,11 +65,6 @@ def mount_processes(target: str) -> None:
     """Mount a /proc that shows this process namespace and nothing of the machine (Linux 5.8)."""
     flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
     _call("mount", b"proc", target.encode(), b"proc", flags, b"subset=pid,hidepid=invisible")
-
-
-def unmount(target: str) -> None:
-    """Take a mount away."""
-    _call("umount2", target.encode(), _MNT_DETACH)
 
 
 def hide_from_siblings() -> None:
@@ -139,7 +132,7 @@ def file_rules(readable: list[str], listable: list[str], version: int) -> int:
     Args:
         readable: Files and folders to read and execute.
         listable: Folders to list, with everything below.
-        version: What `landlock_version` said.
+        version: What `landlock_version` returned.
     """
     files = (1 << {1: 13, 2: 14}.get(version, 15)) - 1
     files |= 1 << 15 if version >= 5 else 0

@@ -10,19 +10,18 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from roll_like.sandbox.box import BoxReport, Program, SandboxUnavailable
-from roll_like.sandbox.bwrap import PythonSession, ZygotePool, unused_id
+from roll_like.sandbox.box import SandboxUnavailable
+from roll_like.sandbox.bwrap import PythonBox, ZygotePool, unused_id
 from roll_like.sandbox.rootfs import interpreter_path
 from roll_like.sandbox.seccomp import filter_program
-from roll_like.sandbox.types import Limits
-from roll_like.sandbox.zygote import Job, Zygote
+from roll_like.sandbox.zygote import Zygote
 
 _CONTROL = "@control@"
 HELP = "Linux 6.2 or newer with Landlock enabled (lsm=landlock,… on the kernel's command line), or install bubblewrap"
 
 
-class LandlockBox:
-    """A `Box` for Python without files to write, threads or processes.
+class LandlockBox(PythonBox):
+    """Python without files to write, threads or processes.
 
     Args:
         workers: Executions at a time.
@@ -31,24 +30,7 @@ class LandlockBox:
     name = "landlock"
 
     def __init__(self, *, workers: int = 2) -> None:
-        self._pool = ZygotePool(start_confined, workers=workers, recycle=1)
-
-    async def run(self, program: Program, stdin: str, limits: Limits) -> BoxReport:
-        """Run a whole program on standard input."""
-        return await self._pool.run(self._job("run", program, limits), stdin.encode("utf-8", "surrogatepass"))
-
-    async def open(self, program: Program, limits: Limits) -> PythonSession:
-        """Execute a program once in a fresh worker that then answers calls."""
-        return await PythonSession.start(self._pool, self._job("serve", program, limits))
-
-    async def close(self) -> None:
-        """End every process of this box."""
-        await self._pool.close()
-
-    def _job(self, kind: str, program: Program, limits: Limits) -> Job:
-        if program.language != "python":
-            raise SandboxUnavailable(f"the box {self.name!r} runs python, not {program.language!r}")
-        return Job.python(kind, program, limits)
+        super().__init__(ZygotePool(start_confined, workers=workers, recycle=1))
 
 
 def start_confined() -> Zygote:

@@ -1,7 +1,7 @@
 """The process that starts and watches one worker confined by Landlock and seccomp. Only the standard library.
 
 It speaks as `zygote_main` does, for one execution. Nothing is namespaced: the worker is one thread that can
-start nothing, signal nobody, open no socket and write no file, so that ending it ends everything.
+start nothing, signal no process, open no socket and write no file, so that ending it ends everything.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main(control: int, folder: str) -> NoReturn:
     os.environ.clear()
     gc.collect()
     gc.freeze()
-    channel.send(json.dumps({"ready": True, "nested": False, "why": "Landlock has no namespaces"}).encode())
+    channel.send(json.dumps({"nested": False}).encode())
     message, descriptors, _, _ = socket.recv_fds(channel, PACKET, 8)
     if message and message != b"kill":
         report = _execute(channel, json.loads(message), descriptors, (rules, seccomp))

@@ -61,6 +61,3 @@ class LoopThread:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         await last
-
-
-__all__ = ["LoopThread"]

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from functools import partial
 
-from roll_like.sandbox.box import BoxReport, BoxSession, Ended, Program, SandboxUnavailable
+from roll_like.sandbox.box import BoxReport, Ended, Program, SandboxUnavailable
 from roll_like.sandbox.bwrap import BwrapBox, ZygotePool, start_zygote
 from roll_like.sandbox.types import Limits
 from roll_like.sandbox.zygote import Job
@@ -52,17 +52,15 @@ LANGUAGES = {
 }
 
 
-class EveryLanguageBox:
+class EveryLanguageBox(BwrapBox):
     """A `Box` for Python, C++ (g++) and JavaScript (node); calls into a program are for Python only.
 
     Args:
         workers: Executions of Python at a time; executions of the other languages at a time.
     """
 
-    name = "bwrap"
-
     def __init__(self, *, workers: int = 2) -> None:
-        self._python = BwrapBox(workers=workers)
+        super().__init__(workers=workers)
         self._others = ZygotePool(partial(start_zygote, compilers=True), workers=workers, recycle=64)
         self._compiled: OrderedDict[str, bytes] = OrderedDict()
 
@@ -73,7 +71,7 @@ class EveryLanguageBox:
             SandboxUnavailable: The language is not known, or its compiler or interpreter is not installed.
         """
         if program.language == "python":
-            return await self._python.run(program, stdin, limits)
+            return await super().run(program, stdin, limits)
         check_language(program.language)
         given = stdin.encode("utf-8", "surrogatepass")
         if program.language == "javascript":
@@ -91,13 +89,9 @@ class EveryLanguageBox:
         )
         return await self._others.run(job, given)
 
-    async def open(self, program: Program, limits: Limits) -> BoxSession:
-        """Execute a Python program once in a fresh worker that then answers calls."""
-        return await self._python.open(program, limits)
-
     async def close(self) -> None:
         """End every process of this box."""
-        await self._python.close()
+        await super().close()
         await self._others.close()
 
     async def _compile(self, source: str) -> bytes | BoxReport:

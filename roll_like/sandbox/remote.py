@@ -76,7 +76,7 @@ class RemoteBox:
     async def open(self, program: Program, limits: Limits) -> RemoteSession:
         """Execute a Python program once, to see that it can be, and return a session."""
         session = RemoteSession(self, program, limits)
-        await session.start()
+        await session.request(b"")
         return session
 
     async def close(self) -> None:
@@ -111,17 +111,9 @@ class RemoteSession:
         self._limits = limits
         self._last: BoxReport | None = None
 
-    async def start(self) -> None:
-        """Execute the program once without calling anything.
-
-        Raises:
-            CallFailed: It raised, or ran out of a limit.
-        """
-        await self._ask(b"")
-
     async def call(self, entry_point: str, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
         """Call a function of the program and return its decoded value."""
-        answer = await self._ask(codec.encode((entry_point, tuple(args), dict(kwargs))))
+        answer = await self.request(codec.encode((entry_point, tuple(args), dict(kwargs))))
         try:
             return codec.decode(answer)
         except codec.CodecError as error:
@@ -132,7 +124,12 @@ class RemoteSession:
         assert self._last is not None
         return self._last
 
-    async def _ask(self, request: bytes) -> bytes:
+    async def request(self, request: bytes) -> bytes:
+        """Execute the program and one encoded call, none where it is empty; return the encoded value.
+
+        Raises:
+            CallFailed: The program or the call raised, or ran out of a limit.
+        """
         mark = secrets.token_hex(16)
         harness = Program(_harness(self._program.source, request, mark))
         report = await self._box.run(harness, "", self._limits)

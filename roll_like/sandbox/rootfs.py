@@ -123,22 +123,8 @@ def box_mounts(tmp_bytes: int) -> tuple[str, ...]:
     arguments += ["--symlink", "/tmp", "/dev/shm"]
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         arguments += ["--symlink", f"/proc/self/fd/{number}", f"/dev/{name}"]
-    arguments += ["--remount-ro", "/dev"]
-    arguments += [
-        "--perms",
-        "1777",
-        "--size",
-        str(tmp_bytes),
-        "--tmpfs",
-        "/tmp",
-        "--proc",
-        "/proc",
-        "--remount-ro",
-        "/",
-        "--chdir",
-        "/",
-    ]
-    return tuple(arguments)
+    arguments += ["--remount-ro", "/dev", "--perms", "1777", "--size", str(tmp_bytes), "--tmpfs", "/tmp"]
+    return (*arguments, "--proc", "/proc", "--remount-ro", "/", "--chdir", "/")
 
 
 def folders(*paths: str) -> list[str]:

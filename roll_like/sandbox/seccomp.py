@@ -115,7 +115,7 @@ def filter_program(profile: Profile = "namespaces") -> bytes:
     if namespaces:
         add(everywhere, "clone", pyseccomp.Arg(0, masked, _CLONE_FORBIDDEN, 0))
         add(everywhere, "socketpair", pyseccomp.Arg(0, pyseccomp.EQ, _AF_UNIX))  # event loops wake themselves so
-    # Anonymous shared memory outlives the process that touched it and is in nobody's resident size.
+    # Anonymous shared memory outlives the process that touched it and is in no process's resident size.
     for name in ("mmap", "mmap2"):
         add(everywhere, name, pyseccomp.Arg(3, masked, _MAP_SHARED, 0))
         add(everywhere, name, pyseccomp.Arg(3, masked, _MAP_SHARED | _MAP_ANONYMOUS, _MAP_SHARED))

@@ -93,7 +93,7 @@ TestCase: TypeAlias = StdioTest | CallTest | AssertTest
 
 
 class TestStatus(StrEnum):
-    """What came of a test or of a whole evaluation.
+    """What came of a test or of a whole evaluation, from the best to the gravest.
 
     Only `passed` is success. `sandbox_error` says nothing about the program: the sandbox failed, and
     the evaluation is to be repeated or left out, never counted as wrong.
@@ -104,9 +104,9 @@ class TestStatus(StrEnum):
     PASSED = "passed"
     WRONG_ANSWER = "wrong_answer"
     RUNTIME_ERROR = "runtime_error"
-    TIMEOUT = "timeout"
-    MEMORY_LIMIT = "memory_limit"
     OUTPUT_LIMIT = "output_limit"
+    MEMORY_LIMIT = "memory_limit"
+    TIMEOUT = "timeout"
     COMPILE_ERROR = "compile_error"
     SANDBOX_ERROR = "sandbox_error"
 
@@ -140,15 +140,3 @@ class CodeResult:
     cpu_seconds: float
     peak_memory_bytes: int
     stderr: str
-
-
-__all__ = [
-    "AssertTest",
-    "CallTest",
-    "CodeResult",
-    "Limits",
-    "StdioTest",
-    "TestCase",
-    "TestResult",
-    "TestStatus",
-]

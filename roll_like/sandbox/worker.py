@@ -164,7 +164,7 @@ def _resolve(module: ModuleType, entry_point: str) -> Any:
 
 
 def _status_of(error: BaseException) -> int:
-    """Print what nobody caught, as the interpreter would, and return the exit status."""
+    """Print an uncaught exception, as the interpreter would, and return the exit status."""
     if isinstance(error, SystemExit):
         if error.code is None or isinstance(error.code, int):
             return 0 if error.code is None else int(error.code) & 0xFF
@@ -200,7 +200,7 @@ def _read(count: int) -> bytes:
     while count:
         part = os.read(CALLS, min(count, 1 << 16))
         if not part:
-            os._exit(NOT_STARTED)  # nobody is there to ask or to be answered
+            os._exit(NOT_STARTED)  # the other end is gone
         parts.append(part)
         count -= len(part)
     return b"".join(parts)

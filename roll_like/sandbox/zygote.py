@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from roll_like.sandbox.box import BoxReport, Ended, Program, SandboxUnavailable
+from roll_like.sandbox.box import BoxReport, Ended, SandboxUnavailable
 from roll_like.sandbox.codec import MAX_BYTES
 from roll_like.sandbox.types import Limits
 from roll_like.sandbox.worker import COMPILE_ERROR, NOT_STARTED
@@ -55,11 +55,6 @@ class Job:
     address_space: int | None = None
     extra_processes: int = 0
 
-    @classmethod
-    def python(cls, kind: str, program: Program, limits: Limits) -> Job:
-        """Return the job of a Python program."""
-        return cls(kind=kind, source=program.source.encode("utf-8", "surrogatepass"), limits=limits)
-
     def message(self) -> bytes:
         """Return what the zygote is told; the source goes beside it."""
         fields = {key: value for key, value in asdict(self).items() if key != "source"}
@@ -74,7 +69,6 @@ class Zygote:
         self.channel = channel
         self.executions = 0
         self.nested: bool = ready["nested"]
-        self.why_not_nested: str = ready["why"]
 
     @classmethod
     def start(cls, command: Sequence[str], *, seccomp: bytes, control: str, config: dict[str, Any]) -> Zygote:
@@ -87,7 +81,7 @@ class Zygote:
             config: First packet (see `zygote_main`).
 
         Raises:
-            SandboxUnavailable: It ended or said nothing for 30 seconds.
+            SandboxUnavailable: It ended or did not answer for 30 seconds.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         words = [word.replace(control, str(theirs.fileno())) for word in command]
@@ -236,7 +230,7 @@ class Execution:
             answer = bytes(self._answer_buffer[4 : 4 + size])
             del self._answer_buffer[: 4 + size]
             if self._waiter is None or self._waiter.done():
-                self.kill(Ended.ERROR)  # nobody asked
+                self.kill(Ended.ERROR)  # no call waits for it
                 return
             self._waiter.set_result(answer)
 

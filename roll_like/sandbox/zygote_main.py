@@ -66,7 +66,7 @@ def main(control: int, folder: str) -> NoReturn:
     os.environ.clear()
     gc.collect()
     gc.freeze()
-    channel.send(json.dumps({"ready": True, "nested": zygote.nested, "why": zygote.why_not_nested}).encode())
+    channel.send(json.dumps({"nested": zygote.nested}).encode())
     zygote.serve()
 
 
@@ -83,7 +83,6 @@ class Zygote:
         self._channel = channel
         self._filter = seccomp
         self._own = os.open("/proc/self/ns/pid", os.O_RDONLY)
-        self.why_not_nested = "not asked for"
         kernel.forget_bounding_set()
         if config["uid"] is not None:
             kernel.become(config["uid"])
@@ -95,10 +94,8 @@ class Zygote:
         try:
             kernel.unshare(kernel.CLONE_NEWPID)
             kernel.set_namespace(self._own, kernel.CLONE_NEWPID)
-        except OSError as error:
-            self.why_not_nested = str(error)
+        except OSError:
             return False
-        self.why_not_nested = ""
         return True
 
     def serve(self) -> NoReturn:
@@ -229,7 +226,7 @@ def _kill_all_others() -> None:
     """End every process of a namespace of which this is the first."""
     if os.getpid() != 1:
         raise RuntimeError("only the first process of a namespace may end all others")
-    with contextlib.suppress(ProcessLookupError):  # nobody else is left
+    with contextlib.suppress(ProcessLookupError):  # no other process is left
         os.kill(-1, signal.SIGKILL)
 
 

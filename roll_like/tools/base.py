@@ -2,7 +2,7 @@
 
 Two kinds of failure are kept apart. A `ToolError` is the policy's to mend: a wrong argument, a division by zero, a
 program that does not run. It becomes the tool's answer. Anything else that a tool raises is a failure of the tool: the
-episode is lost and counted (`EnvError`), never judged.
+episode is lost and counted (`EnvError`), never scored.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import difflib
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from jsonschema import Draft202012Validator
@@ -124,10 +124,15 @@ class ToolOutcome:
     invalid: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Checked:
-    tool: Tool
-    validator: Draft202012Validator = field(repr=False)
+def text_tool(name: str, description: str, argument: str, meaning: str, call: Callable[..., Awaitable[Any]]) -> Tool:
+    """Return a tool with one argument, a text; `meaning` describes it for the policy."""
+    parameters = {
+        "type": "object",
+        "properties": {argument: {"type": "string", "description": meaning}},
+        "required": [argument],
+        "additionalProperties": False,
+    }
+    return Tool(name, description, parameters, call)
 
 
 class Toolbox:
@@ -143,22 +148,21 @@ class Toolbox:
     """
 
     def __init__(self, tools: Sequence[Tool], *, timeout: float = 30.0, max_characters: int = 4000) -> None:
-        self._tools: dict[str, _Checked] = {}
+        self._tools: dict[str, tuple[Tool, Draft202012Validator]] = {}
         for tool in tools:
             if tool.name in self._tools:
                 raise ConfigError(
                     f"two tools are called {tool.name!r}", fix="leave one out, or give an MCP server a `prefix`"
                 )
             # an empty registry: a schema's references are never fetched
-            validator = Draft202012Validator(tool.parameters, registry=Registry())
-            self._tools[tool.name] = _Checked(tool, validator)
+            self._tools[tool.name] = tool, Draft202012Validator(tool.parameters, registry=Registry())
         self._timeout = timeout
         self._max_characters = max_characters
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
         """The tools as chat templates take them."""
-        return [checked.tool.schema for checked in self._tools.values()]
+        return [tool.schema for tool, _ in self._tools.values()]
 
     async def run(self, call: AnyCall) -> ToolOutcome:
         """Carry out a call.
@@ -178,13 +182,13 @@ class Toolbox:
             return ToolOutcome(self._short(f"Error: {error.message}"), failed=True)
 
     def _checked(self, call: ToolCall) -> Tool:
-        known = self._tools.get(call.name)
-        if known is None:
+        if call.name not in self._tools:
             near = difflib.get_close_matches(call.name, self._tools, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(self._tools) or 'none'}"
             raise ToolError(f"there is no tool {call.name!r}; {hint}")
+        tool, validator = self._tools[call.name]
         try:
-            problem = best_match(known.validator.iter_errors(dict(call.arguments)))
+            problem = best_match(validator.iter_errors(dict(call.arguments)))
         except Unresolvable as error:
             raise EnvError(
                 f"the schema of tool {call.name!r} refers to {error.ref!r}, which it does not hold",
@@ -193,7 +197,7 @@ class Toolbox:
         if problem is not None:
             place = "".join(f"[{step!r}]" for step in problem.absolute_path)
             raise ToolError(f"wrong arguments for {call.name}{f' at {place}' if place else ''}: {problem.message}")
-        return known.tool
+        return tool
 
     async def _call(self, tool: Tool, call: ToolCall) -> str:
         try:
@@ -205,7 +209,7 @@ class Toolbox:
             raise EnvError(
                 f"tool {tool.name!r} gave no answer within {self._timeout:g} s", fix="raise `tool_timeout`"
             ) from error
-        except Exception as error:  # a tool is somebody's code: whatever it raises is a failure of the tool
+        except Exception as error:  # a tool is foreign code: whatever it raises is a failure of the tool
             raise EnvError(f"tool {tool.name!r} failed: {type(error).__name__}: {error}") from error
 
     def _short(self, text: str) -> str:

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from roll_like.tools.base import Tool, ToolError
+from roll_like.tools.base import Tool, ToolError, text_tool
 
 Number: TypeAlias = int | float
 
@@ -28,10 +28,7 @@ _CONSTANTS: dict[str, Number] = {"pi": math.pi, "e": math.e}
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(math, name) for name in ("sqrt", "exp", "log", "log2", "log10", "sin", "cos", "tan", "asin")},
     **{name: getattr(math, name) for name in ("acos", "atan", "floor", "ceil", "gcd", "lcm", "degrees", "radians")},
-    "abs": abs,
-    "round": round,
-    "min": min,
-    "max": max,
+    **{function.__name__: function for function in (abs, round, min, max)},
 }
 
 
@@ -72,13 +69,8 @@ def calculator() -> Tool:
     async def call(expression: str) -> str:
         return calculate(expression)
 
-    parameters = {
-        "type": "object",
-        "properties": {"expression": {"type": "string", "description": "Such as (2 + 3) * 7 or sqrt(2)."}},
-        "required": ["expression"],
-        "additionalProperties": False,
-    }
-    return Tool("calculator", "Compute an arithmetic expression.", parameters, call)
+    description = "Compute an arithmetic expression."
+    return text_tool("calculator", description, "expression", "Such as (2 + 3) * 7 or sqrt(2).", call)
 
 
 def _value(node: ast.expr) -> Number:

@@ -45,23 +45,14 @@ async def open_tools(configs: Sequence[ToolConfig], stack: AsyncExitStack) -> li
             case FunctionConfig():
                 tools.append(_function(config))
             case PythonConfig():
-                tools.append(await _python(config, stack))
+                from roll_like.tools.python_runner import python_tool
+
+                tools.append(await stack.enter_async_context(python_tool(config)))
             case McpConfig():
                 from roll_like.tools.mcp_server import McpServer
 
                 tools += (await stack.enter_async_context(McpServer(config))).tools
     return tools
-
-
-async def _python(config: PythonConfig, stack: AsyncExitStack) -> Tool:
-    from roll_like.sandbox import Limits
-    from roll_like.tools.python_runner import PythonRunner
-
-    limits = Limits(
-        wall_seconds=config.wall_seconds, cpu_seconds=config.cpu_seconds, memory_bytes=config.memory_mib << 20
-    )
-    runner = PythonRunner(limits, backend=config.backend, workers=config.workers)
-    return (await stack.enter_async_context(runner)).tool
 
 
 def _function(config: FunctionConfig) -> Tool:
@@ -83,6 +74,9 @@ class ToolHost:
         configs: The tools.
         timeout: Longest call. Seconds.
         max_characters: Longer answers are cut.
+
+    Attributes:
+        failed: True once a tool has failed by no fault of the policy's: a lost server stays lost, so take a new host.
     """
 
     def __init__(self, configs: Sequence[ToolConfig], *, timeout: float = 30.0, max_characters: int = 4000) -> None:
@@ -92,12 +86,7 @@ class ToolHost:
         self._lock = threading.Lock()
         self._ready: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event, Toolbox]] = Future()
         self._thread: threading.Thread | None = None
-        self._failed = False
-
-    @property
-    def failed(self) -> bool:
-        """True once a tool has failed by no fault of the policy's: a lost server stays lost, so take a new host."""
-        return self._failed
+        self.failed = False
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
@@ -137,10 +126,10 @@ class ToolHost:
             # every call has a limit of its own; the rest is for a host that is closed meanwhile
             return future.result(timeout=len(calls) * self._timeout + 10)
         except (CancelledError, TimeoutError) as error:
-            self._failed = True
+            self.failed = True
             raise EnvError("the tools were closed during a call") from error
         except RollLikeError:
-            self._failed = True
+            self.failed = True
             raise
 
     def close(self) -> None:

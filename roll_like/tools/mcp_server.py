@@ -33,6 +33,9 @@ class McpServer:
 
     Args:
         config: The command to start, or the address.
+
+    Attributes:
+        tools: The server's tools, or those that the configuration names.
     """
 
     def __init__(self, config: McpConfig) -> None:
@@ -40,19 +43,14 @@ class McpServer:
         self._stack = AsyncExitStack()
         self._stderr: IO[str] | None = None
         self._client: Client | None = None
-        self._tools: tuple[Tool, ...] = ()
-
-    @property
-    def tools(self) -> tuple[Tool, ...]:
-        """The server's tools, or those that the configuration names."""
-        return self._tools
+        self.tools: tuple[Tool, ...] = ()
 
     async def __aenter__(self) -> Self:
         """Start or reach the server and ask for its tools.
 
         Raises:
             EnvError: It does not start, or cannot be reached; the message ends with its standard error.
-            ConfigError: It lacks a tool that the configuration names, or has one with an invalid schema.
+            ConfigError: It does not have a tool that the configuration names, or has one with an invalid schema.
         """
         try:
             from mcp import Client
@@ -65,7 +63,7 @@ class McpServer:
                 transport = self._http() if self.config.url else self._stdio()
                 client = Client(transport, read_timeout_seconds=self.config.call_seconds)
                 self._client = await self._stack.enter_async_context(client)
-                self._tools = tuple(await self._list(self._client))
+                self.tools = tuple(await self._list(self._client))
         except BaseException as error:
             problem = self._failure(error)
             await self._close()

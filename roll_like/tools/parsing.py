@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias, get_args
 
 from roll_like.errors import ConfigError
@@ -113,9 +114,7 @@ class _Reader:
             return
         found = _calls_in(value)
         if found:
-            self._taken = [(0, len(self.text))]
-            for each in found:
-                self._add(each)
+            self._take(0, len(self.text), found)
 
     def _json_in_prose(self) -> None:
         at = 0
@@ -128,16 +127,13 @@ class _Reader:
             except ValueError as error:
                 rest = self.text[start.start() :]
                 if '"name"' in rest and ('"arguments"' in rest or '"parameters"' in rest):
-                    self._take(start.start(), len(self.text))
-                    self._add(MalformedCall(rest, f"no valid JSON: {error}"))
+                    self._take(start.start(), len(self.text), [MalformedCall(rest, f"no valid JSON: {error}")])
                     return
                 at = start.end()
                 continue
             found = _calls_in(value)
             if found:
-                self._take(start.start(), end)
-            for each in found:
-                self._add(each)
+                self._take(start.start(), end, found)
             at = end
 
     def _tagged_json(self, start: int, inner: int) -> int:
@@ -150,9 +146,7 @@ class _Reader:
             end = after + len(_CLOSE)
         elif after < len(self.text) and not self.text.startswith(_OPEN, after):
             return self._malformed(start, inner, "text between the JSON object and </tool_call>")
-        self._take(start, end)
-        self._add(_call(value, self.text[start:end]))
-        return end
+        return self._take(start, end, [_call(value, self.text[start:end])])
 
     def _xml(self, start: int, inner: int) -> int:
         head = _FUNCTION.match(self.text, inner)
@@ -174,9 +168,8 @@ class _Reader:
             elif place < len(self.text):
                 found = self.text[place : place + 20]
                 return self._malformed(start, inner, f"expected <parameter=name> or {tag}, found {found!r}")
-        self._take(start, at)
-        self._add(ToolCall(name, arguments) if name else MalformedCall(self.text[start:at], "the function has no name"))
-        return at
+        call = ToolCall(name, arguments) if name else MalformedCall(self.text[start:at], "the function has no name")
+        return self._take(start, at, [call])
 
     def _malformed(self, start: int, inner: int, problem: str) -> int:
         close = self.text.find(_CLOSE, inner)
@@ -184,24 +177,19 @@ class _Reader:
         ends = [close + len(_CLOSE)] if close >= 0 else []
         ends += [again] if again >= 0 else []
         end = min(ends, default=len(self.text))
-        self._take(start, end)
-        self._add(MalformedCall(self.text[start:end], problem))
-        return end
+        return self._take(start, end, [MalformedCall(self.text[start:end], problem)])
 
     def _skip_space(self, at: int) -> int:
         while at < len(self.text) and self.text[at].isspace():
             at += 1
         return at
 
-    def _take(self, start: int, end: int) -> None:
+    def _take(self, start: int, end: int, calls: Sequence[AnyCall]) -> int:
+        """Take calls out of the text between two places, and return the second."""
         self._taken.append((start, end))
-
-    def _add(self, call: AnyCall) -> None:
-        call_id = f"call_{len(self.calls)}"
-        if isinstance(call, ToolCall):
-            self.calls.append(ToolCall(call.name, call.arguments, call_id))
-        else:
-            self.calls.append(MalformedCall(call.text, call.problem, call_id))
+        for call in calls:
+            self.calls.append(replace(call, call_id=f"call_{len(self.calls)}"))
+        return end
 
 
 def _calls_in(value: Any) -> list[AnyCall]:

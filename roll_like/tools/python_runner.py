@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from roll_like.errors import SandboxError
 from roll_like.sandbox.backends import open_box
-from roll_like.sandbox.box import Box, BoxReport, Ended, Program
+from roll_like.sandbox.box import BoxReport, Ended, Program
 from roll_like.sandbox.types import Limits
-from roll_like.tools.base import Tool, ToolError
+from roll_like.tools.base import Tool, ToolError, text_tool
+from roll_like.tools.config import PythonConfig
 
 _WHY = {
     Ended.TIMEOUT: "the time limit was reached",
@@ -42,67 +43,38 @@ _run({code!a})
 """
 
 
-class PythonRunner:
-    """Holds a sandbox; `tool` is `python(code)`. Every call is a program of its own: nothing is remembered.
+@asynccontextmanager
+async def python_tool(config: PythonConfig) -> AsyncIterator[Tool]:
+    """Start a sandbox and yield `python(code)`. Every call is a program of its own: nothing is remembered.
 
-        async with PythonRunner() as runner:
-            await runner.tool.call(code="print(6 * 7)")              # "42"
+        async with python_tool(PythonConfig()) as tool:
+            await tool.call(code="print(6 * 7)")              # "42"
 
-    Args:
-        limits: What one program may use.
-        backend: Name of a sandbox; "auto" takes the strongest that works here.
-        workers: Programs at a time.
+    The tool returns what a program prints; of a last line that is an expression, its value too. It raises a
+    `ToolError` for a program that failed or reached a limit, and a `SandboxError` where the sandbox failed.
+
+    Raises:
+        SandboxUnavailable: No sandbox isolates on this machine.
     """
+    limits = Limits(
+        wall_seconds=config.wall_seconds, cpu_seconds=config.cpu_seconds, memory_bytes=config.memory_mib << 20
+    )
+    box = await open_box(config.backend, workers=config.workers)
 
-    def __init__(self, limits: Limits | None = None, *, backend: str = "auto", workers: int = 2) -> None:
-        self._limits = limits or Limits()
-        self._backend = backend
-        self._workers = workers
-        self._box: Box | None = None
-
-    @property
-    def tool(self) -> Tool:
-        """The tool `python(code)`."""
-        parameters = {
-            "type": "object",
-            "properties": {"code": {"type": "string", "description": "A whole program; print what you want to see."}},
-            "required": ["code"],
-            "additionalProperties": False,
-        }
-        return Tool("python", "Run a Python program and return what it prints.", parameters, self.run)
-
-    async def __aenter__(self) -> Self:
-        """Start the sandbox.
-
-        Raises:
-            SandboxUnavailable: None isolates on this machine.
-        """
-        self._box = await open_box(self._backend, workers=self._workers)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        box, self._box = self._box, None
-        if box is not None:
-            await box.close()
-
-    async def run(self, code: str) -> str:
-        """Return what a program prints; of a last line that is an expression, its value too.
-
-        Raises:
-            ToolError: The program failed or reached a limit; the message says how.
-            SandboxError: The sandbox failed.
-        """
-        if self._box is None:
-            raise SandboxError("the sandbox of the python tool has not been started", fix="use `async with`")
-        report = await self._box.run(Program(_RUN.format(code=code)), "", self._limits)
+    async def call(code: str) -> str:
+        report = await box.run(Program(_RUN.format(code=code)), "", limits)
         printed = report.stdout.decode(errors="replace").strip()
         if report.ended is Ended.BROKEN:
             raise SandboxError(f"the sandbox of the python tool failed: {report.detail}")
         if report.ended is not Ended.EXITED:
             raise ToolError("\n".join(filter(None, [_why(report), printed and f"printed before: {printed}"])))
         return printed or "(nothing was printed)"
+
+    description = "Run a Python program and return what it prints."
+    try:
+        yield text_tool("python", description, "code", "A whole program; print what you want to see.", call)
+    finally:
+        await box.close()
 
 
 def _why(report: BoxReport) -> str:

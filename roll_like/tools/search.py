@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from roll_like.errors import DataError
-from roll_like.tools.base import Tool, ToolError
+from roll_like.tools.base import Tool, ToolError, text_tool
 
 _WORD = re.compile(r"\w+")
 
@@ -97,13 +97,7 @@ def search_tool(index: SearchIndex, *, results: int = 3, max_characters: int = 6
             raise ToolError(f"nothing in the corpus has a word of {query!r}")
         return "\n".join(f"[{place}] {_shown(passage, max_characters)}" for place, (passage, _) in enumerate(found, 1))
 
-    parameters = {
-        "type": "object",
-        "properties": {"query": {"type": "string", "description": "A few words."}},
-        "required": ["query"],
-        "additionalProperties": False,
-    }
-    return Tool("search", "Search the corpus and return the best passages.", parameters, call)
+    return text_tool("search", "Search the corpus and return the best passages.", "query", "A few words.", call)
 
 
 def _words(text: str) -> list[str]:

@@ -18,8 +18,10 @@ from roll_like.builtin.envs.tools import SHARED
 from roll_like.envs import make, tools_of
 from roll_like.errors import ConfigError, EnvError
 from roll_like.sandbox import SandboxUnavailable
-from roll_like.tools import McpConfig, McpServer, SharedTools, Toolbox, ToolCall, ToolError
-from roll_like.tools.python_runner import PythonRunner
+from roll_like.tools import SharedTools, Toolbox, ToolCall, ToolError
+from roll_like.tools.config import McpConfig, PythonConfig
+from roll_like.tools.mcp_server import McpServer
+from roll_like.tools.python_runner import python_tool
 
 SERVER = Path(__file__).resolve().parents[1] / "mcp_demo_server.py"
 TOOLS = ["add", "divide", "variable", "sleep", "leave"]
@@ -188,8 +190,8 @@ def test_an_environment_is_played_with_the_tools_of_a_server(tmp_path: Path) -> 
 )
 async def test_programs_run_in_the_sandbox(code: str, text: str, failed: bool) -> None:
     try:
-        async with PythonRunner() as runner:
-            outcome = await Toolbox([runner.tool]).run(ToolCall("python", {"code": code}))
+        async with python_tool(PythonConfig()) as tool:
+            outcome = await Toolbox([tool]).run(ToolCall("python", {"code": code}))
     except SandboxUnavailable as error:
         pytest.skip(f"no sandbox isolates on this machine: {error.message}")
     assert outcome.failed is failed

@@ -20,22 +20,19 @@ from roll_like.sandbox.box import BoxReport, Ended, Program
 from roll_like.sandbox.types import Limits
 from roll_like.tools import (
     MalformedCall,
-    Passage,
-    SearchIndex,
     SharedTools,
     Tool,
     Toolbox,
     ToolCall,
     ToolError,
     ToolHost,
-    calculate,
-    calculator,
-    read_corpus,
     read_tool_configs,
-    search_tool,
     tool_from_function,
 )
-from roll_like.tools.python_runner import PythonRunner
+from roll_like.tools.calculator import calculate, calculator
+from roll_like.tools.config import PythonConfig
+from roll_like.tools.python_runner import python_tool
+from roll_like.tools.search import Passage, SearchIndex, read_corpus, search_tool
 
 
 class Unit(Enum):
@@ -301,8 +298,8 @@ async def test_programs_are_answered(box: FakeBox, text: str, failed: bool, monk
         return box
 
     monkeypatch.setattr("roll_like.tools.python_runner.open_box", opened)
-    async with PythonRunner() as runner:
-        outcome = await Toolbox([runner.tool]).run(ToolCall("python", {"code": "1"}))
+    async with python_tool(PythonConfig()) as tool:
+        outcome = await Toolbox([tool]).run(ToolCall("python", {"code": "1"}))
     assert (outcome.text, outcome.failed, box.closed) == (text, failed, True)
 
 
@@ -311,12 +308,9 @@ async def test_a_sandbox_that_fails_is_no_fault_of_the_policy(monkeypatch: pytes
         return FakeBox(Ended.BROKEN)
 
     monkeypatch.setattr("roll_like.tools.python_runner.open_box", opened)
-    runner = PythonRunner()
-    with pytest.raises(SandboxError, match="has not been started"):
-        await runner.run("1")
-    async with runner:
+    async with python_tool(PythonConfig()) as tool:
         with pytest.raises(SandboxError, match="failed: the detail"):
-            await runner.run("1")
+            await tool.call(code="1")
 
 
 def tool_threads() -> set[threading.Thread]:

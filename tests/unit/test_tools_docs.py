@@ -12,7 +12,8 @@ from chat_templates import renderer
 
 from roll_like.agents.conversation import Conversation
 from roll_like.config.base import ConfigModel
-from roll_like.tools import CallStyle, ToolConfig, read_tool_configs
+from roll_like.tools import CallStyle, read_tool_configs
+from roll_like.tools.config import ToolConfig
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
 
