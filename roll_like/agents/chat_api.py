@@ -22,6 +22,16 @@ DECIDED_BY_THE_RUN: Mapping[str, Any] = {
     "response_format": {"type": "text"},
     "reasoning_effort": None,
 }
+#: Values of options that can be served, and why no others.
+_SERVED_VALUES: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "n": (
+        (1,),
+        "expected 1: an agent goes on with one answer, and the others would be trained on without a part in its "
+        "reward. Send the request again for another sample",
+    ),
+    "top_logprobs": ((0,), "expected 0: only the sampled tokens' log-probabilities are known; request logprobs alone"),
+    "tool_choice": (("none", "auto"), "expected 'none' or 'auto': a call that is forced is not sampled"),
+}
 _MOST_STOPS = 16
 
 
@@ -106,21 +116,13 @@ def read_chat_request(body: Mapping[str, Any], sampling: Sampling) -> ChatReques
     Raises:
         ApiError: A field is wrong, or an option is not supported for a policy in training.
     """
-    _refuse_what_cannot_be(body)
+    _refuse_unsupported(body)
     tools = _tools(body.get("tools"))
-    choice = body.get("tool_choice")
-    if choice not in (None, "none", "auto"):
-        raise ApiError(
-            400,
-            f"tool_choice is {json.dumps(choice)}; expected 'none' or 'auto': a call that is forced is not sampled",
-            code="unsupported_value",
-            param="tool_choice",
-        )
     options = body.get("stream_options") or {}
     return ChatRequest(
         messages=_messages(body.get("messages")),
         tools=tools,
-        parse_calls=bool(tools) and choice != "none",
+        parse_calls=bool(tools) and body.get("tool_choice") != "none",
         max_tokens=_limit(body),
         stop=_stop(body.get("stop")),
         stream=flag(body, "stream", False) is True,
@@ -233,22 +235,10 @@ def _is_finite(value: float) -> bool:
         return False
 
 
-def _refuse_what_cannot_be(body: Mapping[str, Any]) -> None:
-    if body.get("n") not in (None, 1):
-        raise ApiError(
-            400,
-            f"n is {body['n']!r}; expected 1: an agent goes on with one answer, and the others would be trained on "
-            "without a part in its reward. Send the request again for another sample",
-            code="unsupported_value",
-            param="n",
-        )
-    if body.get("top_logprobs") not in (None, 0):
-        raise ApiError(
-            400,
-            "top_logprobs: only the sampled tokens' log-probabilities are known; request logprobs alone",
-            code="unsupported_value",
-            param="top_logprobs",
-        )
+def _refuse_unsupported(body: Mapping[str, Any]) -> None:
+    for key, (served, why) in _SERVED_VALUES.items():
+        if body.get(key) is not None and body[key] not in served:
+            raise ApiError(400, f"{key} is {json.dumps(body[key])}; {why}", code="unsupported_value", param=key)
     for old in ("functions", "function_call"):
         if body.get(old) is not None:
             raise ApiError(400, f"{old} is not served; use tools", code="unsupported_parameter", param=old)

@@ -17,8 +17,8 @@ from roll_like.types import Failure, Group, Scored, Trajectory
 HEALTH_SECONDS = 10.0
 #: Workers that a group may lose while it has them to itself.
 _LOSSES_ALONE = 2
-_A = TypeVar("_A")
-_R = TypeVar("_R")
+ArgumentT = TypeVar("ArgumentT")
+ResultT = TypeVar("ResultT")
 
 
 class ActorReplica:
@@ -40,7 +40,9 @@ class ActorReplica:
         """Stop requests; they come out of `poll` with their tokens so far."""
         await self._ask(InferenceEngine.abort, request_ids)
 
-    async def _ask(self, method: Callable[[InferenceEngine, _A], Coroutine[Any, Any, _R]], argument: _A) -> _R:
+    async def _ask(
+        self, method: Callable[[InferenceEngine, ArgumentT], Coroutine[Any, Any, ResultT]], argument: ArgumentT
+    ) -> ResultT:
         try:
             return await self._cluster.ask(self._rank, method, argument)
         except (WorkerDied, EngineDied) as error:
