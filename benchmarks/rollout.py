@@ -123,9 +123,8 @@ def ours(config: RLVRConfig, options: argparse.Namespace) -> Iterator[Play]:
 def bare_side(reading: int, writing: int, model: str, options: argparse.Namespace) -> None:
     """Answer with the turns of `LLM.generate` over all samples of the prompts in a message."""
     from roll_like.inference.interface import EngineSpec
-    from roll_like.inference.vllm.arguments import engine_arguments
+    from roll_like.inference.vllm.arguments import engine_arguments, vllm_environment
     from roll_like.inference.vllm.config import VLLMConfig
-    from roll_like.inference.vllm.environment import vllm_environment
 
     config = configuration(options)
     settings = config.inference if isinstance(config.inference, VLLMConfig) else VLLMConfig()  # --smoke

@@ -72,6 +72,10 @@ class Segment:
     end: int
     policy_version: int
 
+    def shifted(self, tokens: int) -> Segment:
+        """Return the span this many tokens later."""
+        return Segment(start=self.start + tokens, end=self.end + tokens, policy_version=self.policy_version)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:

@@ -10,8 +10,7 @@ import numpy as np
 
 from roll_like.agents.conversation import Renderer
 from roll_like.agents.env_manager import episode_task
-from roll_like.agents.episode import EpisodeLimits, ProgramSpec
-from roll_like.agents.proxy_episode import EpisodeSettings
+from roll_like.agents.episode import EpisodeLimits, EpisodeSettings, ProgramSpec
 from roll_like.inference.interface import GenerateRequest, Generation, Sampling
 from roll_like.types import FloatArray, IntArray, Scored, Segment, StopReason
 
@@ -89,8 +88,6 @@ def episode_settings(*, turns: int = 8, tokens: int = 2000, seed: int = 11, **ch
             "name": "0-0-2-0",
             "affinity_key": "0-0",
             "sampling_seed": 5,
-            "about": {"name": "agent", "seed": seed},
-            "scored_by": "agent",
             **changes,
         }
     )

@@ -53,12 +53,12 @@ class Rig:
 
 @asynccontextmanager
 async def rig(
-    *says: str | Exception, render: Renderer = CHATML, retries: int = 0, **settings: Any
+    *says: str | Exception, render: Renderer = CHATML, retries: int = 0, shown: Any = None, **settings: Any
 ) -> AsyncIterator[Rig]:
     policy = FakePolicy(render, says)
     # the clients' own timeouts are shorter than the test's
     async with Proxy(policy, render) as proxy, httpx.AsyncClient(trust_env=False, timeout=10) as http:
-        episode = proxy.open(episode_settings(**settings))
+        episode = proxy.open(episode_settings(**settings), shown)
         client = AsyncOpenAI(
             base_url=episode.base_url, api_key=episode.key, max_retries=retries, http_client=http, timeout=10
         )

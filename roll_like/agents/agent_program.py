@@ -1,14 +1,15 @@
-"""Plays an episode by running a program: an agent that only knows a base URL and a key.
+"""Plays an episode by running a program: an agent that gets a base URL and an API key.
 
-The program is started in a session of its own, with these in its environment:
+The program is started in a session of its own, with these environment variables:
 
-    OPENAI_BASE_URL, OPENAI_API_KEY    where the policy answers; both OpenAI clients read them
+    OPENAI_BASE_URL, OPENAI_API_KEY    address and key of the policy; OpenAI's clients read them
     ROLL_LIKE_SEED                     the same for all members of a group
     ROLL_LIKE_TASK                     JSON: name, seed, and the environment's messages; also served at GET /task
-    ROLL_LIKE_EPISODE                  unique; what has it is ended with the program
+    ROLL_LIKE_EPISODE                  unique; processes that have it are killed when the program ends
 
-It ends by itself, or is ended: at its deadline, when the episode fails or is taken back, and a little after it has said
-that it is done. Whatever it started goes with it. A program that fails is an `EnvError`: counted, never trained on.
+It exits by itself, or is killed: at its deadline, when the episode fails or is cancelled, and a little after it has
+reported the end. Its child processes are killed with it. A program that fails is an `EnvError`: counted, never
+trained on.
 """
 
 from __future__ import annotations
@@ -22,40 +23,42 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Coroutine
-from dataclasses import replace
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol, Self, TypeVar
 from urllib.parse import urlsplit
 
-from roll_like.agents.episode import EpisodeLimits, ProgramSpec, Started
+from roll_like.agents.episode import EnvironmentPool, EnvironmentSpec, EpisodeSettings, ProgramSpec
 from roll_like.agents.proxy import Proxy
-from roll_like.agents.proxy_episode import EpisodeSettings, ProxyEpisode
+from roll_like.agents.proxy_episode import ProxyEpisode
 from roll_like.cluster.guardian import sweep
 from roll_like.errors import ConfigError, EnvError
-from roll_like.inference.interface import Sampling
-from roll_like.types import Scored, Task
+from roll_like.types import Scored
 
-if TYPE_CHECKING:
-    from roll_like.agents.env_manager import EnvironmentPool
-
-#: How long a program may go on after it said that the episode is done. Seconds.
+#: How long a program may go on after it reported the end of its episode. Seconds.
 LINGER_SECONDS = 10.0
 #: The end of a program's output that is kept. Bytes.
 KEPT_OUTPUT = 8192
-#: How often a pipe is read when its program has ended, in case something that got away still writes to it.
+#: How often a pipe is read after its program ended, in case a process that was not killed still writes to it.
 MOST_READS = 32
 #: Longest `ROLL_LIKE_TASK`: Linux takes no more than 128 KiB in one variable. Bytes.
 MAX_TASK_BYTES = 100_000
 EPISODE_VARIABLE = "ROLL_LIKE_EPISODE"
 
 
+class _Closable(Protocol):
+    async def close(self) -> None: ...
+
+
+_ClosableT = TypeVar("_ClosableT", bound=_Closable)
+
+
 class AgentPrograms:
-    """Runs agent programs, so many of each at a time.
+    """Runs agent programs, at most `max_programs` of each at a time.
 
     Args:
-        proxy: Started; where programs find the policy.
-        environments: Where the environments that score answers live; None where none does.
+        proxy: Started; serves the policy to programs.
+        environments: Hosts the environments that score answers; None if there are none.
     """
 
     def __init__(self, proxy: Proxy, environments: EnvironmentPool | None = None) -> None:
@@ -63,94 +66,47 @@ class AgentPrograms:
         self._environments = environments
         self._room: dict[str, asyncio.Semaphore] = {}
 
-    async def play(
-        self,
-        spec: ProgramSpec,
-        task: Task,
-        *,
-        sampling: Sampling,
-        limits: EpisodeLimits,
-        name: str,
-        sample_index: int,
-        affinity_key: Any,
-        sampling_seed: int | None,
-    ) -> Scored:
+    async def play(self, spec: ProgramSpec, settings: EpisodeSettings) -> Scored:
         """Play one episode to its end and return it with its reward.
-
-        Args:
-            spec: The program.
-            task: What it attempts: `metadata["seed"]` is its seed.
-            sampling: How each answer is drawn; `max_tokens` is the limit of one.
-            limits: Where it ends at the latest.
-            name: Prefix of request ids.
-            sample_index: Its place in the group.
-            affinity_key: What the engine's prompt cache is shared by.
-            sampling_seed: Seed of its answers; None leaves them unseeded.
 
         Raises:
             EnvError: The program or its environment failed.
             SampleLost: An answer could not be sampled.
             GenerationError: No replica is left.
         """
-        settings = EpisodeSettings(
-            task=task,
-            sample_index=sample_index,
-            sampling=sampling,
-            limits=limits,
-            name=name,
-            affinity_key=affinity_key,
-            sampling_seed=sampling_seed,
-            about={"name": spec.name, "seed": int(task.metadata["seed"])},
-            scored_by="agent" if spec.environment is None else "environment",
-        )
         async with self._room.setdefault(spec.name, asyncio.Semaphore(spec.max_programs)):
             if spec.environment is None:
-                return await self._run(spec, settings)
-            return await self._run_in_environment(spec, settings)
+                async with _closing(self._proxy.open(settings)) as episode:
+                    await _run_program(spec, episode)
+                    if episode.truncated and not episode.rewarded and episode.turns and spec.limit_reward is not None:
+                        episode.add_reward(spec.limit_reward, None)
+                    return episode.scored()
+            return await self._play_in_environment(spec, spec.environment, settings)
 
-    async def _run(self, spec: ProgramSpec, settings: EpisodeSettings) -> Scored:
-        episode = self._proxy.open(settings)
-        try:
-            await _run_program(spec, episode)
-            if episode.truncated and not episode.rewarded and episode.turns and spec.limit_reward is not None:
-                episode.judged(spec.limit_reward, None)
-            return episode.scored()
-        finally:
-            await _surely(episode.close())
-
-    async def _run_in_environment(self, spec: ProgramSpec, settings: EpisodeSettings) -> Scored:
-        if self._environments is None or spec.environment is None:
+    async def _play_in_environment(
+        self, spec: ProgramSpec, environment_spec: EnvironmentSpec, settings: EpisodeSettings
+    ) -> Scored:
+        if self._environments is None:
             raise ConfigError(f"the program {spec.name!r} has an environment, and there is nothing to host it")
-        environment = self._environments.open(spec.environment)
-        try:
-            started = await environment.reset(settings.about["seed"])
-            episode = self._proxy.open(_told(settings, started))
-            try:
+        async with _closing(self._environments.open(environment_spec)) as environment:
+            started = await environment.reset(settings.seed)
+            async with _closing(self._proxy.open(settings, started.messages)) as episode:
                 await _run_program(spec, episode)
                 if episode.error is None and episode.turns:
                     answer = episode.last_content if episode.answer is None else episode.answer
                     stepped = await environment.step(answer)
                     if not (stepped.terminated or stepped.truncated):
                         raise EnvError(
-                            f"the environment {spec.environment.env_id!r} did not end with the answer; only one that "
+                            f"the environment {environment_spec.env_id!r} did not end with the answer; only one that "
                             "scores a single answer can score a program",
                             fix="take another `id`, or none, and let the program post its reward",
                         )
-                    episode.judged(stepped.reward, stepped.success)
+                    episode.add_reward(stepped.reward, stepped.success)
                 return episode.scored()
-            finally:
-                await _surely(episode.close())
-        finally:
-            await _surely(environment.close())
-
-
-def _told(settings: EpisodeSettings, started: Started) -> EpisodeSettings:
-    """Return settings that tell the agent the environment's first messages."""
-    return replace(settings, about={**settings.about, "messages": [dict(message) for message in started.messages]})
 
 
 async def _run_program(spec: ProgramSpec, episode: ProxyEpisode) -> None:
-    """Run a program until it ends, is done, or has to be ended.
+    """Run a program until it exits, its episode ends, or its deadline.
 
     Raises:
         EnvError: It cannot be started, took too long, or failed.
@@ -177,18 +133,18 @@ async def _run_program(spec: ProgramSpec, episode: ProxyEpisode) -> None:
         except TimeoutError:
             late = not episode.over
         finally:
-            await _surely(_end(process, mark))
-        said = f", with {episode.turns} turns taken{_quoted(stderr, stdout)}"
+            await _uncancelled(_end(process, mark))
+        details = f", with {episode.turns} turns taken{_quoted(stderr, stdout)}"
     if late:
         raise EnvError(
-            f"{what} did not end within {spec.timeout_seconds:g} s{said}",
+            f"{what} did not end within {spec.timeout_seconds:g} s{details}",
             fix="raise `program.timeout_seconds`, or end the program sooner",
         )
-    # a program that was refused another turn may well fail; that is the policy's doing
+    # a program that was refused another turn may fail because of that; the policy used up the limit
     if code and episode.error is None and not episode.truncated:
         raise EnvError(
-            f"{what} ended with status {code}{said}",
-            fix="correct the program; `docs/agents.md` says how to run it by hand",
+            f"{what} ended with status {code}{details}",
+            fix="correct the program; `docs/agents.md` shows how to run it by hand",
         )
 
 
@@ -207,20 +163,19 @@ def found_program(spec: ProgramSpec) -> str | None:
 
 def _environment(spec: ProgramSpec, episode: ProxyEpisode, mark: str) -> dict[str, str]:
     """Return the environment variables of a program."""
-    about = episode.settings.about
     variables = {
         **os.environ,
         **spec.env,
         "OPENAI_BASE_URL": episode.base_url,
         "OPENAI_API_KEY": episode.key,
-        "ROLL_LIKE_SEED": str(about["seed"]),
+        "ROLL_LIKE_SEED": str(episode.settings.seed),
         EPISODE_VARIABLE: mark,
     }
     if "PATH" not in spec.env:  # as in an activated environment
         variables["PATH"] = search_path()
-    for name in ("NO_PROXY", "no_proxy"):  # a proxy of the network has no business between a program and its run
+    for name in ("NO_PROXY", "no_proxy"):  # requests to the run must not go through a network proxy
         variables[name] = ",".join(filter(None, (variables.get(name), urlsplit(episode.base_url).hostname)))
-    task = json.dumps(about)
+    task = json.dumps(episode.about)
     return variables if len(task) > MAX_TASK_BYTES else {**variables, "ROLL_LIKE_TASK": task}
 
 
@@ -240,7 +195,7 @@ async def _ended(process: asyncio.subprocess.Process, episode: ProxyEpisode) -> 
 
 async def _end(process: asyncio.subprocess.Process, mark: str) -> None:
     """End a program and everything that it started."""
-    # what inherited the mark, wherever it went; then what is left of the group, whatever it did to its environment
+    # processes that inherited the mark, in any session; then the rest of the group, which may have unset it
     await asyncio.to_thread(sweep, mark, name=EPISODE_VARIABLE, patience=0.0)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -253,7 +208,7 @@ class _Tail:
     A pipe of its own: waiting for a program with asyncio's pipes is waiting for everything that inherited them.
 
     Args:
-        name: What it is called in messages.
+        name: Its name in messages.
     """
 
     def __init__(self, name: str) -> None:
@@ -296,8 +251,17 @@ def _quoted(*tails: _Tail) -> str:
     return "; it wrote nothing"
 
 
-async def _surely(work: Coroutine[Any, Any, None]) -> None:
-    """Do work to its end, however often the caller is cancelled meanwhile."""
+@contextlib.asynccontextmanager
+async def _closing(what: _ClosableT) -> AsyncIterator[_ClosableT]:
+    """Close something at the end, also if the caller is cancelled meanwhile."""
+    try:
+        yield what
+    finally:
+        await _uncancelled(what.close())
+
+
+async def _uncancelled(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine to its end, however often the caller is cancelled meanwhile."""
     task = asyncio.ensure_future(work)
     cancelled = False
     while not task.done():

@@ -1,7 +1,4 @@
-"""OpenAI's chat completions on the wire: what a request says, what an answer and an error look like.
-
-Nothing here knows a policy, an episode or HTTP; `proxy.py` serves it.
-"""
+"""OpenAI's chat completions format: requests, answers and errors. `proxy.py` serves it."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from roll_like.agents.conversation import ChatMessage
 from roll_like.inference.interface import Sampling
 
 ROLES = ("system", "user", "assistant", "tool")
-#: What a request may say about how tokens are drawn, and the value that changes nothing. The run decides these.
+#: Sampling options that the run decides, and the value of each that changes nothing.
 DECIDED_BY_THE_RUN: Mapping[str, Any] = {
     "min_p": 0,
     "frequency_penalty": 0,
@@ -24,6 +21,16 @@ DECIDED_BY_THE_RUN: Mapping[str, Any] = {
     "logit_bias": {},
     "response_format": {"type": "text"},
     "reasoning_effort": None,
+}
+#: Values of options that can be served, and why no others.
+_SERVED_VALUES: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "n": (
+        (1,),
+        "expected 1: an agent goes on with one answer, and the others would be trained on without a part in its "
+        "reward. Send the request again for another sample",
+    ),
+    "top_logprobs": ((0,), "expected 0: only the sampled tokens' log-probabilities are known; request logprobs alone"),
+    "tool_choice": (("none", "auto"), "expected 'none' or 'auto': a call that is forced is not sampled"),
 }
 _MOST_STOPS = 16
 
@@ -34,7 +41,7 @@ class ApiError(Exception):
     Args:
         status: Of HTTP.
         message: What was found and what was expected.
-        code: For programs, such as `context_length_exceeded`.
+        code: Machine-readable code, such as `context_length_exceeded`.
         param: The field of the request that is wrong.
     """
 
@@ -55,7 +62,7 @@ class ApiError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """What an agent asks for.
+    """A chat request of an agent.
 
     Attributes:
         messages: The whole history, as chat templates take it: text contents, arguments of tool calls as objects.
@@ -66,7 +73,7 @@ class ChatRequest:
         stream: Whether the answer is sent as server-sent events.
         include_usage: Whether a stream ends with the numbers of tokens.
         logprobs: Whether the log-probabilities of the sampled tokens are sent.
-        ignored: Options that say something else than the run, which decides them.
+        ignored: Options that differ from the run's settings, which decide them.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -100,42 +107,34 @@ def read_json(raw: bytes) -> dict[str, Any]:
 
 
 def read_chat_request(body: Mapping[str, Any], sampling: Sampling) -> ChatRequest:
-    """Return what a request's body asks for.
+    """Read the body of a chat request.
 
     Args:
         body: As the client sent it.
-        sampling: What the run decided, to find out which options say something else.
+        sampling: The run's settings, which the request's options are compared with.
 
     Raises:
-        ApiError: It asks for something that is wrong, or that a policy in training cannot do.
+        ApiError: A field is wrong, or an option is not supported for a policy in training.
     """
-    _refuse_what_cannot_be(body)
+    _refuse_unsupported(body)
     tools = _tools(body.get("tools"))
-    choice = body.get("tool_choice")
-    if choice not in (None, "none", "auto"):
-        raise ApiError(
-            400,
-            f"tool_choice is {json.dumps(choice)}; expected 'none' or 'auto': a call that is forced is not sampled",
-            code="unsupported_value",
-            param="tool_choice",
-        )
     options = body.get("stream_options") or {}
     return ChatRequest(
         messages=_messages(body.get("messages")),
         tools=tools,
-        parse_calls=bool(tools) and choice != "none",
+        parse_calls=bool(tools) and body.get("tool_choice") != "none",
         max_tokens=_limit(body),
         stop=_stop(body.get("stop")),
-        stream=_flag(body, "stream"),
+        stream=flag(body, "stream", False) is True,
         include_usage=isinstance(options, Mapping) and bool(options.get("include_usage")),
-        logprobs=_flag(body, "logprobs"),
+        logprobs=flag(body, "logprobs", False) is True,
         ignored=_ignored(body, sampling),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the policy answered, for the wire.
+    """An answer of the policy in OpenAI's format.
 
     Attributes:
         answer_id: Unique.
@@ -143,7 +142,7 @@ class Answer:
         model: Name of the policy.
         message: Role, content and, where there are any, tool calls.
         finish_reason: `stop`, `length` or `tool_calls`.
-        logprobs: Of the sampled tokens; None unless asked for.
+        logprobs: Of the sampled tokens; None unless requested.
         usage: Numbers of tokens.
     """
 
@@ -229,10 +228,6 @@ def flag(body: Mapping[str, Any], key: str, default: bool | None) -> bool | None
     return default if value is None else value
 
 
-def _flag(body: Mapping[str, Any], key: str) -> bool:
-    return bool(flag(body, key, False))
-
-
 def _is_finite(value: float) -> bool:
     try:
         return math.isfinite(value)
@@ -240,22 +235,10 @@ def _is_finite(value: float) -> bool:
         return False
 
 
-def _refuse_what_cannot_be(body: Mapping[str, Any]) -> None:
-    if body.get("n") not in (None, 1):
-        raise ApiError(
-            400,
-            f"n is {body['n']!r}; expected 1: an agent goes on with one answer, and the others would be trained on "
-            "without a part in its reward. Send the request again for another sample",
-            code="unsupported_value",
-            param="n",
-        )
-    if body.get("top_logprobs") not in (None, 0):
-        raise ApiError(
-            400,
-            "top_logprobs: only the sampled tokens' log-probabilities are known; ask for logprobs alone",
-            code="unsupported_value",
-            param="top_logprobs",
-        )
+def _refuse_unsupported(body: Mapping[str, Any]) -> None:
+    for key, (served, why) in _SERVED_VALUES.items():
+        if body.get(key) is not None and body[key] not in served:
+            raise ApiError(400, f"{key} is {json.dumps(body[key])}; {why}", code="unsupported_value", param=key)
     for old in ("functions", "function_call"):
         if body.get(old) is not None:
             raise ApiError(400, f"{old} is not served; use tools", code="unsupported_parameter", param=old)
@@ -301,11 +284,17 @@ def _content(value: Any, at: str) -> str:
 
 
 def _call(value: Any, at: str) -> dict[str, Any]:
-    function = value.get("function") if isinstance(value, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise ApiError(400, f"{at}: expected an object with a function and its name", param=at)
+    function = _function(value, at, "an object with a function and its name")
     read_function = {"name": function["name"], "arguments": read_arguments(function.get("arguments"))}
     return {"id": str(value.get("id") or ""), "type": "function", "function": read_function}
+
+
+def _function(value: Any, at: str, expected: str) -> Mapping[str, Any]:
+    """Return the function of a tool or of a call."""
+    function = value.get("function") if isinstance(value, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ApiError(400, f"{at}: expected {expected}", param=at)
+    return function
 
 
 def _tools(value: Any) -> tuple[Mapping[str, Any], ...]:
@@ -315,9 +304,7 @@ def _tools(value: Any) -> tuple[Mapping[str, Any], ...]:
         raise ApiError(400, f"tools: expected a list, found {_kind(value)}", param="tools")
     for index, tool in enumerate(value):
         at = f"tools[{index}]"
-        function = tool.get("function") if isinstance(tool, Mapping) else None
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise ApiError(400, f"{at}: expected {{type: function, function: {{name: …, parameters: …}}}}", param=at)
+        function = _function(tool, at, "{type: function, function: {name: …, parameters: …}}")
         parameters = function.get("parameters", {})
         if not isinstance(parameters, Mapping) or not isinstance(parameters.get("properties", {}), Mapping):
             raise ApiError(400, f"{at}.function.parameters: expected a JSON Schema of an object", param=at)

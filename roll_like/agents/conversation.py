@@ -22,14 +22,14 @@ still exactly what the engine saw, though the whole text's tokenisation may join
 **Cuts.** Some templates rewrite history: they drop the reasoning of earlier turns, or move a message. Then the rendered
 text no longer begins with what the engine saw. The sequence so far becomes a finished segment, and the next
 one starts from a fresh rendering of the whole history, none of it trained on again. Segments of one episode share its
-return. A template that only changes white space of a turn (it trims it, say) does not cut: the tokens stay as sampled.
+return. A template that only changes white space of a turn (trims it, for example) does not cut: tokens stay as sampled.
 """
 
 from __future__ import annotations
 
-import itertools
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -51,7 +51,7 @@ class Segmented:
         sampled: True where the policy sampled the token, shape [T].
         logprobs: Behaviour log-probability of each sampled token in nats, 0 elsewhere, shape [T].
         turns: Index of the turn that sampled the token, counted through the conversation; -1 elsewhere, shape [T].
-        spans: Which policy version sampled which span, where `Conversation.sampled` was told.
+        spans: Which policy version sampled which span, if `Conversation.sampled` was given it.
         prompt_length: Tokens before the first sampled one.
         cut: Why the next segment does not go on with this one; None for the last.
     """
@@ -66,7 +66,7 @@ class Segmented:
 
 
 class Conversation:
-    """One episode's messages and tokens. Synchronous; knows neither engine nor environment.
+    """One episode's messages and tokens. Synchronous; needs neither engine nor environment.
 
     Args:
         renderer: Tokenizer and chat template of the policy.
@@ -77,7 +77,7 @@ class Conversation:
         self._tools: tuple[Mapping[str, Any], ...] = ()
         self._messages: list[ChatMessage] = []  # without the turn that is being sampled
         self._prompt_text = ""  # the template's text of `_messages`, generation prompt included
-        self._told: ChatMessage | None = None
+        self._message: ChatMessage | None = None
         self._turn: list[int] | None = None  # tokens of the turn since the last prompt; None before the first
         self._turns = 0
         self._open = _Tokens()
@@ -156,7 +156,7 @@ class Conversation:
             self._turn = []
             self._turns += 1
         self._turn.extend(ids.tolist())
-        self._told = message
+        self._message = message
         self._open.add(ids, logs, self._turns - 1, spans)
 
     def observe(self, messages: Sequence[ChatMessage]) -> IntArray:
@@ -178,28 +178,34 @@ class Conversation:
         else:
             self._open.add(self._after_turn(self.renderer.encode(glue)))
         self._messages += [turn, *messages]
-        self._prompt_text, self._turn, self._told = text, None, None
+        self._prompt_text, self._turn, self._message = text, None, None
         return self.tokens
 
     def copy(self) -> Conversation:
-        """Return one that goes on from here by itself; what either does from now on does not touch the other."""
-        other = Conversation(self.renderer)
-        other._tools, other._prompt_text, other._told = self._tools, self._prompt_text, self._told
-        other._turn, other._turns = None if self._turn is None else list(self._turn), self._turns
+        """Return an independent copy."""
+        other = copy.copy(self)
+        other._turn = None if self._turn is None else list(self._turn)
         other._messages, other._finished = list(self._messages), list(self._finished)
         other._open = self._open.copy()
         return other
 
-    def segments(self) -> tuple[Segmented, ...]:
+    def segments(self, numbers: Sequence[int] | None = None) -> tuple[Segmented, ...]:
         """Return what to train on, in order: segments that hold at least one sampled token.
 
         What was observed after the last sampled token is left out.
+
+        Args:
+            numbers: Index of each turn for `Segmented.turns`, if they count through more than this conversation.
         """
         last = self._open.finish(cut=None)
-        return (*self._finished, *(() if last is None else (last,)))
+        segments = (*self._finished, *(() if last is None else (last,)))
+        if numbers is None:
+            return segments
+        numbers_N = np.array(numbers, np.int32)
+        return tuple(replace(one, turns=np.where(one.sampled, numbers_N[one.turns], np.int32(-1))) for one in segments)
 
     def _assistant(self, turn: Sequence[int]) -> ChatMessage:
-        return self._told if self._told is not None else {"role": "assistant", "content": self._turn_text(turn)}
+        return self._message if self._message is not None else {"role": "assistant", "content": self._turn_text(turn)}
 
     def _turn_text(self, turn: Sequence[int]) -> str:
         ended = bool(turn) and turn[-1] in self.renderer.end_ids
@@ -248,14 +254,11 @@ class _Tokens:
         self.ids.append(ids)
         self.logprobs.append(np.zeros(len(ids), np.float32) if logprobs is None else logprobs)
         self.turns.append(np.full(len(ids), turn, np.int32))
-        self.spans += [
-            Segment(start=self.length + span.start, end=self.length + span.end, policy_version=span.policy_version)
-            for span in spans
-        ]
+        self.spans += [span.shifted(self.length) for span in spans]
         self.length += len(ids)
 
     def copy(self) -> _Tokens:
-        """Return one that grows by itself."""
+        """Return an independent copy."""
         return _Tokens(list(self.ids), list(self.logprobs), list(self.turns), list(self.spans), self.length)
 
     @property
@@ -284,8 +287,8 @@ class _Tokens:
 
 
 def _difference(expected: str, found: str) -> str:
-    """Say where a rendering leaves what the engine saw."""
-    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(expected, found, strict=False))
-    at = sum(1 for _ in same)
+    """Return where a rendering differs from what the engine saw."""
+    pairs = zip(expected, found, strict=False)
+    at = next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(expected), len(found)))
     was, became = (text[at : at + 40] + ("…" if len(text) > at + 40 else "") for text in (expected, found))
     return f"the chat template rewrote history at character {at}: {was!r} became {became!r}"

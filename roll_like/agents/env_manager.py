@@ -1,7 +1,7 @@
 """Plays groups of episodes, hundreds at a time: each is an asyncio task that waits for a turn or for its environment.
 
 Episodes do not wait for each other: a slow one delays its own group only, and with redundant episodes
-not even that. An environment that crashes, hangs or takes its process along is tried again from the same
+not even that. If an environment crashes, hangs or loses its process, its episode is played again from the same
 seed, and then it is a failure: counted, never trained on, never a reward of 0.
 """
 
@@ -12,57 +12,36 @@ import itertools
 import shlex
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from roll_like.agents.conversation import Renderer
 from roll_like.agents.episode import (
-    Environment,
+    EnvironmentPool,
     EnvironmentSpec,
     EpisodeLimits,
+    EpisodeSettings,
     EpisodeSpec,
     Generator,
     ProgramSpec,
     play,
 )
 from roll_like.errors import EnvError
-from roll_like.inference.interface import Sampling
+from roll_like.inference.interface import Sampling, derived_seed
 from roll_like.rollout.collection import Collected, CollectionPlan, GroupCollector, SampleCounter
 from roll_like.rollout.router import SampleLost
 from roll_like.types import Failure, Group, Scored, Task
 
-#: How often an episode may lose its worker to others before that counts as a failure of its own.
+if TYPE_CHECKING:
+    from roll_like.agents.agent_program import AgentPrograms
+
+#: How often an episode may lose its worker because of another episode before that counts as its own failure.
 INNOCENT_LOSSES = 5
 
 
 class EnvironmentLost(EnvError):
-    """An environment went with its process, which another one took down."""
-
-
-class EnvironmentPool(Protocol):
-    """Where environments live."""
-
-    def open(self, spec: EnvironmentSpec) -> Environment:
-        """Return an environment that is not yet reset."""
-
-
-class ProgramPlayer(Protocol):
-    """What plays episodes by running programs: `AgentPrograms`."""
-
-    async def play(
-        self,
-        spec: ProgramSpec,
-        task: Task,
-        *,
-        sampling: Sampling,
-        limits: EpisodeLimits,
-        name: str,
-        sample_index: int,
-        affinity_key: Any,
-        sampling_seed: int | None,
-    ) -> Scored:
-        """Play one episode; as `play` of `episode.py`."""
+    """An environment's process was replaced because of another environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +87,7 @@ class EnvManager:
 
     Args:
         generator: Samples the policy's turns.
-        environments: Where environments live.
+        environments: Hosts the environments.
         specs: The environments and programs.
         renderer: Chat template and tokenizer of the policy.
         retries: Further attempts of an episode whose environment or turn failed.
@@ -125,7 +104,7 @@ class EnvManager:
         *,
         retries: int,
         progress: Callable[[int, int], None] = lambda done, total: None,
-        programs: ProgramPlayer | None = None,
+        programs: AgentPrograms | None = None,
     ) -> None:
         if programs is None and any(isinstance(spec, ProgramSpec) for spec in specs):
             raise ValueError("programs cannot be played without a player for them")
@@ -161,38 +140,33 @@ class EnvManager:
             except EnvironmentLost as error:
                 lost += 1
                 if lost > INNOCENT_LOSSES:
-                    return _failure("environment", spec.name, error, task)
+                    return Failure(stage="environment", name=spec.name, error=str(error), origin=task.origin)
             except (EnvError, SampleLost) as error:
                 failed += 1
                 if failed > self._retries:
                     stage = "generate" if isinstance(error, SampleLost) else "environment"
-                    return _failure(stage, spec.name, error, task)
+                    return Failure(stage=stage, name=spec.name, error=str(error), origin=task.origin)
 
     async def _attempt(
         self, spec: EpisodeSpec, task: Task, plan: EpisodePlan, index: int, name: str, seed: int | None
     ) -> Scored:
-        settings: Any = {
-            "sampling": plan.sampling,
-            "limits": plan.limits,
-            "name": name,
-            "sample_index": index,
-            "affinity_key": name.rsplit("-", 2)[0],  # a group begins alike
-            "sampling_seed": seed,
-        }
+        settings = EpisodeSettings(
+            task=task,
+            sample_index=index,
+            sampling=plan.sampling,
+            limits=plan.limits,
+            name=name,
+            affinity_key=name.rsplit("-", 2)[0],  # the prompts of a group start alike
+            sampling_seed=seed,
+        )
         if isinstance(spec, ProgramSpec):
             assert self._programs is not None, "refused at the start"
-            return await self._programs.play(spec, task, **settings)
+            return await self._programs.play(spec, settings)
         environment = self._environments.open(spec)
         try:
-            return await play(
-                environment, self._generator, self._renderer, spec=spec, seed=int(task.metadata["seed"]), **settings
-            )
+            return await play(environment, self._generator, self._renderer, settings)
         finally:
             await environment.close()
-
-
-def _failure(stage: str, name: str, error: EnvError | SampleLost, task: Task) -> Failure:
-    return Failure(stage=stage, name=name, error=str(error), origin=task.origin)
 
 
 class _EpisodePlayer:
@@ -228,7 +202,8 @@ class _EpisodePlayer:
             del self._playing[group]
         kept = sorted(kept[:wanted], key=lambda sample: sample.trajectory.sample_index)
         begun = kept[0].trajectory.task if kept else task
-        samples = tuple(_with_task(sample, begun) for sample in kept)
+        # one task object for the whole group
+        samples = tuple(replace(sample, trajectory=replace(sample.trajectory, task=begun)) for sample in kept)
         return Group(task=begun, samples=samples, failures=tuple(failures))
 
     async def stop(self, groups: Collection[int]) -> None:
@@ -237,9 +212,7 @@ class _EpisodePlayer:
             await _stopped(self._playing.get(group, set()))
 
     async def _episode(self, group: int, task: Task, index: int) -> Scored | Failure:
-        seed = self._plan.seed
-        if seed is not None:
-            seed = int(np.random.SeedSequence([seed, group, index]).generate_state(1)[0])
+        seed = derived_seed(self._plan.seed, group, index)
         result = await self._manager.episode(task, self._plan, index, f"{self._serial}-{group}-{index}", seed)
         if isinstance(result, Scored):
             self._counter.sampled(result.trajectory.response_length)
@@ -251,8 +224,3 @@ async def _stopped(tasks: Collection[asyncio.Task[Scored | Failure]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _with_task(sample: Scored, task: Task) -> Scored:
-    """One task object for the whole group."""
-    return replace(sample, trajectory=replace(sample.trajectory, task=task))

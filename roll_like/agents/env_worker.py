@@ -1,8 +1,8 @@
-"""Environments in processes of their own, and the driver's end of them.
+"""Environments in processes of their own, and the driver's side of them.
 
 An environment's methods block, may crash and may hang. They run in threads of an `EnvWorker`, which is
-an actor: what crashes is reported, and what hangs is ended with its process. Others in that process
-did nothing wrong; their episodes are played again.
+an actor: an exception is reported, and a hanging environment is killed with its process. The other episodes
+in that process are played again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Crashed:
-    """An environment raised; says how."""
+    """An environment raised this error."""
 
     error: str
 
@@ -59,18 +59,18 @@ class EnvWorker:
         return await self._guarded(self._environments[episode].step, text)
 
     async def close(self, episode: str) -> None:
-        """Let go of an episode's environment; nothing happens where there is none."""
+        """Close an episode's environment, if there is one."""
         hosted = self._environments.pop(episode, None)
         if hosted is not None:
             await self._guarded(hosted.close)
 
     async def shut_down(self) -> None:
-        """Let go of every environment."""
+        """Close every environment."""
         for episode in list(self._environments):
             await self.close(episode)
 
     async def hosted(self) -> int:
-        """Return how many environments live here."""
+        """Return how many environments are open here."""
         return len(self._environments)
 
     def _begin(self, episode: str, spec: EnvironmentSpec, seed: int) -> Started:
@@ -104,9 +104,7 @@ class HostedEnvironment:
     def reset(self, seed: int) -> Started:
         """Begin an episode."""
         observation, info = self._env.reset(seed=seed)
-        prompt = system_prompt_of(self._env)
-        system = [{"role": "system", "content": prompt}] if prompt else []
-        messages = [*system, *_messages(observation, info)]
+        messages = self._messages(observation, info, begins=True)
         return Started(messages=messages, tools=tools_of(self._env), state=_state(observation, info))
 
     def step(self, text: str) -> Stepped:
@@ -114,10 +112,8 @@ class HostedEnvironment:
         observation, reward, terminated, truncated, info = self._env.step(text)
         success = info.get("success")
         fresh = bool(info.get("fresh", False))
-        prompt = system_prompt_of(self._env) if fresh else None
-        system = [{"role": "system", "content": prompt}] if prompt else []
         return Stepped(
-            messages=[*system, *_messages(observation, info)],
+            messages=self._messages(observation, info, begins=fresh),
             reward=float(reward),
             terminated=bool(terminated),
             truncated=bool(truncated),
@@ -129,17 +125,36 @@ class HostedEnvironment:
         )
 
     def close(self) -> None:
-        """Let go of the environment."""
+        """Close the environment."""
         self._env.close()
 
-
-def _messages(observation: Any, info: Mapping[str, Any]) -> list[dict[str, Any]]:
-    shown = info.get("messages")
-    return [dict(one) for one in shown] if shown else [{"role": "user", "content": str(observation)}]
+    def _messages(self, observation: Any, info: Mapping[str, Any], *, begins: bool) -> list[dict[str, Any]]:
+        """Return an observation as messages, after the system prompt if they begin a conversation."""
+        prompt = system_prompt_of(self._env) if begins else None
+        system = [{"role": "system", "content": prompt}] if prompt else []
+        shown = info.get("messages") or [{"role": "user", "content": str(observation)}]
+        return [*system, *(dict(one) for one in shown)]
 
 
 def _state(observation: Any, info: Mapping[str, Any]) -> str:
     return str(info.get("state", observation))
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A worker of a pool.
+
+    Attributes:
+        rank: Its rank in the cluster.
+        load: Episodes that were opened on it and are not closed.
+        generation: How often it was replaced.
+        answered: Latest generation that has answered.
+    """
+
+    rank: int
+    load: int = 0
+    generation: int = 0
+    answered: int = 0
 
 
 class EnvPool:
@@ -152,80 +167,61 @@ class EnvPool:
 
     def __init__(self, cluster: Cluster[EnvWorker], *, deadline_seconds: float) -> None:
         self.cluster = cluster
-        self._deadline = deadline_seconds
-        self._load = [0] * len(cluster)
-        self._generation = [0] * len(cluster)
-        self._answered = [0] * len(cluster)
+        self.deadline_seconds = deadline_seconds
+        self._workers = [_Worker(rank) for rank in range(len(cluster))]
         self._opened = 0
         self.restarts = 0
 
     def open(self, spec: EnvironmentSpec) -> RemoteEnvironment:
         """Return an environment on the worker with the fewest."""
-        rank = min(range(len(self._load)), key=lambda index: self._load[index])
-        self._load[rank] += 1
+        worker = min(self._workers, key=lambda one: one.load)
+        worker.load += 1
         self._opened += 1
-        return RemoteEnvironment(self, spec, rank, self._generation[rank], f"{spec.name}-{self._opened}")
+        return RemoteEnvironment(self, spec, worker, f"{spec.name}-{self._opened}")
 
-    def released(self, rank: int) -> None:
-        """One episode of a worker has ended."""
-        self._load[rank] -= 1
-
-    def current(self, rank: int, generation: int) -> bool:
-        """Return whether a worker is still the one that an episode began on."""
-        return self._generation[rank] == generation
-
-    def starting(self, rank: int) -> bool:
-        """Return whether a worker took another's place and has not answered yet."""
-        return self._answered[rank] < self._generation[rank]
-
-    def answered(self, rank: int, generation: int) -> None:
-        """A worker has answered."""
-        self._answered[rank] = max(self._answered[rank], generation)
-
-    def replace(self, rank: int, generation: int) -> None:
-        """Restart a worker, unless another episode that lost it has done so already."""
-        if self.current(rank, generation):
-            self._generation[rank] += 1
-            self.restarts += 1
-            self.cluster.restart(rank)
-
-    @property
-    def deadline_seconds(self) -> float:
-        """Limit of one `reset` or `step`."""
-        return self._deadline
+    def replace(self, worker: _Worker) -> None:
+        """Restart a worker."""
+        worker.generation += 1
+        self.restarts += 1
+        self.cluster.restart(worker.rank)
 
 
 class RemoteEnvironment:
     """One episode's environment on a worker; see `Environment`."""
 
-    def __init__(self, pool: EnvPool, spec: EnvironmentSpec, rank: int, generation: int, episode: str) -> None:
+    def __init__(self, pool: EnvPool, spec: EnvironmentSpec, worker: _Worker, episode: str) -> None:
         self._pool = pool
         self._spec = spec
-        self._rank = rank
-        self._generation = generation
+        self._worker = worker
+        self._generation = worker.generation
         self._episode = episode
 
     async def reset(self, seed: int) -> Started:
-        """Begin the episode; a worker that is only starting is waited for, at no cost of the environment's time."""
-        if self._pool.starting(self._rank):
+        """Begin the episode; the time in which its worker starts does not count for the deadline."""
+        if self._worker.answered < self._worker.generation:
             await self._within(self._ask(EnvWorker.hosted), "the process", starting=True)
-            self._pool.answered(self._rank, self._generation)
-        asked = self._ask(EnvWorker.reset, self._episode, self._spec, seed)
-        return self._value(await self._within(asked, "reset"), "reset")
+            self._worker.answered = max(self._worker.answered, self._generation)
+        return await self._within(self._ask(EnvWorker.reset, self._episode, self._spec, seed), "reset")
 
     async def step(self, text: str) -> Stepped:
         """Take the policy's turn."""
-        return self._value(await self._within(self._ask(EnvWorker.step, self._episode, text), "step"), "step")
+        return await self._within(self._ask(EnvWorker.step, self._episode, text), "step")
 
     async def close(self) -> None:
-        """Let go of the environment; where its worker is gone, so is it."""
-        self._pool.released(self._rank)
+        """Close the environment, unless its worker is gone."""
+        self._worker.load -= 1
         try:
             await asyncio.wait_for(self._ask(EnvWorker.close, self._episode), self._pool.deadline_seconds)
         except EnvironmentLost:
             return
         except (WorkerDied, TimeoutError):
-            self._pool.replace(self._rank, self._generation)
+            if not self._replaced:
+                self._pool.replace(self._worker)
+
+    @property
+    def _replaced(self) -> bool:
+        """Whether the worker that the episode began on was replaced, because another episode lost it."""
+        return self._worker.generation != self._generation
 
     async def _ask(
         self,
@@ -233,31 +229,29 @@ class RemoteEnvironment:
         *arguments: P.args,
         **options: P.kwargs,
     ) -> T:
-        """Ask the worker that the episode began on, and no other that has taken its place by the time of the call."""
-        if not self._pool.current(self._rank, self._generation):
+        """Call the worker that the episode began on, and never one that replaced it before the call is sent."""
+        if self._replaced:
             raise self._lost("another environment took it down")
-        return await self._pool.cluster.ask(self._rank, method, *arguments, **options)
+        return await self._pool.cluster.ask(self._worker.rank, method, *arguments, **options)
 
-    async def _within(self, work: Awaitable[T], what: str, *, starting: bool = False) -> T:
+    async def _within(self, work: Awaitable[T | Crashed], what: str, *, starting: bool = False) -> T:
         seconds = self._pool.cluster.start_timeout_seconds if starting else self._pool.deadline_seconds
         try:
-            return await asyncio.wait_for(work, seconds)
+            answer = await asyncio.wait_for(work, seconds)
         except TimeoutError:
-            if not self._pool.current(self._rank, self._generation):
+            if self._replaced:
                 raise self._lost("another environment hung there") from None
-            self._pool.replace(self._rank, self._generation)
+            self._pool.replace(self._worker)
             raise EnvError(
                 f"{what} of {self._spec.env_id} did not return within {seconds:g} s",
                 fix=f"raise {'resources.start_timeout_seconds' if starting else 'env_workers.deadline_seconds'}, or "
                 "correct the environment",
             ) from None
         except WorkerDied as error:
-            if not self._pool.current(self._rank, self._generation):
+            if self._replaced:
                 raise self._lost(str(error)) from error
-            self._pool.replace(self._rank, self._generation)
+            self._pool.replace(self._worker)
             raise EnvError(f"the process of {self._spec.env_id} died in {what}: {error}") from error
-
-    def _value(self, answer: T | Crashed, what: str) -> T:
         if isinstance(answer, Crashed):
             raise EnvError(f"{what} of {self._spec.env_id} failed: {answer.error}")
         return answer

@@ -1,7 +1,7 @@
-"""One episode: a policy and an environment take turns until one of them ends it.
+"""One episode: a policy and an environment take turns until the episode ends or is truncated.
 
-Token-exact: what the policy samples is kept as sampled, and each prompt extends the tokens before it
-(`conversation.py`). Infrastructure that fails (environment, engine) raises; it never becomes a reward.
+Token-exact: sampled tokens are kept as sampled, and each prompt extends the tokens before it
+(`conversation.py`). A failure of the environment or the engine raises; it never becomes a reward.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from roll_like.agents.conversation import ChatMessage, Conversation, Renderer, Segmented
-from roll_like.inference.interface import GenerateRequest, Generation, Sampling
-from roll_like.types import IntArray, Message, Part, Scored, Segment, StopReason, Task, Trajectory, TurnRecord
+from roll_like.inference.interface import GenerateRequest, Generation, Sampling, derived_seed
+from roll_like.types import IntArray, Message, Part, Scored, StopReason, Task, Trajectory, TurnRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class EnvironmentSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramSpec:
-    """An agent program as a run uses it: it asks the proxy for turns (`proxy.py`).
+    """An agent program as a run uses it: it sends chat requests to the proxy (`proxy.py`).
 
     Attributes:
         name: Its name in metrics.
@@ -86,7 +86,7 @@ class Stepped:
         reward: What the turn earned.
         terminated: Whether the episode has ended.
         truncated: Whether the environment cut it short.
-        success: Whether it was solved, where the environment says so.
+        success: Whether it was solved; None if the environment does not report it.
         state: Key of the state that the next turn acts in.
         fresh: Whether the next turn is shown these messages alone, as the beginning of a conversation.
         tool_calls: What the turn called, as in `TurnRecord`.
@@ -105,7 +105,7 @@ class Stepped:
 
 
 class Environment(Protocol):
-    """One environment at play, wherever it lives. Its methods raise `EnvError` when it fails."""
+    """One episode's environment, local or on a worker. Its methods raise `EnvError` when it fails."""
 
     async def reset(self, seed: int) -> Started:
         """Begin an episode; the same seed begins the same one."""
@@ -114,19 +114,26 @@ class Environment(Protocol):
         """Take the policy's turn."""
 
     async def close(self) -> None:
-        """Let go of it."""
+        """Release it."""
 
 
 class Generator(Protocol):
-    """What samples the policy's turns: a `Router`."""
+    """Samples the policy's turns: a `Router`."""
 
     async def generate(self, request: GenerateRequest, affinity_key: Any) -> Generation:
-        """Return what is sampled."""
+        """Return the sample of a request."""
+
+
+class EnvironmentPool(Protocol):
+    """Hosts environments."""
+
+    def open(self, spec: EnvironmentSpec) -> Environment:
+        """Return an environment that is not yet reset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeLimits:
-    """Where an episode ends if nobody else ends it.
+    """Where an episode is truncated.
 
     Attributes:
         turns: Turns of the policy.
@@ -137,188 +144,155 @@ class EpisodeLimits:
     tokens: int
 
 
-async def play(
-    environment: Environment,
-    generator: Generator,
-    renderer: Renderer,
-    *,
-    spec: EnvironmentSpec,
-    seed: int,
-    sampling: Sampling,
-    limits: EpisodeLimits,
-    name: str,
-    sample_index: int,
-    affinity_key: Any,
-    sampling_seed: int | None,
-) -> Scored:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeSettings:
+    """How one episode is played.
+
+    Attributes:
+        task: What is attempted, with its seed in `metadata`; its prompt is known when the episode has begun.
+        sample_index: Its place in the group.
+        sampling: How each turn is drawn; `max_tokens` is the limit of a turn.
+        limits: Where it ends at the latest.
+        name: Prefix of request ids.
+        affinity_key: What the engine's prompt cache is shared by.
+        sampling_seed: Seed of its turns; None leaves them unseeded.
+    """
+
+    task: Task
+    sample_index: int
+    sampling: Sampling
+    limits: EpisodeLimits
+    name: str
+    affinity_key: Any
+    sampling_seed: int | None
+
+    @property
+    def seed(self) -> int:
+        """Seed of the environment; members of a group share it."""
+        return int(self.task.metadata["seed"])
+
+    def request(
+        self, number: int, prompt_ids: IntArray, *, max_tokens: int | None = None, stop: tuple[str, ...] = ()
+    ) -> GenerateRequest:
+        """Return the request for one turn.
+
+        Args:
+            number: Its place among the episode's requests.
+            prompt_ids: Shorter than `limits.tokens`, shape [T].
+            max_tokens: A lower limit than that of `sampling`.
+            stop: Strings that end the turn, beside those of `sampling`.
+        """
+        room = self.limits.tokens - len(prompt_ids)
+        most = min(self.sampling.max_tokens, max_tokens or room, room)
+        return GenerateRequest(
+            request_id=f"{self.name}-{number}",
+            prompt_ids=prompt_ids,
+            sampling=replace(self.sampling, max_tokens=most, stop=(*self.sampling.stop, *stop)),
+            seed=derived_seed(self.sampling_seed, number),
+        )
+
+
+async def play(environment: Environment, generator: Generator, renderer: Renderer, settings: EpisodeSettings) -> Scored:
     """Play one episode to its end and return it with its reward.
 
     Args:
         environment: Not yet reset.
         generator: Samples the policy's turns.
         renderer: Chat template and tokenizer of the policy.
-        spec: The environment.
-        seed: Seed of the environment; members of a group share it.
-        sampling: How each turn is drawn; `max_tokens` is the limit of a turn.
-        limits: Where it ends at the latest.
-        name: Prefix of request ids.
-        sample_index: Its place in the group.
-        affinity_key: What the engine's prompt cache is shared by.
-        sampling_seed: Seed of its turns; None leaves them unseeded.
+        settings: Task, sampling and limits.
 
     Raises:
         EnvError: The environment failed.
         SampleLost: A turn could not be sampled.
     """
-    started = await environment.reset(seed)
-    talk = _EpisodeConversation(renderer, started.tools)
-    prompt_ids = talk.begin(started.messages)
-    task = _task(spec, seed, started.messages, prompt_ids)
+    limits = settings.limits
+    started = await environment.reset(settings.seed)
+    conversations = [Conversation(renderer)]  # more than one if the environment starts new ones
+    prompt_ids = first_prompt = conversations[0].start(started.messages, started.tools)
     turns: list[TurnRecord] = []
     shown, state, success, stop = started.messages, started.state, None, StopReason.LENGTH
     while len(turns) < limits.turns and len(prompt_ids) < limits.tokens:
-        budget = min(sampling.max_tokens, limits.tokens - len(prompt_ids))
         began = time.time()
-        generation = await generator.generate(
-            GenerateRequest(
-                request_id=f"{name}-{len(turns)}",
-                prompt_ids=prompt_ids,
-                sampling=with_limit(sampling, budget),
-                seed=seed_of(sampling_seed, len(turns)),
-            ),
-            affinity_key,
-        )
+        generation = await generator.generate(settings.request(len(turns), prompt_ids), settings.affinity_key)
         sampled = time.time()
-        talk.conversation.sampled(generation.token_ids, generation.logprobs, generation.segments)
+        conversations[-1].sampled(generation.token_ids, generation.logprobs, generation.segments)
         stepped = await environment.step(generation.text)
-        turns.append(_record(shown, state, len(prompt_ids), generation, stepped, began, sampled))
+        turns.append(
+            TurnRecord(
+                shown=tuple(shown),
+                text=generation.text,
+                tokens=len(generation.token_ids),
+                prompt_tokens=len(prompt_ids),
+                reward=float(stepped.reward),
+                state=state,
+                tool_calls=tuple(stepped.tool_calls),
+                invalid=stepped.invalid,
+                began=began,
+                sampled=sampled,
+                ended=time.time(),
+            )
+        )
         shown, state = stepped.messages, stepped.state
         if stepped.terminated or stepped.truncated:
             success = stepped.success
             stop = StopReason.STOP if stepped.terminated else StopReason.LENGTH
             break
-        prompt_ids = talk.begin(stepped.messages) if stepped.fresh else talk.conversation.observe(stepped.messages)
+        if stepped.fresh:
+            conversations.append(Conversation(renderer))
+            prompt_ids = conversations[-1].start(stepped.messages, started.tools)
+        else:
+            prompt_ids = conversations[-1].observe(stepped.messages)
     if turns:
         turns[-1] = replace(turns[-1], after=tuple(shown))
-    trajectory = joined_trajectory(task, sample_index, talk.segments(), talk.spoken, stop)
-    return scored_episode(trajectory, turns, {"cuts": float(talk.cuts)}, success)
-
-
-def _record(
-    shown: Sequence[ChatMessage],
-    state: str,
-    prompt_tokens: int,
-    generation: Generation,
-    stepped: Stepped,
-    began: float,
-    sampled: float,
-) -> TurnRecord:
-    return TurnRecord(
-        shown=tuple(shown),
-        text=generation.text,
-        tokens=len(generation.token_ids),
-        prompt_tokens=prompt_tokens,
-        reward=float(stepped.reward),
-        state=state,
-        tool_calls=tuple(stepped.tool_calls),
-        invalid=stepped.invalid,
-        began=began,
-        sampled=sampled,
-        ended=time.time(),
+    segments: list[Segmented] = []
+    first = 0
+    for one in conversations:
+        segments += one.segments(range(first, first + one.turns))
+        first += one.turns
+    messages = [message for one in conversations for message in one.messages]
+    return scored_episode(
+        replace(settings.task, messages=started_messages(started.messages), prompt_ids=first_prompt),
+        settings.sample_index,
+        segments,
+        turns,
+        text="\n".join(str(one.get("content", "")) for one in messages if one["role"] == "assistant"),
+        stop=stop,
+        details={"cuts": float(sum(one.cuts for one in conversations))},
+        success=success,
     )
 
 
-class _EpisodeConversation:
-    """The conversations of one episode: one, unless its environment begins a new one with every turn.
-
-    Args:
-        renderer: Chat template and tokenizer of the policy.
-        tools: Function schemas for the chat template.
-    """
-
-    def __init__(self, renderer: Renderer, tools: Sequence[Mapping[str, Any]]) -> None:
-        self._renderer = renderer
-        self._tools = tools
-        self._earlier: list[Conversation] = []
-        self.conversation = Conversation(renderer)
-
-    def begin(self, messages: Sequence[ChatMessage]) -> IntArray:
-        """Start a conversation with these messages; return its first prompt, shape [T]."""
-        if self.conversation.turns:
-            self._earlier.append(self.conversation)
-            self.conversation = Conversation(self._renderer)
-        return self.conversation.start(messages, self._tools)
-
-    @property
-    def cuts(self) -> int:
-        """How often the chat template rewrote history."""
-        return sum(one.cuts for one in (*self._earlier, self.conversation))
-
-    @property
-    def spoken(self) -> str:
-        """What the policy said, for people."""
-        messages = (message for one in (*self._earlier, self.conversation) for message in one.messages)
-        return "\n".join(str(one.get("content", "")) for one in messages if one["role"] == "assistant")
-
-    def segments(self) -> list[Segmented]:
-        """Return all sequences that the engine saw, turns counted through the episode."""
-        segments: list[Segmented] = []
-        turns = 0
-        for conversation in (*self._earlier, self.conversation):
-            for segment in conversation.segments():
-                counted = np.where(segment.sampled, segment.turns + turns, -1).astype(np.int32)
-                segments.append(replace(segment, turns=counted))
-            turns += conversation.turns
-        return segments
-
-
-def _task(spec: EnvironmentSpec, seed: int, messages: Sequence[ChatMessage], prompt_ids: Any) -> Task:
-    return Task(
-        task_id=f"{spec.name}:{seed}",
-        source=spec.name,
-        domain=spec.name,
-        messages=tuple(Message(role=str(one["role"]), content=str(one.get("content", ""))) for one in messages),
-        prompt_ids=prompt_ids,
-        answer=None,
-        metadata={"seed": seed},
-        origin=f"{spec.env_id} with seed {seed}",
-    )
+def started_messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
+    """Return an episode's first messages as the messages of its task."""
+    return tuple(Message(role=str(one["role"]), content=str(one.get("content", ""))) for one in messages)
 
 
 def scored_episode(
-    trajectory: Trajectory, turns: Sequence[TurnRecord], figures: Mapping[str, float], success: bool | None
+    task: Task,
+    sample_index: int,
+    segments: Sequence[Segmented],
+    turns: Sequence[TurnRecord],
+    *,
+    text: str,
+    stop: StopReason,
+    details: Mapping[str, float],
+    success: bool | None,
 ) -> Scored:
-    """Return an episode with what its turns earned.
+    """Return an episode with the rewards of its turns.
 
     Args:
-        trajectory: What was sampled.
+        task: With the messages and the prompt that the episode began with.
+        sample_index: Its place in the group.
+        segments: The sequences that the engine saw, turns counted through the episode; joined in this order.
         turns: Its turns.
-        figures: Figures for metrics, beside the number of turns and success.
-        success: Whether it was solved, where somebody says so.
+        text: The policy's turns as text.
+        stop: Why it ended.
+        details: Figures for metrics, beside the number of turns and success.
+        success: Whether it was solved, if the environment or the agent reports that.
     """
-    total = sum(turn.reward for turn in turns)
-    details = {"turns": float(len(turns)), **figures}
-    if success is not None:
-        details["success"] = float(success)
-    return Scored(
-        trajectory=trajectory,
-        reward=total,
-        rewards={"return": total},
-        details=details,
-        weights={"return": 1.0},
-        turn_rewards=tuple(turn.reward for turn in turns),
-        turn_states=tuple(turn.state for turn in turns),
-        record=tuple(turns),
-    )
-
-
-def joined_trajectory(
-    task: Task, sample_index: int, segments: Sequence[Segmented], text: str, stop: StopReason
-) -> Trajectory:
-    """Join the sequences that the engine saw, one after another."""
     starts = np.cumsum([0, *(len(segment.token_ids) for segment in segments)]).tolist()
     empty = np.zeros(0, np.int32)
-    return Trajectory(
+    trajectory = Trajectory(
         task=task,
         sample_index=sample_index,
         token_ids=np.concatenate([empty, *(segment.token_ids for segment in segments)]).astype(np.int32),
@@ -329,21 +303,19 @@ def joined_trajectory(
             Part(start=start, end=start + len(segment.token_ids), prompt_length=segment.prompt_length)
             for start, segment in zip(starts, segments, strict=False)
         ),
-        segments=tuple(
-            Segment(start=start + span.start, end=start + span.end, policy_version=span.policy_version)
-            for start, segment in zip(starts, segments, strict=False)
-            for span in segment.spans
-        ),
+        segments=tuple(span.shifted(start) for start, one in zip(starts, segments, strict=False) for span in one.spans),
         text=text,
         stop_reason=stop,
     )
-
-
-def with_limit(sampling: Sampling, tokens: int) -> Sampling:
-    """Return how to draw at most so many tokens."""
-    return sampling if tokens == sampling.max_tokens else replace(sampling, max_tokens=tokens)
-
-
-def seed_of(seed: int | None, turn: int) -> int | None:
-    """Return the seed of one turn of an episode."""
-    return None if seed is None else int(np.random.SeedSequence([seed, turn]).generate_state(1)[0])
+    total = sum(turn.reward for turn in turns)
+    solved = {} if success is None else {"success": float(success)}
+    return Scored(
+        trajectory=trajectory,
+        reward=total,
+        rewards={"return": total},
+        details={"turns": float(len(turns)), **details, **solved},
+        weights={"return": 1.0},
+        turn_rewards=tuple(turn.reward for turn in turns),
+        turn_states=tuple(turn.state for turn in turns),
+        record=tuple(turns),
+    )

@@ -1,4 +1,4 @@
-"""A server that speaks OpenAI's chat API and lets agents that are somebody else's programs play the policy.
+"""An OpenAI-compatible server: external agents send chat requests to it, and the policy answers.
 
     async with Proxy(router, renderer) as proxy:
         episode = proxy.open(settings)
@@ -9,10 +9,10 @@
 
     POST /v1/chat/completions   the policy answers
     POST /v1/reward             {"reward": 1.0, "success": true, "done": true}, or {"answer": "…"} for an environment
-    GET  /v1/task               what the episode is about
+    GET  /v1/task               name, seed and, with an environment, its first messages
     GET  /v1/models             the policy
 
-A key belongs to one episode, and is all that tells episodes apart.
+Each episode has an API key of its own.
 """
 
 from __future__ import annotations
@@ -21,18 +21,16 @@ import asyncio
 import hashlib
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from aiohttp import web
 
 from roll_like.agents.chat_api import Answer, ApiError, ChatRequest, flag, number, read_chat_request, read_json
-from roll_like.agents.conversation import Renderer
-from roll_like.agents.episode import Generator
-from roll_like.agents.proxy_episode import EpisodeSettings, ProxyEpisode
-from roll_like.agents.recorder import RecordedTurn
+from roll_like.agents.conversation import ChatMessage, Renderer
+from roll_like.agents.episode import EpisodeSettings, Generator
+from roll_like.agents.proxy_episode import ProxyEpisode
 
 _log = logging.getLogger(__name__)
 
@@ -44,28 +42,15 @@ STOP_SECONDS = 1.0
 _EPISODE = web.RequestKey("episode", ProxyEpisode)
 
 
-@dataclass(slots=True)
-class _Told:
-    """What an episode's agent was told, by the digest of its request: a client that tries again gets the same.
-
-    Attributes:
-        answers: What the policy answered, and the turn that is recorded of it.
-        rewards: What became of rewards.
-    """
-
-    answers: dict[bytes, tuple[Answer, RecordedTurn]] = field(default_factory=dict)
-    rewards: dict[bytes, dict[str, Any]] = field(default_factory=dict)
-
-
 class Proxy:
-    """The server; lives on the event loop that it is started on.
+    """The server; runs on the event loop that it is started on.
 
     Args:
         generator: Samples the policy's answers.
         renderer: Chat template and tokenizer of the policy.
         host: Address to listen on.
         port: Port to listen on; 0 takes a free one.
-        model: What the policy is called. Requests may name any model, and get this one.
+        model: Name of the policy. Requests may name any model, and get this one.
     """
 
     def __init__(
@@ -83,7 +68,6 @@ class Proxy:
         self._port = port
         self._model = model
         self._episodes: dict[str, ProxyEpisode] = {}
-        self._told: dict[ProxyEpisode, _Told] = {}
         self._warned: set[str] = set()
         self._runner: web.AppRunner | None = None
 
@@ -133,8 +117,13 @@ class Proxy:
         host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(self._host, self._host)
         return f"http://{f'[{host}]' if ':' in host else host}:{self._port}/v1"
 
-    def open(self, settings: EpisodeSettings) -> ProxyEpisode:
-        """Return a new episode with a key of its own. Close it."""
+    def open(self, settings: EpisodeSettings, shown: Sequence[ChatMessage] | None = None) -> ProxyEpisode:
+        """Return a new episode with a key of its own. Close it.
+
+        Args:
+            settings: How it is played.
+            shown: First messages of the environment that scores the agent's answer; None: the agent posts its reward.
+        """
         key = f"sk-roll-{secrets.token_urlsafe(32)}"
         episode = ProxyEpisode(
             settings,
@@ -142,21 +131,17 @@ class Proxy:
             base_url=self.base_url,
             generator=self._generator,
             renderer=self._renderer,
-            on_close=self._forget,
+            on_close=lambda: self._episodes.pop(key, None),
+            shown=shown,
         )
         self._episodes[key] = episode
-        self._told[episode] = _Told()
         return episode
-
-    def _forget(self, episode: ProxyEpisode) -> None:
-        self._episodes.pop(episode.key, None)
-        self._told.pop(episode, None)
 
     # ---- requests ------------------------------------------------------------------------------
 
     async def _chat(self, http: web.Request) -> web.StreamResponse:
         episode = self._episode(http)
-        answers = self._told[episode].answers
+        answers = episode.sent_answers
         raw = await http.read()
         request, digest = read_chat_request(read_json(raw), episode.settings.sampling), _digest(raw)
         before = answers.get(digest) if _is_retry(http) else None
@@ -186,7 +171,7 @@ class Proxy:
         return events
 
     def _noted(self, request: ChatRequest) -> dict[str, str]:
-        """Return a header that names options which the run decides; say so once in the log."""
+        """Return a header that names options which the run decides; log each once."""
         for option in request.ignored:
             if option not in self._warned:
                 self._warned.add(option)
@@ -195,7 +180,7 @@ class Proxy:
 
     async def _reward(self, http: web.Request) -> web.Response:
         episode = self._episode(http)
-        rewards = self._told[episode].rewards
+        rewards = episode.sent_rewards
         raw = await http.read()
         digest = _digest(raw)
         if not (_is_retry(http) and digest in rewards):
@@ -204,7 +189,7 @@ class Proxy:
 
     @staticmethod
     def _take_reward(episode: ProxyEpisode, body: dict[str, Any]) -> dict[str, Any]:
-        if episode.settings.scored_by == "environment":
+        if episode.scored_by_environment:
             if "reward" in body or not isinstance(body.get("answer"), str):
                 raise ApiError(
                     400,
@@ -221,7 +206,7 @@ class Proxy:
         return {"turns": episode.turns, "done": done}
 
     async def _task(self, http: web.Request) -> web.Response:
-        return web.json_response(dict(self._episode(http).settings.about))
+        return web.json_response(self._episode(http).about)
 
     async def _models(self, http: web.Request) -> web.Response:
         self._episode(http)
@@ -259,10 +244,10 @@ class Proxy:
             what = f"{request.method} {request.path} is not served; there are {served} under /v1"
             return _error_response(ApiError(error.status, what))
         except ConnectionError:
-            raise  # nobody is there to be told
+            raise  # the client disconnected
         except web.RequestPayloadError as error:
             return _error_response(ApiError(400, f"the body could not be read: {error}"))
-        except Exception as error:  # noqa: BLE001 - told to the log, the agent and whoever plays the episode
+        except Exception as error:  # noqa: BLE001 - it is logged, sent to the agent, and fails the episode
             _log.exception("a request of an agent failed")
             if _EPISODE in request:
                 request[_EPISODE].fail(error)

@@ -1,7 +1,7 @@
-"""One episode of an agent that is somebody else's program: it asks for answers, and somebody says what they are worth.
+"""One episode of an external agent: its requests are answered by the policy, and a reward is posted for it.
 
-Infrastructure that fails makes the whole episode a failure, whatever the agent does afterwards; an agent that could not
-be answered did not act as the policy would have had it.
+An infrastructure failure makes the whole episode a failure, whatever the agent does afterwards: after a missing answer
+its behaviour is not the policy's.
 """
 
 from __future__ import annotations
@@ -11,55 +11,21 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from roll_like.agents.chat_api import Answer, ApiError, ChatRequest, read_arguments
 from roll_like.agents.conversation import ChatMessage, Renderer
-from roll_like.agents.episode import (
-    EpisodeLimits,
-    Generator,
-    joined_trajectory,
-    scored_episode,
-    seed_of,
-    with_limit,
-)
+from roll_like.agents.episode import EpisodeSettings, Generator, scored_episode, started_messages
 from roll_like.agents.recorder import Draft, RecordedTurn, Recorder
 from roll_like.errors import EnvError, GenerationError
-from roll_like.inference.interface import GenerateRequest, Generation, Sampling
+from roll_like.inference.interface import Generation
 from roll_like.rollout.router import SampleLost
 from roll_like.tools import ToolCall, parse_tool_calls
-from roll_like.types import Message, Scored, StopReason, Task, TurnRecord
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeSettings:
-    """How one episode is played.
-
-    Attributes:
-        task: What is attempted; its prompt is known when the first request came.
-        sample_index: Its place in the group.
-        sampling: How answers are drawn; `max_tokens` is the limit of one.
-        limits: Where it ends at the latest.
-        name: Prefix of request ids.
-        affinity_key: What the engine's prompt cache is shared by.
-        sampling_seed: Seed of its answers; None leaves them unseeded.
-        about: What `GET /task` tells the agent.
-        scored_by: Who says what it is worth: `agent` posts a reward, `environment` wants an answer.
-    """
-
-    task: Task
-    sample_index: int
-    sampling: Sampling
-    limits: EpisodeLimits
-    name: str
-    affinity_key: Any
-    sampling_seed: int | None
-    about: Mapping[str, Any]
-    scored_by: str
+from roll_like.types import Scored, StopReason, TurnRecord
 
 
 class ProxyEpisode:
@@ -72,6 +38,14 @@ class ProxyEpisode:
         generator: Samples the policy's answers.
         renderer: Chat template and tokenizer of the policy.
         on_close: Called when it is closed.
+        shown: First messages of the environment that scores the agent's answer; None: the agent posts its reward.
+
+    Attributes:
+        about: What `GET /task` returns.
+        rewarded: Whether it has a reward.
+        error: The infrastructure failure, if there was one.
+        sent_answers: Answers and their turns, by the digest of the request: a client's retry gets the same answer.
+        sent_rewards: Replies to posted rewards, by the digest of the request.
     """
 
     def __init__(
@@ -82,9 +56,16 @@ class ProxyEpisode:
         base_url: str,
         generator: Generator,
         renderer: Renderer,
-        on_close: Callable[[ProxyEpisode], None],
+        on_close: Callable[[], object],
+        shown: Sequence[ChatMessage] | None = None,
     ) -> None:
         self.settings = settings
+        self.about: dict[str, Any] = {"name": settings.task.source, "seed": settings.seed}
+        if shown is not None:
+            self.about["messages"] = [dict(message) for message in shown]
+        self.scored_by_environment = shown is not None
+        self.sent_answers: dict[bytes, tuple[Answer, RecordedTurn]] = {}
+        self.sent_rewards: dict[bytes, dict[str, Any]] = {}
         self.key = key
         self.base_url = base_url
         self.answer: str | None = None
@@ -96,9 +77,9 @@ class ProxyEpisode:
         self._sampling: set[asyncio.Task[Generation]] = set()
         self._requests = 0
         self._ignored = 0
-        self._rewarded = False
+        self.rewarded = False
+        self.error: Exception | None = None
         self._success: bool | None = None
-        self._error: Exception | None = None
         self._over = asyncio.Event()
 
     # ---- for the agent -------------------------------------------------------------------------
@@ -140,7 +121,7 @@ class ProxyEpisode:
 
         Args:
             reward: A finite number.
-            success: Whether the task was solved; None says nothing about it.
+            success: Whether the task was solved; None if that is unknown.
             done: Whether the episode has ended.
 
         Raises:
@@ -152,9 +133,7 @@ class ProxyEpisode:
         total = self._recorder.turns[-1].reward + reward
         if not math.isfinite(total):
             raise ApiError(400, f"the turn's rewards add up to {total}; expected a finite number", param="reward")
-        self._recorder.turns[-1].reward = total
-        self._rewarded = True
-        self._success = self._success if success is None else success
+        self.add_reward(reward, success)
         if done:
             self._end()
 
@@ -166,11 +145,11 @@ class ProxyEpisode:
         """
         self._refuse_when_over()
         if not self._recorder.turns:
-            raise ApiError(400, "an answer was handed in before the policy was asked for one")
+            raise ApiError(400, "an answer was posted before the first chat request")
         self.answer = answer
         self._end()
 
-    # ---- for whoever plays it --------------------------------------------------------------------
+    # ---- for the caller of `Proxy.open` -----------------------------------------------------------
 
     @property
     def turns(self) -> int:
@@ -179,23 +158,13 @@ class ProxyEpisode:
 
     @property
     def over(self) -> bool:
-        """Whether the agent said that it is done, or the episode has failed or was closed."""
+        """Whether the agent reported the end, or the episode has failed or was closed."""
         return self._over.is_set()
 
     @property
     def truncated(self) -> bool:
-        """Whether the agent was refused a turn because of a limit, and took none after that."""
+        """Whether a limit refused the agent a turn, and it took none after that."""
         return bool(self._out_of)
-
-    @property
-    def rewarded(self) -> bool:
-        """Whether a reward has been posted."""
-        return self._rewarded
-
-    @property
-    def error(self) -> Exception | None:
-        """What infrastructure did to the episode; None where it is sound."""
-        return self._error
 
     @property
     def last_content(self) -> str:
@@ -203,14 +172,14 @@ class ProxyEpisode:
         return str(self._recorder.turns[-1].message["content"] or "") if self._recorder.turns else ""
 
     async def finished(self) -> None:
-        """Wait until the agent says that the episode is done, or until it has failed."""
+        """Wait until the agent reports the end of the episode, or until it has failed."""
         await self._over.wait()
 
-    def judged(self, reward: float, success: bool | None) -> None:
-        """Add what an environment says that the episode is worth to its latest turn."""
+    def add_reward(self, reward: float, success: bool | None) -> None:
+        """Add a reward to the latest turn; None for `success` leaves it as it was."""
         self._recorder.turns[-1].reward += reward
-        self._rewarded = True
-        self._success = success
+        self.rewarded = True
+        self._success = self._success if success is None else success
 
     def scored(self) -> Scored:
         """Return the episode with its reward.
@@ -218,46 +187,45 @@ class ProxyEpisode:
         Raises:
             SampleLost: An answer could not be sampled.
             GenerationError: No replica is left.
-            EnvError: No answer was asked for, or nobody said what they are worth.
+            EnvError: The agent sent no request, or there is no reward.
         """
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         if not self._recorder.turns:
-            raise EnvError("the agent asked for no answer", fix="let it send chat completions to OPENAI_BASE_URL")
-        if not self._rewarded:
+            raise EnvError("the agent sent no chat request", fix="let it send chat completions to OPENAI_BASE_URL")
+        if not self.rewarded:
             cut = f", and it had no {' and no '.join(sorted(self._out_of))} left" if self.truncated else ""
             raise EnvError(
                 f"the agent posted no reward{cut}",
                 fix='post {"reward": …} to OPENAI_BASE_URL + "/reward"'
-                + ("; or set `program.limit_reward` to what such an episode is worth" if cut else ""),
+                + ("; or set `program.limit_reward` to the reward of such an episode" if cut else ""),
             )
         records = [_record(turn) for turn in self._recorder.turns]
         messages, prompt_ids = self._recorder.first_prompt
-        shown = tuple(Message(role=str(one["role"]), content=str(one["content"])) for one in messages)
-        trajectory = joined_trajectory(
-            replace(self.settings.task, messages=shown, prompt_ids=prompt_ids),
+        return scored_episode(
+            replace(self.settings.task, messages=started_messages(messages), prompt_ids=prompt_ids),
             self.settings.sample_index,
             self._recorder.segments(),
-            "\n".join(record.text for record in records),
-            StopReason.LENGTH if self.truncated else StopReason.STOP,
+            records,
+            text="\n".join(record.text for record in records),
+            stop=StopReason.LENGTH if self.truncated else StopReason.STOP,
+            details={
+                "cuts": float(self._recorder.cuts),
+                "conversations": float(self._recorder.conversations),
+                "ignored_options": float(self._ignored),
+            },
+            success=self._success,
         )
-        figures = {
-            "cuts": float(self._recorder.cuts),
-            "conversations": float(self._recorder.conversations),
-            "ignored_options": float(self._ignored),
-        }
-        return scored_episode(trajectory, records, figures, self._success)
 
     async def close(self) -> None:
-        """End it: what is being sampled is taken back, and its key opens nothing any more."""
-        self._on_close(self)
+        """End it: cancel what is being sampled, and make its key invalid."""
+        self._on_close()
         self._end()
         await asyncio.gather(*self._sampling, return_exceptions=True)
 
     def fail(self, error: Exception) -> None:
-        """Make the episode a failure, whatever comes."""
-        if self._error is None:
-            self._error = error
+        """Make the episode a failure, whatever follows."""
+        self.error = self.error or error
         self._end()
 
     # ---- inside ----------------------------------------------------------------------------------
@@ -268,15 +236,14 @@ class ProxyEpisode:
             task.cancel()
 
     def _refuse_when_over(self) -> None:
-        if self._error is not None:
-            raise _lost(self._error)
+        if self.error is not None:
+            raise _lost(self.error)
         if self._over.is_set():
             raise ApiError(400, "this episode is over", code="episode_over")
 
     async def _sample(self, draft: Draft, request: ChatRequest) -> Generation:
         settings, prompt_tokens = self.settings, len(draft.prompt_ids)
-        room = settings.limits.tokens - prompt_tokens
-        if room < 1:
+        if prompt_tokens >= settings.limits.tokens:
             self._out_of.add("tokens")
             raise ApiError(
                 400,
@@ -285,20 +252,14 @@ class ProxyEpisode:
                 code="context_length_exceeded",
                 param="messages",
             )
-        sampling = with_limit(settings.sampling, min(settings.sampling.max_tokens, request.max_tokens or room, room))
-        number, self._requests = self._requests, self._requests + 1
-        wanted = GenerateRequest(
-            request_id=f"{settings.name}-{number}",
-            prompt_ids=draft.prompt_ids,
-            sampling=replace(sampling, stop=(*sampling.stop, *request.stop)) if request.stop else sampling,
-            seed=seed_of(settings.sampling_seed, number),
-        )
+        wanted = settings.request(self._requests, draft.prompt_ids, max_tokens=request.max_tokens, stop=request.stop)
+        self._requests += 1
         task = asyncio.ensure_future(self._generator.generate(wanted, settings.affinity_key))
         self._sampling.add(task)
         try:
             generation = await task
         except asyncio.CancelledError:
-            if task.cancelled() and self._over.is_set():  # else it is the agent that went away
+            if task.cancelled() and self._over.is_set():  # else the agent disconnected
                 self._refuse_when_over()
             raise
         except GenerationError as error:
@@ -368,7 +329,7 @@ def _record(turn: RecordedTurn) -> TurnRecord:
             "name": call["function"]["name"],
             "arguments": read_arguments(call["function"]["arguments"]),
             "result": turn.results.get(call["id"], ""),
-            "error": False,  # only the agent knows
+            "error": False,  # unknown to the run
         }
         for call in turn.message.get("tool_calls") or ()
     )

@@ -1,6 +1,6 @@
 """From an agent's requests to token-exact conversations.
 
-A request of an agent holds a whole history, and no word on which conversation it goes on with. The recorder finds it:
+A request of an agent holds a whole history, but no id of the conversation that it continues. The recorder finds it:
 the conversation whose history, with the answer as it was returned, is the longest beginning of the request's. What
 follows is observed, so that the tokens go on exactly as they were sampled. Where there is none, a new conversation
 begins in the same episode, and its tokens become further parts of the same trajectory:
@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,7 @@ class RecordedTurn:
         message: The answer as it was returned.
         prompt_tokens: Tokens of its prompt.
         state: Key of what it was shown.
-        began: When it was asked for. Unix seconds.
+        began: When it was requested. Unix seconds.
         sampled: When the sample was back. Unix seconds.
         ended: When the conversation went on. Unix seconds.
         reward: What it earned so far.
@@ -104,10 +104,9 @@ class Recorder:
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
-        self._idle: dict[
-            bytes, list[_RecordedConversation]
-        ] = {}  # by their key; those that are being continued are not in here
-        self._talks: dict[RecordedTurn, _RecordedConversation] = {}  # by their latest turn
+        # by their key; those that are being continued are not in here
+        self._idle: dict[bytes, list[_RecordedConversation]] = {}
+        self._recorded: dict[RecordedTurn, _RecordedConversation] = {}  # by their latest turn
         self.turns: list[RecordedTurn] = []
 
     def draft(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> Draft:
@@ -117,18 +116,18 @@ class Recorder:
             EnvError: The chat template refuses the messages.
         """
         keys = _keys(messages, tools)
-        length, talk = self._take(messages, keys)
+        length, recorded = self._take(messages, keys)
         new = tuple(messages[length:])
         try:
-            if talk is None:
+            if recorded is None:
                 conversation = Conversation(self._renderer)
                 prompt_ids = conversation.start(new, tools)
             else:
-                conversation, prompt_ids = _observed(talk, new)
+                conversation, prompt_ids = _observed(recorded, new)
         except EnvError:
-            self._put_back(talk)
+            self._put_back(recorded)
             raise
-        return Draft(prompt_ids, new, _digest(b"", *map(_canonical, new)).hex(), conversation, keys[-1], talk)
+        return Draft(prompt_ids, new, _digest(b"", *map(_canonical, new)).hex(), conversation, keys[-1], recorded)
 
     def drop(self, draft: Draft) -> None:
         """Forget a draft; its conversation can be continued by another request."""
@@ -143,7 +142,7 @@ class Recorder:
             draft: The request.
             generation: Its sample.
             message: The answer as it is returned to the agent.
-            began: When it was asked for. Unix seconds.
+            began: When it was requested. Unix seconds.
             sampled: When the sample was back. Unix seconds.
         """
         draft._conversation.sampled(generation.token_ids, generation.logprobs, generation.segments)
@@ -159,29 +158,35 @@ class Recorder:
         )
         before = draft._from
         if before is not None:
-            self._went_on(before, draft.new, sampled)
-            del self._talks[before.turns[-1]]
+            latest = before.turns[-1]
+            latest.ended = sampled
+            latest.results |= {
+                str(message["tool_call_id"]): str(message["content"])
+                for message in draft.new
+                if message["role"] == "tool" and "tool_call_id" in message
+            }
+            del self._recorded[latest]
             before.before = None  # its answer has arrived
         turns = (turn,) if before is None else (*before.turns, turn)
-        talk = _RecordedConversation(draft._conversation, turns, _digest(draft._history, _canonical(message)), before)
+        recorded = _RecordedConversation(
+            draft._conversation, turns, _digest(draft._history, _canonical(message)), before
+        )
         self.turns.append(turn)
-        self._talks[turn] = talk
-        self._idle.setdefault(talk.key, []).append(talk)
+        self._recorded[turn] = recorded
+        self._idle.setdefault(recorded.key, []).append(recorded)
         return turn
 
     def take_back(self, turn: RecordedTurn) -> bool:
         """Remove a turn whose answer never arrived; return False where its conversation has gone on."""
-        talk = self._talks.get(turn)
-        if talk is None or talk not in self._idle.get(talk.key, ()):
+        recorded = self._recorded.get(turn)
+        if recorded is None or recorded not in self._idle.get(recorded.key, ()):
             return False
-        self._idle[talk.key].remove(talk)
-        if not self._idle[talk.key]:
-            del self._idle[talk.key]
-        del self._talks[turn]
+        self._idle[recorded.key].remove(recorded)
+        del self._recorded[turn]
         self.turns.remove(turn)
-        if talk.before is not None:
-            self._talks[talk.before.turns[-1]] = talk.before
-            self._put_back(talk.before)
+        if recorded.before is not None:
+            self._recorded[recorded.before.turns[-1]] = recorded.before
+            self._put_back(recorded.before)
         return True
 
     def segments(self) -> list[Segmented]:
@@ -191,66 +196,52 @@ class Recorder:
         everything that was sampled, also where conversations went on side by side.
         """
         numbers = {turn: number for number, turn in enumerate(self.turns)}
-        segments = []
-        for talk in self._talks.values():
-            of_talk = np.array([numbers[turn] for turn in talk.turns], np.int32)
-            for segment in talk.conversation.segments():
-                counted = np.where(segment.sampled, of_talk[segment.turns], -1).astype(np.int32)
-                segments.append(replace(segment, turns=counted))
+        segments: list[Segmented] = []
+        for recorded in self._recorded.values():
+            segments += recorded.conversation.segments([numbers[turn] for turn in recorded.turns])
         return sorted(segments, key=lambda segment: int(segment.turns.max()))
 
     @property
     def first_prompt(self) -> tuple[tuple[ChatMessage, ...], IntArray]:
         """Return what the episode began with: the messages that its first turn was shown, and their tokens."""
         first = self.turns[0]
-        talk = next(talk for talk in self._talks.values() if talk.turns[0] is first)
-        segments = talk.conversation.segments()
+        recorded = next(recorded for recorded in self._recorded.values() if recorded.turns[0] is first)
+        segments = recorded.conversation.segments()
         return first.shown, segments[0].token_ids[: first.prompt_tokens] if segments else np.zeros(0, np.int32)
 
     @property
     def cuts(self) -> int:
         """How often the chat template rewrote history."""
-        return sum(talk.conversation.cuts for talk in self._talks.values())
+        return sum(recorded.conversation.cuts for recorded in self._recorded.values())
 
     @property
     def conversations(self) -> int:
         """How many conversations there are."""
-        return len(self._talks)
+        return len(self._recorded)
 
     def _take(self, messages: Sequence[ChatMessage], keys: Sequence[bytes]) -> tuple[int, _RecordedConversation | None]:
         """Take the conversation with the longest history out of those that may go on; and return that length."""
         for length in range(len(messages), 0, -1):
             if messages[length - 1]["role"] == "assistant" and (idle := self._idle.get(keys[length])):
-                talk = idle.pop()
-                if not idle:
-                    del self._idle[keys[length]]
-                return length, talk
+                return length, idle.pop()
         return 0, None
 
-    def _put_back(self, talk: _RecordedConversation | None) -> None:
-        if talk is not None:
-            self._idle.setdefault(talk.key, []).append(talk)
-
-    @staticmethod
-    def _went_on(talk: _RecordedConversation, new: Sequence[ChatMessage], at: float) -> None:
-        turn = talk.turns[-1]
-        turn.ended = at
-        for message in new:
-            if message["role"] == "tool" and "tool_call_id" in message:
-                turn.results[str(message["tool_call_id"])] = str(message["content"])
+    def _put_back(self, recorded: _RecordedConversation | None) -> None:
+        if recorded is not None:
+            self._idle.setdefault(recorded.key, []).append(recorded)
 
 
-def _observed(talk: _RecordedConversation, new: Sequence[ChatMessage]) -> tuple[Conversation, IntArray]:
+def _observed(recorded: _RecordedConversation, new: Sequence[ChatMessage]) -> tuple[Conversation, IntArray]:
     """Return a copy of a conversation that was shown new messages, and its prompt."""
-    conversation = talk.conversation.copy()
+    conversation = recorded.conversation.copy()
     try:
         return conversation, conversation.observe(new)
     except EnvError:
-        message = talk.turns[-1].message
+        message = recorded.turns[-1].message
         if not message.get("tool_calls"):
             raise
         # a template may want the calls in structure where tools answer; the text has them as the policy wrote them
-        conversation = talk.conversation.copy()
+        conversation = recorded.conversation.copy()
         conversation.sampled((), (), message=_with_objects(message))
         return conversation, conversation.observe(new)
 

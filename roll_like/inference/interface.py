@@ -1,15 +1,19 @@
-"""What an inference engine is, and what goes in and comes out of it.
+"""The interface of inference engines, and their requests and results.
 
-The scheduler talks in batches: it submits many requests in one call and polls for whatever has
-finished. One call a batch, not one a request, keeps a driver and its event loop out of the way.
+The scheduler works in batches: it submits many requests in one call and polls for whatever has
+finished. One call a batch, not one a request, keeps the load of the driver's event loop low.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from roll_like.config.inference import WeightBackend
 from roll_like.config.sections import Precision
@@ -18,7 +22,7 @@ from roll_like.types import FloatArray, IntArray, Segment, StopReason
 
 
 class EngineDied(GenerationError):
-    """The engine is gone for good; every request it held has to go elsewhere."""
+    """The engine has ended; its unfinished requests have to be sent to another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,11 @@ class GenerateRequest:
     prompt_ids: IntArray
     sampling: Sampling
     seed: int | None
+
+
+def derived_seed(seed: int | None, *place: int) -> int | None:
+    """Return the seed of what has this place in a run that has a seed; None if it has none."""
+    return None if seed is None else int(np.random.SeedSequence([seed, *place]).generate_state(1)[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +212,57 @@ class InferenceEngine(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Stop for good; no process, thread or shared memory stays. May be called twice."""
+        """Stop the engine and free its processes, threads and shared memory. May be called twice."""
+
+
+class PolledEngine(InferenceEngine):
+    """Base of an engine that keeps finished requests until `poll` returns them.
+
+    Args:
+        spec: Model, precision, devices.
+    """
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        self._finished: list[Generation | FailedGeneration] = []
+        self._arrived = asyncio.Event()
+        self._death: EngineDied | None = None
+
+    @abstractmethod
+    def _require_alive(self) -> None:
+        """Raise if the engine was not started, or is gone."""
+
+    async def poll(self, timeout: float) -> list[Generation | FailedGeneration]:
+        """Return what finished. See `InferenceEngine.poll`."""
+        if not self._finished and self._death is None:
+            self._arrived.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._arrived.wait(), timeout)
+        finished, self._finished = self._finished, []
+        if not finished:
+            self._require_alive()
+        return finished
+
+    def _check(self, requests: Sequence[GenerateRequest], unfinished: Collection[str]) -> None:
+        """Raise if a request can never be served.
+
+        Raises:
+            GenerationError: Names the request, and what to change.
+        """
+        self._require_alive()
+        names = [request.request_id for request in requests]
+        for request in requests:
+            name, prompt, response = request.request_id, len(request.prompt_ids), request.sampling.max_tokens
+            if prompt == 0:
+                raise GenerationError(f"request {name} has an empty prompt; at least one token is needed")
+            if prompt + response > self._spec.max_model_len:
+                raise GenerationError(
+                    f"request {name} needs {prompt} prompt tokens and up to {response} response tokens, "
+                    f"{prompt + response} together; the engine's window holds {self._spec.max_model_len}",
+                    fix="raise inference.max_model_len, or lower data.max_prompt_tokens or rollout.max_response_tokens",
+                )
+            if name in unfinished or names.count(name) > 1:
+                raise GenerationError(f"request id {name!r} is in use; ids are unique among unfinished requests")
 
 
 class JudgeServer(ABC):
@@ -228,24 +287,6 @@ class JudgeServer(ABC):
     @abstractmethod
     async def close(self) -> None:
         """End the server."""
-
-
-def refuse_too_long(requests: Sequence[GenerateRequest], max_model_len: int) -> None:
-    """Raise when a prompt and its longest response do not fit the context window.
-
-    Raises:
-        GenerationError: Names the request, the lengths and the keys to change.
-    """
-    for request in requests:
-        prompt, response = len(request.prompt_ids), request.sampling.max_tokens
-        if prompt == 0:
-            raise GenerationError(f"request {request.request_id} has an empty prompt; at least one token is needed")
-        if prompt + response > max_model_len:
-            raise GenerationError(
-                f"request {request.request_id} needs {prompt} prompt tokens and up to {response} response tokens, "
-                f"{prompt + response} together; the engine's window holds {max_model_len}",
-                fix="raise inference.max_model_len, or lower data.max_prompt_tokens or rollout.max_response_tokens",
-            )
 
 
 def response_text(decoded: str, stop: Sequence[str], stop_reason: StopReason) -> str:

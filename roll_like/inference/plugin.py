@@ -1,4 +1,4 @@
-"""What a registered inference engine says of itself before its process starts."""
+"""The registration of an inference engine: its settings, and what is needed before its process starts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class EnginePlugin:
     """Base of what is registered in `INFERENCE_ENGINES`. Its module imports neither torch nor the engine.
 
-    `Config.capabilities` declares what the engine can do. Configuration rules, the planner and the start-up ask there
-    and here, instead of asking which engine it is.
+    `Config.capabilities` declares what the engine can do. Configuration rules, the planner and the start-up use
+    these declarations and never the engine's name.
     """
 
     #: Class of the `inference` section with this engine's `type`.

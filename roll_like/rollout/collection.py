@@ -1,7 +1,7 @@
 """Fills a step with groups: which start, which are kept, which are replaced, which are no longer needed.
 
-How a group is played is somebody else's business: one answer to a prompt (`scheduler.py`), or an
-episode of many turns (`env_manager.py`).
+A `GroupPlayer` samples a group: answers to a prompt (`scheduler.py`), or episodes of many turns
+(`env_manager.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from roll_like.errors import GenerationError
 from roll_like.types import Failure, Group, Scored, Task
 
 
@@ -34,7 +35,7 @@ class CollectionPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """What filling a step brought back.
+    """Result of filling a step with groups.
 
     Attributes:
         groups: Accepted groups, in task order.
@@ -56,15 +57,37 @@ class Collected:
     wait_reward_seconds: float
     tokens: int
 
+    def refuse_too_many_failures(self, accepted: float, what: str) -> None:
+        """Raise when infrastructure lost more samples than the configuration accepts.
+
+        Args:
+            accepted: `rollout.max_failure_fraction`.
+            what: What the samples were for, in words.
+
+        Raises:
+            GenerationError: With the counts and the first failure.
+        """
+        scored = sum(len(group.samples) for group in (*self.groups, *self.rejected))
+        lost = len(self.failures)
+        if not lost or lost <= accepted * (scored + lost):
+            return
+        first = self.failures[0]
+        raise GenerationError(
+            f"{lost} of {scored + lost} samples of {what} were lost to failures, above "
+            f"rollout.max_failure_fraction: {accepted:g}. The first, at {first.stage} "
+            f"{first.name!r} for {first.origin}:\n{first.error}",
+            fix=f"mend the {first.stage} that failed; a lost sample is never counted as reward 0",
+        )
+
 
 class GroupPlayer(Protocol):
-    """Samples and judges groups, many at a time."""
+    """Samples and scores groups, many at a time."""
 
     async def play(self, group: int, task: Task) -> Group[Scored]:
-        """Return a judged group; what was lost is in its failures. `group` counts the groups of one filling."""
+        """Return a scored group; lost samples are in its failures. `group` counts the groups of one filling."""
 
     async def stop(self, groups: Collection[int]) -> None:
-        """Take groups back that are being played, and wait until nothing of them generates."""
+        """Cancel groups that are being played, and wait until nothing of them generates."""
 
 
 class SampleCounter:
@@ -156,7 +179,7 @@ class GroupCollector:
         if group in self._open:
             self._failures.extend(scored.failures)
         if self._open.pop(group, None) is None:
-            return  # taken back meanwhile
+            return  # cancelled meanwhile
         accepted = len(self._accepted) < self._plan.groups and self._plan.accept(scored)
         (self._accepted if accepted else self._rejected)[group] = scored
 

@@ -9,7 +9,6 @@ from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.policy_gradient import EvaluationSchedule
 from roll_like.inference.interface import Sampling
 from roll_like.rollout.collection import Collected
-from roll_like.rollout.failures import refuse_too_many_failures
 from roll_like.rollout.metrics import evaluation_metrics
 from roll_like.rollout.source import Filler, PlanMaker, PlanT
 from roll_like.types import Task
@@ -17,10 +16,10 @@ from roll_like.values import Metric
 
 
 class Evaluator(Generic[PlanT]):
-    """Samples k answers (or plays k episodes) for every evaluation task and judges them.
+    """Samples k answers (or plays k episodes) for every evaluation task and scores them.
 
     Args:
-        filler: Samples and judges; the one that training uses.
+        filler: Samples and scores; the one that training uses.
         tasks: What to evaluate on.
         plan: Makes the filler's plan.
         schedule: The `evaluation` section.
@@ -49,7 +48,7 @@ class Evaluator(Generic[PlanT]):
         self._runner = runner
 
     def evaluate(self) -> tuple[Mapping[str, Metric], Collected]:
-        """Return the metrics (`eval/avg`, `eval/pass@k`, …) and the judged answers.
+        """Return the metrics (`eval/avg`, `eval/pass@k`, …) and the scored answers.
 
         Raises:
             GenerationError: More answers were lost to failures than `rollout.max_failure_fraction`.
@@ -63,7 +62,7 @@ class Evaluator(Generic[PlanT]):
             seed=self._seed,
         )
         collected = self._runner.run(self._filler.fill(iter(self._tasks), plan))
-        refuse_too_many_failures(collected, self._max_failure_fraction, "this evaluation")
+        collected.refuse_too_many_failures(self._max_failure_fraction, "this evaluation")
         return evaluation_metrics(collected, self._schedule.samples_per_group), collected
 
     def score(self, values: Mapping[str, float]) -> float | None:

@@ -1,11 +1,11 @@
-"""The scheduler's ends of actors: inference replicas and the pool of reward workers."""
+"""Actors as the scheduler calls them: inference replicas and the pool of reward workers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from roll_like.cluster import Cluster, WorkerDied
 from roll_like.inference.interface import EngineDied, FailedGeneration, GenerateRequest, Generation, InferenceEngine
@@ -13,10 +13,12 @@ from roll_like.rewards.worker import RewardWorker
 from roll_like.rollout.router import ReplicaLost
 from roll_like.types import Failure, Group, Scored, Trajectory
 
-#: How long a worker may take to say whether a reward hangs in it. Seconds.
+#: How long a worker may take to report whether a reward hangs in it. Seconds.
 HEALTH_SECONDS = 10.0
 #: Workers that a group may lose while it has them to itself.
 _LOSSES_ALONE = 2
+ArgumentT = TypeVar("ArgumentT")
+ResultT = TypeVar("ResultT")
 
 
 class ActorReplica:
@@ -28,22 +30,21 @@ class ActorReplica:
 
     async def submit(self, requests: Sequence[GenerateRequest]) -> None:
         """Start generating."""
-        try:
-            await self._cluster.ask(self._rank, InferenceEngine.submit, requests)
-        except (WorkerDied, EngineDied) as error:
-            raise ReplicaLost(str(error)) from error
+        await self._ask(InferenceEngine.submit, requests)
 
     async def poll(self, timeout: float) -> Sequence[Generation | FailedGeneration]:
         """Return what finished since the last call."""
-        try:
-            return await self._cluster.ask(self._rank, InferenceEngine.poll, timeout)
-        except (WorkerDied, EngineDied) as error:
-            raise ReplicaLost(str(error)) from error
+        return await self._ask(InferenceEngine.poll, timeout)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Stop requests; they come out of `poll` with their tokens so far."""
+        await self._ask(InferenceEngine.abort, request_ids)
+
+    async def _ask(
+        self, method: Callable[[InferenceEngine, ArgumentT], Coroutine[Any, Any, ResultT]], argument: ArgumentT
+    ) -> ResultT:
         try:
-            await self._cluster.ask(self._rank, InferenceEngine.abort, request_ids)
+            return await self._cluster.ask(self._rank, method, argument)
         except (WorkerDied, EngineDied) as error:
             raise ReplicaLost(str(error)) from error
 
@@ -72,7 +73,7 @@ class RewardPool:
         cluster: The reward workers.
         limit_seconds: Longest that one group may take once a worker has it. A reward that holds
             Python's interpreter lock stops its worker's own time-outs too; this one replaces the worker.
-        groups_per_worker: Groups that one worker judges side by side.
+        groups_per_worker: Groups that one worker scores side by side.
     """
 
     def __init__(self, cluster: Cluster[RewardWorker], *, limit_seconds: float, groups_per_worker: int = 8) -> None:
@@ -97,7 +98,7 @@ class RewardPool:
         self._cluster.everywhere(RewardWorker.healthy)
 
     async def score(self, group: Group[Trajectory]) -> Group[Scored]:
-        """Return the group with rewards; what could not be judged is in its failures.
+        """Return the group with rewards; samples that could not be scored are in its failures.
 
         A group whose worker dies or hangs may be the reason, or only have been there. It is tried again with a
         worker to itself, where it can take no other group along. When two workers went that had no other group, its
@@ -116,7 +117,7 @@ class RewardPool:
         return Group(task=group.task, samples=(), failures=group.failures + (failure,) * len(group.samples))
 
     async def _anywhere(self, group: Group[Trajectory]) -> Group[Scored] | _Lost:
-        """Let the worker with the fewest groups judge, once one has room."""
+        """Let the worker with the fewest groups score, once one has room."""
         while True:
             ranks = [rank for rank, load in enumerate(self._load) if load < self._room and rank != self._reserved]
             if ranks:
@@ -124,7 +125,7 @@ class RewardPool:
             await self._change()
 
     async def _alone(self, group: Group[Trajectory]) -> Group[Scored] | _Lost:
-        """Let a worker judge that has no other group, nor gets one meanwhile."""
+        """Let a worker score that has no other group, nor gets one meanwhile."""
         rank = self._reserved = min(range(len(self._load)), key=lambda index: self._load[index])
         try:
             while self._load[rank]:
@@ -145,15 +146,13 @@ class RewardPool:
         call.add_done_callback(lambda ended: self._release(rank, ended))
         # not cancelled with this coroutine: the worker goes on, and has no room until it is done
         done, _ = await asyncio.wait({call}, timeout=limit)
-        if not done:
-            self._replace(rank, generation)
-            alone = first and self._arrivals[rank] == arrivals
-            return _Lost(f"reward worker {rank} did not answer within {limit:g} s", "alone" if alone else "company")
         try:
+            if not done:
+                raise TimeoutError(f"reward worker {rank} did not answer within {limit:g} s")
             scored = call.result()
-        except WorkerDied as error:
+        except (TimeoutError, WorkerDied) as error:
             self._replace(rank, generation)
-            if (rank, generation) in self._retired:
+            if done and (rank, generation) in self._retired:
                 return _Lost(str(error), "retired")
             alone = first and self._arrivals[rank] == arrivals
             return _Lost(str(error), "alone" if alone else "company")
@@ -180,7 +179,7 @@ class RewardPool:
 
     def _release(self, rank: int, ended: asyncio.Future[Group[Scored]]) -> None:
         if not ended.cancelled():
-            ended.exception()  # read by whoever waits, if anybody still does
+            ended.exception()  # read here too, if no caller waits any more
         self._load[rank] -= 1
         self._changed.set()
 

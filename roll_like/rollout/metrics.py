@@ -11,7 +11,7 @@ import numpy as np
 
 from roll_like.metrics.rollouts import SOLVED, message_text, transcript
 from roll_like.rollout.collection import Collected
-from roll_like.types import Group, Scored, StopReason, Task, TurnRecord
+from roll_like.types import Group, Scored, StopReason, Task
 from roll_like.values import Max, Mean, Metric, Sum, merge
 
 
@@ -38,7 +38,8 @@ def rollout_metrics(collected: Collected, policy_version: int) -> dict[str, Metr
     if samples:
         rewards = np.array([sample.reward for sample in samples])
         metrics["rollout/reward/std"] = Mean(float(rewards.std()), len(samples))
-        metrics["rollout/reward/pass"] = Mean(_pass_share(groups), len(groups))
+        passed = [any(map(_solved, group.samples)) for group in groups]
+        metrics["rollout/reward/pass"] = Mean(float(np.mean(passed)), len(groups))
     domains = _by_domain(groups)
     for domain, members in domains.items() if len(domains) > 1 else ():
         prefix = f"rollout/domain/{domain}"
@@ -86,7 +87,7 @@ def rollout_rows(groups: Sequence[Group[Scored]]) -> list[dict[str, Any]]:
     """Return groups as rows that people can read, one a sample.
 
     An episode's row has its `turns` (records as plain JSON), `return`, `cuts`, the environment's `seed` and, where the
-    environment says so, `success`; its `text` is what was said and shown after the first prompt.
+    environment reports it, `success`; its `text` is the transcript after the first prompt.
     """
     return [
         {
@@ -116,7 +117,7 @@ def _prompt(task: Task) -> str:
 
 def _episode(task: Task, sample: Scored) -> dict[str, Any]:
     """Return what the row of an episode has beside that of a single answer, or instead."""
-    turns = [_turn(record) for record in sample.record]
+    turns = [{field.name: getattr(record, field.name) for field in fields(record)} for record in sample.record]
     row: dict[str, Any] = {
         "prompt": message_text(turns[0]["shown"][-1]) if turns[0]["shown"] else _prompt(task),
         "text": transcript(turns),
@@ -129,10 +130,6 @@ def _episode(task: Task, sample: Scored) -> dict[str, Any]:
     if "success" in sample.details:
         row["success"] = bool(sample.details["success"])
     return row
-
-
-def _turn(record: TurnRecord) -> dict[str, Any]:
-    return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
 def _sample_metrics(sample: Scored, policy_version: int) -> dict[str, Metric]:
@@ -167,15 +164,14 @@ def _domain_metrics(sample: Scored) -> dict[str, Metric]:
 
 
 def _with_success(groups: Sequence[Group[Scored]]) -> list[Group[Scored]]:
-    """Return groups in which an episode that a limit ended was not solved.
+    """Return groups in which an episode without `success` was not solved, if others of its source report it.
 
-    Its environment had no chance to say so; without this the mean would be over the others. Environments that never
-    say `success` have none.
+    A limit ended it before its environment reported `success`; without this the mean would be over the others.
     """
-    speak = {group.task.source for group in groups for sample in group.samples if "success" in sample.details}
+    reporting = {group.task.source for group in groups for sample in group.samples if "success" in sample.details}
     return [
         replace(group, samples=tuple(_unsolved(sample) for sample in group.samples))
-        if group.task.source in speak
+        if group.task.source in reporting
         else group
         for group in groups
     ]
@@ -197,13 +193,6 @@ def _share_zero_variance(groups: Sequence[Group[Scored]]) -> float:
         return math.nan
     flat = [np.ptp([sample.reward for sample in group.samples] or [0.0]) < 1e-8 for group in groups]
     return float(np.mean(flat))
-
-
-def _pass_share(groups: Sequence[Group[Scored]]) -> float:
-    """Share of groups with at least one sample that solved the task."""
-    if not groups:
-        return math.nan
-    return float(np.mean([any(map(_solved, group.samples)) for group in groups]))
 
 
 def pass_at_k(samples: int, solved: int, k: int) -> float:
@@ -228,5 +217,5 @@ def _pass_metrics(prefix: str, groups: Sequence[Group[Scored]], k: int) -> dict[
 
 
 def _solved(sample: Scored) -> bool:
-    """Whether its environment says so; where nobody does, whether the reward is (nearly) 1."""
+    """Whether its environment reports success; without a report, whether the reward is (nearly) 1."""
     return bool(sample.details.get("success", sample.reward >= SOLVED))

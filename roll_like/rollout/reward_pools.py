@@ -1,7 +1,7 @@
-"""Several pools of reward workers as one scorer: each group goes to every pool whose rewards judge it.
+"""Several pools of reward workers as one scorer: each group goes to every pool whose rewards score it.
 
-Rewards that hold a model or take long have workers of their own, on devices of their own, so that they
-neither wait for quick ones nor hold them up.
+Rewards that hold a model or take long have workers and devices of their own, so that quick rewards and
+slow ones do not wait for each other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ReadyScorer(GroupScorer, Protocol):
     """A scorer whose workers take a while to start."""
 
     def wait_until_ready(self) -> None:
-        """Return when all workers can judge."""
+        """Return when all workers can score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class RewardShare:
 
 
 class RewardPools:
-    """Has a group judged by several pools at a time and puts their results together.
+    """Has a group scored by several pools at a time and combines their results.
 
     Args:
         shares: The pools; every reward is in one of them.
@@ -57,37 +57,32 @@ class RewardPools:
     async def score(self, group: Group[Trajectory]) -> Group[Scored]:
         """Return the group with the results of all its rewards; a sample that one of them lost is a failure.
 
-        Without any pool, in a run that learns from something else, nobody judges and every reward is 0.
+        Without any pool, in a run that trains on something other than rewards, every reward is 0.
 
         Raises:
-            ConfigError: No reward judges this group's task.
+            ConfigError: No reward scores this group's task.
         """
         if not self._shares:
-            return unjudged(group)
-        asked = [
+            samples = [Scored(trajectory=one, reward=0.0, rewards={}, details={}, weights={}) for one in group.samples]
+            return Group(task=group.task, samples=tuple(samples), failures=group.failures)
+        pools = [
             share.pool
             for share in self._shares
             if any(judges(reward, group.task, self._domains) for reward in share.rewards)
         ]
-        if not asked:
+        if not pools:
             raise ConfigError(
                 f"no reward scores the data source {group.task.source!r}", fix="add it to one in rewards.use"
             )
-        parts = await asyncio.gather(*(pool.score(group) for pool in asked))
+        parts = await asyncio.gather(*(pool.score(group) for pool in pools))
         return together(group, parts)
 
 
-def unjudged(group: Group[Trajectory]) -> Group[Scored]:
-    """Return the group for a run without rewards."""
-    samples = tuple(Scored(trajectory=one, reward=0.0, rewards={}, details={}, weights={}) for one in group.samples)
-    return Group(task=group.task, samples=samples, failures=group.failures)
-
-
 def together(group: Group[Trajectory], parts: Sequence[Group[Scored]]) -> Group[Scored]:
-    """Return what several scorers said of one group: rewards add up, a sample that one lost is lost.
+    """Combine what several scorers returned for one group: rewards add up, a sample that one lost is lost.
 
     Args:
-        group: What all of them judged.
+        group: What all of them scored.
         parts: What each returned; its failures are those of the group, then its own in the samples' order.
     """
     kept: list[dict[int, Scored]] = []

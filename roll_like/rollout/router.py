@@ -1,14 +1,14 @@
 """Sends requests to inference replicas: which one, how many at a time, again after a failure.
 
-Whoever samples (groups of one turn, episodes of many) awaits `Router.generate`. Requests that are made
-at the same moment travel in one call per replica, and a replica is asked for results only while it
-works. Replicas are anything with the methods of `Replica`, so the logic is tested with fakes of a few
-lines; in a run they are handles on Ray actors.
+`Router.generate` returns one sample. Requests that are made at the same moment are sent in one call per
+replica, and a replica is polled only while it has requests. Replicas are anything with the methods of
+`Replica`; in a run they are handles on Ray actors.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import OrderedDict, deque
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from roll_like.errors import GenerationError
 from roll_like.inference.interface import FailedGeneration, GenerateRequest, Generation
 
 POLL_SECONDS = 30.0
-#: How many homes are remembered; the oldest are forgotten, which costs their next request a cached prompt.
+#: Affinity keys that are kept; the next request of a dropped one may miss the prefix cache.
 MAX_AFFINITIES = 65536
 
 
@@ -49,7 +49,7 @@ class Replica(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """A request, where it is, and who waits for it."""
+    """A request, its replica, and the future of its sample."""
 
     request: GenerateRequest
     affinity_key: Hashable
@@ -115,10 +115,7 @@ class Router:
             if pending.replica is not None:
                 by_replica.setdefault(pending.replica, []).append(pending.request.request_id)
         for replica, ids in by_replica.items():
-            try:
-                await self._replicas[replica].abort(ids)
-            except (ReplicaLost, KeyError):
-                continue  # its poller finds out, and hands the requests on
+            await self._abort_on(replica, ids)
         await asyncio.gather(*(pending.done for pending in running), return_exceptions=True)
 
     # ---- sending -------------------------------------------------------------------------------
@@ -133,11 +130,11 @@ class Router:
             while self._waiting and len(self._running) < self._max_in_flight and self._broken is None:
                 for replica, batch in self._next_batches().items():
                     await self._submit(replica, batch)
-        except Exception as error:  # noqa: BLE001 - everybody who waits gets it
+        except Exception as error:  # noqa: BLE001 - raised in every waiting call
             self._break(error)
 
     def _next_batches(self) -> dict[int, list[_Pending]]:
-        """Take what may start now off the queue, whole homes to the replica with the least to do."""
+        """Take requests that may start now; a new affinity key goes to the replica with the least load."""
         loads = dict.fromkeys(self._replicas, 0)
         for pending in self._running.values():
             if pending.replica in loads:
@@ -150,18 +147,15 @@ class Router:
             replica = self._affinities.get(pending.affinity_key)
             if replica not in loads:
                 replica = min(loads, key=lambda index: loads[index])
-                self._remember(pending.affinity_key, replica)
+                self._affinities[pending.affinity_key] = replica
+                self._affinities.move_to_end(pending.affinity_key)
+                if len(self._affinities) > MAX_AFFINITIES:
+                    self._affinities.popitem(last=False)
             pending.replica = replica
             loads[replica] += 1
             self._running[pending.request.request_id] = pending
             batches.setdefault(replica, []).append(pending)
         return batches
-
-    def _remember(self, affinity_key: Hashable, replica: int) -> None:
-        self._affinities[affinity_key] = replica
-        self._affinities.move_to_end(affinity_key)
-        while len(self._affinities) > MAX_AFFINITIES:
-            self._affinities.popitem(last=False)
 
     async def _submit(self, replica: int, batch: list[_Pending]) -> None:
         try:
@@ -184,7 +178,7 @@ class Router:
                     self._wake()
         except ReplicaLost as error:
             self._lose(replica, error)
-        except Exception as error:  # noqa: BLE001 - everybody who waits gets it
+        except Exception as error:  # noqa: BLE001 - raised in every waiting call
             self._break(error)
 
     def _take(self, result: Generation | FailedGeneration) -> None:
@@ -203,7 +197,7 @@ class Router:
         self._wake()
 
     def _lose(self, replica: int, error: ReplicaLost) -> None:
-        """Hand a lost replica's requests on. It failed, not they: this counts as no attempt."""
+        """Queue a lost replica's requests again; this does not count as an attempt of theirs."""
         self._replicas.pop(replica, None)
         for pending in [pending for pending in self._running.values() if pending.replica == replica]:
             del self._running[pending.request.request_id]
@@ -213,29 +207,27 @@ class Router:
             self._wake()
             return
         gone = GenerationError(
-            f"every inference replica is gone; the last one said: {error}",
+            f"every inference replica is gone; the last error: {error}",
             fix="look for out-of-memory kills; lower inference.kv_cache_gib or inference.max_running",
         )
         gone.__cause__ = error
         self._break(gone)
 
     def _abandon(self, pending: _Pending) -> None:
-        """Nobody waits for a request any more: stop it."""
+        """Stop a request whose caller was cancelled."""
         if pending in self._waiting:
             self._waiting.remove(pending)
         elif pending.replica in self._replicas:
-            task = asyncio.create_task(self._abort_one(pending.replica, pending.request.request_id))
+            task = asyncio.create_task(self._abort_on(pending.replica, [pending.request.request_id]))
             self._aborts.add(task)
             task.add_done_callback(self._aborts.discard)
 
-    async def _abort_one(self, replica: int, request_id: str) -> None:
-        try:
-            await self._replicas[replica].abort([request_id])
-        except (ReplicaLost, KeyError):
-            return  # whoever polls it finds out
+    async def _abort_on(self, replica: int, request_ids: Sequence[str]) -> None:
+        with contextlib.suppress(ReplicaLost, KeyError):  # its poller finds out, and hands the requests on
+            await self._replicas[replica].abort(request_ids)
 
     def _break(self, error: Exception) -> None:
-        """Nothing can be generated any more: tell everybody who waits."""
+        """Nothing can be generated any more: raise in every waiting call."""
         self._broken = error
         for pending in [*self._waiting, *self._running.values()]:
             _fail(pending, error)

@@ -1,7 +1,7 @@
-"""Fills groups with answers to prompts: every sample is one request, every group is judged when it is complete.
+"""Fills groups with answers to prompts: every sample is one request, every group is scored when it is complete.
 
-One asyncio loop on the driver. Scorers are anything with these methods, so the logic is tested with
-fakes of a few lines; in a run they are handles on Ray actors.
+One asyncio loop on the driver. Scorers are anything with the methods of `GroupScorer`; in a run they are
+handles on Ray actors.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ from typing import Protocol
 
 import numpy as np
 
-from roll_like.inference.interface import GenerateRequest, Sampling
+from roll_like.inference.interface import GenerateRequest, Generation, Sampling, derived_seed
 from roll_like.rollout.collection import Collected, CollectionPlan, GroupCollector, SampleCounter
 from roll_like.rollout.router import Replica, RequestAborted, Router, SampleLost
-from roll_like.rollout.trajectory import trajectory_of
-from roll_like.types import Failure, Group, Scored, Task, Trajectory
+from roll_like.types import Failure, Group, Part, Scored, Task, Trajectory
 
 
 class GroupScorer(Protocol):
-    """Judges one complete group."""
+    """Scores one complete group."""
 
     async def score(self, group: Group[Trajectory]) -> Group[Scored]:
-        """Return the group with rewards; what could not be judged is in its failures."""
+        """Return the group with rewards; samples that could not be scored are in its failures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +54,7 @@ class GenerateScheduler:
 
     Args:
         replicas: The inference engines.
-        scorer: Judges complete groups.
+        scorer: Scores complete groups.
         max_in_flight: Samples that may be generating at a time.
         retries: Further attempts of a sample whose replica failed.
         progress: Called with (finished samples, expected samples).
@@ -76,7 +75,7 @@ class GenerateScheduler:
         self._serial = itertools.count()
 
     async def fill(self, tasks: Iterator[Task], plan: GroupPlan) -> Collected:
-        """Generate and judge groups until `plan.groups` are accepted.
+        """Generate and score groups until `plan.groups` are accepted.
 
         Consumes tasks from `tasks` as groups start; waits for replicas and scorers; comes back with
         fewer groups when `plan.max_groups` were started and not enough were accepted.
@@ -90,7 +89,7 @@ class GenerateScheduler:
 
 
 class _PromptPlayer:
-    """Samples the answers to one prompt and has them judged together."""
+    """Samples the answers to one prompt and has them scored together."""
 
     def __init__(
         self, router: Router, scorer: GroupScorer, plan: GroupPlan, counter: SampleCounter, serial: int
@@ -104,7 +103,7 @@ class _PromptPlayer:
         self._stopped: set[int] = set()
 
     async def play(self, group: int, task: Task) -> Group[Scored]:
-        """Sample one group and have it judged."""
+        """Sample one group and have it scored."""
         requests = [self._request(task, group, sample) for sample in range(self._plan.requests_per_group)]
         self._requested[group] = [request.request_id for request in requests]
         results = await asyncio.gather(
@@ -114,18 +113,23 @@ class _PromptPlayer:
         failures = tuple(result for result in results if isinstance(result, Failure))
         if not trajectories or group in self._stopped:
             return Group(task=task, samples=(), failures=failures)
-        judged = await self._scorer.score(Group(task=task, samples=trajectories, failures=failures))
-        return self._set_baseline_apart(judged)
+        scored = await self._scorer.score(Group(task=task, samples=trajectories, failures=failures))
+        last = self._plan.samples_per_group  # samples from here on are the group's baseline
+        return replace(
+            scored,
+            samples=tuple(one for one in scored.samples if one.trajectory.sample_index < last),
+            baselines=tuple(one for one in scored.samples if one.trajectory.sample_index >= last),
+        )
 
     async def stop(self, groups: Collection[int]) -> None:
-        """Stop what is still generating, and wait until replicas have let go of it."""
+        """Stop what is still generating, and wait until replicas have dropped it."""
         self._stopped |= set(groups)
         await self._router.abort([request_id for group in groups for request_id in self._requested.get(group, ())])
 
     async def _sample(
         self, group: int, task: Task, sample: int, request: GenerateRequest
     ) -> Trajectory | Failure | None:
-        """Return one sample, or why there is none; None where the group was taken back."""
+        """Return one sample, or why there is none; None if the group was cancelled."""
         try:
             generation = await self._router.generate(request, affinity_key=(self._serial, group))
         except RequestAborted:
@@ -134,26 +138,36 @@ class _PromptPlayer:
             return Failure(stage="generate", name=f"sample {sample}", error=error.message, origin=task.origin)
         if group not in self._stopped:
             self._counter.sampled(len(generation.token_ids))
-        return trajectory_of(task, sample, generation)
+        return _trajectory(task, sample, generation)
 
     def _request(self, task: Task, group: int, sample: int) -> GenerateRequest:
-        seed = self._plan.seed
-        if seed is not None:
-            seed = int(np.random.SeedSequence([seed, group, sample]).generate_state(1)[0])
         # the sample after the last trained one is the group's baseline
         baseline = self._plan.baseline if sample == self._plan.samples_per_group else None
         return GenerateRequest(
             request_id=f"{self._serial}-{group}-{sample}",
             prompt_ids=task.prompt_ids,
             sampling=baseline or self._plan.sampling,
-            seed=seed,
+            seed=derived_seed(self._plan.seed, group, sample),
         )
 
-    def _set_baseline_apart(self, scored: Group[Scored]) -> Group[Scored]:
-        """Move the baseline out of the samples, which it was judged with."""
-        last = self._plan.samples_per_group
-        return replace(
-            scored,
-            samples=tuple(one for one in scored.samples if one.trajectory.sample_index < last),
-            baselines=tuple(one for one in scored.samples if one.trajectory.sample_index >= last),
-        )
+
+def _trajectory(task: Task, sample_index: int, generation: Generation) -> Trajectory:
+    """Join a prompt and its response; nothing is decoded or tokenised again."""
+    prompt_length = len(task.prompt_ids)
+    length = prompt_length + len(generation.token_ids)
+    sampled = np.zeros(length, np.bool_)
+    sampled[prompt_length:] = True
+    logprobs = np.zeros(length, np.float32)
+    logprobs[prompt_length:] = generation.logprobs
+    return Trajectory(
+        task=task,
+        sample_index=sample_index,
+        token_ids=np.concatenate([task.prompt_ids, generation.token_ids]).astype(np.int32),
+        sampled=sampled,
+        logprobs=logprobs,
+        turns=np.where(sampled, 0, -1).astype(np.int32),
+        parts=(Part(start=0, end=length, prompt_length=prompt_length),),
+        segments=tuple(segment.shifted(prompt_length) for segment in generation.segments),
+        text=generation.text,
+        stop_reason=generation.stop_reason,
+    )

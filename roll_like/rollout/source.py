@@ -11,9 +11,8 @@ import numpy as np
 
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.policy_gradient import GroupRolloutConfig
-from roll_like.inference.interface import Sampling
+from roll_like.inference.interface import Sampling, derived_seed
 from roll_like.rollout.collection import Collected
-from roll_like.rollout.failures import refuse_too_many_failures
 from roll_like.types import Group, Scored, Task
 
 PlanT = TypeVar("PlanT")
@@ -54,10 +53,10 @@ class Order(Protocol):
 
 
 class Filler(Protocol[PlanT_contra]):
-    """Samples and judges groups: a `GenerateScheduler`, or an `EnvManager`."""
+    """Samples and scores groups: a `GenerateScheduler`, or an `EnvManager`."""
 
     async def fill(self, tasks: Iterator[Task], plan: PlanT_contra) -> Collected:
-        """Return judged groups of tasks."""
+        """Return scored groups of tasks."""
 
 
 class PlanMaker(Protocol[PlanT_co]):
@@ -86,7 +85,7 @@ class SynchronousRollouts(Generic[PlanT]):
         seed: Seed of the run.
         runner: The driver's event loop.
         needs_baseline: Whether groups without `baselines` are of no use.
-        filters: Whether groups with zero reward variance are replaced, of domains that say so themselves.
+        filters: Whether groups with zero reward variance are replaced, for domains with a setting of their own.
         unit: What groups are collected for, for messages.
     """
 
@@ -116,7 +115,7 @@ class SynchronousRollouts(Generic[PlanT]):
         self._acceptance = 1.0
 
     def collect(self, step: int) -> Collected:
-        """Generate, judge and filter until the step has its groups.
+        """Generate, score and filter until the step has its groups.
 
         Raises:
             GenerationError: More samples were lost to failures than `rollout.max_failure_fraction`.
@@ -128,15 +127,15 @@ class SynchronousRollouts(Generic[PlanT]):
             initial_groups=min(most, math.ceil(config.groups / max(self._acceptance, 0.05))),
             max_groups=most,
             accept=self._accept,
-            seed=self._step_seed(step) if config.seeded else None,
+            seed=derived_seed(self._seed, step) if config.seeded else None,
         )
         collected = self._runner.run(self._filler.fill(self._tasks(), plan))
         self._returned.extendleft(reversed(collected.unfinished))
-        judged = len(collected.groups) + len(collected.rejected)
-        if judged:
-            share = len(collected.groups) / judged
+        scored = len(collected.groups) + len(collected.rejected)
+        if scored:
+            share = len(collected.groups) / scored
             self._acceptance = ACCEPTANCE_MEMORY * self._acceptance + (1 - ACCEPTANCE_MEMORY) * share
-        refuse_too_many_failures(collected, config.max_failure_fraction, f"{self._unit} {step + 1}")
+        collected.refuse_too_many_failures(config.max_failure_fraction, f"{self._unit} {step + 1}")
         return collected
 
     def state(self) -> dict[str, Any]:
@@ -164,9 +163,6 @@ class SynchronousRollouts(Generic[PlanT]):
         if self._filters.get(group.task.domain, self._config.drop_zero_variance_groups):
             return len(rewards) > 1 and not np.allclose(rewards, rewards[0], rtol=0, atol=1e-8)
         return len(rewards) > 0
-
-    def _step_seed(self, step: int) -> int:
-        return int(np.random.SeedSequence([self._seed, step]).generate_state(1)[0])
 
 
 def sampling_of(config: GroupRolloutConfig) -> Sampling:

@@ -304,6 +304,11 @@ def test_the_bases_of_these_tests_are_valid() -> None:
             "inference.engine_args",
             "'seed' is set by `seed`; remove it from engine_args",
         ),
+        (
+            changed(inference={"engine_args": {"load_format": "dummy"}}),
+            "inference.engine_args",
+            "'load_format' cannot be changed: weights are loaded from model.path; remove it from engine_args",
+        ),
         # rewards
         (
             changed(rewards={"use": [{"type": "ifeval"}, {"type": "math", "sources": ["trian"]}]}),

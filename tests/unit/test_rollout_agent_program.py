@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 from chat_templates import renderer
-from fake_policy import PROGRAM, FakePolicy, assert_token_exact
+from fake_policy import PROGRAM, FakePolicy, assert_token_exact, episode_settings
 
 from roll_like.agents import agent_program
 from roll_like.agents.agent_program import AgentPrograms
@@ -90,16 +90,10 @@ async def play(
     seed: int = 7,
 ) -> Scored:
     async with programs(policy or FakePolicy(CHATML, ["the fox", "a dog"]), quizzes) as player:
-        return await player.play(
-            spec,
-            episode_task(spec, seed),
-            sampling=Sampling(max_tokens=64),
-            limits=EpisodeLimits(turns=turns, tokens=1000),
-            name="0-0-0-0",
-            sample_index=0,
-            affinity_key="0-0",
-            sampling_seed=3,
+        settings = episode_settings(
+            task=episode_task(spec, seed), sampling=Sampling(max_tokens=64), turns=turns, tokens=1000
         )
+        return await player.play(spec, settings)
 
 
 async def failure(spec: ProgramSpec, **more: Any) -> str:
@@ -231,7 +225,7 @@ async def test_a_program_that_fails_is_quoted() -> None:
 
 
 async def test_a_program_that_does_nothing() -> None:
-    assert "asked for no answer" in await failure(program())
+    assert "sent no chat request" in await failure(program())
     assert "posted no reward\n" in await failure(program("turn"))
 
 

@@ -212,7 +212,7 @@ def test_no_episode_goes_on_with_the_worker_that_took_the_place_of_its_own() -> 
         await one.reset(1)
         taking_its_turn = asyncio.create_task(one.step("hello"))
         await asyncio.sleep(0)  # asked, and not yet sent
-        pool.replace(0, 0)
+        pool.replace(one._worker)
         with pytest.raises(EnvironmentLost, match="took it down"):
             await taking_its_turn
         with pytest.raises(EnvironmentLost):

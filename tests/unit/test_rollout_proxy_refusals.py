@@ -139,7 +139,7 @@ async def test_paths_and_bodies_that_are_not_there() -> None:
 
 
 async def test_what_an_agent_may_look_up() -> None:
-    async with rig("fox", about={"name": "agent", "seed": 11}) as one:
+    async with rig("fox") as one:
         assert [model.id async for model in one.client.models.list()] == ["policy"]
         key = {"Authorization": f"Bearer {one.episode.key}"}
         assert (await one.http.get(f"{one.episode.base_url}/task", headers=key)).json() == {"name": "agent", "seed": 11}
@@ -161,13 +161,13 @@ async def test_rewards_that_make_no_sense() -> None:
 
 
 async def test_an_environment_wants_an_answer_and_no_reward() -> None:
-    async with rig("fox", scored_by="environment") as one:
+    async with rig("fox", shown=HELLO) as one:
         assert (await one.post("reward", {"answer": "fox"})).status_code == 400  # before the first turn
         await one.ask("hello")
         assert 'expected {"answer": "…"}' in (await one.post("reward", {"reward": 1})).json()["error"]["message"]
         assert (await one.post("reward", {"answer": "a fox"})).json() == {"turns": 1, "done": True}
         assert one.episode.answer == "a fox"
-        one.episode.judged(0.5, True)
+        one.episode.add_reward(0.5, True)
         assert one.episode.scored().reward == 0.5
 
 
@@ -176,7 +176,7 @@ async def test_an_environment_wants_an_answer_and_no_reward() -> None:
 
 async def test_an_episode_without_turns_or_without_a_reward_is_no_sample() -> None:
     async with rig("fox") as one:
-        with pytest.raises(EnvError, match="asked for no answer"):
+        with pytest.raises(EnvError, match="sent no chat request"):
             one.episode.scored()
         await one.ask("hello")
         with pytest.raises(EnvError, match="posted no reward\n"):

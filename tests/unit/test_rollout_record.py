@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 from chat_templates import renderer
+from fake_policy import episode_settings
 
 import roll_like.builtin.envs  # noqa: F401 - registers the built-in environments
+from roll_like.agents.env_manager import episode_task
 from roll_like.agents.env_worker import EnvWorker
-from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits, Started, Stepped, play
+from roll_like.agents.episode import EnvironmentSpec, Started, Stepped, play
 from roll_like.inference.interface import GenerateRequest, Generation, Sampling
 from roll_like.types import Scored, Segment, StopReason
 
@@ -68,14 +70,7 @@ def played(env_id: str, words: Sequence[str], *, turns: int = 10, **kwargs: Any)
             Local(spec),
             Words(words),
             RENDERER,
-            spec=spec,
-            seed=3,
-            sampling=Sampling(max_tokens=64),
-            limits=EpisodeLimits(turns=turns, tokens=4000),
-            name="0-0-0",
-            sample_index=0,
-            affinity_key="0-0",
-            sampling_seed=None,
+            episode_settings(task=episode_task(spec, 3), sampling=Sampling(max_tokens=64), turns=turns, tokens=4000),
         )
     )
 

@@ -143,7 +143,7 @@ def test_without_replicas_everybody_is_told_and_later_ones_too() -> None:
         await asyncio.sleep(0.01)
         replica.lose(ReplicaLost("gone"))
         for one in waiting:
-            with pytest.raises(GenerationError, match="every inference replica is gone; the last one said: gone"):
+            with pytest.raises(GenerationError, match="every inference replica is gone; the last error: gone"):
                 await one
         with pytest.raises(GenerationError, match="every inference replica is gone"):
             await router.generate(request("c"), affinity_key="c")

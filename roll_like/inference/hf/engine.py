@@ -29,9 +29,8 @@ from roll_like.inference.interface import (
     Fingerprints,
     GenerateRequest,
     Generation,
-    InferenceEngine,
+    PolledEngine,
     Sampling,
-    refuse_too_long,
     response_text,
 )
 from roll_like.inference.weight_transfer.fingerprint import fingerprint
@@ -60,7 +59,7 @@ class _Sample:
         return self.stop_reason is not None or self.error is not None
 
 
-class HFEngine(InferenceEngine):
+class HFEngine(PolledEngine):
     """Generates with transformers.
 
     Args:
@@ -69,21 +68,18 @@ class HFEngine(InferenceEngine):
     """
 
     def __init__(self, config: HFConfig, spec: EngineSpec) -> None:
+        super().__init__(spec)
         self._config = config
-        self._spec = spec
         self._model: Any = None
         self._tokenizer: Any = None
         self._eos: frozenset[int] = frozenset()
         self._shared_generator = torch.Generator().manual_seed(spec.seed)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hf-engine")
         self._samples: dict[str, _Sample] = {}  # in order of arrival: the first max_running are running
-        self._finished: list[Generation | FailedGeneration] = []
-        self._arrived = asyncio.Event()  # something for poll
         self._work = asyncio.Event()  # something for the loop
         self._computing = asyncio.Lock()  # held over a tick, and over anything that touches the model
         self._updating = False
         self._loop_task: asyncio.Task[None] | None = None
-        self._death: EngineDied | None = None
         self._version = 0
 
     # ---- start and end -------------------------------------------------------------------------
@@ -133,27 +129,11 @@ class HFEngine(InferenceEngine):
 
     async def submit(self, requests: Sequence[GenerateRequest]) -> None:
         """Take requests. See `InferenceEngine.submit`."""
-        self._require_alive()
-        refuse_too_long(requests, self._spec.max_model_len)
-        names = [request.request_id for request in requests]
-        for name in names:
-            if name in self._samples or names.count(name) > 1:
-                raise GenerationError(f"request id {name!r} is in use; ids are unique among unfinished requests")
+        self._check(requests, self._samples)
         for request in requests:
             generator = None if request.seed is None else torch.Generator().manual_seed(request.seed)
             self._samples[request.request_id] = _Sample(request, generator)
         self._work.set()
-
-    async def poll(self, timeout: float) -> list[Generation | FailedGeneration]:
-        """Return what finished. See `InferenceEngine.poll`."""
-        if not self._finished and self._death is None:
-            self._arrived.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._arrived.wait(), timeout)
-        finished, self._finished = self._finished, []
-        if not finished:
-            self._require_alive()
-        return finished
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Stop requests. See `InferenceEngine.abort`."""

@@ -1,14 +1,19 @@
-"""From our configuration to vLLM's engine arguments."""
+"""From our configuration to vLLM's environment variables and engine arguments. Imports neither torch nor vLLM."""
 
 from __future__ import annotations
 
-import dataclasses
+import ast
 import difflib
-from typing import Any
+import importlib.util
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from roll_like.errors import ConfigError
-from roll_like.inference.interface import EngineSpec
-from roll_like.inference.vllm.config import OWNED_ENGINE_ARGS, VLLMConfig
+from roll_like.inference.vllm.config import VLLMConfig, VLLMSettings
+
+if TYPE_CHECKING:
+    from roll_like.inference.interface import EngineSpec
 
 #: Tokens of one block of the key-value cache on CPU: the smallest that vLLM's CPU attention takes. Only
 #: whole blocks are shared between the samples of a prompt, so that small ones share more of it.
@@ -16,25 +21,43 @@ CPU_BLOCK_TOKENS = 32
 #: Tokens that one forward pass of vLLM takes on CPU, unless the context window is longer.
 CPU_BATCH_TOKENS = 4096
 WORKER_EXTENSION = "roll_like.inference.vllm.worker_extension.WorkerExtension"
-#: Arguments that would break what this engine promises; the reason follows the name.
-_FORBIDDEN = {
-    "logprobs_mode": "log-probabilities are those of the sampling distribution, which training needs",
-    "worker_extension_cls": "weight updates come in through it",
-    "weight_transfer_config": "weights.push() uses it",
-    "disable_log_stats": "nothing reads vLLM's statistics",
-    "skip_tokenizer_init": "responses are decoded with the tokenizer",
-    "load_format": "weights are loaded from model.path",
-    "trust_remote_code": "it is set by `model.trust_remote_code`",
-}
 
 
 def engine_arguments(config: VLLMConfig, spec: EngineSpec) -> dict[str, Any]:
     """Return keyword arguments for `vllm.AsyncEngineArgs`.
 
     Raises:
-        ConfigError: `inference.engine_args` has a name that vLLM does not know, or that is not the user's to set.
+        ConfigError: `inference.engine_args` has a name that vLLM does not know.
     """
-    check_engine_args(config.engine_args)
+    arguments = {
+        **model_arguments(config, spec, "inference"),
+        "enable_prefix_caching": True,
+        # of the distribution that tokens are drawn from, temperature applied
+        "logprobs_mode": "processed_logprobs",
+        "worker_extension_cls": WORKER_EXTENSION,
+        "weight_transfer_config": {"backend": spec.weight_backend},
+    }
+    if spec.device != "cpu":
+        arguments["enable_sleep_mode"] = sleeps(config, spec)
+    return {**arguments, **config.engine_args}
+
+
+def model_arguments(config: VLLMSettings, spec: EngineSpec, section: str) -> dict[str, Any]:
+    """Return the arguments that an engine and a judge's server have in common, without `engine_args`.
+
+    Args:
+        config: The settings.
+        spec: Model, precision and devices.
+        section: `inference` or `judge`, for messages.
+
+    Raises:
+        ConfigError: `engine_args` has a name that vLLM does not know; names the first, and the nearest right one.
+    """
+    for name, hint in unknown_arguments(config.engine_args).items():
+        raise ConfigError(
+            f"{section}.engine_args: the installed vLLM has no argument {name!r}; {hint}",
+            fix="correct the name, or remove it",
+        )
     arguments: dict[str, Any] = {
         "model": spec.model_path,
         "tokenizer": spec.tokenizer_path,
@@ -45,23 +68,18 @@ def engine_arguments(config: VLLMConfig, spec: EngineSpec) -> dict[str, Any]:
         "enforce_eager": config.enforce_eager,
         "tensor_parallel_size": spec.tensor_parallel_size,
         "trust_remote_code": spec.trust_remote_code,
-        "enable_prefix_caching": True,
-        # of the distribution that tokens are drawn from, temperature applied
-        "logprobs_mode": "processed_logprobs",
-        "worker_extension_cls": WORKER_EXTENSION,
-        "weight_transfer_config": {"backend": spec.weight_backend},
     }
-    if spec.device == "cpu":
-        arguments["block_size"] = CPU_BLOCK_TOKENS
+    if spec.device != "cpu":
+        return {**arguments, "gpu_memory_utilization": config.gpu_memory_utilization}
+    return {
+        **arguments,
+        "block_size": CPU_BLOCK_TOKENS,
         # A prompt that is computed in parts samples a token too early, which vLLM takes back by rewinding the
         # request's random generator; on CPU generators cannot be rewound, and the engine dies.
-        arguments["enable_chunked_prefill"] = False
-        arguments["max_num_batched_tokens"] = max(spec.max_model_len, CPU_BATCH_TOKENS)
-        arguments["kv_cache_memory_bytes"] = int(config.kv_cache_gib * 2**30)
-    else:
-        arguments["gpu_memory_utilization"] = config.gpu_memory_utilization
-        arguments["enable_sleep_mode"] = sleeps(config, spec)
-    return {**arguments, **config.engine_args}
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(spec.max_model_len, CPU_BATCH_TOKENS),
+        "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30),
+    }
 
 
 def sleeps(config: VLLMConfig, spec: EngineSpec) -> bool:
@@ -69,34 +87,64 @@ def sleeps(config: VLLMConfig, spec: EngineSpec) -> bool:
     return spec.shares_gpus and config.sleep is not False
 
 
-def check_engine_args(chosen: dict[str, Any], section: str = "inference") -> None:
-    """Check the names in a section's `engine_args` against those that the installed vLLM takes.
+def unknown_arguments(chosen: Iterable[str]) -> dict[str, str]:
+    """Return the names that the installed vLLM does not have as engine arguments, each with a hint."""
+    known = known_arguments()
+    hints = {}
+    for name in chosen:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hints[name] = f"did you mean {near[0]!r}?" if near else "see vLLM's documentation of AsyncEngineArgs"
+    return hints
+
+
+def known_arguments() -> set[str]:
+    """Return the fields of vLLM's engine arguments, read from its source: importing it takes many seconds."""
+    spec = importlib.util.find_spec("vllm")
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    files = [Path(folder) / "engine" / "arg_utils.py" for folder in folders]
+    return {
+        statement.target.id
+        for file in files
+        if file.is_file()
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and node.name in {"EngineArgs", "AsyncEngineArgs"}
+        for statement in node.body
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+    }
+
+
+def vllm_environment(config: VLLMSettings, threads: int, device: str) -> dict[str, str]:
+    """Return the variables that an engine's process needs from its first moment.
 
     Args:
-        chosen: What the user set.
-        section: `inference` or `judge`, for messages.
-
-    Raises:
-        ConfigError: Names the first wrong one, and the nearest right ones.
+        config: The `inference` or `judge` section.
+        threads: Cores of the engine on CPU.
+        device: `cpu` or `cuda`.
     """
-    from vllm import AsyncEngineArgs
-
-    known = {field.name for field in dataclasses.fields(AsyncEngineArgs) if field.init}
-    for name in chosen:
-        if name in OWNED_ENGINE_ARGS:
-            raise ConfigError(
-                f"{section}.engine_args: {name!r} is set by `{OWNED_ENGINE_ARGS[name].replace('inference', section)}`",
-                fix="remove it from engine_args",
-            )
-        if name in _FORBIDDEN:
-            raise ConfigError(
-                f"{section}.engine_args: {name!r} cannot be changed: {_FORBIDDEN[name]}",
-                fix="remove it from engine_args",
-            )
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "see `vllm serve --help=all`"
-            raise ConfigError(
-                f"{section}.engine_args: the installed vLLM has no argument {name!r}; {hint}",
-                fix="correct the name, or remove it",
-            )
+    common = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if device != "cpu":
+        # CUDA IPC handles are pickled on their way from the frontend to the engine's process
+        return {**common, "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
+    return {
+        **common,
+        # Binding would tie engines to the same first cores, however many run on the machine.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(threads),
+        # Threads spin for about 50 µs before they sleep: long enough to bridge the gaps between the small
+        # kernels of a decoding step (two thirds more tokens a second than sleeping at once, on two quiet
+        # cores), too short to take the cores that another role computes on (libgomp's default of
+        # milliseconds brings an engine to a standstill beside one).
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "GOMP_SPINCOUNT": "1000",
+        # By default vLLM on CPU puts the model into a third process, fed through shared memory that both
+        # sides poll. On few cores the polling takes the cores that compute: with this, the engine's process
+        # runs the model itself, and throughput equals that of `vllm.LLM` (benchmarks/rollout.py).
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        # With enforce_eager vLLM still compiles a few helpers with torch.compile: 10 seconds, for no gain.
+        **({"TORCHDYNAMO_DISABLE": "1"} if config.enforce_eager else {}),
+    }

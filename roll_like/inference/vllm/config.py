@@ -24,6 +24,16 @@ OWNED_ENGINE_ARGS = {
     "tensor_parallel_size": "resources.device_mapping.inference and inference.replicas",
     "seed": "seed",
 }
+#: vLLM's arguments that cannot be changed, and why.
+FIXED_ENGINE_ARGS = {
+    "logprobs_mode": "log-probabilities are those of the sampling distribution, which training needs",
+    "worker_extension_cls": "weight updates come in through it",
+    "weight_transfer_config": "weights.push() uses it",
+    "disable_log_stats": "nothing reads vLLM's statistics",
+    "skip_tokenizer_init": "responses are decoded with the tokenizer",
+    "load_format": "weights are loaded from model.path",
+    "trust_remote_code": "it is set by `model.trust_remote_code`",
+}
 #: Share of a GPU's memory that an engine may keep while a trainer works on the same GPU.
 MOST_KEPT = 0.6
 
@@ -47,6 +57,8 @@ class VLLMSettings(ConfigModel):
         for key in value:
             if key in OWNED_ENGINE_ARGS:
                 raise ValueError(f"{key!r} is set by `{OWNED_ENGINE_ARGS[key]}`; remove it from engine_args")
+            if key in FIXED_ENGINE_ARGS:
+                raise ValueError(f"{key!r} cannot be changed: {FIXED_ENGINE_ARGS[key]}; remove it from engine_args")
         return value
 
 

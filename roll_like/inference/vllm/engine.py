@@ -24,13 +24,11 @@ from roll_like.inference.interface import (
     Fingerprints,
     GenerateRequest,
     Generation,
-    InferenceEngine,
-    refuse_too_long,
+    PolledEngine,
     response_text,
 )
-from roll_like.inference.vllm.arguments import engine_arguments, sleeps
+from roll_like.inference.vllm.arguments import engine_arguments, sleeps, vllm_environment
 from roll_like.inference.vllm.config import VLLMConfig
-from roll_like.inference.vllm.environment import vllm_environment
 from roll_like.inference.vllm.process_output import ProcessOutput
 from roll_like.types import Segment, StopReason
 
@@ -38,7 +36,7 @@ _STOP_REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH, "abort": 
 _CLOSE_SECONDS = 10.0
 
 
-class VLLMEngine(InferenceEngine):
+class VLLMEngine(PolledEngine):
     """Generates with vLLM.
 
     Its environment (`vllm_environment`) should be set before the process imports torch; variables that are
@@ -50,15 +48,12 @@ class VLLMEngine(InferenceEngine):
     """
 
     def __init__(self, config: VLLMConfig, spec: EngineSpec) -> None:
+        super().__init__(spec)
         self._config = config
-        self._spec = spec
         self._llm: Any = None
         self._tokenizer: Any = None
         self._output = ProcessOutput()
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._finished: list[Generation | FailedGeneration] = []
-        self._arrived = asyncio.Event()
-        self._death: EngineDied | None = None
 
     # ---- start and end -------------------------------------------------------------------------
 
@@ -67,7 +62,7 @@ class VLLMEngine(InferenceEngine):
 
         Raises:
             ConfigError: `inference.engine_args` is wrong.
-            GenerationError: vLLM did not start; says why.
+            GenerationError: vLLM did not start; with the reason.
         """
         for name, value in vllm_environment(self._config, self._spec.threads, self._spec.device).items():
             os.environ.setdefault(name, value)
@@ -108,25 +103,9 @@ class VLLMEngine(InferenceEngine):
 
     async def submit(self, requests: Sequence[GenerateRequest]) -> None:
         """Take requests. See `InferenceEngine.submit`."""
-        self._require_alive()
-        refuse_too_long(requests, self._spec.max_model_len)
-        names = [request.request_id for request in requests]
-        for name in names:
-            if name in self._tasks or names.count(name) > 1:
-                raise GenerationError(f"request id {name!r} is in use; ids are unique among unfinished requests")
+        self._check(requests, self._tasks)
         for request in requests:
             self._tasks[request.request_id] = asyncio.create_task(self._serve(request))
-
-    async def poll(self, timeout: float) -> list[Generation | FailedGeneration]:
-        """Return what finished. See `InferenceEngine.poll`."""
-        if not self._finished and self._death is None:
-            self._arrived.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._arrived.wait(), timeout)
-        finished, self._finished = self._finished, []
-        if not finished:
-            self._require_alive()
-        return finished
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Stop requests. See `InferenceEngine.abort`."""
@@ -192,18 +171,14 @@ class VLLMEngine(InferenceEngine):
     async def sleep(self) -> None:
         """Move weights to host memory and drop the key-value cache."""
         self._require_alive()
-        if self._sleeps:
+        if sleeps(self._config, self._spec):
             await self._llm.sleep(level=1, mode="keep")
 
     async def wake(self) -> None:
         """Undo `sleep`; requests that were frozen go on."""
         self._require_alive()
-        if self._sleeps:
+        if sleeps(self._config, self._spec):
             await self._llm.wake_up()
-
-    @property
-    def _sleeps(self) -> bool:
-        return sleeps(self._config, self._spec)
 
     async def init_weight_transfer(self, info: Mapping[str, Any]) -> None:
         """Meet the trainer, where the transfer needs it."""
@@ -278,7 +253,7 @@ class VLLMEngine(InferenceEngine):
 
 
 def plain_words(error: BaseException) -> str:
-    """Return an error's kind and message; of pydantic's, which wrap another one, only what that one says."""
+    """Return an error's kind and message; of a pydantic error, which wraps another one, only that one's message."""
     text = str(error)
     if "Value error, " in text:
         return text.split("Value error, ", 1)[1].split(" [type=", 1)[0].strip()
@@ -318,7 +293,7 @@ def _sampled_logprobs(completion: Any) -> list[float]:
 
 
 def _explain_start(error: BaseException, output: ProcessOutput, spec: EngineSpec) -> GenerationError:
-    """Return what went wrong at the start, with the engine process's own words where it is the one that failed."""
+    """Return why the start failed, with the error that the engine process printed, if it printed one."""
     output.join(2.0)
     cause = output.cause() or plain_words(error)
     lowered = cause.lower()
@@ -327,7 +302,7 @@ def _explain_start(error: BaseException, output: ProcessOutput, spec: EngineSpec
     elif "max_model_len" in lowered or "max_position_embeddings" in lowered:
         fix = "lower inference.max_model_len, or data.max_prompt_tokens and rollout.max_response_tokens"
     elif "architecture" in lowered or "not supported" in lowered or "no common block size" in lowered:
-        fix = "choose a model that vLLM knows (model.path), or generate with inference.type: hf"
+        fix = "choose a model that vLLM supports (model.path), or generate with inference.type: hf"
     else:
         fix = "check model.path, model.dtype and inference.engine_args; or generate with inference.type: hf"
         if output.tail():

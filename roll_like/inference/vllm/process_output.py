@@ -1,4 +1,4 @@
-"""Keeps what child processes print: the cause of a failed start, when only the child knows it."""
+"""Keeps what child processes print: the cause of a failed start, if the child fails with it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A model behind an OpenAI-compatible address, in a process of vLLM's own: what rewards ask for a judgement.
+"""vLLM's OpenAI-compatible server in a process of its own: the judge model that rewards send requests to.
 
-The policy's engine is not used for this: it takes new weights, sleeps and is aborted. A judge stays
-as it is for the whole run, so vLLM's server does everything.
+The policy's engine is not used for this: it takes new weights, sleeps and is aborted. A judge's weights
+do not change in a run, so vLLM's own server is enough.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 from roll_like.errors import EngineError
 from roll_like.inference.interface import EngineSpec, JudgeServer
-from roll_like.inference.vllm.arguments import CPU_BATCH_TOKENS, CPU_BLOCK_TOKENS, check_engine_args
+from roll_like.inference.vllm.arguments import model_arguments
 from roll_like.inference.vllm.config import VLLMJudgeConfig
 
 #: Name under which the server knows its model.
@@ -35,7 +35,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class VLLMServer(JudgeServer):
-    """Starts vLLM's server for one replica of a judge and watches over it.
+    """Starts and ends vLLM's server for one replica of a judge.
 
     Args:
         config: The `judge` section.
@@ -106,33 +106,16 @@ def server_arguments(config: VLLMJudgeConfig, spec: EngineSpec) -> list[str]:
     """Return the command line of vLLM's server.
 
     Raises:
-        ConfigError: `judge.engine_args` has a name that vLLM does not know, or that is not the user's to set.
+        ConfigError: `judge.engine_args` has a name that vLLM does not know.
     """
-    check_engine_args(config.engine_args, section="judge")
-    values: dict[str, Any] = {
-        "model": spec.model_path,
-        "tokenizer": spec.tokenizer_path,
+    values = {
+        **model_arguments(config, spec, "judge"),
         "served_model_name": SERVED_NAME,
-        "dtype": spec.dtype,
-        "seed": spec.seed,
-        "max_model_len": spec.max_model_len,
-        "max_num_seqs": config.max_running,
-        "enforce_eager": config.enforce_eager,
-        "tensor_parallel_size": spec.tensor_parallel_size,
-        "trust_remote_code": spec.trust_remote_code,
         # a judge that is held to a schema may otherwise go on with white space until its tokens are used up
         "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
+        **config.engine_args,
     }
-    if spec.device == "cpu":
-        values |= {
-            "block_size": CPU_BLOCK_TOKENS,
-            "enable_chunked_prefill": False,
-            "max_num_batched_tokens": max(spec.max_model_len, CPU_BATCH_TOKENS),
-            "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30),
-        }
-    else:
-        values["gpu_memory_utilization"] = config.gpu_memory_utilization
-    return [word for name, value in {**values, **config.engine_args}.items() for word in _flag(name, value)]
+    return [word for name, value in values.items() for word in _flag(name, value)]
 
 
 def _flag(name: str, value: Any) -> list[str]:
@@ -150,9 +133,9 @@ def _free_port(host: str) -> int:
 
 
 def _serve() -> None:
-    """Become vLLM's server, which the kernel ends when the actor that started it goes, however it goes."""
+    """Become vLLM's server, which the kernel kills when the actor that started it ends, however that happens."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1:  # it went in between
+    if os.getppid() == 1:  # the actor ended in between
         sys.exit(1)
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
 

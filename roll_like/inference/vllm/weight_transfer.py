@@ -120,7 +120,7 @@ def _recording_source(source: WeightSource) -> Any:
             self.fingerprints, self.bytes = {}, 0
 
         def metadata(self) -> list[Any]:
-            # names, shapes and precisions stay the same: one walk tells them for good
+            # names, shapes and precisions stay the same: one walk is enough
             if not self._metadata:
                 self._metadata = [ParamMeta(name, t.dtype, tuple(t.shape)) for name, t in source.full_weights()]
             return self._metadata

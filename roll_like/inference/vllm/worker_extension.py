@@ -6,7 +6,6 @@ vLLM imports this module there because it is named as `worker_extension_cls`. Im
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +46,7 @@ class SharedMemoryWeightTransfer(WeightTransferEngine):  # type: ignore[misc]
     update_info_cls = SharedMemoryUpdateInfo
 
     def init_transfer_engine(self, init_info: SharedMemoryInitInfo) -> None:
-        """Do nothing: every bucket says where it is."""
+        """Do nothing: every bucket holds its own address."""
 
     def start_weight_update(self) -> None:
         """Open vLLM's layer-by-layer reload."""
@@ -201,7 +200,7 @@ def head_columns(layer: VocabParallelEmbedding, salt: int) -> Tensor:
 
 def _plain(layer: nn.Module, leaf: str, index: int, count: int) -> Tensor | None:
     """Return a parameter that is kept as it is (norms, biases), or None; of a fused one, its share."""
-    parameter = dict(_own_tensors(layer)).get(leaf)
+    parameter = {**dict(layer.named_parameters(recurse=False)), **dict(layer.named_buffers(recurse=False))}.get(leaf)
     if parameter is None or parameter.numel() == 0:
         return None
     if getattr(layer, "tp_size", 1) > 1 and isinstance(layer, LinearBase):
@@ -210,11 +209,6 @@ def _plain(layer: nn.Module, leaf: str, index: int, count: int) -> Tensor | None
         return parameter
     sizes = list(getattr(layer, "output_partition_sizes", []))
     return parameter[sum(sizes[:index]) : sum(sizes[: index + 1])] if index < len(sizes) else None
-
-
-def _own_tensors(layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from layer.named_parameters(recurse=False)
-    yield from layer.named_buffers(recurse=False)
 
 
 def _is_embedding(modules: dict[str, nn.Module], name: str) -> bool:

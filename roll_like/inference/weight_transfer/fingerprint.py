@@ -1,7 +1,7 @@
 """Fingerprints of weight tensors: what a sync compares between trainer and inference engine.
 
 A fingerprint hashes some columns of a matrix, bit by bit, and the whole of a vector. Columns, because an
-engine that keeps a matrix packed in a layout of its own can still be asked for a column, by multiplying it
+engine that keeps a matrix packed in a layout of its own can still compute a column, by multiplying it
 with a unit vector, and in any precision that gives the column's numbers exactly. So the fingerprint is of
 the numbers that the engine computes with, not of a copy beside them. The columns change with the salt:
 over a few syncs a difference has nowhere to hide.

@@ -129,7 +129,7 @@ def read_bucket(info: BucketInfo) -> list[tuple[str, Tensor]]:
     """
     try:
         with open(f"/proc/{info.pid}/fd/{info.fd}", "rb") as file:
-            # private: whoever writes to a view writes to a copy
+            # private: a write to a view changes a copy
             memory = mmap.mmap(file.fileno(), info.size, access=mmap.ACCESS_COPY)
     except (OSError, ValueError) as error:
         raise WeightSyncError(
@@ -202,7 +202,7 @@ class SharedMemorySender:
                     sending.put(tensors)
                 report = sending.finish()
             except BaseException:
-                # the other ranks are gathering: whoever leaves now would leave them waiting for ever
+                # the other ranks are gathering, and would wait forever for this one
                 deque(buckets, maxlen=0)
                 raise
             self._kept = sending.worth_keeping()
@@ -215,7 +215,7 @@ class SharedMemorySender:
 
 
 class _Send:
-    """One send: at most one bucket on its way, while the next is being filled.
+    """One send: at most one bucket is being loaded, while the next is being filled.
 
     No memory is written twice within a send, because an engine may hold on to a bucket until the end: a layer
     is loaded when all its tensors are there.
@@ -225,7 +225,7 @@ class _Send:
         self._engines = engines
         self._salt = salt
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weight-sync")
-        self._on_its_way: tuple[SharedMemory, Future[list[None]]] | None = None
+        self._loading: Future[list[None]] | None = None
         self._kept = kept  # from the send before, not written to yet
         self._used: list[SharedMemory] = []
         self._fingerprints: dict[str, str] = {}
@@ -236,24 +236,15 @@ class _Send:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._on_its_way is not None:
-            self._on_its_way[1].exception()  # whatever it is, an earlier error is on its way up
-            self._used.append(self._on_its_way[0])
         self._thread.shutdown(wait=True)
         for pieces in (self._kept, self._used):
             while pieces:
                 pieces.pop().close()
 
     def put(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
-        memory = self._memory(bucket_size(tensors))
-        try:
-            info = fill_bucket(memory, tensors)
-            self._wait()
-        except BaseException:
-            self._used.append(memory)
-            raise
-        loaded = self._thread.submit(self._engines.everywhere, InferenceEngine.update_weights, as_payload(info))
-        self._on_its_way = memory, loaded
+        info = fill_bucket(self._memory(bucket_size(tensors)), tensors)
+        self._wait()
+        self._loading = self._thread.submit(self._engines.everywhere, InferenceEngine.update_weights, as_payload(info))
         self._fingerprints.update((name, fingerprint(tensor, self._salt)) for name, tensor in tensors)
         self._bytes += sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
         self._buckets += 1
@@ -274,15 +265,15 @@ class _Send:
         return kept
 
     def _memory(self, size: int) -> SharedMemory:
-        for index, memory in enumerate(self._kept):
-            if memory.size >= size:
-                return self._kept.pop(index)
-        return SharedMemory(size)
+        memory = next((one for one in self._kept if one.size >= size), None)
+        if memory is None:
+            memory = SharedMemory(size)
+        else:
+            self._kept.remove(memory)
+        self._used.append(memory)
+        return memory
 
     def _wait(self) -> None:
-        if self._on_its_way is None:
-            return
-        memory, loaded = self._on_its_way
-        self._on_its_way = None
-        self._used.append(memory)
-        loaded.result()
+        """Wait until the engines have loaded the bucket before."""
+        if self._loading is not None:
+            self._loading.result()
