@@ -17,7 +17,7 @@ from distillation_cases import DistillationCase, distillation_cases, ours
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll_like.algorithms.distillation import sampled_divergence, teacher_advantages
+from roll_like.algorithms.distillation.on_policy import sampled_divergence, teacher_advantages
 
 any_case = distillation_cases()
 whole_top_k = distillation_cases(all_k=True)

@@ -13,7 +13,8 @@ from distillation_samples import distillation_loss, make_pair
 from pydantic import ValidationError
 from torch import Tensor
 
-from roll_like.algorithms.distillation import Outcomes, sampled_divergence
+from roll_like.algorithms.distillation.base import Outcomes
+from roll_like.algorithms.distillation.on_policy import sampled_divergence
 
 
 def case(tokens: int = 3, *, k: int = 3, temperature: float = 1.0, all_k: bool = False) -> DistillationCase:

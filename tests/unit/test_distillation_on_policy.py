@@ -12,12 +12,8 @@ import torch
 from algorithm_samples import make_policy_sample
 from distillation_samples import distillation_loss
 
-from roll_like.algorithms.distillation import (
-    Outcomes,
-    sampled_divergence,
-    teacher_advantages,
-    with_teacher_advantages,
-)
+from roll_like.algorithms.distillation.base import Outcomes
+from roll_like.algorithms.distillation.on_policy import sampled_divergence, teacher_advantages, with_teacher_advantages
 from roll_like.algorithms.kl import KLEstimator
 from roll_like.errors import ConfigError, EngineError
 
