@@ -228,14 +228,14 @@ def _sequences(renderer: Renderer, conversation: _Conversation, turns: Sequence[
 
 
 def require_words(messages: Sequence[ChatMessage], turns: Sequence[int]) -> None:
-    """Check that turns say something.
+    """Check that turns are not empty.
 
     Raises:
         BadRow: One has neither text nor calls.
     """
     for at in turns:
         if says_nothing(messages[at]):
-            raise BadRow(Problem.EMPTY, f"message {at} is the assistant's and says nothing", fix="correct the row")
+            raise BadRow(Problem.EMPTY, f"message {at} is the assistant's and is empty", fix="correct the row")
 
 
 def _label(row: Row, source: LabelledSource, key: str) -> bool:

@@ -107,11 +107,11 @@ class TaskSet:
         Args:
             fields: Row fields; `answer` means the task's reference answer.
             why: Who needs them, for the message: `reward 'math'`.
-            sources: Names of the sources it judges; default: all.
+            sources: Names of the sources that it scores; default: all.
 
         Raises:
             ConfigError: `sources` names a source that does not exist.
-            DataError: A row lacks a field, or holds null there; names file and line.
+            DataError: A field is missing in a row, or is null; names file and line.
         """
         known = [source.name for source in self.sources]
         for name in sources or ():

@@ -18,7 +18,7 @@ from roll_like.errors import CheckpointError
 from roll_like.models.classifier import classifier_config
 from roll_like.models.lora import Adapter
 from roll_like.models.modules import empty_model
-from roll_like.models.quiet import no_progress_bars
+from roll_like.models.quiet import quiet
 
 if TYPE_CHECKING:
     import torch
@@ -126,7 +126,7 @@ def save_hf_directory(
         temporary = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.", dir=out_dir.parent))
         temporary.chmod(0o755)
         model.to(next(iter(weights.values())).dtype)  # what config.json states
-        with no_progress_bars():
+        with quiet():
             model.save_pretrained(temporary, state_dict=weights, max_shard_size="5GB")
         tokenizer.save_pretrained(temporary)
         if base_dir is not None and (base_dir / "generation_config.json").is_file():
@@ -162,7 +162,7 @@ def _fit(
         aliases = [name, *(alias for alias, source in tied.items() if source == name)]
         copies = [state_dict[alias] for alias in aliases if alias in state_dict]
         if not copies:
-            raise CheckpointError(f"the weights to export lack {name}, of shape {tuple(expected.shape)}")
+            raise CheckpointError(f"{name}, of shape {tuple(expected.shape)}, is missing in the weights to export")
         found = copies[0]
         if any(not torch.equal(found, other) for other in copies[1:]):
             raise CheckpointError(f"the model ties {' and '.join(aliases)}, but the weights to export differ there")

@@ -134,8 +134,8 @@ def test_a_template_that_rewrites_history_cuts_a_conversation_into_parts(tmp_pat
 
 BAD = [
     ({"messages": [HI]}, Problem.NO_ASSISTANT, "expected a message of the role 'assistant', found user"),
-    ({"messages": [HI, {"role": "assistant", "content": " \n"}]}, Problem.EMPTY, "says nothing"),
-    ({"prompt": "Hi", "completion": ""}, Problem.EMPTY, "says nothing"),
+    ({"messages": [HI, {"role": "assistant", "content": " \n"}]}, Problem.EMPTY, "is empty"),
+    ({"prompt": "Hi", "completion": ""}, Problem.EMPTY, "is empty"),
     ({"prompt": "Hi", "completion": None}, Problem.EMPTY, "'completion' is NoneType None"),
     ({"prompt": "Hi", "completion": []}, Problem.EMPTY, "'completion' is list"),
 ]
