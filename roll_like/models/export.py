@@ -77,13 +77,6 @@ def render_model_card(card: ModelCard, task: Task = "text-generation") -> str:
     return "\n".join(lines)
 
 
-def write_model_card(directory: Path, card: ModelCard, task: Task = "text-generation") -> Path:
-    """Write the card as `directory/README.md` and return that path."""
-    path = directory / "README.md"
-    path.write_text(render_model_card(card, task), encoding="utf-8")
-    return path
-
-
 def save_hf_directory(
     state_dict: Mapping[str, torch.Tensor],
     config: PretrainedConfig,
@@ -132,7 +125,7 @@ def save_hf_directory(
         if base_dir is not None and (base_dir / "generation_config.json").is_file():
             shutil.copyfile(base_dir / "generation_config.json", temporary / "generation_config.json")
         if card is not None:
-            write_model_card(temporary, card, task)
+            (temporary / "README.md").write_text(render_model_card(card, task), encoding="utf-8")
         if adapter is not None:
             adapter.write(temporary / ADAPTER_FOLDER)
         _sync(temporary)
