@@ -8,13 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roll_like.algorithms.distillation import (
-    DistillationLoss,
-    Outcomes,
-    TeacherHead,
-    TeacherLogits,
-    TeacherTopK,
-)
+from roll_like.algorithms.distillation.base import DistillationLoss, Outcomes
+from roll_like.algorithms.distillation.teacher import TeacherHead, TeacherLogits, TeacherTopK
 from roll_like.registry import DISTILLATION_LOSSES
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from roll_like.algorithms.preference import (
+from roll_like.algorithms.preference.base import (
     MismatchedResponses,
     PairedLoss,
     PairInputs,

@@ -10,15 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roll_like.algorithms.distillation import (
-    DistillationLoss,
-    Teacher,
-    TeacherHead,
-    TeacherTopK,
-    distillation_losses,
-    distillation_objective,
-    teacher_topk,
-)
+from roll_like.algorithms.distillation.base import DistillationLoss
+from roll_like.algorithms.distillation.objective import distillation_losses, distillation_objective
+from roll_like.algorithms.distillation.teacher import Teacher, TeacherHead, TeacherTopK, teacher_topk
 from roll_like.algorithms.losses.base import TokenLosses
 from roll_like.builtin.pipelines.distill.answers import (
     Answers,

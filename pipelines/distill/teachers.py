@@ -8,7 +8,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
-from roll_like.algorithms.distillation import DistillationConfig
+from roll_like.algorithms.distillation.base import DistillationConfig
 from roll_like.builtin.pipelines.distill.config import DistillationDataConfig, DistillConfig
 from roll_like.builtin.pipelines.distill.objective import (
     DistillationObjective,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from roll_like.algorithms.preference import KTOLoss
+from roll_like.algorithms.preference.unpaired import KTOLoss
 from roll_like.builtin.pipelines.dpo.config import DPOConfig
 from roll_like.check.findings import Finding
 from roll_like.check.model import check_vocabulary, check_window

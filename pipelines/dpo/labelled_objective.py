@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roll_like.algorithms.preference import (
+from roll_like.algorithms.preference.base import (
     MismatchedResponses,
     PreferenceLoss,
     UnpairedInputs,
     UnpairedLoss,
-    preference_objective,
+    without_reference,
 )
-from roll_like.algorithms.preference.base import without_reference
+from roll_like.algorithms.preference.objective import preference_objective
 from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, AnswersObjective
 from roll_like.errors import EngineError
 from roll_like.training.interface import Engine, RankModel, Update, computed

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roll_like.algorithms.preference import PairInputs, PreferenceLoss, preference_objective, response_sums
+from roll_like.algorithms.preference.base import PairInputs, PreferenceLoss, response_sums
+from roll_like.algorithms.preference.objective import preference_objective
 from roll_like.config.base import PluginConfig
 from roll_like.registry import PREFERENCE_LOSSES
 from roll_like.training.engine import Reference

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from roll_like.algorithms.advantages import policy_samples
-from roll_like.algorithms.distillation import with_teacher_advantages
+from roll_like.algorithms.advantages.base import policy_samples
+from roll_like.algorithms.distillation.on_policy import with_teacher_advantages
 from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig, TeacherSignalConfig
 from roll_like.cluster import Cluster, ResourceManager
 from roll_like.cluster.driver_loop import DriverLoop

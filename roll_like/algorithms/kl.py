@@ -138,22 +138,36 @@ def token_penalties(
     Raises:
         EngineError: The arrays do not fit the samples, or hold infinities or NaN.
     """
-    if len(reference_logprobs) != len(samples):
-        raise EngineError(f"{len(reference_logprobs)} arrays of reference log-probabilities for {len(samples)} samples")
+    check_logprobs(samples, reference_logprobs, "reference model")
     penalties = []
-    for index, (sample, reference_T) in enumerate(zip(samples, reference_logprobs, strict=True)):
-        if reference_T.shape != sample.token_ids.shape:
-            raise EngineError(
-                f"the reference log-probabilities of sample {index} (group {sample.group_id!r}) have shape "
-                f"{reference_T.shape}; {sample.token_ids.shape} was expected, one a token"
-            )
+    for sample, reference_T in zip(samples, reference_logprobs, strict=True):
         log_ratio = (reference_T - sample.behaviour_logprobs)[sample.sampled].astype(np.float64)
-        if not np.isfinite(log_ratio).all():
-            raise EngineError(
-                f"the log-probabilities of sample {index} (group {sample.group_id!r}) hold infinities or NaN; "
-                "the reference model and the inference engine report finite ones for sampled tokens"
-            )
         penalty_T = np.zeros(sample.token_ids.shape, np.float32)
         penalty_T[sample.sampled] = coefficient * _ESTIMATORS[estimator](torch.from_numpy(log_ratio)).numpy()
         penalties.append(penalty_T)
     return penalties
+
+
+def check_logprobs(
+    samples: Sequence[PolicySample], logprobs: Sequence[FloatArray], model: str, fix: str | None = None
+) -> None:
+    """Check that another model's log-probabilities, one array [T] a sample, fit the samples.
+
+    Raises:
+        EngineError: They do not; or they, or the inference engine's, hold infinities or NaN at sampled tokens.
+    """
+    if len(logprobs) != len(samples):
+        raise EngineError(f"{len(logprobs)} arrays of the {model}'s log-probabilities for {len(samples)} samples")
+    for index, (sample, logprobs_T) in enumerate(zip(samples, logprobs, strict=True)):
+        of_sample = f"log-probabilities of sample {index} (group {sample.group_id!r})"
+        if logprobs_T.shape != sample.token_ids.shape:
+            raise EngineError(
+                f"the {model}'s {of_sample} have shape {logprobs_T.shape}; {sample.token_ids.shape} was expected, "
+                "one a token"
+            )
+        if not all(np.isfinite(array[sample.sampled]).all() for array in (logprobs_T, sample.behaviour_logprobs)):
+            raise EngineError(
+                f"the {of_sample} hold infinities or NaN; the {model} and the inference engine report finite ones "
+                "for sampled tokens",
+                fix=fix,
+            )

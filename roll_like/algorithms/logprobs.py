@@ -63,13 +63,8 @@ def token_logprobs(
             f"log-probabilities at temperature {temperature} are not defined; a positive number was expected",
             fix="set rollout.temperature above 0 for training",
         )
-    if chunk_tokens < 1 or chunk_vocab < 1:
-        raise ConfigError(
-            f"chunk_tokens is {chunk_tokens} and chunk_vocab is {chunk_vocab}; at least 1 was expected",
-            fix="set training.logprob_chunk_tokens and training.logprob_chunk_vocab",
-        )
-    _check_shapes(hidden_ND, weight_VD, targets_N, bias)
     cut = Cut(temperature, chunk_tokens, chunk_vocab, keep=torch.is_grad_enabled())
+    _check_shapes(hidden_ND, weight_VD, targets_N, bias)
     weight_VD = weight_VD.to(hidden_ND.dtype)  # mixed precision: a master weight in float32
     logprobs_N, entropy_N = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden_ND, weight_VD, bias, targets_N.long(), cut

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from roll_like.algorithms.preference.base import widened
-from roll_like.algorithms.preference.objective import item_metrics, refuse_bad_values
+from roll_like.algorithms.preference.objective import item_metrics, refuse_bad_values, share_above
 from roll_like.values import Metric
 
 
@@ -92,10 +92,8 @@ def reward_model_objective(
         sums["train/center_loss"] = center_coefficient * (pairs.weights_P * (chosen_P + rejected_P).square()).sum()
         objective = objective + sums["train/center_loss"]
     counted_P = pairs.weights_P != 0
-    # a tie is half right, so that a model that gives every response one score is at chance
-    right_P = (chosen_P > rejected_P).double() + 0.5 * (chosen_P == rejected_P).double()
     figures = {
-        "preference/accuracy": right_P,
+        "preference/accuracy": share_above(chosen_P, rejected_P),
         "preference/margin": chosen_P - rejected_P,
         "preference/score_chosen": chosen_P,
         "preference/score_rejected": rejected_P,

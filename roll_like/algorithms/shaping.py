@@ -8,7 +8,7 @@ include them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -109,7 +109,7 @@ class RewardShaping:
 
     def state(self) -> dict[str, Any]:
         """Return the running statistics for a checkpoint."""
-        return {"count": self._running.count, "mean": self._running.mean, "squares": self._running.squares}
+        return asdict(self._running)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` was taken."""
@@ -141,8 +141,7 @@ class RewardShaping:
             )
             for index, member in enumerate(members)
         ]
-        count = len(group.samples)
-        return replace(group, samples=tuple(changed[:count]), baselines=tuple(changed[count:]))
+        return _with_members(group, changed)
 
     def _normalised(self, groups: Sequence[Group[Scored]]) -> list[tuple[Group[Scored], Rewards]]:
         """Return each group with the shaped rewards of its samples and baselines, in this order."""
@@ -168,10 +167,12 @@ PENALTIES = ("overlong", "length")
 
 
 def _with_rewards(group: Group[Scored], rewards: Rewards) -> Group[Scored]:
-    members = [
-        replace(member, reward=float(reward))
-        for member, reward in zip((*group.samples, *group.baselines), rewards, strict=True)
-    ]
+    members = zip((*group.samples, *group.baselines), rewards, strict=True)
+    return _with_members(group, [replace(member, reward=float(reward)) for member, reward in members])
+
+
+def _with_members(group: Group[Scored], members: Sequence[Scored]) -> Group[Scored]:
+    """Return the group with other samples and baselines, in this order."""
     count = len(group.samples)
     return replace(group, samples=tuple(members[:count]), baselines=tuple(members[count:]))
 

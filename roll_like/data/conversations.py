@@ -50,11 +50,11 @@ from roll_like.errors import DataError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelledSample:
-    """A response that somebody liked or did not.
+    """A response that is desirable or not.
 
     Attributes:
         sample: The conversation; what is trained is the response.
-        label: Whether it is liked.
+        label: Whether it is desirable.
     """
 
     sample: ConversationSample
@@ -113,15 +113,8 @@ def load_conversations(
 def load_labelled(data: LabelledData, renderer: Renderer, *, section: str = "data") -> SampleSet[LabelledSample]:
     """Read responses with a label each.
 
-    Of a row with messages, the last assistant turn is what the label is about.
-
-    Args:
-        data: The datasets, and what happens to rows that are too long or bad.
-        renderer: Tokenizer and chat template of the model.
-        section: Where `data` stands in the configuration, for messages.
-
-    Raises:
-        DataError: A source cannot be read, a row is wrong (names file, line and key), or nothing is left of a source.
+    Of a row with messages, the last assistant turn is what the label is about. Arguments and errors are those of
+    `load_conversations`.
     """
 
     def load(source: LabelledSource, key: str) -> SampleSource[LabelledSample]:
@@ -235,14 +228,14 @@ def _sequences(renderer: Renderer, conversation: _Conversation, turns: Sequence[
 
 
 def require_words(messages: Sequence[ChatMessage], turns: Sequence[int]) -> None:
-    """Check that turns say something.
+    """Check that turns are not empty.
 
     Raises:
         BadRow: One has neither text nor calls.
     """
     for at in turns:
         if says_nothing(messages[at]):
-            raise BadRow(Problem.EMPTY, f"message {at} is the assistant's and says nothing", fix="correct the row")
+            raise BadRow(Problem.EMPTY, f"message {at} is the assistant's and is empty", fix="correct the row")
 
 
 def _label(row: Row, source: LabelledSource, key: str) -> bool:

@@ -6,13 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from roll_like.config.sections import DataSource
 from roll_like.config.training_data import RowSource
 from roll_like.data.chat import ChatMessage
 from roll_like.data.rows import Row
 from roll_like.errors import DataError
 
 
-def read_messages(row: Row, field: str, role: str, key: str) -> list[ChatMessage]:
+def read_messages(row: Row, field: str, role: str, key: str, *, plain: bool = False) -> list[ChatMessage]:
     """Return the messages in a field of a row.
 
     Args:
@@ -20,6 +21,7 @@ def read_messages(row: Row, field: str, role: str, key: str) -> list[ChatMessage
         field: Holds a list of messages, or a text.
         role: Whose message a text is.
         key: The configuration key that names the field, for messages.
+        plain: Whether messages have a role and a content, and nothing else.
 
     Raises:
         DataError: It holds neither; names file and line.
@@ -28,34 +30,40 @@ def read_messages(row: Row, field: str, role: str, key: str) -> list[ChatMessage
     if isinstance(value, str):
         return [{"role": role, "content": value}]
     if isinstance(value, list) and value:
-        return [_message(entry, index, row, field) for index, entry in enumerate(value)]
+        return [
+            _message(entry, f"{row.origin}: message {index} in {field!r}", plain=plain)
+            for index, entry in enumerate(value)
+        ]
     raise DataError(
         f"{row.origin}: expected a text or a list of messages in {field!r}, found {short(value)}",
         fix=f"correct the row, or set {key} to the field that has it",
     )
 
 
-def read_prompt(row: Row, source: RowSource, key: str) -> list[ChatMessage]:
+def read_prompt(row: Row, source: RowSource | DataSource, key: str, *, plain: bool = False) -> list[ChatMessage]:
     """Return the messages of a row's prompt.
 
     Raises:
         DataError: It is blank, or ends with an assistant's message.
     """
-    messages = read_messages(row, source.prompt_field, "user", f"{key}.prompt_field")
+    messages = read_messages(row, source.prompt_field, "user", f"{key}.prompt_field", plain=plain)
     if messages[-1]["role"] == "assistant":
         raise DataError(
             f"{row.origin}: the last message in {source.prompt_field!r} is the assistant's: nothing is left to answer",
-            fix="move that message into the response",
+            fix="remove that message, or move it into the field with the response or the reference answer",
         )
     if not str(messages[-1]["content"]).strip():
         raise DataError(
-            f"{row.origin}: expected a text or a list of messages in {source.prompt_field!r}, found a blank one",
+            f"{row.origin}: expected a text or a list of messages in {source.prompt_field!r}, "
+            f"found {short(messages[-1]['content'])}",
             fix=f"correct the row, or set {key}.prompt_field to the field with the prompt",
         )
     return messages
 
 
-def with_system(messages: Sequence[ChatMessage], row: Row, source: RowSource, key: str) -> list[ChatMessage]:
+def with_system(
+    messages: Sequence[ChatMessage], row: Row, source: RowSource | DataSource, key: str
+) -> list[ChatMessage]:
     """Return the conversation with the source's system message before it.
 
     Raises:
@@ -97,11 +105,15 @@ def require_fields(row: Row, fields: Mapping[str, str]) -> None:
     """
     for field, key in fields.items():
         if field not in row.fields:
-            names = ", ".join(map(repr, row.fields)) or "none"
             raise DataError(
-                f"{row.origin}: the row has no field {field!r}; it has {names}",
+                f"{row.origin}: the row has no field {field!r}; it has {field_names(row.fields)}",
                 fix=f"set {key} to the field that has it",
             )
+
+
+def field_names(fields: Mapping[str, Any]) -> str:
+    """Return the names of fields, for messages."""
+    return ", ".join(map(repr, fields)) or "none"
 
 
 def says_nothing(message: ChatMessage) -> bool:
@@ -115,20 +127,25 @@ def short(value: Any) -> str:
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '…'}"
 
 
-def _message(entry: Any, index: int, row: Row, field: str) -> ChatMessage:
-    place = f"{row.origin}: message {index} in {field!r}"
+def _message(entry: Any, place: str, *, plain: bool) -> ChatMessage:
     if not isinstance(entry, Mapping):
         raise DataError(f"{place}: expected {{role, content}}, found {short(entry)}", fix="correct the row")
     # Parquet gives every message the fields that any message has, as null
     message = {name: value for name, value in entry.items() if value is not None}
     if not isinstance(message.get("role"), str):
         raise DataError(f"{place}: expected a text in 'role', found {short(entry.get('role'))}", fix="correct the row")
+    further = sorted(message.keys() - {"role", "content"})
+    if plain and further:
+        raise DataError(
+            f"{place}: has fields besides role and content: {', '.join(further)}",
+            fix="remove them: prompts are plain chat messages",
+        )
     calls = message.get("tool_calls")
     if calls:
         message["tool_calls"] = [_call(call, place) for call in calls]
     else:
         message.pop("tool_calls", None)
-    content = message.setdefault("content", "" if message["role"] == "assistant" else None)
+    content = message.setdefault("content", "" if message["role"] == "assistant" and not plain else None)
     if not isinstance(content, str):
         raise DataError(
             f"{place}: expected a text in 'content', found {short(content)}",

@@ -17,7 +17,7 @@ ItemT = TypeVar("ItemT")
 
 
 class RoundRobin:
-    """Smooth weighted round robin: whose turn it is.
+    """Smooth weighted round robin over sources.
 
     With integer weights w of sum W, after every W turns each has had exactly its w, and none is ever a whole
     turn ahead of its share.
@@ -33,7 +33,7 @@ class RoundRobin:
         self.credits = [0] * len(self.shares)
 
     def next(self) -> int:
-        """Return who is next."""
+        """Return the index of the next source."""
         for index, share in enumerate(self.shares):
             self.credits[index] += share
         chosen = max(range(len(self.shares)), key=lambda index: (self.credits[index], -index))

@@ -30,7 +30,6 @@ from roll_like.data.rows import Row
 from roll_like.data.samples import (
     ConversationSample,
     Reader,
-    Sample,
     SampleSet,
     SampleSource,
     fit,
@@ -42,19 +41,17 @@ from roll_like.errors import DataError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairSample:
+class Pair:
     """Two responses to one prompt.
 
     Attributes:
         chosen: The preferred one.
         rejected: The other.
-        prompt_length: Tokens that both begin with, before anything is trained.
         origin: `file:line` of its row.
     """
 
     chosen: ConversationSample
     rejected: ConversationSample
-    prompt_length: int
     origin: str
 
     @property
@@ -68,7 +65,18 @@ class PairSample:
         return len(chosen).to_bytes(8, "little") + chosen + rejected
 
 
-PairT = TypeVar("PairT", bound=Sample)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairSample(Pair):
+    """Two responses to one prompt, to be compared by a policy.
+
+    Attributes:
+        prompt_length: Tokens that both begin with, before anything is trained.
+    """
+
+    prompt_length: int
+
+
+PairT = TypeVar("PairT", bound=Pair)
 SourceT = TypeVar("SourceT", bound=PairSource)
 #: What preferences are told by.
 Preference: TypeAlias = PairSample | LabelledSample
@@ -83,24 +91,8 @@ def load_preferences(
 
 
 def load_pairs(data: PairData, renderer: Renderer, *, section: str = "data") -> SampleSet[PairSample]:
-    """Read pairs.
-
-    Args:
-        data: The datasets, and what happens to rows that are too long or bad.
-        renderer: Tokenizer and chat template of the model.
-        section: Where `data` stands in the configuration, for messages.
-
-    Raises:
-        DataError: A source cannot be read, a row is wrong (names file, line and key), or nothing is left of a source.
-    """
-    return read_pairs(
-        data.sources,
-        data,
-        renderer,
-        section,
-        _pieces,
-        lambda row, chosen, rejected, source, key: _pair(row, chosen, rejected),
-    )
+    """Read pairs; arguments and errors are those of `load_conversations`."""
+    return read_pairs(data.sources, data, renderer, section, _pieces, _pair)
 
 
 def read_pairs(
@@ -138,7 +130,7 @@ def read_pairs(
 
 
 def labelled_samples(preferences: Iterable[Preference]) -> Iterator[LabelledSample]:
-    """Yield responses with a label each: of a pair, the liked one and then the other."""
+    """Yield responses with a label each: of a pair, the chosen one and then the rejected one."""
     for each in preferences:
         if isinstance(each, LabelledSample):
             yield each
@@ -157,7 +149,7 @@ def _pieces(
     return pieces
 
 
-def _pair(row: Row, chosen: ConversationSample, rejected: ConversationSample) -> PairSample:
+def _pair(row: Row, chosen: ConversationSample, rejected: ConversationSample, *_: object) -> PairSample:
     # after the cut at the limit, which may take away what they differ in
     if np.array_equal(chosen.token_ids, rejected.token_ids) and np.array_equal(chosen.trained, rejected.trained):
         raise identical()

@@ -8,27 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from roll_like.config.sections import DataSource
+from roll_like.config.training_data import RowSource
 from roll_like.errors import DataError
 
 _LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 _PARQUET = (".parquet",)
-
-
-class Dataset(Protocol):
-    """Where rows are: what sources of every kind say."""
-
-    @property
-    def path(self) -> str:
-        """A file, a directory, or a hub dataset id."""
-
-    @property
-    def split(self) -> str:
-        """Split of a hub dataset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +34,7 @@ class Row:
     origin: str
 
 
-def read_rows(source: Dataset, key: str) -> Iterator[Row]:
+def read_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
     """Yield the rows of a file, a directory (its files in the order of their names) or a hub dataset.
 
     Args:
@@ -59,7 +49,9 @@ def read_rows(source: Dataset, key: str) -> Iterator[Row]:
         yield from _read_file(path, str(source.path), key)
     elif path.is_dir():
         if (path / "state.json").is_file() and (path / "dataset_info.json").is_file():
-            yield from _read_saved(path, key)
+            import datasets
+
+            yield from _numbered(_load(lambda: datasets.load_from_disk(str(path)), str(path), key), str(path))
             return
         files = sorted(file for file in path.rglob("*") if file.name.endswith(_LINES + _PARQUET))
         if not files:
@@ -71,14 +63,22 @@ def read_rows(source: Dataset, key: str) -> Iterator[Row]:
     elif path.suffix in (".json", *_LINES, *_PARQUET) or source.path.startswith(("/", ".", "~")):
         raise DataError(f"there is no file or directory {source.path}", fix=f"correct {key}.path")
     else:
-        yield from _read_hub(source, key)
+        import datasets
+
+        rows = _load(lambda: datasets.load_dataset(source.path, split=source.split), source.path, key)
+        yield from _numbered(rows, f"{source.path}[{source.split}]")
+
+
+def _numbered(rows: Iterable[Mapping[str, Any]], label: str) -> Iterator[Row]:
+    for number, fields in enumerate(rows, start=1):
+        yield Row(dict(fields), f"{label}:{number}")
 
 
 def _read_file(path: Path, label: str, key: str) -> Iterator[Row]:
     if path.name.endswith(_LINES):
         return _read_lines(path, label, key)
     if path.name.endswith(_PARQUET):
-        return _read_parquet(path, label, key)
+        return _numbered(_stream("parquet", path, label, key), label)
     raise DataError(
         f"{label}: expected a file that ends in {', '.join(_LINES + _PARQUET)}",
         fix=f"convert it (one JSON object a line), or correct {key}.path",
@@ -105,11 +105,6 @@ def _read_lines(path: Path, label: str, key: str) -> Iterator[Row]:
         yield Row(fields, f"{label}:{number}")
 
 
-def _read_parquet(path: Path, label: str, key: str) -> Iterator[Row]:
-    for number, fields in enumerate(_stream("parquet", path, label, key), start=1):
-        yield Row(dict(fields), f"{label}:{number}")
-
-
 def _stream(builder: str, path: Path, label: str, key: str) -> Iterator[dict[str, Any]]:
     import datasets
     import pyarrow
@@ -121,22 +116,6 @@ def _stream(builder: str, path: Path, label: str, key: str) -> Iterator[dict[str
         yield from datasets.load_dataset(builder, data_files=str(path.resolve()), split="train", streaming=True)
     except (OSError, UnicodeDecodeError, EOFError, pyarrow.ArrowInvalid, datasets.exceptions.DatasetsError) as error:
         raise DataError(f"{label} cannot be read: {error}", fix=f"repair the file, or correct {key}.path") from error
-
-
-def _read_saved(path: Path, key: str) -> Iterator[Row]:
-    import datasets
-
-    rows = _load(lambda: datasets.load_from_disk(str(path)), str(path), key)
-    for number, fields in enumerate(rows, start=1):
-        yield Row(dict(fields), f"{path}:{number}")
-
-
-def _read_hub(source: Dataset, key: str) -> Iterator[Row]:
-    import datasets
-
-    rows = _load(lambda: datasets.load_dataset(source.path, split=source.split), source.path, key)
-    for number, fields in enumerate(rows, start=1):
-        yield Row(dict(fields), f"{source.path}[{source.split}]:{number}")
 
 
 def _load(load: Callable[[], Any], label: str, key: str) -> Any:

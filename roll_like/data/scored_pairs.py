@@ -20,54 +20,30 @@ from roll_like.data.bad_rows import BadRow, Problem
 from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.data.conversations import require_words
 from roll_like.data.messages import require_fields, short
-from roll_like.data.pairs import identical, read_pairs
+from roll_like.data.pairs import Pair, identical, read_pairs
 from roll_like.data.rows import Row
-from roll_like.data.samples import (
-    ConversationSample,
-    SampleSet,
-)
+from roll_like.data.samples import ConversationSample, SampleSet
 from roll_like.data.turns import Piece, render
 from roll_like.errors import DataError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScoredPair:
-    """Two conversations that begin alike, the first of which is to be scored higher.
+class ScoredPair(Pair):
+    """Two conversations that begin alike, the first of which is to be scored higher; their last tokens are trained.
 
     Attributes:
-        chosen: The preferred one; its last token is marked as trained.
-        rejected: The other.
         margin: By how much the preferred one should score higher.
-        origin: `file:line` of its row.
     """
 
-    chosen: ConversationSample
-    rejected: ConversationSample
     margin: float
-    origin: str
-
-    @property
-    def sequences(self) -> tuple[ConversationSample, ...]:
-        """Its two sequences of tokens, the chosen one first."""
-        return (self.chosen, self.rejected)
 
     def content(self) -> bytes:
         """Return everything that training sees of it, for fingerprints."""
-        chosen, rejected = self.chosen.content(), self.rejected.content()
-        return len(chosen).to_bytes(8, "little") + chosen + rejected + struct.pack("<d", self.margin)
+        return Pair.content(self) + struct.pack("<d", self.margin)
 
 
 def load_scored_pairs(data: ScoredPairData, renderer: Renderer, *, section: str = "data") -> SampleSet[ScoredPair]:
-    """Read pairs of conversations.
-
-    Args:
-        data: The datasets, and what happens to rows that are too long or bad.
-        renderer: Tokenizer and chat template of the model.
-        section: Where `data` stands in the configuration, for messages.
-
-    Raises:
-        DataError: A source cannot be read, a row is wrong (names file, line and key), or nothing is left of a source.
-    """
+    """Read pairs of conversations; arguments and errors are those of `load_conversations`."""
     return read_pairs(data.sources, data, renderer, section, _whole, _pair)
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
-from typing import Any
 
 from roll_like.config.sections import DataSource
 from roll_like.data.chat import Renderer
+from roll_like.data.messages import field_names, read_prompt, require_fields, short, with_system
 from roll_like.data.rows import Row, read_rows
 from roll_like.errors import ConfigError, DataError, EnvError
 from roll_like.types import Message, Task
@@ -108,11 +107,11 @@ class TaskSet:
         Args:
             fields: Row fields; `answer` means the task's reference answer.
             why: Who needs them, for the message: `reward 'math'`.
-            sources: Names of the sources it judges; default: all.
+            sources: Names of the sources that it scores; default: all.
 
         Raises:
             ConfigError: `sources` names a source that does not exist.
-            DataError: A row lacks a field, or holds null there; names file and line.
+            DataError: A field is missing in a row, or is null; names file and line.
         """
         known = [source.name for source in self.sources]
         for name in sources or ():
@@ -132,10 +131,10 @@ def _require(task: Task, source: TaskSource, fields: Sequence[str], why: str) ->
         if (task.answer if field == "answer" else task.metadata.get(field)) is not None:
             continue
         if field == "answer":
-            found = f"it has fields {_names(task.metadata)}"
+            found = f"it has fields {field_names(task.metadata)}"
             fix = f"set {source.key}.answer_field to the field that holds the reference answer"
         else:
-            found = "it is null" if field in task.metadata else f"it has fields {_names(task.metadata)}"
+            found = "it is null" if field in task.metadata else f"it has fields {field_names(task.metadata)}"
             fix = f"add {field!r} to every row of the source, or leave the source out of that reward's `sources`"
         raise DataError(f"{task.origin}: {why} needs the field {field!r}; {found}", fix=fix)
 
@@ -165,14 +164,9 @@ def load_tasks(
     )
 
 
-def source_name(source: DataSource) -> str:
-    """Return the name of a source: as configured, or the stem of its path."""
-    return source.name or Path(source.path).stem
-
-
 def load_source(source: DataSource, renderer: Renderer, limit: int, key: str) -> TaskSource:
     """Read one dataset, as `load_tasks` does each; `key` is its place in the configuration."""
-    name = source_name(source)
+    name = source.label
     kept: list[Task] = []
     rows = too_long = longest = 0
     first_too_long: str | None = None
@@ -212,8 +206,8 @@ def _tasks(rows: Iterable[Row], source: DataSource, renderer: Renderer, key: str
             number += 1
             used = {source.prompt_field, source.answer_field}
             yield Task(
-                task_id=f"{source_name(source)}:{number}",
-                source=source_name(source),
+                task_id=f"{source.label}:{number}",
+                source=source.label,
                 domain=source.domain_label,
                 messages=prompt,
                 prompt_ids=prompt_ids,
@@ -234,79 +228,21 @@ def _render(renderer: Renderer, messages: tuple[Message, ...], row: Row) -> str:
 
 
 def _messages(row: Row, source: DataSource, key: str) -> tuple[Message, ...]:
-    where = f"{key}.prompt_field"
-    if source.prompt_field not in row.fields:
-        raise DataError(
-            f"{row.origin}: the row has no field {source.prompt_field!r}; it has {_names(row.fields)}",
-            fix=f"set {where} to the field with the prompt",
-        )
-    prompt = row.fields[source.prompt_field]
-    if isinstance(prompt, str) and prompt.strip():
-        found = [Message(role="user", content=prompt)]
-    elif isinstance(prompt, list) and prompt:
-        found = [_message(entry, index, row, source.prompt_field) for index, entry in enumerate(prompt)]
-    else:
-        raise DataError(
-            f"{row.origin}: expected a text or a list of messages in {source.prompt_field!r}, found {_short(prompt)}",
-            fix=f"correct the row, or set {where} to the field with the prompt",
-        )
-    if found[-1]["role"] == "assistant":
-        raise DataError(
-            f"{row.origin}: the last message in {source.prompt_field!r} is the assistant's: nothing is left to answer",
-            fix="remove that message (put it into the answer field if it is the reference)",
-        )
-    if source.system_prompt is not None:
-        if found[0]["role"] == "system":
-            raise DataError(
-                f"{row.origin}: the row has a system message of its own, and {key}.system_prompt is set",
-                fix=f"remove one of the two (set {key}.system_prompt: null)",
-            )
-        found.insert(0, Message(role="system", content=source.system_prompt))
-    return tuple(found)
-
-
-def _message(entry: Any, index: int, row: Row, field: str) -> Message:
-    place = f"{row.origin}: message {index} in {field!r}"
-    if not isinstance(entry, Mapping):
-        raise DataError(f"{place}: expected {{role, content}}, found {_short(entry)}", fix="correct the row")
-    for name in ("role", "content"):
-        if not isinstance(entry.get(name), str):
-            raise DataError(
-                f"{place}: expected a text in {name!r}, found {_short(entry.get(name))}", fix="correct the row"
-            )
-    # Parquet gives every message the fields that any message has, as null
-    further = sorted(name for name, value in entry.items() if name not in ("role", "content") and value is not None)
-    if further:
-        raise DataError(
-            f"{place}: has fields besides role and content: {', '.join(further)}",
-            fix="remove them: prompts are plain chat messages",
-        )
-    return Message(role=entry["role"], content=entry["content"])
+    require_fields(row, {source.prompt_field: f"{key}.prompt_field"})
+    prompt = with_system(read_prompt(row, source, key, plain=True), row, source, key)
+    return tuple(Message(role=message["role"], content=message["content"]) for message in prompt)
 
 
 def _answer(row: Row, source: DataSource, key: str) -> str | None:
     if source.answer_field is None:
         return None
-    if source.answer_field not in row.fields:
-        raise DataError(
-            f"{row.origin}: the row has no field {source.answer_field!r}; it has {_names(row.fields)}",
-            fix=f"correct {key}.answer_field, or set it to null if there are no reference answers",
-        )
+    require_fields(row, {source.answer_field: f"{key}.answer_field to null if there are no reference answers, or"})
     answer = row.fields[source.answer_field]
     if isinstance(answer, str):
         return answer
     if isinstance(answer, int | float) and not isinstance(answer, bool):
         return str(answer)
     raise DataError(
-        f"{row.origin}: expected a text or a number in {source.answer_field!r}, found {_short(answer)}",
+        f"{row.origin}: expected a text or a number in {source.answer_field!r}, found {short(answer)}",
         fix=f"correct the row, or {key}.answer_field",
     )
-
-
-def _names(fields: Mapping[str, Any]) -> str:
-    return ", ".join(map(repr, fields)) or "none"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '…'}"

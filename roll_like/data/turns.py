@@ -14,7 +14,7 @@ template writes something else (it drops the reasoning, repeats the text, or lea
 rightly be trained on. Where the template has `{% generation %}` blocks, only what is in them is trained, and the
 end-of-turn token where it follows one.
 
-**Cuts.** Some templates rewrite history: they drop the reasoning of earlier turns, say. Then the rendering of a later
+**Cuts.** Some templates rewrite history: they drop the reasoning of earlier turns. Then the rendering of a later
 turn does not begin with that of an earlier one, and the conversation becomes several sequences. Each holds the turns
 that were written in its context, so that every turn is trained exactly once, in the context in which the model would
 write it.
@@ -118,14 +118,14 @@ def _of_text(
     if not shown.endswith(after) or len(shown) < len(after):
         raise _rewritten(at, "ends it depending on its text")
     end_of_text = len(shown) - len(after)
-    said = squeezed(turn["content"])
-    in_place = shown.startswith(before) and squeezed(shown[len(before) : end_of_text]) == said
+    expected = squeezed(turn["content"])
+    in_place = shown.startswith(before) and squeezed(shown[len(before) : end_of_text]) == expected
     end = end_of_text + _end_within(renderer, after, calls=bool(turn.get("tool_calls")))
     if prompt is not None and shown.startswith(prompt) and len(prompt) <= end_of_text:
-        if not in_place and squeezed(shown[len(prompt) : end_of_text]) != said:
+        if not in_place and squeezed(shown[len(prompt) : end_of_text]) != expected:
             raise _rewritten(at, f"writes {_short(shown[len(prompt) : end_of_text])} for {_short(turn['content'])}")
         return len(prompt), end
-    # the generation prompt is none of the conversation: it opens a reasoning, say, that this turn does not have
+    # the generation prompt is none of the conversation: it may open a reasoning block that this turn does not have
     if in_place and set(turn) <= _PLAIN:
         return len(before), end
     raise _rewritten(at, "writes something else than its own generation prompt and the turn")

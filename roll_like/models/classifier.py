@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from roll_like.config.sections import Precision
 from roll_like.errors import ConfigError
 from roll_like.models.modules import load_for_training, refuse_absent
-from roll_like.models.quiet import no_warnings
+from roll_like.models.quiet import quiet
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -42,7 +42,7 @@ def load_classifier(path: Path, dtype: Precision, *, seed: int, trust_remote_cod
     from transformers import AutoModelForSequenceClassification
 
     check_outputs(path, trust_remote_code=trust_remote_code)
-    with no_warnings():  # of transformers, that the output is new
+    with quiet(warnings=False):  # of transformers, that the output is new
         model, absent = load_for_training(
             AutoModelForSequenceClassification,
             "model with a score",

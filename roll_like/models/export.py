@@ -18,7 +18,7 @@ from roll_like.errors import CheckpointError
 from roll_like.models.classifier import classifier_config
 from roll_like.models.lora import Adapter
 from roll_like.models.modules import empty_model
-from roll_like.models.quiet import no_progress_bars
+from roll_like.models.quiet import quiet
 
 if TYPE_CHECKING:
     import torch
@@ -77,13 +77,6 @@ def render_model_card(card: ModelCard, task: Task = "text-generation") -> str:
     return "\n".join(lines)
 
 
-def write_model_card(directory: Path, card: ModelCard, task: Task = "text-generation") -> Path:
-    """Write the card as `directory/README.md` and return that path."""
-    path = directory / "README.md"
-    path.write_text(render_model_card(card, task), encoding="utf-8")
-    return path
-
-
 def save_hf_directory(
     state_dict: Mapping[str, torch.Tensor],
     config: PretrainedConfig,
@@ -126,13 +119,13 @@ def save_hf_directory(
         temporary = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.", dir=out_dir.parent))
         temporary.chmod(0o755)
         model.to(next(iter(weights.values())).dtype)  # what config.json states
-        with no_progress_bars():
+        with quiet():
             model.save_pretrained(temporary, state_dict=weights, max_shard_size="5GB")
         tokenizer.save_pretrained(temporary)
         if base_dir is not None and (base_dir / "generation_config.json").is_file():
             shutil.copyfile(base_dir / "generation_config.json", temporary / "generation_config.json")
         if card is not None:
-            write_model_card(temporary, card, task)
+            (temporary / "README.md").write_text(render_model_card(card, task), encoding="utf-8")
         if adapter is not None:
             adapter.write(temporary / ADAPTER_FOLDER)
         _sync(temporary)
@@ -162,7 +155,7 @@ def _fit(
         aliases = [name, *(alias for alias, source in tied.items() if source == name)]
         copies = [state_dict[alias] for alias in aliases if alias in state_dict]
         if not copies:
-            raise CheckpointError(f"the weights to export lack {name}, of shape {tuple(expected.shape)}")
+            raise CheckpointError(f"{name}, of shape {tuple(expected.shape)}, is missing in the weights to export")
         found = copies[0]
         if any(not torch.equal(found, other) for other in copies[1:]):
             raise CheckpointError(f"the model ties {' and '.join(aliases)}, but the weights to export differ there")

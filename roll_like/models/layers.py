@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from roll_like.config.sections import ModelConfig
 from roll_like.errors import ConfigError
 from roll_like.models.cache import made_once
 from roll_like.models.export import save_hf_directory
@@ -21,14 +22,7 @@ if TYPE_CHECKING:
 _LAYER = re.compile(r"(?P<before>(?:^|\.)(?:layers|h)\.)(?P<layer>\d+)(?=\.)")
 
 
-def with_layers(
-    path: Path,
-    keep: Sequence[int],
-    *,
-    cache_dir: Path | None,
-    trust_remote_code: bool,
-    say: Callable[[str], None],
-) -> Path:
+def with_layers(path: Path, keep: Sequence[int], config: ModelConfig, *, say: Callable[[str], None]) -> Path:
     """Return a directory with the model that consists of some layers of the one in `path`, making it once.
 
     What a layer computes stays as it is; embeddings, final norm and tokenizer are the model's own (a student's
@@ -37,8 +31,7 @@ def with_layers(
     Args:
         path: Directory of the larger model.
         keep: Indices of its layers, ascending.
-        cache_dir: Default: `~/.cache/roll_like`.
-        trust_remote_code: Whether the model's code comes with it.
+        config: The `model` section.
         say: Takes one line before the smaller model is made.
 
     Raises:
@@ -57,18 +50,13 @@ def with_layers(
         from transformers import AutoConfig, AutoTokenizer
 
         say(f"model: {len(keep)} of {layers} layers of {path.name}, once, into {target}")
-        config = AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=trust_remote_code)
-        tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=trust_remote_code)
-        save_hf_directory(
-            _kept(path, keep),
-            _smaller(config, keep),
-            tokenizer,
-            target,
-            base_dir=path,
-            trust_remote_code=trust_remote_code,
-        )
+        trust = config.trust_remote_code
+        where: dict[str, bool] = {"local_files_only": True, "trust_remote_code": trust}
+        shape = _smaller(AutoConfig.from_pretrained(str(path), **where), keep)
+        tokenizer = AutoTokenizer.from_pretrained(str(path), **where)
+        save_hf_directory(_kept(path, keep), shape, tokenizer, target, base_dir=path, trust_remote_code=trust)
 
-    return made_once(f"{path.name}-{len(keep)}-layers-{identity}", make, cache_dir)
+    return made_once(f"{path.name}-{len(keep)}-layers-{identity}", make, config.cache_dir)
 
 
 def _kept(path: Path, keep: Sequence[int]) -> dict[str, Tensor]:

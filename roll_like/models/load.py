@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from roll_like.config.sections import ModelConfig
 from roll_like.data.chat import Renderer
 from roll_like.errors import ConfigError
+from roll_like.models.modules import COMPLETE
 from roll_like.models.shape import ModelShape, load_model_shape
 
 if TYPE_CHECKING:
@@ -71,13 +72,7 @@ def resolve_model(config: ModelConfig, *, say: Callable[[str], None] | None = No
     if config.keep_layers is not None:
         from roll_like.models.layers import with_layers
 
-        path = with_layers(
-            path,
-            config.keep_layers,
-            cache_dir=config.cache_dir,
-            trust_remote_code=config.trust_remote_code,
-            say=say,
-        )
+        path = with_layers(path, config.keep_layers, config, say=say)
     return ResolvedModel(path=path, tokenizer_path=_resolve_tokenizer(config, say) or path, label=config.path)
 
 
@@ -122,10 +117,6 @@ def load_renderer(config: ModelConfig) -> Renderer:
 def from_anywhere(spelling: str, path: Path) -> str:
     """Return what `from_pretrained` takes for a model: the hub id that the user wrote, else the local directory."""
     return spelling if _HUB_ID.fullmatch(spelling) and not Path(spelling).exists() else str(path)
-
-
-def _fix(key: str = "model.path") -> str:
-    return f"set {key} to a directory with config.json, *.safetensors and a tokenizer"
 
 
 def _to_stderr(line: str) -> None:
@@ -174,13 +165,13 @@ def _in_package(spelling: str, key: str) -> Path:
 
 def _check_directory(path: Path, label: str) -> Path:
     if not path.is_dir():
-        raise ConfigError(f"model.path: {label} is a file, but neither a directory nor a .gguf file", fix=_fix())
+        raise ConfigError(f"model.path: {label} is a file, but neither a directory nor a .gguf file", fix=COMPLETE)
     if not (path / "config.json").is_file():
-        raise ConfigError(f"model.path: {label} holds no config.json", fix=_fix())
+        raise ConfigError(f"model.path: {label} holds no config.json", fix=COMPLETE)
     if not any(path.glob("*.safetensors")):
         raise ConfigError(
             f"model.path: {label} holds no *.safetensors weights",
-            fix=_fix() + "; convert other weights with transformers: from_pretrained(...).save_pretrained(...)",
+            fix=f"{COMPLETE}; convert other weights with transformers: from_pretrained(...).save_pretrained(...)",
         )
     return path
 
@@ -192,7 +183,10 @@ def _resolve_tokenizer(config: ModelConfig, say: Callable[[str], None]) -> Path 
     if place is None:
         return _from_hub(config.tokenizer, config, _TOKENIZER_FILES, key="model.tokenizer", say=say)
     if not place.is_dir():
-        raise ConfigError(f"model.tokenizer: {config.tokenizer} is not a directory", fix=_fix("model.tokenizer"))
+        raise ConfigError(
+            f"model.tokenizer: {config.tokenizer} is not a directory",
+            fix="set model.tokenizer to a directory that has one",
+        )
     return place
 
 

@@ -49,7 +49,7 @@ def linear_layers(causal_lm: Any) -> dict[str, tuple[int, int]]:
 
 
 def targets(causal_lm: Any, config: LoRAConfig) -> tuple[str, ...]:
-    """Return the names of layers that get adapters, as `target_modules` says them: last parts of whole names.
+    """Return the names of layers that get adapters, as in `target_modules`: last parts of whole names.
 
     Raises:
         ConfigError: The model has no such layer; names those that it has.

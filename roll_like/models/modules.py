@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from roll_like.config.sections import Precision, Task
 from roll_like.errors import ConfigError
-from roll_like.models.quiet import no_progress_bars
+from roll_like.models.quiet import quiet
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -44,7 +44,7 @@ def load_causal_lm(path: Path, dtype: Precision, *, trust_remote_code: bool = Fa
 def load_for_training(
     auto_class: Any, what: str, path: Path, dtype: Precision, *, trust_remote_code: bool, **options: Any
 ) -> tuple[PreTrainedModel, list[str]]:
-    """Return a model, and the names of its tensors that the directory lacks or holds in another shape.
+    """Return a model, and the names of its tensors that are missing in the directory or have another shape.
 
     Args:
         auto_class: The class of transformers that loads it.
@@ -59,7 +59,7 @@ def load_for_training(
     """
     import torch
 
-    with no_progress_bars():
+    with quiet():
         try:
             model, info = auto_class.from_pretrained(
                 str(path),
@@ -80,10 +80,10 @@ def load_for_training(
 
 
 def refuse_absent(path: Path, absent: Sequence[str]) -> None:
-    """Raise a ConfigError where a directory lacks tensors of its model."""
+    """Raise a ConfigError where tensors of the model are missing in its directory."""
     if absent:
         raise ConfigError(
-            f"{path} lacks {len(absent)} of the model's tensors, or holds them in another shape; first: {absent[0]}",
+            f"{len(absent)} of the model's tensors are missing in {path}, or have another shape; first: {absent[0]}",
             fix=COMPLETE,
         )
 
@@ -95,7 +95,7 @@ def empty_model(config: PretrainedConfig, trust_remote_code: bool, task: Task = 
 
     auto = {"text-generation": AutoModelForCausalLM, "text-classification": AutoModelForSequenceClassification}[task]
     config = copy.deepcopy(config)  # saving writes precision and architecture into it
-    config.use_cache = True  # trainers switch it off for themselves; whoever generates wants it
+    config.use_cache = True  # trainers switch it off; generation uses it
     with torch.device("meta"):
         model: PreTrainedModel = auto.from_config(config, trust_remote_code=trust_remote_code)
     return model

@@ -17,7 +17,7 @@ _BFLOAT16_FLAGS = frozenset({"avx512bw", "avx512_bf16", "amx_bf16", "avx_ne_conv
 
 @lru_cache(maxsize=1)
 def cpu_has_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Return whether this CPU computes in bfloat16 itself; true where nobody can say.
+    """Return whether this CPU computes in bfloat16 itself; true where the flags are unknown.
 
     Without such instructions PyTorch emulates them, and products take about ten times as long as in float32.
     """

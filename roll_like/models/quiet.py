@@ -7,27 +7,17 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """Keep transformers from drawing progress bars."""
+def quiet(*, warnings: bool = True) -> Iterator[None]:
+    """Keep transformers from drawing progress bars, and from logging warnings with `warnings=False`."""
     from transformers.utils import logging
 
-    was_on = logging.is_progress_bar_enabled()
+    bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    if not warnings:
+        logging.set_verbosity_error()
     try:
         yield
     finally:
-        if was_on:
+        if bars:
             logging.enable_progress_bar()
-
-
-@contextlib.contextmanager
-def no_warnings() -> Iterator[None]:
-    """Keep transformers from logging warnings."""
-    from transformers.utils import logging
-
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
         logging.set_verbosity(verbosity)

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from roll_like.algorithms.advantages import AdvantageEstimator, by_parts, flatten, joined, policy_samples
+from roll_like.algorithms.advantages import AdvantageEstimator
+from roll_like.algorithms.advantages.base import by_parts, flatten, joined, policy_samples
 from roll_like.algorithms.kl import KLController, token_penalties
 from roll_like.algorithms.shaping import RewardShaping, shape_advantages, trained_on
 from roll_like.config.algorithm import AlgorithmConfig, DifficultyConfig

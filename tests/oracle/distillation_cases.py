@@ -11,7 +11,8 @@ from distillation_samples import Pair, distillation_loss, make_pair
 from hypothesis import strategies as st
 from torch import Tensor
 
-from roll_like.algorithms.distillation import TeacherTopK, distillation_losses, distillation_objective
+from roll_like.algorithms.distillation.objective import distillation_losses, distillation_objective
+from roll_like.algorithms.distillation.teacher import TeacherTopK
 
 VOCABULARY = 11
 

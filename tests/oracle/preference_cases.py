@@ -11,13 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from roll_like.algorithms.logprobs import token_logprobs
-from roll_like.algorithms.preference import (
-    MismatchedResponses,
-    PairInputs,
-    UnpairedInputs,
-    preference_objective,
-    response_sums,
-)
+from roll_like.algorithms.preference.base import MismatchedResponses, PairInputs, UnpairedInputs, response_sums
+from roll_like.algorithms.preference.objective import preference_objective
 from roll_like.registry import PREFERENCE_LOSSES
 from roll_like.values import reduce
 

@@ -17,7 +17,7 @@ from conformance import Row
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll_like.algorithms.advantages import has_signal, whiten
+from roll_like.algorithms.advantages.formulas import has_signal, whiten
 
 
 def group_row(name: str, reference: str, theirs: Callable[[Step], Any], cases: Any = None, **settings: Any) -> Row:
@@ -42,7 +42,7 @@ def verl_gae(step: Step) -> torch.Tensor:
 
 
 def verl_gpg(step: Step) -> torch.Tensor:
-    """With the paper's scale, samples / samples in groups that have a signal; verl counts rewards other than 0."""
+    """With the paper's scale, samples / samples in groups of non-zero reward variance; verl counts non-zero rewards."""
     rewards = step.rewards_BT.sum(-1)
     moving = sum(
         int((step.index_B == group).sum())

@@ -14,7 +14,7 @@ from advantage_cases import advantages, step
 from loss_cases import figures, loss_and_gradient, tokens
 from torch import Tensor
 
-from roll_like.algorithms.advantages import GAE
+from roll_like.algorithms.advantages.returns import GAE
 from roll_like.algorithms.correction import correction_from
 from roll_like.algorithms.kl import divergence
 from roll_like.config.algorithm import CorrectionConfig, RejectConfig

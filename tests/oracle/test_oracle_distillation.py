@@ -17,7 +17,8 @@ from distillation_cases import DistillationCase, distillation_cases, ours
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll_like.algorithms.distillation import sampled_divergence, teacher_advantages
+from roll_like.algorithms.distillation.on_policy import teacher_advantages
+from roll_like.algorithms.kl import divergence
 
 any_case = distillation_cases()
 whole_top_k = distillation_cases(all_k=True)
@@ -45,7 +46,7 @@ def sampled(case: DistillationCase) -> tuple[torch.Tensor, ...]:
         logits_NV.log_softmax(-1).gather(1, pair.targets_N[:, None]).squeeze(1)
         for logits_NV in (pair.logits_NV, case.teacher_NV)
     )
-    losses_N = sampled_divergence(student_N, teacher_N)
+    losses_N = divergence(student_N, teacher_N, "k1", straight_through=True)
     return without_value(reference.mean_and_gradients(case, losses_N))
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from loss_cases import Batch, batches
 from torch import Tensor
 
-from roll_like.algorithms.advantages import flatten
+from roll_like.algorithms.advantages.base import flatten
 from roll_like.algorithms.shaping import RewardShaping, overlong_penalties, shape_advantages
 from roll_like.algorithms.value_loss import explained_variance, value_loss
 from roll_like.config.algorithm import AdvantageShapingConfig, NormaliseConfig, RewardShapingConfig

@@ -8,15 +8,13 @@ from algorithm_samples import make_group, same_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll_like.algorithms.advantages import (
-    AdvantageEstimator,
-    GroupEstimator,
-    Rewards,
+from roll_like.algorithms.advantages import AdvantageEstimator, GroupEstimator, Rewards
+from roll_like.algorithms.advantages.base import policy_samples
+from roll_like.algorithms.advantages.formulas import (
     discounted_returns,
     dr_grpo_advantages,
     grpo_advantages,
     has_signal,
-    policy_samples,
     rloo_advantages,
     whiten,
 )

@@ -82,7 +82,7 @@ def test_penalties_of_sampled_tokens():
 
 def test_penalties_that_cannot_be_are_refused():
     sample = make_policy_sample([0, 1], [0.0, -0.5])
-    with pytest.raises(EngineError, match="0 arrays of reference log-probabilities for 1 samples"):
+    with pytest.raises(EngineError, match="0 arrays of the reference model's log-probabilities for 1 samples"):
         token_penalties([sample], [], estimator="k1", coefficient=1)
     with pytest.raises(EngineError, match=r"sample 0 \(group 'toy/0#0'\) have shape \(3,\)"):
         token_penalties([sample], [np.zeros(3, np.float32)], estimator="k1", coefficient=1)

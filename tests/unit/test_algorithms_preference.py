@@ -13,7 +13,8 @@ from preference_samples import kto, loss_of, make_pairs, make_samples
 from pydantic import ValidationError
 from torch import Tensor
 
-from roll_like.algorithms.preference import PairedLoss, UnpairedLoss, preference_objective
+from roll_like.algorithms.preference.base import PairedLoss, UnpairedLoss
+from roll_like.algorithms.preference.objective import preference_objective
 from roll_like.registry import PREFERENCE_LOSSES
 
 REFERENCE = {"dpo", "ipo", "hinge", "robust", "sppo", "apo_zero", "apo_down"}

@@ -12,7 +12,7 @@ import pytest
 from algorithm_samples import make_group
 from pydantic import ValidationError
 
-from roll_like.algorithms.advantages import policy_samples
+from roll_like.algorithms.advantages.base import policy_samples
 from roll_like.algorithms.shaping import RewardShaping, RunningMoments, shape_advantages, trained_on
 from roll_like.config.algorithm import AdvantageShapingConfig, DifficultyConfig, MaskConfig, RewardShapingConfig
 from roll_like.types import Group, Scored, StopReason

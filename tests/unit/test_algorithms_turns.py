@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from algorithm_samples import make_scored, make_task
 
-from roll_like.algorithms.advantages import AdvantageEstimator, by_parts, joined, policy_samples, split
+from roll_like.algorithms.advantages import AdvantageEstimator
+from roll_like.algorithms.advantages.base import by_parts, joined, policy_samples, split
 from roll_like.algorithms.kl import KLController
 from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.policy_gradient.advantages import Advantages

@@ -12,8 +12,8 @@ import yaml
 from config_files import changed
 from preference_samples import make_pairs, make_samples
 
-from roll_like.algorithms.preference import MismatchedResponses, preference_objective
-from roll_like.algorithms.preference.base import NLLAggregation
+from roll_like.algorithms.preference.base import MismatchedResponses, NLLAggregation
+from roll_like.algorithms.preference.objective import preference_objective
 from roll_like.algorithms.preference.paired import Divergence
 from roll_like.builtin.pipelines.dpo.config import DPOConfig
 from roll_like.config.load import load_config

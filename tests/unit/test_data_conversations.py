@@ -134,8 +134,8 @@ def test_a_template_that_rewrites_history_cuts_a_conversation_into_parts(tmp_pat
 
 BAD = [
     ({"messages": [HI]}, Problem.NO_ASSISTANT, "expected a message of the role 'assistant', found user"),
-    ({"messages": [HI, {"role": "assistant", "content": " \n"}]}, Problem.EMPTY, "says nothing"),
-    ({"prompt": "Hi", "completion": ""}, Problem.EMPTY, "says nothing"),
+    ({"messages": [HI, {"role": "assistant", "content": " \n"}]}, Problem.EMPTY, "is empty"),
+    ({"prompt": "Hi", "completion": ""}, Problem.EMPTY, "is empty"),
     ({"prompt": "Hi", "completion": None}, Problem.EMPTY, "'completion' is NoneType None"),
     ({"prompt": "Hi", "completion": []}, Problem.EMPTY, "'completion' is list"),
 ]
@@ -198,7 +198,7 @@ def test_rows_that_the_template_spoils(tmp_path: Path, template: str, row: Any, 
         ),
         ({"messages": [HI, {**HELLO, "tool_calls": ["add"]}]}, "in 'tool_calls', found str 'add'", "correct the row"),
         ({"prompt": [HI, HELLO], "completion": "a"}, "nothing is left to answer", "move"),
-        ({"prompt": " ", "completion": "a"}, "found a blank one", "data.sources[0].prompt_field"),
+        ({"prompt": " ", "completion": "a"}, "found str ' '", "data.sources[0].prompt_field"),
         ({"prompt": "a", "completion": [HI]}, "is of 'user', expected 'assistant'", "into the prompt"),
         ({**FINE, "tools": 3}, "expected a list of function schemas in 'tools', found int 3", "tools_field"),
         ({**FINE, "tools": "no json"}, "found str 'no json'", "tools_field"),

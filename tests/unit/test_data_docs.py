@@ -60,7 +60,7 @@ def test_every_reason_is_explained() -> None:
 
 def test_the_report_is_worded_so() -> None:
     counter = SampleCounter("skip", "data")
-    empty = BadRow(Problem.EMPTY, "message 1 is the assistant's and says nothing")
+    empty = BadRow(Problem.EMPTY, "message 1 is the assistant's and is empty")
     for line in (7, 12, 13):
         counter.leave(f"talk.jsonl:{line}", empty)
     counter.leave("talk.jsonl:40", BadRow(Problem.TOO_LONG, "160 tokens, the limit is 128"))

@@ -84,7 +84,7 @@ def test_a_system_prompt(tmp_path: Path, render: Renderer) -> None:
 BAD = [
     ({**FINE, "rejected": "Hello"}, Problem.IDENTICAL, "the same tokens"),
     ({"chosen": [HI, HELLO], "rejected": [HI, HELLO]}, Problem.IDENTICAL, "the same tokens"),
-    ({**FINE, "chosen": " "}, Problem.EMPTY, "says nothing"),
+    ({**FINE, "chosen": " "}, Problem.EMPTY, "is empty"),
     ({**FINE, "rejected": None}, Problem.EMPTY, "'rejected' is NoneType None"),
     ({"chosen": [], "rejected": [HI, HELLO]}, Problem.EMPTY, "'chosen' has no messages"),
     ({"chosen": [HI, HELLO], "rejected": [MORE, AWAY]}, Problem.NO_SHARED_PROMPT, "part at message 0"),

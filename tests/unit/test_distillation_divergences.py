@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
-from roll_like.algorithms.distillation import DistillationConfig, DistillationLoss, Outcomes
+from roll_like.algorithms.distillation.base import DistillationConfig, DistillationLoss, Outcomes
 from roll_like.algorithms.distillation.divergences import LIKELY
 from roll_like.registry import DISTILLATION_LOSSES
 

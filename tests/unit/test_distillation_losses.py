@@ -16,16 +16,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from roll_like.algorithms import blocks
-from roll_like.algorithms.distillation import (
-    Teacher,
-    TeacherHead,
-    TeacherLogits,
-    TeacherTopK,
-    distillation_losses,
-    distillation_objective,
-    teacher_topk,
-)
+from roll_like.algorithms.distillation.objective import distillation_losses, distillation_objective
 from roll_like.algorithms.distillation.student import TEMPORARIES
+from roll_like.algorithms.distillation.teacher import Teacher, TeacherHead, TeacherLogits, TeacherTopK, teacher_topk
 from roll_like.algorithms.losses.base import TokenLosses
 from roll_like.errors import ConfigError, EngineError
 from roll_like.registry import DISTILLATION_LOSSES

@@ -95,7 +95,7 @@ def test_weights_that_do_not_fit(trained, tmp_path):
     model, tokenizer = trained
     name = "model.layers.0.mlp.up_proj.weight"
     for change, message in (
-        ({name: None}, f"lack {name}, of shape"),
+        ({name: None}, f"{name}, of shape"),
         ({name: torch.zeros(3)}, rf"hold {name} in shape \(3,\); the model's configuration says \(128, 64\)"),
         ({"stranger": torch.zeros(3)}, "1 tensors that the model's configuration does not know; first: stranger"),
     ):

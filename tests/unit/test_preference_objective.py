@@ -10,7 +10,7 @@ import pytest
 import torch
 from preference_samples import kto, loss_of, make_pairs, make_samples
 
-from roll_like.algorithms.preference import (
+from roll_like.algorithms.preference.base import (
     MismatchedResponses,
     PairConfig,
     PairedLoss,
@@ -19,9 +19,9 @@ from roll_like.algorithms.preference import (
     UnpairedInputs,
     UnpairedLoss,
     UnpairedLosses,
-    preference_objective,
     response_sums,
 )
+from roll_like.algorithms.preference.objective import preference_objective
 from roll_like.config.base import PluginConfig
 from roll_like.errors import EngineError
 from roll_like.registry import PREFERENCE_LOSSES

@@ -12,7 +12,7 @@ from config_files import changed
 from test_config_distill import ON_POLICY
 from tests_support import scored, task  # type: ignore[import-not-found]
 
-from roll_like.algorithms.advantages import policy_samples
+from roll_like.algorithms.advantages.base import policy_samples
 from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig
 from roll_like.builtin.pipelines.on_policy_distill.teacher_scoring import TeacherScorer, reverse_kl, without_rewards
 from roll_like.rollout.reward_pools import RewardPools

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from roll_like.algorithms.preference import DPOLoss
+from roll_like.algorithms.preference.paired import DPOLoss
 from roll_like.builtin.pipelines.dpo.labelled_objective import LabelledObjective, LabelledStep, of_step
 from roll_like.builtin.pipelines.dpo.labels import labelled_step
 from roll_like.config.sections import TrainingConfig

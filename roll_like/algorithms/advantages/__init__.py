@@ -1,75 +1,7 @@
 """Advantage estimators: how much better each sampled token did than a baseline."""
 
-from roll_like.algorithms.advantages.base import (
-    AdvantageEstimator,
-    GroupEstimator,
-    ValueFunction,
-    by_parts,
-    describe,
-    flatten,
-    joined,
-    policy_samples,
-    split,
-)
-from roll_like.algorithms.advantages.formulas import (
-    Rewards,
-    best_of_k_advantages,
-    discounted_returns,
-    dr_grpo_advantages,
-    gae,
-    gpg_scale,
-    grpo_advantages,
-    has_signal,
-    opo_advantages,
-    rloo_advantages,
-    whiten,
-)
-from roll_like.algorithms.advantages.groups import (
-    GDPO,
-    GPG,
-    GRPO,
-    OPO,
-    RLOO,
-    DrGRPO,
-    GRPOPassK,
-    ReinforcePlusPlusBaseline,
-)
-from roll_like.algorithms.advantages.returns import GAE, Reinforce, ReinforcePlusPlus, ReMax
-from roll_like.algorithms.advantages.turns import GiGPO, TurnReturns
+from roll_like.algorithms.advantages import groups, returns, turns
+from roll_like.algorithms.advantages.base import AdvantageEstimator, GroupEstimator
+from roll_like.algorithms.advantages.formulas import Rewards
 
-__all__ = [
-    "GAE",
-    "GDPO",
-    "GPG",
-    "GRPO",
-    "OPO",
-    "RLOO",
-    "AdvantageEstimator",
-    "DrGRPO",
-    "GRPOPassK",
-    "GiGPO",
-    "GroupEstimator",
-    "ReMax",
-    "Reinforce",
-    "ReinforcePlusPlus",
-    "ReinforcePlusPlusBaseline",
-    "Rewards",
-    "TurnReturns",
-    "ValueFunction",
-    "best_of_k_advantages",
-    "by_parts",
-    "describe",
-    "discounted_returns",
-    "dr_grpo_advantages",
-    "flatten",
-    "gae",
-    "gpg_scale",
-    "grpo_advantages",
-    "has_signal",
-    "joined",
-    "opo_advantages",
-    "policy_samples",
-    "rloo_advantages",
-    "split",
-    "whiten",
-]
+__all__ = ["AdvantageEstimator", "GroupEstimator", "Rewards", "groups", "returns", "turns"]

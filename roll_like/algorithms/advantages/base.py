@@ -22,7 +22,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,11 @@ from roll_like.config.base import PluginConfig
 from roll_like.errors import EngineError, RewardError
 from roll_like.types import FloatArray, Group, IntArray, PolicySample, Scored
 from roll_like.values import Metrics
+
+#: A step's groups.
+Groups: TypeAlias = Sequence[Group[Scored]]
+#: One array [T] for each sample, in the order of `flatten(groups)`.
+TokenValues: TypeAlias = Sequence[FloatArray]
 
 
 class ValueFunction(Protocol):
@@ -51,9 +56,7 @@ class ValueFunction(Protocol):
         """
 
 
-def policy_samples(
-    groups: Sequence[Group[Scored]], advantages: Sequence[FloatArray] | None = None
-) -> list[PolicySample]:
+def policy_samples(groups: Groups, advantages: TokenValues | None = None) -> list[PolicySample]:
     """Return the groups' samples in order, with their advantages; an episode that was cut gives one for each part.
 
     `group_id` is the task's id and how often the task came before in the step (`gsm8k/17#0`, `gsm8k/17#1`), so that
@@ -68,9 +71,7 @@ def policy_samples(
         EngineError: An advantage is not finite, or the arrays do not fit the samples.
     """
     samples = flatten(groups)
-    if advantages is None:
-        advantages = [np.zeros(len(sample.trajectory.token_ids), np.float32) for sample in samples]
-    _check_arrays("advantages", advantages, samples)
+    advantages = _checked("advantages", advantages, samples)
     seen: Counter[str] = Counter()
     identities = []
     for group in groups:
@@ -116,7 +117,7 @@ def joined(samples: Sequence[Scored], arrays: Sequence[FloatArray]) -> list[Floa
     return [np.concatenate([next(parts) for _ in sample.trajectory.parts]) for sample in samples]
 
 
-def flatten(groups: Sequence[Group[Scored]]) -> list[Scored]:
+def flatten(groups: Groups) -> list[Scored]:
     """Return the samples of all groups, in the order of penalties and advantages."""
     return [sample for group in groups for sample in group.samples]
 
@@ -152,9 +153,7 @@ class AdvantageEstimator(ABC):
         """Train the estimator's own model, if any, on the groups of the last `assign`; return its metrics."""
         return {}
 
-    def assign(
-        self, groups: Sequence[Group[Scored]], token_penalties: Sequence[FloatArray] | None = None
-    ) -> list[PolicySample]:
+    def assign(self, groups: Groups, token_penalties: TokenValues | None = None) -> list[PolicySample]:
         """Return the groups' samples in order, with advantages.
 
         Args:
@@ -174,15 +173,11 @@ class AdvantageEstimator(ABC):
                     f"(its parts: {dict(sample.rewards)})",
                     fix="correct the reward that returned it, or let it raise so that the sample is left out",
                 )
-        if token_penalties is None:
-            token_penalties = [np.zeros(len(sample.trajectory.token_ids), np.float32) for sample in samples]
-        _check_arrays("token penalties", token_penalties, samples)
-        return policy_samples(groups, self.advantages(groups, token_penalties))
+        penalties = _checked("token penalties", token_penalties, samples)
+        return policy_samples(groups, self.advantages(groups, penalties))
 
     @abstractmethod
-    def advantages(
-        self, groups: Sequence[Group[Scored]], token_penalties: Sequence[FloatArray]
-    ) -> Sequence[FloatArray]:
+    def advantages(self, groups: Groups, token_penalties: TokenValues) -> TokenValues:
         """Return one array [T] for each sample, in the order of `flatten(groups)`."""
 
 
@@ -207,33 +202,22 @@ class GroupEstimator(AdvantageEstimator):
         """
         return self.of_group(rewards)
 
-    def advantages(
-        self, groups: Sequence[Group[Scored]], token_penalties: Sequence[FloatArray]
-    ) -> Sequence[FloatArray]:
+    def advantages(self, groups: Groups, token_penalties: TokenValues) -> TokenValues:
         """Return one array [T] for each sample, constant over its tokens."""
-        values = [
-            value
-            for group, rewards in penalised_rewards(groups, token_penalties)
-            for value in self._checked(group.samples, rewards)
-        ]
-        return [
-            np.full(len(sample.trajectory.token_ids), value, np.float32)
-            for sample, value in zip(flatten(groups), values, strict=True)
-        ]
-
-    def _checked(self, samples: Sequence[Scored], rewards: Rewards) -> Rewards:
-        values = self.of_samples(samples, rewards)
-        if np.shape(values) != rewards.shape:
-            raise EngineError(
-                f"{type(self).__name__}.of_group returned shape {np.shape(values)} for a group of {len(rewards)}; "
-                "one advantage a sample was expected"
-            )
-        return values
+        arrays: list[FloatArray] = []
+        for group, rewards in penalised_rewards(groups, token_penalties):
+            values = self.of_samples(group.samples, rewards)
+            if np.shape(values) != rewards.shape:
+                raise EngineError(
+                    f"{type(self).__name__}.of_group returned shape {np.shape(values)} for a group of {len(rewards)}; "
+                    "one advantage a sample was expected"
+                )
+            for sample, value in zip(group.samples, values, strict=True):
+                arrays.append(np.full(len(sample.trajectory.token_ids), value, np.float32))
+        return arrays
 
 
-def penalised_rewards(
-    groups: Sequence[Group[Scored]], token_penalties: Sequence[FloatArray]
-) -> list[tuple[Group[Scored], Rewards]]:
+def penalised_rewards(groups: Groups, token_penalties: TokenValues) -> list[tuple[Group[Scored], Rewards]]:
     """Return each group that has samples, with their rewards minus the sums of their penalties, shape [G]."""
     penalties = iter(token_penalties)
     return [
@@ -243,7 +227,7 @@ def penalised_rewards(
     ]
 
 
-def action_rewards(samples: Sequence[Scored], token_penalties: Sequence[FloatArray]) -> list[Rewards]:
+def action_rewards(samples: Sequence[Scored], token_penalties: TokenValues) -> list[Rewards]:
     """Return the reward of each sampled token: minus its penalty, plus the turn's reward at each turn's last token.
 
     What the rewards of turns leave of the sample's reward is added at the last token: all of it if turns have none.
@@ -294,7 +278,10 @@ def _total(sample: Scored, penalties_T: FloatArray) -> float:
     return float(penalties_T[sample.trajectory.sampled].sum(dtype=np.float64))
 
 
-def _check_arrays(what: str, arrays: Sequence[FloatArray], samples: Sequence[Scored]) -> None:
+def _checked(what: str, arrays: TokenValues | None, samples: Sequence[Scored]) -> TokenValues:
+    """Return arrays that fit the samples; zeros where there are none."""
+    if arrays is None:
+        return [np.zeros(len(sample.trajectory.token_ids), np.float32) for sample in samples]
     if len(arrays) != len(samples):
         raise EngineError(f"{len(arrays)} arrays of {what} came for {len(samples)} samples; one a sample was expected")
     for array, sample in zip(arrays, samples, strict=True):
@@ -305,3 +292,4 @@ def _check_arrays(what: str, arrays: Sequence[FloatArray], samples: Sequence[Sco
             )
         if not np.isfinite(array[sample.trajectory.sampled]).all():
             raise EngineError(f"the {what} of {describe(sample)} hold infinities or NaN; finite numbers were expected")
+    return arrays

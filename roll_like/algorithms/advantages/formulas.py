@@ -145,7 +145,7 @@ def gpg_scale(groups: Sequence[Rewards]) -> float:
     """Return B/(B − M), by which GPG multiplies advantages (Chu et al. 2025, arXiv:2504.02546, section 3.2).
 
     B is the number of samples, M the number in groups of equal rewards, whose gradient is zero: the size of the step
-    does not depend on how many such groups it has. 1 if no group has a signal.
+    does not depend on how many such groups it has. 1 if rewards differ in no group.
 
     >>> gpg_scale([np.array([1.0, 0.0]), np.array([1.0, 1.0])])
     2.0

@@ -8,7 +8,14 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from roll_like.algorithms.advantages.base import GroupEstimator, flatten, penalised_rewards, spread_over_tokens
+from roll_like.algorithms.advantages.base import (
+    GroupEstimator,
+    Groups,
+    TokenValues,
+    flatten,
+    penalised_rewards,
+    spread_over_tokens,
+)
 from roll_like.algorithms.advantages.formulas import (
     Rewards,
     best_of_k_advantages,
@@ -22,7 +29,7 @@ from roll_like.algorithms.advantages.formulas import (
 from roll_like.config.base import PluginConfig
 from roll_like.errors import RewardError
 from roll_like.registry import ADVANTAGES
-from roll_like.types import FloatArray, Group, Scored
+from roll_like.types import Scored
 
 
 @ADVANTAGES.register("grpo")
@@ -97,26 +104,18 @@ class OPO(GroupEstimator):
 
 
 @ADVANTAGES.register("gpg")
-class GPG(GroupEstimator):
+class GPG(DrGRPO):
     """`gpg`: reward − mean within the group, scaled for groups of zero variance (Chu et al. 2025, arXiv:2504.02546).
 
     The scale is samples / samples in groups whose rewards differ (section 3.2 there); goes with `loss: gpg`.
     """
 
-    compares_with = "the group's mean"
-
     class Config(PluginConfig):
-        """GPG: reward minus the group's mean, times samples / samples in groups that have a signal."""
+        """GPG: reward minus the group's mean, times samples / samples in groups of non-zero reward variance."""
 
         type: Literal["gpg"] = "gpg"
 
-    def of_group(self, rewards: Rewards) -> Rewards:
-        """Return the group's advantages before the step's scale, shape [G]."""
-        return dr_grpo_advantages(rewards)
-
-    def advantages(
-        self, groups: Sequence[Group[Scored]], token_penalties: Sequence[FloatArray]
-    ) -> Sequence[FloatArray]:
+    def advantages(self, groups: Groups, token_penalties: TokenValues) -> TokenValues:
         """Return one array [T] for each sample, constant over its tokens."""
         scale = gpg_scale([rewards for _, rewards in penalised_rewards(groups, token_penalties)])
         return [np.float32(scale) * advantages_T for advantages_T in super().advantages(groups, token_penalties)]
@@ -143,47 +142,33 @@ class GRPOPassK(GroupEstimator):
 
 
 @ADVANTAGES.register("reinforce_plus_plus_baseline")
-class ReinforcePlusPlusBaseline(GroupEstimator):
+class ReinforcePlusPlusBaseline(DrGRPO):
     """`reinforce_plus_plus_baseline`: reward − mean within the group, then whitened over the step's tokens.
 
     Hu 2025, REINFORCE++, arXiv:2501.03262, section 3.3.
     """
-
-    compares_with = "the group's mean"
 
     class Config(PluginConfig):
         """REINFORCE++ with the group's mean as baseline, whitened over the step."""
 
         type: Literal["reinforce_plus_plus_baseline"] = "reinforce_plus_plus_baseline"
 
-    def of_group(self, rewards: Rewards) -> Rewards:
-        """Return the group's advantages before whitening, shape [G]."""
-        return dr_grpo_advantages(rewards)
-
-    def advantages(
-        self, groups: Sequence[Group[Scored]], token_penalties: Sequence[FloatArray]
-    ) -> Sequence[FloatArray]:
+    def advantages(self, groups: Groups, token_penalties: TokenValues) -> TokenValues:
         """Return one array [T] for each sample, constant over its tokens."""
         return whitened(groups, super().advantages(groups, token_penalties))
 
 
 @ADVANTAGES.register("gdpo")
-class GDPO(GroupEstimator):
+class GDPO(GRPO):
     """`gdpo`: each reward standardised within the group, their weighted sum whitened over the step's tokens.
 
     Liu et al. 2026, arXiv:2601.05242: if rewards are summed first, one of large range dominates the others.
     """
 
-    compares_with = "the group's mean"
-
     class Config(PluginConfig):
         """GDPO: each reward standardised within the group, then their weighted sum whitened over the step."""
 
         type: Literal["gdpo"] = "gdpo"
-
-    def of_group(self, rewards: Rewards) -> Rewards:
-        """Return the advantages of a group with a single reward, shape [G]."""
-        return grpo_advantages(rewards)
 
     def of_samples(self, samples: Sequence[Scored], rewards: Rewards) -> Rewards:
         """Return the group's advantages before whitening, shape [G]."""
@@ -199,14 +184,12 @@ class GDPO(GroupEstimator):
             total += samples[0].weights[name] * grpo_advantages(of_one)
         return total
 
-    def advantages(
-        self, groups: Sequence[Group[Scored]], token_penalties: Sequence[FloatArray]
-    ) -> Sequence[FloatArray]:
+    def advantages(self, groups: Groups, token_penalties: TokenValues) -> TokenValues:
         """Return one array [T] for each sample, constant over its tokens."""
         return whitened(groups, super().advantages(groups, token_penalties))
 
 
-def whitened(groups: Sequence[Group[Scored]], advantages: Sequence[FloatArray]) -> list[FloatArray]:
+def whitened(groups: Groups, advantages: TokenValues) -> TokenValues:
     """Return the advantages whitened over all sampled tokens of the step: mean 0, variance 1."""
     samples = flatten(groups)
     actions = [

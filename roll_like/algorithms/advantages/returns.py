@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -10,6 +9,8 @@ from pydantic import Field
 
 from roll_like.algorithms.advantages.base import (
     AdvantageEstimator,
+    Groups,
+    TokenValues,
     ValueFunction,
     action_rewards,
     describe,
@@ -19,7 +20,7 @@ from roll_like.algorithms.advantages.base import (
     split,
     spread_over_tokens,
 )
-from roll_like.algorithms.advantages.formulas import discounted_returns, gae, whiten
+from roll_like.algorithms.advantages.formulas import Rewards, discounted_returns, gae, whiten
 from roll_like.config.base import PluginConfig
 from roll_like.config.sections import Fraction
 from roll_like.errors import EngineError
@@ -43,18 +44,19 @@ class Reinforce(AdvantageEstimator):
 
         type: Literal["reinforce"] = "reinforce"
 
-    def advantages(
-        self, groups: Sequence[Group[Scored]], token_penalties: Sequence[FloatArray]
-    ) -> Sequence[FloatArray]:
+    def advantages(self, groups: Groups, token_penalties: TokenValues) -> TokenValues:
         """Return one array [T] for each sample."""
         samples = flatten(groups)
-        return spread_over_tokens(
-            samples, discounted_returns(action_rewards(samples, token_penalties), self.config.gamma)
-        )
+        returns = discounted_returns(action_rewards(samples, token_penalties), self.config.gamma)
+        return spread_over_tokens(samples, self.compared(groups, returns))
+
+    def compared(self, groups: Groups, returns: list[Rewards]) -> list[Rewards]:  # noqa: ARG002  (for subclasses)
+        """Return the advantage of each sampled token from its return-to-go; here they are the same."""
+        return returns
 
 
 @ADVANTAGES.register("reinforce_plus_plus")
-class ReinforcePlusPlus(AdvantageEstimator):
+class ReinforcePlusPlus(Reinforce):
     """`reinforce_plus_plus`: each token's return-to-go, whitened over the step's tokens, without groups.
 
     Hu 2025, REINFORCE++, arXiv:2501.03262.
@@ -65,17 +67,13 @@ class ReinforcePlusPlus(AdvantageEstimator):
 
         type: Literal["reinforce_plus_plus"] = "reinforce_plus_plus"
 
-    def advantages(
-        self, groups: Sequence[Group[Scored]], token_penalties: Sequence[FloatArray]
-    ) -> Sequence[FloatArray]:
-        """Return one array [T] for each sample."""
-        samples = flatten(groups)
-        returns = discounted_returns(action_rewards(samples, token_penalties), self.config.gamma)
-        return spread_over_tokens(samples, whiten(returns))
+    def compared(self, groups: Groups, returns: list[Rewards]) -> list[Rewards]:  # noqa: ARG002
+        """Return the whitened returns."""
+        return whiten(returns)
 
 
 @ADVANTAGES.register("remax")
-class ReMax(AdvantageEstimator):
+class ReMax(Reinforce):
     """`remax`: each token's return-to-go minus the reward of a greedy answer to the same task.
 
     Li et al. 2024, arXiv:2310.10505. The greedy answer is in `Group.baselines` and is not trained on.
@@ -88,15 +86,10 @@ class ReMax(AdvantageEstimator):
 
         type: Literal["remax"] = "remax"
 
-    def advantages(
-        self, groups: Sequence[Group[Scored]], token_penalties: Sequence[FloatArray]
-    ) -> Sequence[FloatArray]:
-        """Return one array [T] for each sample."""
-        samples = flatten(groups)
-        returns = discounted_returns(action_rewards(samples, token_penalties), self.config.gamma)
+    def compared(self, groups: Groups, returns: list[Rewards]) -> list[Rewards]:
+        """Return the returns minus the greedy rewards."""
         baselines = [_greedy_reward(group) for group in groups for _ in group.samples]
-        centred = [values - baseline for values, baseline in zip(returns, baselines, strict=True)]
-        return spread_over_tokens(samples, centred)
+        return [values - baseline for values, baseline in zip(returns, baselines, strict=True)]
 
 
 def _greedy_reward(group: Group[Scored]) -> float:
@@ -133,15 +126,13 @@ class GAE(AdvantageEstimator):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self._critic: ValueFunction | None = None
-        self._lesson: tuple[list[PolicySample], list[FloatArray], list[FloatArray]] | None = None
+        self._batch: tuple[list[PolicySample], list[FloatArray], list[FloatArray]] | None = None
 
     def use(self, critic: ValueFunction) -> None:
         """Set the critic."""
         self._critic = critic
 
-    def advantages(
-        self, groups: Sequence[Group[Scored]], token_penalties: Sequence[FloatArray]
-    ) -> Sequence[FloatArray]:
+    def advantages(self, groups: Groups, token_penalties: TokenValues) -> TokenValues:
         """Return one array [T] for each sample."""
         if self._critic is None:
             raise EngineError("GAE has no critic", fix="add a `critic` section")
@@ -154,13 +145,13 @@ class GAE(AdvantageEstimator):
         ]
         estimates = gae(action_rewards(samples, token_penalties), actions, gamma=self.config.gamma, lam=self.config.lam)
         returns = [estimate + action for estimate, action in zip(estimates, actions, strict=True)]
-        self._lesson = unassigned, values, split(samples, spread_over_tokens(samples, returns))
+        self._batch = unassigned, values, split(samples, spread_over_tokens(samples, returns))
         return spread_over_tokens(samples, estimates)
 
     def learn(self) -> Metrics:
         """Train the critic on the returns of the last `assign`; return its metrics."""
-        if self._critic is None or self._lesson is None:
+        if self._critic is None or self._batch is None:
             raise EngineError("there is nothing to learn before `assign`")
-        metrics = self._critic.learn(*self._lesson)
-        self._lesson = None
+        metrics = self._critic.learn(*self._batch)
+        self._batch = None
         return metrics

@@ -11,6 +11,8 @@ from pydantic import Field
 from roll_like.algorithms.advantages.base import (
     AdvantageEstimator,
     GroupEstimator,
+    Groups,
+    TokenValues,
     flatten,
     penalised_rewards,
     spread_over_tokens,
@@ -25,7 +27,7 @@ from roll_like.algorithms.advantages.formulas import (
 from roll_like.config.base import PluginConfig
 from roll_like.config.sections import Fraction
 from roll_like.registry import ADVANTAGES
-from roll_like.types import FloatArray, Group, Scored
+from roll_like.types import FloatArray, Scored
 
 
 def turn_returns(sample: Scored, gamma: float, penalties_T: FloatArray) -> Rewards:
@@ -63,9 +65,7 @@ class TurnReturns(AdvantageEstimator):
         type: Literal["turn_returns"] = "turn_returns"
         gamma: Fraction = Field(default=0.95, description="Discount of one turn; 1 is none.")
 
-    def advantages(
-        self, groups: Sequence[Group[Scored]], token_penalties: Sequence[FloatArray]
-    ) -> Sequence[FloatArray]:
+    def advantages(self, groups: Groups, token_penalties: TokenValues) -> TokenValues:
         """Return one array [T] for each sample."""
         samples = flatten(groups)
         returns = [
@@ -98,9 +98,7 @@ class GiGPO(GroupEstimator):
         """Return the advantages of the group's episodes, shape [G]."""
         return grpo_advantages(rewards) if self.config.divide_by_std else dr_grpo_advantages(rewards)
 
-    def advantages(
-        self, groups: Sequence[Group[Scored]], token_penalties: Sequence[FloatArray]
-    ) -> Sequence[FloatArray]:
+    def advantages(self, groups: Groups, token_penalties: TokenValues) -> TokenValues:
         """Return one array [T] for each sample, constant over the tokens of a turn."""
         values: list[Rewards] = []
         penalties = iter(token_penalties)

@@ -66,40 +66,34 @@ def distillation_losses(
             f"ce_weight is {loss.config.ce_weight:g}, and there are no target tokens",
             fix="give the data's own tokens, or set ce_weight to 0",
         )
-    if chunk_tokens < 1 or chunk_vocab < 1:
-        raise ConfigError(
-            f"chunk_tokens is {chunk_tokens} and chunk_vocab is {chunk_vocab}; at least 1 was expected",
-            fix="set training.logprob_chunk_tokens and training.logprob_chunk_vocab",
-        )
+    cut = Cut(loss.config.temperature, chunk_tokens, chunk_vocab)
     _check_shapes(hidden_ND, weight_VD, teacher, targets_N, weights_N)
-    if weights_N is not None and not bool((weights_N != 0).all()):
-        kept_N = weights_N != 0
-        targets = None if targets_N is None else targets_N[kept_N]
-        part = distillation_losses(
-            hidden_ND[kept_N],
-            weight_VD,
-            teacher.select(kept_N),
-            loss,
-            chunk_tokens=chunk_tokens,
-            chunk_vocab=chunk_vocab,
-            bias=bias,
-            targets_N=targets,
-        )
-        return TokenLosses(
-            _spread(part.losses_N, kept_N), {name: _spread(figure, kept_N) for name, figure in part.metrics.items()}
-        )
-    weight_VD = weight_VD.to(hidden_ND.dtype)  # mixed precision: a master weight in float32
-    cut = Cut(loss.config.temperature, chunk_tokens, chunk_vocab, keep=False)
+    kept_N = None if weights_N is None or bool((weights_N != 0).all()) else weights_N != 0
+    if kept_N is not None:
+        hidden_ND, teacher = hidden_ND[kept_N], teacher.select(kept_N)
+        targets_N = None if targets_N is None else targets_N[kept_N]
+    head = (hidden_ND, weight_VD.to(hidden_ND.dtype), bias)  # mixed precision: a master weight in float32
     labels_N = None if targets_N is None else targets_N.long()
-    of = _of_top_k if isinstance(teacher, TeacherTopK) else _of_whole_rows
-    divergence_N, logprob_N, figures = of(hidden_ND, weight_VD, bias, labels_N, teacher, loss, cut)
+    if isinstance(teacher, TeacherTopK):
+        divergence_N, logprob_N, figures = _of_top_k(head, labels_N, teacher, loss, cut)
+    else:
+        divergence_N, logprob_N, rows_FN, best_2N = FullDivergence.apply(  # type: ignore[no-untyped-call]
+            *head, labels_N, teacher, loss, cut
+        )
+        figures = {
+            "distill/kl": rows_FN[0],
+            "distill/top1_agreement": best_2N[0] == best_2N[1],
+            "distill/teacher_entropy": rows_FN[1],
+        }
     losses_N = loss.divergence_factor * divergence_N
     figures = {"distill/divergence": divergence_N.detach(), **figures}
     if loss.config.ce_weight:
         losses_N = losses_N - loss.config.ce_weight * logprob_N
     if targets_N is not None:
         figures["distill/cross_entropy"] = -logprob_N.detach()
-    return TokenLosses(losses_N, figures)
+    if kept_N is None:
+        return TokenLosses(losses_N, figures)
+    return TokenLosses(_spread(losses_N, kept_N), {name: _spread(each, kept_N) for name, each in figures.items()})
 
 
 def top_k_outcomes(chosen_NK: Tensor, rest_N: Tensor, teacher: TeacherTopK, *, rest: bool) -> Outcomes:
@@ -156,22 +150,20 @@ def distillation_objective(losses: TokenLosses, weights_N: Tensor) -> tuple[Tens
 
 
 def _of_top_k(
-    hidden_ND: Tensor,
-    weight_VD: Tensor,
-    bias: Tensor | None,
+    head: tuple[Tensor, Tensor, Tensor | None],
     labels_N: Tensor | None,
-    teacher: Teacher,
+    teacher: TeacherTopK,
     loss: DistillationLoss,
     cut: Cut,
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return divergence and log-probability of each token, and its figures."""
-    assert isinstance(teacher, TeacherTopK)
-    teacher.check(len(weight_VD), loss.config.temperature)
+    """Return divergence, log-probability and figures of each token; `head` is hidden states, weight and bias."""
+    vocabulary = len(head[1])
+    teacher.check(vocabulary, loss.config.temperature)
     ids_NK = teacher.ids_NK.long()
     chosen_NK, rest_N, logprob_N, best_N = ChosenLogits.apply(  # type: ignore[no-untyped-call]
-        hidden_ND, weight_VD, bias, ids_NK, labels_N, cut
+        *head, ids_NK, labels_N, cut
     )
-    rest = loss.config.tail == "rest" and ids_NK.shape[1] < len(weight_VD)
+    rest = loss.config.tail == "rest" and ids_NK.shape[1] < vocabulary
     outcomes = top_k_outcomes(chosen_NK, rest_N, teacher, rest=rest)
     with torch.no_grad():
         theirs_N = ids_NK.gather(1, teacher.logprobs_NK.argmax(1, keepdim=True)).squeeze(1)
@@ -183,27 +175,6 @@ def _of_top_k(
             "distill/teacher_mass": teacher.mass().clamp(max=1.0),
         }
     return loss.divergence(outcomes), logprob_N, figures
-
-
-def _of_whole_rows(
-    hidden_ND: Tensor,
-    weight_VD: Tensor,
-    bias: Tensor | None,
-    labels_N: Tensor | None,
-    teacher: Teacher,
-    loss: DistillationLoss,
-    cut: Cut,
-) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return divergence and log-probability of each token, and its figures."""
-    divergence_N, logprob_N, figures_FN, best_2N = FullDivergence.apply(  # type: ignore[no-untyped-call]
-        hidden_ND, weight_VD, bias, labels_N, teacher, loss, cut
-    )
-    figures = {
-        "distill/kl": figures_FN[0],
-        "distill/top1_agreement": best_2N[0] == best_2N[1],
-        "distill/teacher_entropy": figures_FN[1],
-    }
-    return divergence_N, logprob_N, figures
 
 
 def _spread(values: Tensor, kept_N: Tensor) -> Tensor:

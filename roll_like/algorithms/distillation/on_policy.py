@@ -4,7 +4,8 @@ The reverse KL of a trajectory, KL(π‖π_teacher) = E[Σ_t log π(y_t) − log
 that the student itself sampled (Agarwal et al. 2023, arXiv:2306.13649; Gu et al. 2023, arXiv:2306.08543; Thinking
 Machines 2025, "On-Policy Distillation"). It is used in one of two ways:
 
-- as a **loss** (`sampled_divergence`): its gradient is (log π − log π_teacher)·∇ log π, that of k2;
+- as a **loss** (`kl.divergence`, with `straight_through`): its gradient is (log π − log π_teacher)·∇ log π, that of
+  k2, which is unbiased where the tokens are the current student's;
 - as an **advantage** (`teacher_advantages`): −Σ_{j≥t} γ^(j−t)·k_j, for any policy loss with its ratios and clipping,
   alone or added to the advantage of a reward (`with_teacher_advantages`).
 """
@@ -17,31 +18,13 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from roll_like.algorithms.kl import KLEstimator, divergence
-from roll_like.errors import ConfigError, EngineError
+from roll_like.algorithms.advantages.formulas import discounted_returns
+from roll_like.algorithms.kl import KLEstimator, check_logprobs, divergence
+from roll_like.errors import ConfigError
 from roll_like.types import FloatArray, PolicySample
 
 SampleT = TypeVar("SampleT", bound=PolicySample)
-
-
-def sampled_divergence(
-    logprobs_N: Tensor, teacher_logprobs_N: Tensor, estimator: KLEstimator = "k1", *, straight_through: bool = True
-) -> Tensor:
-    """Return the estimate of KL(π‖π_teacher) at each sampled token, shape [N], as a loss for `logprobs_N`.
-
-    With `straight_through` the value is the estimator's and the gradient (log π − log π_teacher)·∇ log π, an unbiased
-    estimate of the divergence's where the tokens are the current student's. Without it the gradient is the
-    estimator's own, which for k1 is 0 in expectation.
-
-    Args:
-        logprobs_N: The student's log-probabilities of the tokens that it sampled, with gradient.
-        teacher_logprobs_N: The teacher's, at the temperature that sampled.
-        estimator: As in `algorithm.kl.estimator`.
-        straight_through: Whether to use the gradient of k2 with the value of the estimator.
-    """
-    return divergence(logprobs_N, teacher_logprobs_N.detach(), estimator, straight_through=straight_through)
 
 
 def teacher_advantages(
@@ -71,34 +54,17 @@ def teacher_advantages(
     """
     if not 0 <= discount <= 1:
         raise ConfigError(f"the discount of the teacher's advantages is {discount}; a number in [0, 1] was expected")
-    if len(teacher_logprobs) != len(samples):
-        raise EngineError(
-            f"{len(teacher_logprobs)} arrays of the teacher's log-probabilities for {len(samples)} samples"
-        )
+    fix = "score with a teacher whose vocabulary has every token that the student may sample"
+    check_logprobs(samples, teacher_logprobs, "teacher", fix)
     advantages = []
-    for index, (sample, teacher_T) in enumerate(zip(samples, teacher_logprobs, strict=True)):
-        if teacher_T.shape != sample.token_ids.shape:
-            raise EngineError(
-                f"the teacher's log-probabilities of sample {index} (group {sample.group_id!r}) have shape "
-                f"{teacher_T.shape}; {sample.token_ids.shape} was expected, one a token"
-            )
+    for sample, teacher_T in zip(samples, teacher_logprobs, strict=True):
         ours_S, theirs_S = (
             torch.from_numpy(array[sample.sampled].astype(np.float64))
             for array in (sample.behaviour_logprobs, teacher_T)
         )
-        if not bool((ours_S.isfinite() & theirs_S.isfinite()).all()):
-            raise EngineError(
-                f"the log-probabilities of sample {index} (group {sample.group_id!r}) hold infinities or NaN; the "
-                "teacher and the inference engine report finite ones for sampled tokens",
-                fix="score with a teacher whose vocabulary has every token that the student may sample",
-            )
         costs_S = divergence(ours_S, theirs_S, estimator).numpy()
-        following = 0.0
-        for place in reversed(range(len(costs_S))):
-            following = costs_S[place] + discount * following
-            costs_S[place] = following
         advantages_T = np.zeros(sample.token_ids.shape, np.float32)
-        advantages_T[sample.sampled] = -costs_S
+        advantages_T[sample.sampled] = -discounted_returns([costs_S], discount)[0]
         advantages.append(advantages_T)
     return advantages
 

@@ -48,7 +48,7 @@ class ChosenLogits(torch.autograd.Function):
         cut: Cut,
     ) -> tuple[Tensor, ...]:
         """Stream over the vocabulary; `cut` says in what blocks, and T."""
-        plain = Cut(1.0, cut.chunk_tokens, cut.chunk_vocab, keep=False)
+        plain = Cut(1.0, cut.chunk_tokens, cut.chunk_vocab)
         blocks = Blocks(hidden_ND, weight_VD, bias, plain, temporaries=2)
         count, temperature = len(hidden_ND), cut.temperature
         chosen_NK = hidden_ND.new_zeros(ids_NK.shape, dtype=blocks.wide)
@@ -127,7 +127,7 @@ class FullDivergence(torch.autograd.Function):
         """Go through the tokens; `cut` says how many logits exist at a time, and T."""
         count = len(hidden_ND)
         rows = max(1, cut.chunk_tokens * min(cut.chunk_vocab, len(weight_VD)) // len(weight_VD))
-        whole = Cut(1.0, rows, len(weight_VD), keep=False)
+        whole = Cut(1.0, rows, len(weight_VD))
         blocks = Blocks(hidden_ND, weight_VD, bias, whole, temporaries=TEMPORARIES)
         divergence_N, logprob_N = (hidden_ND.new_full((count,), math.nan, dtype=blocks.wide) for _ in range(2))
         figures_FN = hidden_ND.new_zeros(2, count, dtype=blocks.wide)
@@ -261,9 +261,11 @@ class HeadGradients:
         #: Of each row, relative to the largest.
         self.scale_N1 = torch.where(scale_N1 == 0, 0.0, scale_N1 / self.overall)
         hidden, weight, bias = ctx.needs_input_grad[:3]
-        self.hidden_ND = _zeros(blocks.hidden_ND, blocks.wide) if hidden else None
-        self.weight_VD = _zeros(blocks.weight_VD, blocks.wide) if weight else None
-        self.bias_V = _zeros(blocks.bias, blocks.wide) if bias and blocks.bias is not None else None
+        self.hidden_ND = torch.zeros_like(blocks.hidden_ND, dtype=blocks.wide) if hidden else None
+        self.weight_VD = torch.zeros_like(blocks.weight_VD, dtype=blocks.wide) if weight else None
+        self.bias_V = None
+        if bias and blocks.bias is not None:
+            self.bias_V = torch.zeros_like(blocks.bias, dtype=blocks.wide)
 
     def scaled(self, grad: Tensor) -> Tensor:
         """Return an upstream gradient [N] or [N, K] divided by its row's largest, 0 where that is 0."""
@@ -292,15 +294,9 @@ class HeadGradients:
     def results(self) -> list[Tensor | None]:
         """Return the three gradients in the dtypes of their tensors, None where not needed."""
         blocks = self.blocks
-        pairs = (
-            (self.hidden_ND, blocks.hidden_ND),
-            (self.weight_VD, blocks.weight_VD),
-            (self.bias_V, blocks.bias),
-        )
+        totals = (self.hidden_ND, self.weight_VD, self.bias_V)
+        likes = (blocks.hidden_ND, blocks.weight_VD, blocks.bias)
         return [
-            None if total is None or like is None else total.mul_(self.overall).to(like.dtype) for total, like in pairs
+            None if total is None or like is None else total.mul_(self.overall).to(like.dtype)
+            for total, like in zip(totals, likes, strict=True)
         ]
-
-
-def _zeros(like: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros_like(like, dtype=dtype)

@@ -164,9 +164,7 @@ def teacher_topk(
     """
     if not 1 <= k <= len(weight_VD):
         raise ConfigError(f"top-k of the teacher is {k}; 1 to {len(weight_VD)}, its vocabulary, was expected")
-    blocks = Blocks(
-        hidden_ND, weight_VD.to(hidden_ND.dtype), bias, Cut(temperature, chunk_tokens, chunk_vocab, keep=False)
-    )
+    blocks = Blocks(hidden_ND, weight_VD.to(hidden_ND.dtype), bias, Cut(temperature, chunk_tokens, chunk_vocab))
     ids_NK = torch.empty(len(hidden_ND), k, dtype=torch.int32, device=hidden_ND.device)
     logprobs_NK = torch.empty(len(hidden_ND), k, dtype=blocks.wide, device=hidden_ND.device)
     entropy_N = torch.empty(len(hidden_ND), dtype=blocks.wide, device=hidden_ND.device)

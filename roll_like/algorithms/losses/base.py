@@ -74,7 +74,7 @@ class LossInputs:
 
     def sequence_mean(self, values_N: Tensor) -> Tensor:
         """Return the mean of values over each sequence, at each of its tokens, shape [N]."""
-        return _means(values_N, self.sequence_N, self.sequences)
+        return self.sequence_sum(values_N) / self.sequence_sum(torch.ones_like(values_N))
 
     def sequence_max(self, values_N: Tensor) -> Tensor:
         """Return the largest value of each sequence, at each of its tokens, shape [N]."""
@@ -86,7 +86,7 @@ class LossInputs:
 
     def turn_mean(self, values_N: Tensor) -> Tensor:
         """Return the mean of values over each turn, at each of its tokens, shape [N]."""
-        return _means(values_N, self.turn_N, self.turns)
+        return self.turn_sum(values_N) / self.turn_sum(torch.ones_like(values_N))
 
     def turn_max(self, values_N: Tensor) -> Tensor:
         """Return the largest value of each turn, at each of its tokens, shape [N]."""
@@ -95,10 +95,6 @@ class LossInputs:
 
 def _sums(values_N: Tensor, part_N: Tensor, parts: int) -> Tensor:
     return values_N.new_zeros(parts).index_add(0, part_N, values_N)[part_N]
-
-
-def _means(values_N: Tensor, part_N: Tensor, parts: int) -> Tensor:
-    return _sums(values_N, part_N, parts) / _sums(torch.ones_like(values_N), part_N, parts)
 
 
 def _largest(values_N: Tensor, part_N: Tensor, parts: int) -> Tensor:

@@ -28,7 +28,7 @@ REST_EPSILON = 1e-8
 
 
 def clip_metrics(ratio_N: Tensor, advantages_N: Tensor, low: float, high: float) -> dict[str, Tensor]:
-    """Return the ratio, and which tokens are clipped above and below, shape [N] each."""
+    """Return the ratio (or log-ratio), and which tokens are clipped above and below, shape [N] each."""
     seen_N = ratio_N.detach()
     return {
         "train/ratio": seen_N,
@@ -77,20 +77,15 @@ class PPOLoss(PolicyLoss):
     def __call__(self, inputs: LossInputs) -> TokenLosses:
         """Return the clipped surrogate of each token."""
         low, high, dual = 1 - self.config.clip_low, 1 + self.config.clip_high, self.config.dual_clip
-        advantages = inputs.advantages_N
-        ratio = policy_ratio(inputs.logprobs_N, inputs.old_logprobs_N)
-        objective = torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
-        positive, negative = advantages > 0, advantages < 0
-        seen = ratio.detach()
-        metrics = {
-            "train/ratio": seen,
-            "train/clip_fraction_high": positive & (seen > high),
-            "train/clip_fraction_low": negative & (seen < low),
-        }
+        advantages_N = inputs.advantages_N
+        ratio_N = policy_ratio(inputs.logprobs_N, inputs.old_logprobs_N)
+        objective_N = clipped_surrogate(ratio_N, advantages_N, low, high)
+        metrics = clip_metrics(ratio_N, advantages_N, low, high)
         if dual is not None:
-            objective = torch.where(negative, torch.maximum(objective, dual * advantages), objective)
-            metrics["train/clip_fraction_dual"] = negative & (seen > dual)
-        return TokenLosses(-objective, metrics)
+            negative_N = advantages_N < 0
+            objective_N = torch.where(negative_N, torch.maximum(objective_N, dual * advantages_N), objective_N)
+            metrics["train/clip_fraction_dual"] = negative_N & (ratio_N.detach() > dual)
+        return TokenLosses(-objective_N, metrics)
 
 
 @LOSSES.register("gspo")
@@ -214,13 +209,8 @@ class GMPOLoss(PolicyLoss):
         clipped_N = sign_N * torch.minimum(sign_N * log_ratio_N, sign_N * log_ratio_N.clamp(low, high))
         ratio_N = inputs.sequence_mean(clipped_N).exp()
         losses_N = -inputs.sequence_mean(inputs.advantages_N) * ratio_N
-        seen_N = log_ratio_N.detach()
-        metrics = {
-            "train/ratio": ratio_N.detach(),
-            "train/clip_fraction_high": (sign_N > 0) & (seen_N > high),
-            "train/clip_fraction_low": (sign_N < 0) & (seen_N < low),
-        }
-        return TokenLosses(losses_N, metrics)
+        metrics = clip_metrics(log_ratio_N, inputs.advantages_N, low, high)
+        return TokenLosses(losses_N, {**metrics, "train/ratio": ratio_N.detach()})
 
 
 class DPPOLoss(PolicyLoss):

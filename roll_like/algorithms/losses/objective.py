@@ -151,15 +151,13 @@ def _refuse_non_finite(inputs: LossInputs) -> None:
     present = [(name, array.detach(), fix) for name, (array, fix) in arrays.items() if array is not None]
     if torch.stack([array.isfinite().all() for _, array, _ in present]).all():
         return
-    for name, array, fix in present:
-        bad = (~array.isfinite()).nonzero().flatten()
-        if len(bad):
-            first = int(bad[0])
-            sequence = int(inputs.sequence_N[first])
-            token = int((inputs.sequence_N[:first] == sequence).sum())
-            raise EngineError(
-                f"{name} hold {float(array[first])} at trained token {token} of sequence {sequence} "
-                f"(of {inputs.sequences} in this micro-batch; {len(bad)} such tokens in all); "
-                "finite numbers were expected",
-                fix=fix,
-            )
+    name, array, fix = next((name, array, fix) for name, array, fix in present if not array.isfinite().all())
+    bad = (~array.isfinite()).nonzero().flatten()
+    first = int(bad[0])
+    sequence = int(inputs.sequence_N[first])
+    token = int((inputs.sequence_N[:first] == sequence).sum())
+    raise EngineError(
+        f"{name} hold {float(array[first])} at trained token {token} of sequence {sequence} "
+        f"(of {inputs.sequences} in this micro-batch; {len(bad)} such tokens in all); finite numbers were expected",
+        fix=fix,
+    )

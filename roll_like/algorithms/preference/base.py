@@ -63,9 +63,7 @@ class PairInputs:
     def policy_logprobs(self, *, length_normalised: bool = False) -> tuple[Tensor, Tensor]:
         """Return log π of chosen and rejected responses, shape [P] each: sums over tokens, or means."""
         chosen_P, rejected_P = widened(self.chosen_logprobs_P), widened(self.rejected_logprobs_P)
-        if length_normalised:
-            return chosen_P / self.chosen_tokens_P, rejected_P / self.rejected_tokens_P
-        return chosen_P, rejected_P
+        return self._averaged(chosen_P, rejected_P) if length_normalised else (chosen_P, rejected_P)
 
     def log_ratios(self, *, length_normalised: bool = False) -> tuple[Tensor, Tensor]:
         """Return log π − log π_ref of chosen and rejected responses, shape [P] each: sums over tokens, or means.
@@ -77,9 +75,10 @@ class PairInputs:
             raise without_reference("pairs")
         chosen_P = widened(self.chosen_logprobs_P) - widened(self.reference_chosen_logprobs_P)
         rejected_P = widened(self.rejected_logprobs_P) - widened(self.reference_rejected_logprobs_P)
-        if length_normalised:
-            return chosen_P / self.chosen_tokens_P, rejected_P / self.rejected_tokens_P
-        return chosen_P, rejected_P
+        return self._averaged(chosen_P, rejected_P) if length_normalised else (chosen_P, rejected_P)
+
+    def _averaged(self, chosen_P: Tensor, rejected_P: Tensor) -> tuple[Tensor, Tensor]:
+        return chosen_P / self.chosen_tokens_P, rejected_P / self.rejected_tokens_P
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,13 +75,11 @@ def _of_pairs(inputs: PairInputs, loss: PairedLoss) -> tuple[Tensor, dict[str, M
         objective = objective + sums["train/nll_loss"]
     counted_P = inputs.weights_P != 0
     chosen_P, rejected_P = found.chosen_rewards_P.detach(), found.rejected_rewards_P.detach()
-    # a tie is half right, so that a policy that equals its reference is at chance
-    right_P = (chosen_P > rejected_P).double() + 0.5 * (chosen_P == rejected_P).double()
     figures = {
         "preference/reward_chosen": chosen_P,
         "preference/reward_rejected": rejected_P,
         "preference/reward_margin": chosen_P - rejected_P,
-        "preference/accuracy": right_P,
+        "preference/accuracy": share_above(chosen_P, rejected_P),
         "preference/logprob_chosen": inputs.chosen_logprobs_P,
         "preference/logprob_rejected": inputs.rejected_logprobs_P,
         "preference/length_chosen": inputs.chosen_tokens_P,
@@ -91,14 +89,17 @@ def _of_pairs(inputs: PairInputs, loss: PairedLoss) -> tuple[Tensor, dict[str, M
     return objective, item_metrics({"train/loss": objective, **sums}, of_pairs, "preference/pairs", counted_P)
 
 
+def share_above(values: Tensor, others: Tensor) -> Tensor:
+    """Return 1 where a value is above the other, ½ where they are equal: a model without a preference is at chance."""
+    return (values > others).double() + 0.5 * (values == others).double()
+
+
 def _negative_log_likelihood(inputs: PairInputs, loss: PairedLoss) -> Tensor:
-    match loss.config.nll_aggregation:
-        case "token_mean":
-            weights_P = inputs.token_weights_P
-        case "seq_mean_token_mean":
-            weights_P = inputs.weights_P / inputs.chosen_tokens_P
-        case _:
-            weights_P = inputs.weights_P
+    weights_P = {
+        "token_mean": inputs.token_weights_P,
+        "seq_mean_token_mean": inputs.weights_P / inputs.chosen_tokens_P,
+        "seq_mean_token_sum": inputs.weights_P,
+    }[loss.config.nll_aggregation]
     return -(weights_P * widened(inputs.chosen_logprobs_P)).sum()
 
 
@@ -117,7 +118,7 @@ def _of_samples(inputs: UnpairedInputs, loss: UnpairedLoss) -> tuple[Tensor, dic
     counted_S = inputs.weights_S != 0
     chosen_S, rejected_S = counted_S & inputs.desirable_S, counted_S & ~inputs.desirable_S
     rewards_S, baseline = found.rewards_S.detach(), found.baseline.detach()
-    above_S = (rewards_S > baseline).double() + 0.5 * (rewards_S == baseline).double()
+    above_S = share_above(rewards_S, baseline)
     figures = {
         "preference/reward_chosen": (rewards_S, chosen_S),
         "preference/reward_rejected": (rewards_S, rejected_S),

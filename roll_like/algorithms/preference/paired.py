@@ -78,10 +78,8 @@ class DPOLoss(PairedLoss):
 
     def __call__(self, inputs: PairInputs) -> PairLosses:
         """Return the logistic loss of each pair."""
-        chosen_P, rejected_P = (
-            self.config.beta * self._score(log_ratio_P)
-            for log_ratio_P in inputs.log_ratios(length_normalised=self.config.length_normalised)
-        )
+        log_ratios = inputs.log_ratios(length_normalised=self.config.length_normalised)
+        chosen_P, rejected_P = (self.config.beta * self._score(log_ratio_P) for log_ratio_P in log_ratios)
         return PairLosses(logistic(chosen_P - rejected_P, self.config.label_smoothing), chosen_P, rejected_P)
 
     def _score(self, log_ratio_P: Tensor) -> Tensor:

@@ -46,10 +46,8 @@ class CPOLoss(PairedLoss):
 
     def __call__(self, inputs: PairInputs) -> PairLosses:
         """Return the logistic loss of each pair."""
-        chosen_P, rejected_P = (
-            self.config.beta * logprobs_P
-            for logprobs_P in inputs.policy_logprobs(length_normalised=self.config.length_normalised)
-        )
+        logprobs = inputs.policy_logprobs(length_normalised=self.config.length_normalised)
+        chosen_P, rejected_P = (self.config.beta * logprobs_P for logprobs_P in logprobs)
         return PairLosses(logistic(chosen_P - rejected_P, self.config.label_smoothing), chosen_P, rejected_P)
 
 
