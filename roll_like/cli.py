@@ -281,31 +281,12 @@ def _plugins(arguments: argparse.Namespace) -> int:
     from rich.table import Table
 
     from roll_like.errors import PluginError
-    from roll_like.registry import (
-        ADVANTAGES,
-        DISTILLATION_LOSSES,
-        INFERENCE_ENGINES,
-        LOSSES,
-        PIPELINES,
-        PREFERENCE_LOSSES,
-        REWARDS,
-        TRACKERS,
-    )
+    from roll_like.registry import REGISTRIES
 
     table = Table("kind", "name", title="Plugins", title_justify="left")
     table.add_column("from", overflow="fold")
     broken: list[PluginError] = []
-    registries = (
-        PIPELINES,
-        REWARDS,
-        ADVANTAGES,
-        LOSSES,
-        PREFERENCE_LOSSES,
-        DISTILLATION_LOSSES,
-        INFERENCE_ENGINES,
-        TRACKERS,
-    )
-    for registry in registries:
+    for registry in REGISTRIES:
         try:
             names = registry.names()
         except PluginError as error:

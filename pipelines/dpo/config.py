@@ -133,9 +133,7 @@ def _per_step(data: PreferenceDataConfig | LabelledDataConfig) -> tuple[int, str
 class PreferenceRunConfig(RunConfig):
     """What runs have in common that train a policy by a preference loss."""
 
-    algorithm: PreferenceAlgorithmConfig = Field(
-        default_factory=PreferenceAlgorithmConfig, description="How preferences become a gradient."
-    )
+    algorithm: PreferenceAlgorithmConfig = Field(default_factory=PreferenceAlgorithmConfig)
 
     if TYPE_CHECKING:  # declared by each pipeline, with the modes that it has
         reference: ReferenceSection | None
@@ -161,12 +159,12 @@ class PreferenceRunConfig(RunConfig):
         """Devices of a reference model of its own."""
 
     @property
-    def reference_roles(self) -> tuple[RolePlan, ...]:
-        """The reference model, where it has ranks of its own."""
+    def roles(self) -> tuple[RolePlan, ...]:
+        """The same, with the reference model where it has ranks of its own."""
         if self.reference is None or self.reference.mode != "cluster":
-            return ()
+            return super().roles
         workers, devices = self.reference.workers, self.reference_devices
-        return (model_role(self.resources, "reference", workers, "reference.workers", devices),)
+        return (*super().roles, model_role(self.resources, "reference", workers, "reference.workers", devices))
 
 
 def _budget_holds_a_row(config: DPOConfig) -> Iterator[Violation]:
@@ -243,10 +241,7 @@ class DPOConfig(OfflineRunConfig, PreferenceRunConfig):
     reference: PreferenceReferenceConfig | None = Field(
         default=None, description="What losses compare with that need a reference; none by default."
     )
-    resources: PreferenceResourcesConfig = Field(
-        description="What hardware the run takes and how roles divide it. A device is a GPU, or a core with "
-        "`device: cpu`."
-    )
+    resources: PreferenceResourcesConfig
     evaluation: PreferenceEvaluation | None = Field(
         default=None, description="How progress is measured, on rows that are not trained on; none by default."
     )
@@ -270,8 +265,3 @@ class DPOConfig(OfflineRunConfig, PreferenceRunConfig):
         """Devices of a reference model of its own."""
         device_mapping = self.resources.device_mapping
         return device_mapping.reference or device_mapping.training
-
-    @property
-    def further_roles(self) -> tuple[RolePlan, ...]:
-        """The reference model, where it has devices."""
-        return self.reference_roles

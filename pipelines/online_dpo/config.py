@@ -17,7 +17,6 @@ from roll_like.builtin.pipelines.dpo.config import (
 from roll_like.config.base import ConfigModel
 from roll_like.config.policy_gradient import GroupRolloutConfig
 from roll_like.config.prompts import EvaluationConfig, PromptRunConfig
-from roll_like.config.roles import RolePlan
 from roll_like.config.rules import SAMPLING_RULES, budget_holds_a_pair
 from roll_like.config.rules_effect import prompts_are_shared_anyway
 from roll_like.config.rules_rewards import PROMPT_RULES
@@ -37,16 +36,6 @@ class OnlineRolloutConfig(GroupRolloutConfig):
 
     prompts_per_iteration: PositiveInt = Field(description="Groups of answers that one iteration samples.")
     samples_per_prompt: PositiveInt = Field(description="Answers of each group.")
-
-    @property
-    def groups(self) -> int:
-        """Groups that one iteration samples."""
-        return self.prompts_per_iteration
-
-    @property
-    def samples_per_group(self) -> int:
-        """Answers of each group."""
-        return self.samples_per_prompt
 
 
 class PairsConfig(ConfigModel):
@@ -186,10 +175,8 @@ class OnlineDPOConfig(PromptRunConfig, PreferenceRunConfig):
 
     pipeline: Literal["online_dpo"] = Field(default="online_dpo", description="This pipeline.")
     name: str = Field(default="online_dpo", pattern=NAME_PATTERN, description="Name of the run and of its folder.")
-    rollout: OnlineRolloutConfig = Field(
-        description="What one iteration samples: `prompts_per_iteration × samples_per_prompt` answers."
-    )
-    pairs: PairsConfig = Field(description="Which answers become pairs, and how long one iteration trains on them.")
+    rollout: OnlineRolloutConfig
+    pairs: PairsConfig
     reference: OnlineReferenceConfig | None = Field(
         default=None, description="What losses compare with that need a reference; none by default."
     )
@@ -205,11 +192,6 @@ class OnlineDPOConfig(PromptRunConfig, PreferenceRunConfig):
         """Devices of a reference model of its own."""
         device_mapping = self.resources.device_mapping
         return device_mapping.reference or device_mapping.training
-
-    @property
-    def model_roles(self) -> tuple[RolePlan, ...]:
-        """The reference model, where it has devices."""
-        return self.reference_roles
 
     def evaluating(self, model: str) -> Self:
         """Return the same configuration for another model, which is compared with the reference of this one.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from roll_like.config.algorithm import DifficultyConfig
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
@@ -21,7 +21,6 @@ from roll_like.config.sections import (
     DataConfig,
     DataSource,
     DeviceRange,
-    HardwareConfig,
     PositiveFloat,
     PositiveInt,
     ResourcesConfig,
@@ -34,27 +33,13 @@ class RolloutConfig(GroupRolloutConfig):
 
     groups_key: ClassVar[str] = "prompts_per_step"
     samples_key: ClassVar[str] = "samples_per_prompt"
+    product_key: ClassVar[str | None] = "samples_per_step"
 
     prompts_per_step: PositiveInt = Field(description="Groups that one step trains on.")
     samples_per_prompt: PositiveInt = Field(description="Samples of each group.")
     samples_per_step: PositiveInt | None = Field(
         default=None, description="Their product. Optional; checked when written."
     )
-
-    @property
-    def groups(self) -> int:
-        """Groups that one step trains on."""
-        return self.prompts_per_step
-
-    @property
-    def samples_per_group(self) -> int:
-        """Samples of each group."""
-        return self.samples_per_prompt
-
-    @model_validator(mode="after")
-    def _arithmetic(self) -> Self:
-        self._refuse_wrong_product("samples_per_step", self.samples_per_step)
-        return self
 
 
 class EvaluationConfig(EvaluationSchedule):
@@ -65,11 +50,6 @@ class EvaluationConfig(EvaluationSchedule):
     sources: Annotated[tuple[DataSource, ...], Field(min_length=1)] = Field(description="Datasets.")
     samples_per_prompt: PositiveInt = Field(default=4, description="k of avg@k and pass@k.")
     max_tasks: PositiveInt | None = Field(default=None, description="Use the first so many tasks; default: all.")
-
-    @property
-    def samples_per_group(self) -> int:
-        """K of avg@k and pass@k."""
-        return self.samples_per_prompt
 
 
 class RewardPoolConfig(ConfigModel):
@@ -104,8 +84,8 @@ class RewardsConfig(ConfigModel):
 class PromptRunConfig(SamplingRunConfig):
     """A run whose policy answers prompts, and whose answers get rewards."""
 
-    data: DataConfig = Field(description="What the policy is trained on.")
-    rewards: RewardsConfig = Field(description="How answers are judged.")
+    data: DataConfig
+    rewards: RewardsConfig
     judge: JudgeServerConfig | None = Field(
         default=None, description="A model that judges, for `llm_judge` rewards; none by default."
     )
@@ -145,13 +125,17 @@ class PromptRunConfig(SamplingRunConfig):
         return longest, f"data.max_prompt_tokens + evaluation.max_response_tokens = {longest}"
 
     @property
-    def auxiliary_roles(self) -> tuple[RolePlan, ...]:
-        """The judge, and reward pools that have devices of their own."""
-        resources, judges = self.resources, []
+    def roles(self) -> tuple[RolePlan, ...]:
+        """The same, with the judge, and reward pools that have devices of their own."""
+        resources, roles = self.resources, [*super().roles]
         if self.judge is not None:
             devices = resources.device_mapping.judge or resources.device_mapping.inference
-            judges.append(model_role(resources, "judge", self.judge.replicas, "judge.replicas", devices))
-        return (*judges, *pool_roles(resources, self.rewards))
+            roles.append(model_role(resources, "judge", self.judge.replicas, "judge.replicas", devices))
+        for name, pool in self.rewards.pools.items():
+            if pool.devices is not None:
+                key, path = f"rewards.pools.{name}.workers", ("rewards", "pools", name, "devices")
+                roles.append(model_role(resources, f"rewards {name}", pool.workers, key, pool.devices, path))
+        return tuple(roles)
 
     @property
     def processes(self) -> dict[str, int]:
@@ -184,33 +168,12 @@ class PromptRunConfig(SamplingRunConfig):
 class PromptConfig(PromptRunConfig, PolicyGradientConfig):
     """The same, where rewards become the gradient."""
 
-    rollout: RolloutConfig = Field(
-        description="What one step samples: `prompts_per_step × samples_per_prompt = samples_per_step`."
-    )
+    rollout: RolloutConfig
     # pydantic takes a field from the first base that has it
-    resources: ResourcesConfig = Field(
-        description="What hardware the run takes and how roles divide it. A device is a GPU, or a core with "
-        "`device: cpu`."
-    )
+    resources: ResourcesConfig
 
     @property
     def greedy_baseline(self) -> bool:
         """Whether the advantage estimator compares with a greedy answer."""
         greedy: bool = ADVANTAGES.get(self.algorithm.advantage.type).greedy_baseline
         return greedy
-
-
-def pool_roles(resources: HardwareConfig, rewards: RewardsConfig) -> tuple[RolePlan, ...]:
-    """Return where the workers of reward pools sit that have devices of their own."""
-    return tuple(
-        RolePlan(
-            name=f"rewards {name}",
-            workers=pool.workers,
-            workers_key=f"rewards.pools.{name}.workers",
-            devices=pool.devices,
-            devices_per_node=resources.devices_per_node,
-            devices_key=("rewards", "pools", name, "devices"),
-        )
-        for name, pool in rewards.pools.items()
-        if pool.devices is not None
-    )

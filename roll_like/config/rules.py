@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from roll_like.config.inference import DEFAULT_ENGINE, weight_backend, weight_backends
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
-from roll_like.config.roles import RolePlan, overlap
+from roll_like.config.roles import RolePlan
 from roll_like.config.rules_algorithm import ALGORITHM_RULES
 from roll_like.config.rules_effect import EFFECT_RULES, POLICY_EFFECT_RULES, oversampling_replaces_something
 from roll_like.config.run import RunConfig
@@ -148,7 +148,7 @@ def _device_ranges_are_equal_or_disjoint(config: RunConfig) -> Iterator[Violatio
     planned = config.roles
     for index, role in enumerate(planned):
         for other in planned[:index]:
-            if overlap(role.devices, other.devices) == "partial":
+            if role.devices != other.devices and role.devices.overlaps(other.devices):
                 yield Violation(
                     role.devices_key,
                     f"{role.devices} overlaps {other.name}'s {other.devices} only in part. Equal ranges take turns, "

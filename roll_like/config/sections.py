@@ -175,7 +175,7 @@ class TrainerConfig(ConfigModel):
 
 
 class TrainingConfig(TrainerConfig):
-    """The training engine."""
+    """The DeepSpeed training engine."""
 
     lora: LoRAConfig | None = Field(
         default=None, description="Train low-rank adapters and leave the model frozen; default: train all of it."
@@ -317,7 +317,7 @@ class HardwareConfig(ConfigModel):
 
 
 class TrainerResourcesConfig(HardwareConfig):
-    """What hardware a run takes whose only role is the trainer."""
+    """What hardware the run takes. A device is a GPU, or a core with `device: cpu`."""
 
     device_mapping: TrainerDeviceMappingConfig = Field(description="Devices of each role.")
 

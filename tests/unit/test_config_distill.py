@@ -47,7 +47,7 @@ def test_teachers_are_found_by_domain() -> None:
         )
     )
     assert [teacher_of(config.teachers, name) for name in ("maths", "logic", "chat")] == ["maths", "maths", "rest"]
-    roles = {role.name: (str(role.devices), role.workers) for role in config.further_roles}
+    roles = {role.name: (str(role.devices), role.workers) for role in config.roles[1:]}
     assert roles == {"teacher maths": ("1", 1), "teacher rest": ("0", 1)}
 
 
@@ -91,7 +91,7 @@ def test_a_student_alone_needs_no_rewards_and_no_groups() -> None:
     config = OnPolicyDistillConfig.model_validate(changed(ON_POLICY, rollout__samples_per_prompt=1))
     assert config.rewards.use == ()
     assert config.distillation.use == "advantage"
-    assert [role.name for role in config.further_roles] == ["inference", "teacher large"]
+    assert [role.name for role in config.roles[1:]] == ["inference", "teacher large"]
 
 
 def test_the_loss_holds_the_teachers_divergence() -> None:
