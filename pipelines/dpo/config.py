@@ -12,12 +12,13 @@ from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
 from roll_like.config.offline import OfflineRunConfig
 from roll_like.config.roles import RolePlan, model_role
 from roll_like.config.rules import budget_holds, budget_holds_a_pair
-from roll_like.config.rules_lora import adapter_off_means_something
+from roll_like.config.rules_algorithm import adapter_off_means_something
 from roll_like.config.run import NAME_PATTERN, Rule, RunConfig, ScheduleConfig
 from roll_like.config.sections import (
     DeviceRange,
     ModelConfig,
     PositiveInt,
+    ReferenceSection,
     TrainerDeviceMappingConfig,
     TrainerResourcesConfig,
 )
@@ -49,17 +50,6 @@ class LabelledEvaluationConfig(ScheduleConfig):
     sources: Annotated[tuple[LabelledSource, ...], Field(min_length=1)] = Field(
         description="Datasets; their limits are those of `data`."
     )
-
-
-class ReferenceSection(ConfigModel):
-    """The model that the policy is compared with."""
-
-    if TYPE_CHECKING:  # each pipeline has its own modes
-        mode: str
-
-    path: str | None = Field(default=None, description="Another model with the same vocabulary; default: `model.path`.")
-    workers: PositiveInt = Field(default=1, description="Ranks of the frozen model.")
-    max_tokens_per_micro_batch: PositiveInt = Field(default=8192, description="Budget of one forward pass. Tokens.")
 
 
 class PreferenceReferenceConfig(ReferenceSection):

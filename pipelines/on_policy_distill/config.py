@@ -23,7 +23,7 @@ from roll_like.registry import PIPELINES, REWARDS
 
 
 class OptionalRewardsConfig(RewardsConfig):
-    """How answers are judged beside the teachers; by default they are not."""
+    """How answers are scored beside the teachers; by default they are not."""
 
     use: tuple[Annotated[PluginConfig, PluginSetting(REWARDS)], ...] = Field(
         default=(), description="Rewards, weighted; each is reported on its own."

@@ -10,7 +10,6 @@ from pydantic import Field
 
 from roll_like.builtin.pipelines.dpo.config import (
     PreferenceRunConfig,
-    ReferenceSection,
     adapters_can_be_switched_off,
     loss_and_reference_agree,
 )
@@ -21,7 +20,7 @@ from roll_like.config.rules import SAMPLING_RULES, budget_holds_a_pair
 from roll_like.config.rules_effect import prompts_are_shared_anyway
 from roll_like.config.rules_rewards import PROMPT_RULES
 from roll_like.config.run import NAME_PATTERN, Rule, ScheduleConfig
-from roll_like.config.sections import DeviceRange, PositiveFloat, PositiveInt
+from roll_like.config.sections import DeviceRange, PositiveFloat, PositiveInt, ReferenceSection
 from roll_like.config.training_data import PairData
 from roll_like.config.violations import Violation
 from roll_like.errors import ConfigError

@@ -170,7 +170,7 @@ class DifficultyConfig(ConfigModel):
 
 
 class MaskConfig(ConfigModel):
-    """Which samples are judged and compared, but not trained on."""
+    """Which samples are scored and compared, but not trained on."""
 
     truncated: bool = Field(default=False, description="Leave out responses that were cut at the limit.")
     difficulty: DifficultyConfig | None = Field(

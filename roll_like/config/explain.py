@@ -1,7 +1,7 @@
 """From pydantic's errors to one message a person can act on.
 
 Each problem names its full key, what was found, what was expected, the nearest right key where one was
-misspelt, and the file and line (or the override) that said it.
+misspelt, and the file and line (or the override) where it was set.
 """
 
 from __future__ import annotations

@@ -226,8 +226,7 @@ def _memory(config: SamplingRunConfig, role: RolePlan, model: ModelSizes) -> Mem
         per_token = model.kv_bytes_per_token(_BYTES[config.model.dtype])
         cache = running * config.longest_sample * per_token // _tensor_parallel(config, role)
     return MemoryLine(
-        role=role.name,
-        parts=(("weights", weights // _tensor_parallel(config, role)), ("KV cache at most", cache)),
+        role=role.name, parts=(("weights", weights // _tensor_parallel(config, role)), ("KV cache at most", cache))
     )
 
 

@@ -19,6 +19,7 @@ from roll_like.config.sections import (
     ResourcesConfig,
     SamplingConfig,
     SamplingResourcesConfig,
+    TrainerConfig,
 )
 
 
@@ -157,9 +158,9 @@ class PolicyGradientConfig(SamplingRunConfig):
         return self.algorithm.updates_per_step
 
     @property
-    def trained_models(self) -> int:
+    def trained(self) -> dict[str, TrainerConfig]:
         """The policy, and a critic where there is one."""
-        return 1 if self.critic is None else 2
+        return super().trained if self.critic is None else {**super().trained, "critic": self.critic}
 
     @property
     def roles(self) -> tuple[RolePlan, ...]:

@@ -1,4 +1,4 @@
-"""What the pipelines share whose policy answers prompts, and whose answers are judged by rewards."""
+"""What the pipelines share whose policy answers prompts, and whose answers are scored by rewards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pydantic import Field
 
 from roll_like.config.algorithm import DifficultyConfig
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
-from roll_like.config.domains import DomainConfig
 from roll_like.config.inference import JudgeServerConfig
 from roll_like.config.policy_gradient import (
     EvaluationSchedule,
@@ -17,14 +16,7 @@ from roll_like.config.policy_gradient import (
     SamplingRunConfig,
 )
 from roll_like.config.roles import RolePlan, model_role
-from roll_like.config.sections import (
-    DataConfig,
-    DataSource,
-    DeviceRange,
-    PositiveFloat,
-    PositiveInt,
-    ResourcesConfig,
-)
+from roll_like.config.sections import DataConfig, DataSource, DeviceRange, PositiveFloat, PositiveInt, ResourcesConfig
 from roll_like.registry import ADVANTAGES, REWARDS
 
 
@@ -65,7 +57,7 @@ class RewardPoolConfig(ConfigModel):
 
 
 class RewardsConfig(ConfigModel):
-    """How answers are judged."""
+    """How answers are scored."""
 
     use: Annotated[tuple[Annotated[PluginConfig, PluginSetting(REWARDS)], ...], Field(min_length=1)] = Field(
         description="Rewards, weighted; each is reported on its own."
@@ -75,10 +67,24 @@ class RewardsConfig(ConfigModel):
         default_factory=dict, description="Workers of their own for some rewards; none by default."
     )
     groups_per_worker: PositiveInt = Field(
-        default=8, description="Groups that one worker judges side by side; further ones wait for room."
+        default=8, description="Groups that one worker scores side by side; further ones wait for room."
     )
     timeout_seconds: PositiveFloat = Field(default=60.0, description="Limit of one group's scoring.")
     retries: Annotated[int, Field(ge=0)] = Field(default=1, description="Further attempts after a failure.")
+
+
+class DomainConfig(ConfigModel):
+    """How the tasks of one domain are scored and chosen."""
+
+    rewards: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+        description="Names of the rewards in `rewards.use` that score it; no other does."
+    )
+    difficulty: DifficultyConfig | None = Field(
+        default=None, description="Band of its groups that are trained on; default: `algorithm.mask.difficulty`."
+    )
+    drop_zero_variance_groups: bool | None = Field(
+        default=None, description="Replace its groups of equal rewards; default: `rollout`'s setting of this name."
+    )
 
 
 class PromptRunConfig(SamplingRunConfig):
@@ -91,8 +97,8 @@ class PromptRunConfig(SamplingRunConfig):
     )
     domains: dict[str, DomainConfig] = Field(
         default_factory=dict,
-        description="How the tasks of each domain (`data.sources[].domain`) are judged and chosen. Domains that are "
-        "not named here are judged by every reward whose `sources` fit.",
+        description="How the tasks of each domain (`data.sources[].domain`) are scored and chosen. Domains that are "
+        "not named here are scored by every reward whose `sources` fit.",
     )
     evaluation: EvaluationConfig | None = Field(
         default=None, description="How progress is measured on tasks that are not trained on; none by default."

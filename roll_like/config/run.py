@@ -16,6 +16,7 @@ from roll_like.config.sections import (
     MetricsConfig,
     ModelConfig,
     Task,
+    TrainerConfig,
     TrainerResourcesConfig,
     TrainingConfig,
 )
@@ -91,9 +92,9 @@ class RunConfig(PipelineConfig):
         return self.longest_sample
 
     @property
-    def trained_models(self) -> int:
-        """How many models a checkpoint holds."""
-        return 1
+    def trained(self) -> dict[str, TrainerConfig]:
+        """The sections of the models that are trained, by their keys."""
+        return {"training": self.training}
 
     @property
     def roles(self) -> tuple[RolePlan, ...]:

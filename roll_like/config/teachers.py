@@ -85,7 +85,7 @@ def teachers_fit(
             )
         if others and name < others[0]:
             yield Violation(
-                ("teachers", name, "domains"), f"{domain!r} is also taught by {others[0]!r}; name one teacher a domain"
+                ("teachers", name, "domains"), f"{domain!r} is a domain of {others[0]!r} too; name one teacher a domain"
             )
     general = [name for name, teacher in teachers.items() if teacher.domains is None]
     if len(general) > 1:

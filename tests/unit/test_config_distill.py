@@ -72,7 +72,7 @@ def test_a_teacher_is_no_part_of_the_student() -> None:
         ),
         (
             {"teachers": {"a": {"path": "x", "domains": ["train"]}, "b": {"path": "y", "domains": ["train"]}}},
-            "'train' is also taught by 'b'",
+            "'train' is a domain of 'b' too",
         ),
         ({"teachers": {"a": {"path": "x"}, "b": {"path": "y", "domains": ["cods"]}}}, "no data is of domain 'cods'"),
         ({"teachers__large__max_tokens_per_micro_batch": 32}, "32 tokens cannot hold one longest sample"),
