@@ -36,6 +36,16 @@ class OnlineRolloutConfig(GroupRolloutConfig):
     prompts_per_iteration: PositiveInt = Field(description="Groups of answers that one iteration samples.")
     samples_per_prompt: PositiveInt = Field(description="Answers of each group.")
 
+    @property
+    def groups(self) -> int:
+        """Groups that one iteration samples."""
+        return self.prompts_per_iteration
+
+    @property
+    def samples_per_group(self) -> int:
+        """Answers of each group."""
+        return self.samples_per_prompt
+
 
 class PairsConfig(ConfigModel):
     """Which answers become pairs, and how long one iteration trains on them."""

@@ -45,14 +45,14 @@ class GroupRolloutConfig(SamplingConfig):
     retries: Annotated[int, Field(ge=0)] = Field(default=2, description="Further attempts after a failure.")
 
     @property
+    @abstractmethod
     def groups(self) -> int:
         """Groups that one step trains on."""
-        return int(getattr(self, self.groups_key))
 
     @property
+    @abstractmethod
     def samples_per_group(self) -> int:
         """Samples of each group."""
-        return int(getattr(self, self.samples_key))
 
     @model_validator(mode="after")
     def _arithmetic(self) -> Self:

@@ -33,6 +33,16 @@ class RolloutConfig(GroupRolloutConfig):
         default=None, description="Their product. Optional; checked when written."
     )
 
+    @property
+    def groups(self) -> int:
+        """Groups that one step trains on."""
+        return self.prompts_per_step
+
+    @property
+    def samples_per_group(self) -> int:
+        """Samples of each group."""
+        return self.samples_per_prompt
+
 
 class EvaluationConfig(EvaluationSchedule):
     """How progress is measured on tasks that are not trained on."""

@@ -56,9 +56,8 @@ def adapter_off_means_something(
             f"{reference.path} would never be loaded: without adapters the trainer is model.path; remove the key, or "
             "use mode: cluster",
         )
-    defaults = type(reference)()
     for key in ("workers", "max_tokens_per_micro_batch"):
-        if getattr(reference, key) != getattr(defaults, key):
+        if getattr(reference, key) != type(reference).model_fields[key].default:
             yield Violation(
                 ("reference", key),
                 f"the trainer's own ranks are the reference, so training.{key} holds; remove the key, or use mode: "
