@@ -91,17 +91,13 @@ def build_parser() -> argparse.ArgumentParser:
         "--cases", type=Path, metavar="FILE", help="answers whose correct score is known, one JSON object a line"
     )
     reward.add_argument("--config", type=Path, metavar="FILE", help="YAML file of a run to take its settings from")
-    reward.add_argument(
-        "--import", action="append", default=[], dest="modules", metavar="MODULE", help="module that registers it"
-    )
+    _add_import(reward)
     reward.add_argument("--slow", type=float, metavar="SECONDS", help="what takes longer is suspicious (default: 1)")
 
     environment = _add(commands, "check-env", _check_env, "try an environment out and say what is wrong with it")
     environment.add_argument("id", metavar="ID", help="registered id, such as roll_like/FrozenLake-v0")
     environment.add_argument("overrides", nargs="*", metavar="key=value", help="one of its options, such as size=3")
-    environment.add_argument(
-        "--import", action="append", default=[], dest="modules", metavar="MODULE", help="module that registers it"
-    )
+    _add_import(environment)
 
     _add_rollouts(
         _add(commands, "rollouts", _rollouts, "show what a run's policy wrote: list, one whole, two compared")
@@ -128,6 +124,12 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", required=True, type=Path, metavar="FILE", help="YAML file")
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="change a key, such as rollout.temperature=0.8"
+    )
+
+
+def _add_import(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--import", action="append", default=[], dest="modules", metavar="MODULE", help="module that registers it"
     )
 
 
@@ -281,31 +283,12 @@ def _plugins(arguments: argparse.Namespace) -> int:
     from rich.table import Table
 
     from roll_like.errors import PluginError
-    from roll_like.registry import (
-        ADVANTAGES,
-        DISTILLATION_LOSSES,
-        INFERENCE_ENGINES,
-        LOSSES,
-        PIPELINES,
-        PREFERENCE_LOSSES,
-        REWARDS,
-        TRACKERS,
-    )
+    from roll_like.registry import REGISTRIES
 
     table = Table("kind", "name", title="Plugins", title_justify="left")
     table.add_column("from", overflow="fold")
     broken: list[PluginError] = []
-    registries = (
-        PIPELINES,
-        REWARDS,
-        ADVANTAGES,
-        LOSSES,
-        PREFERENCE_LOSSES,
-        DISTILLATION_LOSSES,
-        INFERENCE_ENGINES,
-        TRACKERS,
-    )
-    for registry in registries:
+    for registry in REGISTRIES:
         try:
             names = registry.names()
         except PluginError as error:

@@ -4,11 +4,11 @@
     ├── ConfigError        (ValueError)    a key, a value or a combination is wrong
     ├── DataError          (ValueError)    a dataset row is wrong; names file and line
     ├── PluginError        (LookupError)   a plugin is unknown, registered twice or unimportable
-    ├── ResourceError      (RuntimeError)  the cluster cannot hold what the config asks for
+    ├── ResourceError      (RuntimeError)  the cluster has fewer devices than configured
     ├── WorkerError        (RuntimeError)  a worker process raised or died
     ├── EnvError           (RuntimeError)  an environment failed
     ├── RewardError        (RuntimeError)  a reward failed
-    │   └── RefusedAnswerError (RuntimeError)  an answer is beyond what it judges
+    │   └── RefusedAnswerError (RuntimeError)  an answer is beyond what it scores
     ├── GenerationError    (RuntimeError)  the inference engine failed
     ├── SandboxError       (RuntimeError)  a sandbox failed
     ├── EngineError        (RuntimeError)  the training engine failed
@@ -59,7 +59,7 @@ class PluginError(RollLikeError, LookupError):
 
 
 class ResourceError(RollLikeError, RuntimeError):
-    """The cluster cannot hold what the configuration asks for."""
+    """The cluster has fewer resources than configured."""
 
 
 class WorkerError(RollLikeError, RuntimeError):
@@ -75,7 +75,7 @@ class RewardError(RollLikeError, RuntimeError):
 
 
 class RefusedAnswerError(RewardError):
-    """A reward's own limits keep it from judging an answer, one that is too long, say; the sample is left out."""
+    """A reward's own limits keep it from scoring an answer, one that is too long, say; the sample is left out."""
 
 
 class GenerationError(RollLikeError, RuntimeError):

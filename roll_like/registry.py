@@ -1,4 +1,4 @@
-"""Named plugins: rewards, advantage estimators, losses, inference engines, trackers, pipelines.
+"""Named plugins: pipelines, rewards, advantage estimators, losses, inference engines, training backends, trackers.
 
 Built-ins and users' plugins come in through the same two doors: the decorator
 (`@register_reward("name")`) and an entry-point group of an installed package.
@@ -103,6 +103,8 @@ def _origin(plugin: Any) -> str:
     return f"{getattr(plugin, '__module__', '?')}.{getattr(plugin, '__qualname__', repr(plugin))}"
 
 
+#: Configuration classes; each names the class that runs it (`PipelineConfig.implementation`).
+PIPELINES: Registry[Any] = Registry("pipeline", group="roll_like.pipelines")
 REWARDS: Registry[Any] = Registry("reward", group="roll_like.rewards")
 ADVANTAGES: Registry[Any] = Registry(
     "advantage estimator", group="roll_like.advantages", builtins=("roll_like.algorithms.advantages",)
@@ -112,9 +114,7 @@ PREFERENCE_LOSSES: Registry[Any] = Registry(
     "preference loss", group="roll_like.preference_losses", builtins=("roll_like.algorithms.preference",)
 )
 DISTILLATION_LOSSES: Registry[Any] = Registry(
-    "distillation loss",
-    group="roll_like.distillation_losses",
-    builtins=("roll_like.algorithms.distillation",),
+    "distillation loss", group="roll_like.distillation_losses", builtins=("roll_like.algorithms.distillation",)
 )
 INFERENCE_ENGINES: Registry[Any] = Registry(
     "inference engine",
@@ -127,5 +127,6 @@ TRAINING_BACKENDS: Registry[Any] = Registry(
 TRACKERS: Registry[Any] = Registry(
     "metrics tracker", group="roll_like.trackers", builtins=("roll_like.metrics.trackers",)
 )
-#: Configuration classes; each names the class that runs it (`PipelineConfig.implementation`).
-PIPELINES: Registry[Any] = Registry("pipeline", group="roll_like.pipelines")
+
+#: Every registry of this module.
+REGISTRIES = tuple(value for value in [*globals().values()] if isinstance(value, Registry))

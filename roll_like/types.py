@@ -46,7 +46,7 @@ class Task:
     Attributes:
         task_id: Unique within a run: source name and row.
         source: Name of the data source it came from.
-        domain: What it is about; decides which rewards judge it.
+        domain: What it is about; decides which rewards score it.
         messages: The prompt, for people and for rewards.
         prompt_ids: The same prompt, tokenised once by the chat template.
         answer: Reference answer, where the dataset has one.
@@ -141,7 +141,7 @@ class TurnRecord:
     Attributes:
         shown: Messages that the policy was shown since its last turn; with its first turn, the beginning of the
             conversation.
-        text: What it said.
+        text: What the policy wrote.
         tokens: Tokens that it sampled.
         prompt_tokens: Tokens of its prompt, everything before included.
         reward: What the turn earned.
@@ -173,12 +173,12 @@ class Scored:
     """A trajectory with its results.
 
     Attributes:
-        trajectory: What was judged.
+        trajectory: What was scored.
         reward: Weighted sum of `rewards`.
         rewards: Each reward's own value, by its name in the configuration.
         details: Figures that a reward reports beside its value (`ifeval/strict`), for metrics.
         weights: The weight of each reward in the sum, by the same names.
-        turn_rewards: What each turn earned, in order; their sum is the reward. Empty where only the whole was judged.
+        turn_rewards: What each turn earned, in order; their sum is the reward. Empty where only the whole was scored.
         turn_states: A key of the state that each turn acted in, for estimators that compare turns; empty without.
         record: The turns as people read them; empty for single answers.
     """
@@ -221,7 +221,7 @@ class Group(Generic[SampleT]):
         task: What all of them attempt.
         samples: What is trained on.
         failures: What infrastructure lost.
-        baselines: Greedy samples to compare with, where the advantage estimator asks for them; never trained on.
+        baselines: Greedy samples to compare with, where the advantage estimator needs them; never trained on.
     """
 
     task: Task

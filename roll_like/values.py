@@ -183,10 +183,10 @@ def merge(parts: Iterable[Metrics]) -> dict[str, Metric]:
 
 def reduce(metrics: Metrics) -> dict[str, float]:
     """Return plain numbers; what was taken over nothing is left out."""
-    return {name: float(metric.value) for name, metric in metrics.items() if not _says_nothing(metric)}
+    return {name: float(metric.value) for name, metric in metrics.items() if not _is_empty(metric)}
 
 
-def _says_nothing(metric: Metric) -> bool:
+def _is_empty(metric: Metric) -> bool:
     if isinstance(metric, Mean):
         return metric.weight == 0
     return isinstance(metric, EffectiveShare | Correlation | LogQuantile) and math.isnan(metric.value)

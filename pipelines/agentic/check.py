@@ -11,8 +11,7 @@ from roll_like.agents.env_worker import HostedEnvironment
 from roll_like.agents.episode import EnvironmentSpec, ProgramSpec
 from roll_like.builtin.pipelines.agentic.config import AgenticConfig, EnvironmentConfig
 from roll_like.builtin.pipelines.agentic.environments import environment_spec_of, spec_of
-from roll_like.check.findings import Finding, failed
-from roll_like.check.report import Report
+from roll_like.check.findings import Finding, Report, failed
 from roll_like.config.load import import_plugins
 from roll_like.data.chat import Renderer
 from roll_like.errors import RollLikeError

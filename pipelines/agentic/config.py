@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from roll_like.config.base import ConfigModel
 from roll_like.config.policy_gradient import EvaluationSchedule, GroupRolloutConfig, PolicyGradientConfig
@@ -81,6 +81,7 @@ class EpisodeRolloutConfig(GroupRolloutConfig):
 
     groups_key: ClassVar[str] = "groups_per_step"
     samples_key: ClassVar[str] = "episodes_per_group"
+    product_key: ClassVar[str | None] = "episodes_per_step"
 
     groups_per_step: PositiveInt = Field(description="Groups that one step trains on; each begins from one seed.")
     episodes_per_group: PositiveInt = Field(description="Episodes of each group.")
@@ -105,11 +106,6 @@ class EpisodeRolloutConfig(GroupRolloutConfig):
     def samples_per_group(self) -> int:
         """Episodes of each group."""
         return self.episodes_per_group
-
-    @model_validator(mode="after")
-    def _arithmetic(self) -> Self:
-        self._refuse_wrong_product("episodes_per_step", self.episodes_per_step)
-        return self
 
 
 class EnvWorkersConfig(ConfigModel):
@@ -141,11 +137,6 @@ class EpisodeEvaluationConfig(EvaluationSchedule):
         default=EVALUATION_SEED, description="The first of them; `first_seed` of an environment is not used here."
     )
     episodes_per_seed: PositiveInt = Field(default=4, description="k of avg@k and pass@k.")
-
-    @property
-    def samples_per_group(self) -> int:
-        """K of avg@k and pass@k."""
-        return self.episodes_per_seed
 
 
 #: Environment variables that a run sets for each episode of a program.
@@ -294,15 +285,11 @@ class AgenticConfig(PolicyGradientConfig):
 
     pipeline: Literal["agentic"] = Field(default="agentic", description="This pipeline.")
     name: str = Field(default="agentic", pattern=NAME_PATTERN, description="Name of the run and of its folder.")
-    rollout: EpisodeRolloutConfig = Field(
-        description="What one step plays: `groups_per_step × episodes_per_group = episodes_per_step`."
-    )
+    rollout: EpisodeRolloutConfig
     environments: Annotated[tuple[EnvironmentConfig, ...], Field(min_length=1)] = Field(
         description="What the policy plays, weighted."
     )
-    env_workers: EnvWorkersConfig = Field(
-        default_factory=EnvWorkersConfig, description="The processes that environments live in."
-    )
+    env_workers: EnvWorkersConfig = Field(default_factory=EnvWorkersConfig)
     proxy: ProxyConfig | None = Field(
         default=None, description="The server that answers programs; by default on this machine, at any free port."
     )

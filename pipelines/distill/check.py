@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from roll_like.builtin.pipelines.distill.config import DistillConfig
-from roll_like.check.findings import Finding
+from roll_like.check.findings import Finding, Report
 from roll_like.check.model import check_window
-from roll_like.check.report import Report
 from roll_like.check.teachers import teacher_findings
 from roll_like.data.chat import Renderer
 from roll_like.data.conversations import load_conversations

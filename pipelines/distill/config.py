@@ -86,13 +86,9 @@ class DistillConfig(OfflineRunConfig):
     pipeline: Literal["distill"] = Field(default="distill", description="This pipeline.")
     name: str = Field(default="distill", pattern=NAME_PATTERN, description="Name of the run and of its folder.")
     teachers: Teachers = Field(description="Models that the student (`model`) learns from, by names of your choice.")
-    data: DistillationDataConfig = Field(description="What the student learns on, and how much of it in a step.")
-    algorithm: DistillationAlgorithmConfig = Field(
-        default_factory=DistillationAlgorithmConfig, description="How a teacher's distributions become a gradient."
-    )
-    resources: TrainerResourcesConfig = Field(
-        description="What hardware the run takes. A device is a GPU, or a core with `device: cpu`."
-    )
+    data: DistillationDataConfig
+    algorithm: DistillationAlgorithmConfig = Field(default_factory=DistillationAlgorithmConfig)
+    resources: TrainerResourcesConfig
     evaluation: DistillationEvaluationConfig | None = Field(
         default=None, description="How progress is measured, on conversations that are not trained on; none by default."
     )
@@ -103,6 +99,7 @@ class DistillConfig(OfflineRunConfig):
         return self.data.samples_per_step, "samples"
 
     @property
-    def further_roles(self) -> tuple[RolePlan, ...]:
-        """The teachers."""
-        return tuple(teacher_roles(self.resources, self.resources.device_mapping.training, self.teachers))
+    def roles(self) -> tuple[RolePlan, ...]:
+        """The trainer and the teachers."""
+        teachers = teacher_roles(self.resources, self.resources.device_mapping.training, self.teachers)
+        return (*super().roles, *teachers)

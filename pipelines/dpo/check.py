@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from roll_like.algorithms.preference.unpaired import KTOLoss
 from roll_like.builtin.pipelines.dpo.config import DPOConfig
-from roll_like.check.findings import Finding
-from roll_like.check.model import check_vocabulary, check_window
-from roll_like.check.report import Report
+from roll_like.check.findings import Finding, Report
+from roll_like.check.model import check_reference, check_window
 from roll_like.data.chat import Renderer
 from roll_like.data.pairs import Preference, labelled_samples, load_preferences
 from roll_like.data.samples import SampleSet
@@ -25,7 +24,7 @@ def preference_findings(
 ) -> Iterator[Finding]:
     """Yield what is wrong with preferences and the reference model; tell the report what became of rows."""
     yield from check_window(config, shape, "data")
-    yield from check_vocabulary(config, shape, None if config.reference is None else config.reference.path)
+    yield from check_reference(config, config.reference, shape)
     data = {"data": config.data, "evaluation": config.evaluated_rows}
     present = {section: rows for section, rows in data.items() if rows is not None}
     loaded = yield from data_findings(config, present, load_preferences, renderer, report)

@@ -12,12 +12,13 @@ from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
 from roll_like.config.offline import OfflineRunConfig
 from roll_like.config.roles import RolePlan, model_role
 from roll_like.config.rules import budget_holds, budget_holds_a_pair
-from roll_like.config.rules_lora import adapter_off_means_something
+from roll_like.config.rules_algorithm import adapter_off_means_something
 from roll_like.config.run import NAME_PATTERN, Rule, RunConfig, ScheduleConfig
 from roll_like.config.sections import (
     DeviceRange,
     ModelConfig,
     PositiveInt,
+    ReferenceSection,
     TrainerDeviceMappingConfig,
     TrainerResourcesConfig,
 )
@@ -49,17 +50,6 @@ class LabelledEvaluationConfig(ScheduleConfig):
     sources: Annotated[tuple[LabelledSource, ...], Field(min_length=1)] = Field(
         description="Datasets; their limits are those of `data`."
     )
-
-
-class ReferenceSection(ConfigModel):
-    """The model that the policy is compared with."""
-
-    if TYPE_CHECKING:  # each pipeline has its own modes
-        mode: str
-
-    path: str | None = Field(default=None, description="Another model with the same vocabulary; default: `model.path`.")
-    workers: PositiveInt = Field(default=1, description="Ranks of the frozen model.")
-    max_tokens_per_micro_batch: PositiveInt = Field(default=8192, description="Budget of one forward pass. Tokens.")
 
 
 class PreferenceReferenceConfig(ReferenceSection):
@@ -133,9 +123,7 @@ def _per_step(data: PreferenceDataConfig | LabelledDataConfig) -> tuple[int, str
 class PreferenceRunConfig(RunConfig):
     """What runs have in common that train a policy by a preference loss."""
 
-    algorithm: PreferenceAlgorithmConfig = Field(
-        default_factory=PreferenceAlgorithmConfig, description="How preferences become a gradient."
-    )
+    algorithm: PreferenceAlgorithmConfig = Field(default_factory=PreferenceAlgorithmConfig)
 
     if TYPE_CHECKING:  # declared by each pipeline, with the modes that it has
         reference: ReferenceSection | None
@@ -161,12 +149,12 @@ class PreferenceRunConfig(RunConfig):
         """Devices of a reference model of its own."""
 
     @property
-    def reference_roles(self) -> tuple[RolePlan, ...]:
-        """The reference model, where it has ranks of its own."""
+    def roles(self) -> tuple[RolePlan, ...]:
+        """The same, with the reference model where it has ranks of its own."""
         if self.reference is None or self.reference.mode != "cluster":
-            return ()
+            return super().roles
         workers, devices = self.reference.workers, self.reference_devices
-        return (model_role(self.resources, "reference", workers, "reference.workers", devices),)
+        return (*super().roles, model_role(self.resources, "reference", workers, "reference.workers", devices))
 
 
 def _budget_holds_a_row(config: DPOConfig) -> Iterator[Violation]:
@@ -243,10 +231,7 @@ class DPOConfig(OfflineRunConfig, PreferenceRunConfig):
     reference: PreferenceReferenceConfig | None = Field(
         default=None, description="What losses compare with that need a reference; none by default."
     )
-    resources: PreferenceResourcesConfig = Field(
-        description="What hardware the run takes and how roles divide it. A device is a GPU, or a core with "
-        "`device: cpu`."
-    )
+    resources: PreferenceResourcesConfig
     evaluation: PreferenceEvaluation | None = Field(
         default=None, description="How progress is measured, on rows that are not trained on; none by default."
     )
@@ -270,8 +255,3 @@ class DPOConfig(OfflineRunConfig, PreferenceRunConfig):
         """Devices of a reference model of its own."""
         device_mapping = self.resources.device_mapping
         return device_mapping.reference or device_mapping.training
-
-    @property
-    def further_roles(self) -> tuple[RolePlan, ...]:
-        """The reference model, where it has devices."""
-        return self.reference_roles

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig
 from roll_like.check.data import prompt_findings
-from roll_like.check.findings import Finding
-from roll_like.check.report import Report
+from roll_like.check.findings import Finding, Report
 from roll_like.check.teachers import teacher_findings
 from roll_like.data.chat import Renderer
 

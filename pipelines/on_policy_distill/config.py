@@ -23,7 +23,7 @@ from roll_like.registry import PIPELINES, REWARDS
 
 
 class OptionalRewardsConfig(RewardsConfig):
-    """How answers are judged beside the teachers; by default they are not."""
+    """How answers are scored beside the teachers; by default they are not."""
 
     use: tuple[Annotated[PluginConfig, PluginSetting(REWARDS)], ...] = Field(
         default=(), description="Rewards, weighted; each is reported on its own."
@@ -142,20 +142,14 @@ class OnPolicyDistillConfig(PromptConfig):
         default="on_policy_distill", pattern=NAME_PATTERN, description="Name of the run and of its folder."
     )
     teachers: Teachers = Field(description="Models that the student (`model`) learns from, by names of your choice.")
-    distillation: TeacherSignalConfig = Field(
-        default_factory=TeacherSignalConfig,
-        description="How the teachers' opinion of sampled tokens becomes a gradient.",
-    )
-    rewards: OptionalRewardsConfig = Field(
-        default_factory=OptionalRewardsConfig,
-        description="How answers are judged beside the teachers; by default they are not.",
-    )
+    distillation: TeacherSignalConfig = Field(default_factory=TeacherSignalConfig)
+    rewards: OptionalRewardsConfig = Field(default_factory=OptionalRewardsConfig)
 
     @property
-    def auxiliary_roles(self) -> tuple[RolePlan, ...]:
-        """The teachers, and what judges."""
+    def roles(self) -> tuple[RolePlan, ...]:
+        """The same, with the teachers."""
         teachers = teacher_roles(self.resources, self.resources.device_mapping.training, self.teachers)
-        return (*teachers, *super().auxiliary_roles)
+        return (*super().roles, *teachers)
 
     def with_teacher_in_loss(self) -> PolicyGradientConfig:
         """Return the configuration whose loss has the teachers' divergence, where that is their place.

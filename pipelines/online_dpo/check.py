@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from roll_like.builtin.pipelines.online_dpo.config import OnlineDPOConfig
 from roll_like.check.data import prompt_findings
-from roll_like.check.findings import Finding
+from roll_like.check.findings import Finding, Report
 from roll_like.check.machine import check_engine, warm_up_that_never_ends
-from roll_like.check.model import check_engines, check_vocabulary, check_window
-from roll_like.check.report import Report
+from roll_like.check.model import check_engines, check_reference, check_window
 from roll_like.config.plan import Plan, plan
 from roll_like.data.chat import Renderer
 from roll_like.data.pairs import load_preferences
@@ -30,7 +29,7 @@ def online_dpo_findings(
     """Yield what is wrong with prompts, rewards, engines, reference and given pairs; tell the report about sources."""
     yield from check_window(config, shape, "rollout")
     yield from check_engines(config, shape)
-    yield from check_vocabulary(config, shape, None if config.reference is None else config.reference.path)
+    yield from check_reference(config, config.reference, shape)
     yield from prompt_findings(config, renderer, report)
     if config.pair_evaluation is not None:
         yield from load_findings({"pair_evaluation": config.pair_evaluation}, load_preferences, renderer, report)

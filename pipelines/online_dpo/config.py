@@ -10,19 +10,17 @@ from pydantic import Field
 
 from roll_like.builtin.pipelines.dpo.config import (
     PreferenceRunConfig,
-    ReferenceSection,
     adapters_can_be_switched_off,
     loss_and_reference_agree,
 )
 from roll_like.config.base import ConfigModel
 from roll_like.config.policy_gradient import GroupRolloutConfig
 from roll_like.config.prompts import EvaluationConfig, PromptRunConfig
-from roll_like.config.roles import RolePlan
 from roll_like.config.rules import SAMPLING_RULES, budget_holds_a_pair
 from roll_like.config.rules_effect import prompts_are_shared_anyway
 from roll_like.config.rules_rewards import PROMPT_RULES
 from roll_like.config.run import NAME_PATTERN, Rule, ScheduleConfig
-from roll_like.config.sections import DeviceRange, PositiveFloat, PositiveInt
+from roll_like.config.sections import DeviceRange, PositiveFloat, PositiveInt, ReferenceSection
 from roll_like.config.training_data import PairData
 from roll_like.config.violations import Violation
 from roll_like.errors import ConfigError
@@ -186,10 +184,8 @@ class OnlineDPOConfig(PromptRunConfig, PreferenceRunConfig):
 
     pipeline: Literal["online_dpo"] = Field(default="online_dpo", description="This pipeline.")
     name: str = Field(default="online_dpo", pattern=NAME_PATTERN, description="Name of the run and of its folder.")
-    rollout: OnlineRolloutConfig = Field(
-        description="What one iteration samples: `prompts_per_iteration × samples_per_prompt` answers."
-    )
-    pairs: PairsConfig = Field(description="Which answers become pairs, and how long one iteration trains on them.")
+    rollout: OnlineRolloutConfig
+    pairs: PairsConfig
     reference: OnlineReferenceConfig | None = Field(
         default=None, description="What losses compare with that need a reference; none by default."
     )
@@ -205,11 +201,6 @@ class OnlineDPOConfig(PromptRunConfig, PreferenceRunConfig):
         """Devices of a reference model of its own."""
         device_mapping = self.resources.device_mapping
         return device_mapping.reference or device_mapping.training
-
-    @property
-    def model_roles(self) -> tuple[RolePlan, ...]:
-        """The reference model, where it has devices."""
-        return self.reference_roles
 
     def evaluating(self, model: str) -> Self:
         """Return the same configuration for another model, which is compared with the reference of this one.

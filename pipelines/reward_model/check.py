@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from roll_like.builtin.pipelines.reward_model.config import RewardModelRunConfig
-from roll_like.check.findings import Finding
+from roll_like.check.findings import Finding, Report
 from roll_like.check.model import check_score, check_window
-from roll_like.check.report import Report
 from roll_like.data.chat import Renderer
 from roll_like.data.scored_pairs import load_scored_pairs
 from roll_like.models.shape import ModelShape

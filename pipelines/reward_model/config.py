@@ -66,13 +66,11 @@ class RewardModelRunConfig(OfflineRunConfig):
 
     pipeline: Literal["reward_model"] = Field(default="reward_model", description="This pipeline.")
     name: str = Field(default="reward_model", pattern=NAME_PATTERN, description="Name of the run and of its folder.")
-    data: RewardModelDataConfig = Field(description="What the model learns from, and how much of it in a step.")
+    data: RewardModelDataConfig
     algorithm: RewardModelAlgorithmConfig = Field(
         default_factory=RewardModelAlgorithmConfig, description="How pairs become a gradient."
     )
-    resources: TrainerResourcesConfig = Field(
-        description="What hardware the run takes. A device is a GPU, or a core with `device: cpu`."
-    )
+    resources: TrainerResourcesConfig
     evaluation: RewardModelEvaluationConfig | None = Field(
         default=None, description="How progress is measured, on pairs that are not trained on; none by default."
     )

@@ -49,10 +49,8 @@ class SFTConfig(OfflineRunConfig):
 
     pipeline: Literal["sft"] = Field(default="sft", description="This pipeline.")
     name: str = Field(default="sft", pattern=NAME_PATTERN, description="Name of the run and of its folder.")
-    data: SFTDataConfig = Field(description="What the model learns from, and how much of it in a step.")
-    resources: TrainerResourcesConfig = Field(
-        description="What hardware the run takes. A device is a GPU, or a core with `device: cpu`."
-    )
+    data: SFTDataConfig
+    resources: TrainerResourcesConfig
     evaluation: SFTEvaluationConfig | None = Field(
         default=None, description="How progress is measured, on conversations that are not trained on; none by default."
     )

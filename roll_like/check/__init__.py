@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from roll_like.check.findings import Finding
+from roll_like.check.findings import Finding, Report
 from roll_like.check.machine import (
     check_engine,
     check_hardware,
@@ -26,7 +26,6 @@ from roll_like.check.model import (
     check_tokenizer,
     check_window,
 )
-from roll_like.check.report import Report
 from roll_like.config.plan import Plan, plan
 from roll_like.config.policy_gradient import PolicyGradientConfig
 from roll_like.config.run import RunConfig
@@ -55,7 +54,7 @@ def check(config: PolicyT, further: Further[PolicyT]) -> Report:
     ) -> Iterator[Finding]:
         yield from check_window(config, shape, "rollout")
         yield from check_engines(config, shape)
-        yield from check_reference(config, shape)
+        yield from check_reference(config, config.reference, shape)
         yield from check_critic(config, shape)
         yield from further(config, renderer, report)
         yield from check_engine(config)
@@ -86,7 +85,7 @@ def check_run(
     findings += check_output(config, shape)
     findings += check_hardware(config, report.plan)
     findings += idle_devices(report.plan)
-    findings += sleep_without_effect("training", config.training, report.plan, "training")
+    findings += sleep_without_effect(config)
     return report
 
 
@@ -112,16 +111,13 @@ def show(report: Report, out: Console, err: Console) -> None:
         console = out if finding.level == "note" else err
         console.print(str(finding), style=style, markup=False, highlight=False, soft_wrap=True)
     if report.errors:
-        err.print(f"{_count(len(report.errors), 'problem')} found; nothing was started", style="bold red")
+        count = len(report.errors)
+        err.print(f"{count} problem{'s' * (count != 1)} found; nothing was started", style="bold red")
     else:
         for source in report.sources:
             out.print(f"tasks of {source}", markup=False, highlight=False, soft_wrap=True)
         out.print(report.plan.render())
         out.print("no problem found", style="bold green")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 __all__ = ["Finding", "Report", "check", "check_run", "refuse_errors", "show"]

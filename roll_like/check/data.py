@@ -7,8 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from roll_like.check.findings import Finding, failed, is_hub_id
-from roll_like.check.report import Report
+from roll_like.check.findings import Finding, Report, failed, is_hub_id
 from roll_like.config.prompts import PromptRunConfig
 from roll_like.config.sections import DataSource
 from roll_like.data.chat import ChatMessage, Renderer
@@ -21,7 +20,7 @@ from roll_like.types import IntArray
 
 
 def prompt_findings(config: PromptRunConfig, renderer: Renderer | None, report: Report) -> Iterator[Finding]:
-    """Yield what is wrong with tasks and rewards; tell the report what became of each source's rows."""
+    """Yield what is wrong with tasks and rewards; add to the report what became of each source's rows."""
     findings: list[Finding] = []
     tasks = load_all(config, renderer, findings)
     sources = [*tasks["data"], *tasks["evaluation"]]
@@ -64,11 +63,7 @@ class _RowsOnly(Renderer):
 
 
 def _load_one(
-    source: DataSource,
-    key: str,
-    limit: int,
-    renderer: Renderer | None,
-    findings: list[Finding],
+    source: DataSource, key: str, limit: int, renderer: Renderer | None, findings: list[Finding]
 ) -> TaskSource | None:
     if is_hub_id(source.path):
         message = (

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from roll_like.config.plan import Plan
 from roll_like.config.violations import Finding
+from roll_like.data.bad_rows import RowsReport
+from roll_like.data.tasks import SourceReport
 from roll_like.errors import RollLikeError
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*|[\w-]+")
@@ -24,4 +28,18 @@ def is_hub_id(path: str) -> bool:
     return not local.exists() and local.suffix not in _FILE_SUFFIXES and _HUB_ID.fullmatch(path) is not None
 
 
-__all__ = ["Finding", "failed", "is_hub_id"]
+@dataclass(slots=True)
+class Report:
+    """What a check found, the plan of the run, and what became of the rows of each source that could be read."""
+
+    plan: Plan
+    findings: list[Finding] = field(default_factory=list)
+    sources: list[SourceReport | RowsReport] = field(default_factory=list)
+
+    @property
+    def errors(self) -> list[Finding]:
+        """The findings that stop a run."""
+        return [finding for finding in self.findings if finding.level == "error"]
+
+
+__all__ = ["Finding", "Report", "failed", "is_hub_id"]

@@ -44,7 +44,7 @@ def check_output(config: RunConfig, shape: ModelShape | None) -> Iterator[Findin
         return
     saved = config.checkpoint
     width = 4 if config.model.dtype == "float32" else 2
-    moved = trained_parameters(config, shape) + (config.trained_models - 1) * shape.parameters
+    moved = trained_parameters(config, shape) + (len(config.trained) - 1) * shape.parameters
     one = moved * (width + (8 if width == 4 else 12))
     written = bool(saved.every) or saved.at_end
     kept = (saved.keep + (saved.keep_best and config.evaluation is not None)) if written else 0
@@ -62,7 +62,7 @@ def check_output(config: RunConfig, shape: ModelShape | None) -> Iterator[Findin
 
 
 def check_hardware(config: RunConfig, made: Plan) -> Iterator[Finding]:
-    """Yield what this machine lacks; what the run takes elsewhere is a note."""
+    """Yield what this machine does not have; what the run takes elsewhere is a note."""
     resources = config.resources
     if resources.device == "cuda" or resources.address is not None:
         count = f"{resources.nodes} × {resources.devices_per_node}"
@@ -75,7 +75,7 @@ def check_hardware(config: RunConfig, made: Plan) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "resources.devices_per_node",
-            f"{resources.devices_per_node} cores are asked for and this machine has {cores}; a run here needs "
+            f"{resources.devices_per_node} cores are configured and this machine has {cores}; a run here needs "
             f"devices_per_node: {cores} and a device_mapping to match",
         )
     if config.model.dtype == "bfloat16" and not cpu_has_bfloat16():
@@ -104,7 +104,6 @@ def check_settings(config: PolicyGradientConfig, made: Plan) -> Iterator[Finding
         sat_out = min(config.critic.warmup_steps, config.steps) * config.algorithm.updates_per_step
         updates = config.steps * config.critic.updates_per_step
         yield from warm_up_that_never_ends("critic", config.critic, updates)
-        yield from sleep_without_effect("critic", config.critic, made, "critic")
     yield from warm_up_that_never_ends("training", config.training, made.updates - sat_out)
     yield from bounds_that_never_act(config.algorithm)
     yield from truncated_sampling(config)
@@ -125,28 +124,21 @@ def bounds_that_never_act(algorithm: AlgorithmConfig) -> Iterator[Finding]:
     )
 
 
-def sleep_without_effect(section: str, settings: TrainerConfig, made: Plan, role: str) -> Iterator[Finding]:
-    """Yield a `sleep` that was set although nothing would move.
-
-    Args:
-        section: Where it stands.
-        settings: That section.
-        made: The run's plan.
-        role: The role that the section is of.
-    """
-    if settings.sleep is None:
-        return
-    engines = [each.devices for each in made.roles if each.name == "inference"]
-    own = [each.devices for each in made.roles if each.name == role]
-    if made.device == "cpu":
-        why = "resources.device is cpu, so states are in host memory already"
-    elif not any(devices.overlaps(other) for devices in own for other in engines):
-        why = "no inference engine works on the same GPUs"
-    elif settings.zero_stage != 3:
-        why = f"DeepSpeed moves states with {section}.zero_stage: 3 only"
-    else:
-        return
-    yield Finding("warning", f"{section}.sleep", f"has no effect: {why}; remove the key")
+def sleep_without_effect(config: RunConfig) -> Iterator[Finding]:
+    """Yield a `sleep` that was set although nothing would move."""
+    devices = {role.name: role.devices for role in config.roles}
+    for section, settings in config.trained.items():
+        if settings.sleep is None:
+            continue
+        if config.resources.device == "cpu":
+            why = "resources.device is cpu, so states are in host memory already"
+        elif "inference" not in devices or not devices[section].overlaps(devices["inference"]):
+            why = "no inference engine works on the same GPUs"
+        elif settings.zero_stage != 3:
+            why = f"DeepSpeed moves states with {section}.zero_stage: 3 only"
+        else:
+            continue
+        yield Finding("warning", f"{section}.sleep", f"has no effect: {why}; remove the key")
 
 
 def truncated_sampling(config: PolicyGradientConfig) -> Iterator[Finding]:

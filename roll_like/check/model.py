@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roll_like.check.findings import Finding, failed, is_hub_id
-from roll_like.config.lora import LoRAConfig
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.run import RunConfig
-from roll_like.config.sections import ModelConfig
+from roll_like.config.sections import LoRAConfig, ModelConfig, ReferenceSection
 from roll_like.errors import ConfigError, RollLikeError
 from roll_like.models.classifier import check_outputs
 from roll_like.models.load import ModelShape, load_model_shape, load_tokenizer, resolve_model
@@ -111,25 +110,25 @@ def check_engines(config: SamplingRunConfig, shape: ModelShape | None) -> Iterat
         )
 
 
-def check_reference(config: PolicyGradientConfig, shape: ModelShape | None) -> list[Finding]:
-    """Return what is wrong with a reference model of its own."""
-    return check_vocabulary(config, shape, None if config.reference is None else config.reference.path)
-
-
-def check_vocabulary(config: RunConfig, shape: ModelShape | None, reference: str | None) -> list[Finding]:
-    """Return what is wrong with a reference model that is not the trained one."""
-    if reference is None:
-        return []
-    findings: list[Finding] = []
-    section = config.model.at(reference).model_copy(update={"tokenizer": None})
-    model = localised(section, "reference.path", findings)
+def _further_model(config: RunConfig, path: str, key: str, findings: list[Finding]) -> ModelShape | None:
+    """Return the sizes of a model beside the trained one, or None with findings that say why not."""
+    model = localised(config.model.at(path).model_copy(update={"tokenizer": None}), key, findings)
     if model is None:
-        return findings
+        return None
     try:
-        theirs = load_model_shape(resolve_model(model).path)
+        return load_model_shape(resolve_model(model).path)
     except RollLikeError as error:
-        return [*findings, failed("reference.path", error)]
-    if shape is not None and theirs.vocab_size != shape.vocab_size:
+        findings.append(failed(key, error))
+        return None
+
+
+def check_reference(config: RunConfig, reference: ReferenceSection | None, shape: ModelShape | None) -> list[Finding]:
+    """Return what is wrong with a reference model that is not the trained one."""
+    findings: list[Finding] = []
+    if reference is None or reference.path is None:
+        return findings
+    theirs = _further_model(config, reference.path, "reference.path", findings)
+    if theirs is not None and shape is not None and theirs.vocab_size != shape.vocab_size:
         message = (
             f"its vocabulary has {theirs.vocab_size} entries and the policy's {shape.vocab_size}, so their "
             "log-probabilities cannot be compared; use a model of the same family, or leave the key out"
@@ -152,17 +151,12 @@ def check_score(config: RunConfig, shape: ModelShape | None) -> list[Finding]:
 
 def check_critic(config: PolicyGradientConfig, shape: ModelShape | None) -> list[Finding]:
     """Return what is wrong with a critic that starts from a model of its own."""
-    if config.critic is None or config.critic.path is None:
-        return []
     findings: list[Finding] = []
-    section = config.model.at(config.critic.path).model_copy(update={"tokenizer": None})
-    model = localised(section, "critic.path", findings)
-    if model is None:
+    if config.critic is None or config.critic.path is None:
         return findings
-    try:
-        theirs = load_model_shape(resolve_model(model).path)
-    except RollLikeError as error:
-        return [*findings, failed("critic.path", error)]
+    theirs = _further_model(config, config.critic.path, "critic.path", findings)
+    if theirs is None:
+        return findings
     if shape is not None and theirs.vocab_size < shape.vocab_size:
         message = (
             f"its vocabulary has {theirs.vocab_size} entries and the policy's {shape.vocab_size}, so it cannot read "

@@ -1,4 +1,4 @@
-"""Teachers: whether they are there, and speak the student's tokens."""
+"""Teachers: whether they are there, and have the student's tokens."""
 
 from __future__ import annotations
 

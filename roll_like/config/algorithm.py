@@ -170,7 +170,7 @@ class DifficultyConfig(ConfigModel):
 
 
 class MaskConfig(ConfigModel):
-    """Which samples are judged and compared, but not trained on."""
+    """Which samples are scored and compared, but not trained on."""
 
     truncated: bool = Field(default=False, description="Leave out responses that were cut at the limit.")
     difficulty: DifficultyConfig | None = Field(
@@ -188,18 +188,14 @@ class AdvantageShapingConfig(ConfigModel):
 class AlgorithmConfig(ConfigModel):
     """How rewards become a gradient."""
 
-    reward_shaping: RewardShapingConfig = Field(
-        default_factory=RewardShapingConfig, description="What happens to rewards before advantages, in this order."
-    )
+    reward_shaping: RewardShapingConfig = Field(default_factory=RewardShapingConfig)
     advantage: Annotated[PluginConfig, PluginSetting(ADVANTAGES)] = Field(
         default_factory=lambda: ADVANTAGES.get("grpo").Config(), description="Advantage estimator."
     )
     advantage_shaping: AdvantageShapingConfig = Field(
         default_factory=AdvantageShapingConfig, description="What happens to advantages after the estimator."
     )
-    mask: MaskConfig = Field(
-        default_factory=MaskConfig, description="Which samples are judged and compared, but not trained on."
-    )
+    mask: MaskConfig = Field(default_factory=MaskConfig)
     loss: Annotated[PluginConfig, PluginSetting(LOSSES)] = Field(
         default_factory=lambda: LOSSES.get("ppo").Config(), description="Policy loss."
     )

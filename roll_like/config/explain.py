@@ -1,7 +1,7 @@
 """From pydantic's errors to one message a person can act on.
 
 Each problem names its full key, what was found, what was expected, the nearest right key where one was
-misspelt, and the file and line (or the override) that said it.
+misspelt, and the file and line (or the override) where it was set.
 """
 
 from __future__ import annotations
@@ -79,6 +79,13 @@ def explain(error: ValidationError, root: type[BaseModel], source: Source) -> Co
     return ConfigError(f"{len(problems)} problems in {source.label}:\n{listed}")
 
 
+def meaning_of(info: FieldInfo) -> str:
+    """Return the description of a field; that of its section where it has none of its own."""
+    section = info.annotation
+    inherited = section.__doc__ if isinstance(section, type) and issubclass(section, BaseModel) else None
+    return info.description or inherited or ""
+
+
 def _follows(details: ErrorDetails, found: Sequence[ErrorDetails]) -> bool:
     """Return whether a list is only too short because pydantic left out items with problems of their own."""
     loc = details["loc"]
@@ -99,8 +106,8 @@ def _describe(details: ErrorDetails, path: KeyPath, root: type[BaseModel], value
         return f"unknown key; {renamed}" if renamed else f"unknown key{_nearest(path, root, values)}"
     if kind == "missing":
         info = _field_at(path, root, values)
-        meaning = f" ({info.description.rstrip('.')})" if info is not None and info.description else ""
-        return f"missing, and there is no default{meaning}"
+        meaning = meaning_of(info).rstrip(".") if info is not None else ""
+        return "missing, and there is no default" + (f" ({meaning})" if meaning else "")
     message = details["msg"]
     if kind == "rule":
         return message if found is None else f"found {_show(found)}; {message}"

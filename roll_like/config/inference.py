@@ -1,7 +1,7 @@
 """The `inference` and `judge` sections: the keys that every engine has, and what an engine says of itself.
 
 An engine adds its own keys by deriving from `EngineConfig`, and is registered in `INFERENCE_ENGINES` by its folder
-under `roll_like/inference/` or by a user's module. Nothing outside that folder asks which engine it is.
+under `roll_like/inference/` or by a user's module. Nothing outside that folder depends on which engine it is.
 """
 
 from __future__ import annotations

@@ -36,12 +36,7 @@ def _ranks_have_work(config: OfflineRunConfig) -> Iterator[Violation]:
 class OfflineRunConfig(RunConfig):
     """A run that learns from given data, a step at a time."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (
-        *RUN_RULES,
-        _steps_or_epochs,
-        _ranks_have_work,
-        prompts_are_shared_anyway,
-    )
+    rules: ClassVar[tuple[Rule, ...]] = (*RUN_RULES, _steps_or_epochs, _ranks_have_work, prompts_are_shared_anyway)
 
     steps: PositiveInt | None = Field(default=None, description="Steps to train; or set `epochs`.")
     epochs: PositiveFloat | None = Field(

@@ -6,15 +6,15 @@ Everything here follows from the configuration alone; no device is counted and n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
+
+from rich.console import Group, RenderableType
+from rich.table import Table
 
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
-from roll_like.config.roles import RolePlan, overlap
+from roll_like.config.roles import RolePlan
 from roll_like.config.run import RunConfig
 from roll_like.config.sections import TrainerConfig
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 GIB = 2**30
 #: Roles whose model is the one that is trained; the sizes of others are not known here.
@@ -115,16 +115,9 @@ class Plan:
 
     def render(self) -> RenderableType:
         """Return tables for `rich.console.Console.print`."""
-        from rich.console import Group
+        return Group(self._figures(), self._workers(), *([self._memory()] if self.memory else []))
 
-        parts: list[RenderableType] = [self._figures(), self._workers()]
-        if self.memory:
-            parts.append(self._memory())
-        return Group(*parts)
-
-    def _figures(self) -> RenderableType:
-        from rich.table import Table
-
+    def _figures(self) -> Table:
         table = Table(title=f"Plan of {self.name}", show_header=False, title_justify="left", title_style="bold")
         groups, samples = self.units
         product = f"{self.groups_per_step} {groups} × {self.samples_per_group} = " if groups != samples else ""
@@ -143,9 +136,7 @@ class Plan:
             table.add_row(label, value)
         return table
 
-    def _workers(self) -> RenderableType:
-        from rich.table import Table
-
+    def _workers(self) -> Table:
         unit = "threads" if self.device == "cpu" else "GPUs"
         table = Table(title="Workers", title_justify="left", title_style="bold")
         for column in ("role", "node", "workers", "devices", f"{unit} of each"):
@@ -159,12 +150,10 @@ class Plan:
                 )
         return table
 
-    def _memory(self) -> RenderableType:
-        from rich.table import Table
-
-        table = Table(title="Memory of one worker, estimated", title_justify="left", title_style="bold")
-        table.add_column("role")
-        table.add_column("parts")
+    def _memory(self) -> Table:
+        table = Table(
+            "role", "parts", title="Memory of one worker, estimated", title_justify="left", title_style="bold"
+        )
         table.add_column("GiB", justify="right")
         for line in self.memory:
             parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in line.parts)
@@ -187,9 +176,7 @@ def plan(config: SamplingRunConfig, model: ModelSizes | None = None) -> Plan:
         config: A validated configuration.
         model: The model's sizes, for the memory estimate; None leaves it out.
     """
-    planned = config.roles
-    ranges = [role.devices for role in planned]
-    equal = all(overlap(devices, ranges[0]) == "equal" for devices in ranges[:2])
+    trainer, engines, *_ = config.roles
     return Plan(
         name=config.name,
         steps=config.steps,
@@ -198,14 +185,12 @@ def plan(config: SamplingRunConfig, model: ModelSizes | None = None) -> Plan:
         units=(config.rollout.groups_key.removesuffix("_per_step"), config.rollout.samples_key.partition("_")[0]),
         updates_per_step=config.updates_per_step,
         max_sample_tokens=config.longest_sample,
-        roles=planned,
+        roles=config.roles,
         processes=tuple(config.processes.items()),
-        placement="colocated" if equal else "disaggregated",
+        placement="colocated" if trainer.devices == engines.devices else "disaggregated",
         device=config.resources.device,
         devices=config.resources.nodes * config.resources.devices_per_node,
-        memory=()
-        if model is None
-        else tuple(_memory(config, role, model) for role in planned if role.name in MEASURED),
+        memory=tuple(_memory(config, role, model) for role in config.roles if model and role.name in MEASURED),
     )
 
 
@@ -241,8 +226,7 @@ def _memory(config: SamplingRunConfig, role: RolePlan, model: ModelSizes) -> Mem
         per_token = model.kv_bytes_per_token(_BYTES[config.model.dtype])
         cache = running * config.longest_sample * per_token // _tensor_parallel(config, role)
     return MemoryLine(
-        role=role.name,
-        parts=(("weights", weights // _tensor_parallel(config, role)), ("KV cache at most", cache)),
+        role=role.name, parts=(("weights", weights // _tensor_parallel(config, role)), ("KV cache at most", cache))
     )
 
 

@@ -19,15 +19,17 @@ from roll_like.config.sections import (
     ResourcesConfig,
     SamplingConfig,
     SamplingResourcesConfig,
+    TrainerConfig,
 )
 
 
 class GroupRolloutConfig(SamplingConfig):
     """What one step samples: groups, each of several samples of one task."""
 
-    #: The keys that say how many groups a step has, and how many samples a group.
+    #: The keys that say how many groups a step has, how many samples a group, and (optional) their product.
     groups_key: ClassVar[str]
     samples_key: ClassVar[str]
+    product_key: ClassVar[str | None] = None
 
     drop_zero_variance_groups: bool = Field(
         default=False, description="Replace groups whose rewards are all equal by other tasks' (DAPO)."
@@ -52,13 +54,16 @@ class GroupRolloutConfig(SamplingConfig):
     def samples_per_group(self) -> int:
         """Samples of each group."""
 
-    def _refuse_wrong_product(self, product_key: str, written: int | None) -> None:
+    @model_validator(mode="after")
+    def _arithmetic(self) -> Self:
+        written = None if self.product_key is None else getattr(self, self.product_key)
         product = self.groups * self.samples_per_group
         if written is not None and written != product:
             raise ValueError(
-                f"{product_key} is {written}, but {self.groups_key} × {self.samples_key} = "
+                f"{self.product_key} is {written}, but {self.groups_key} × {self.samples_key} = "
                 f"{self.groups} × {self.samples_per_group} = {product}"
             )
+        return self
 
     @model_validator(mode="after")
     def _replacing_is_possible(self) -> Self:
@@ -82,9 +87,9 @@ class EvaluationSchedule(ScheduleConfig):
     samples_key: ClassVar[str]
 
     @property
-    @abstractmethod
     def samples_per_group(self) -> int:
         """K of avg@k and pass@k."""
+        return int(getattr(self, self.samples_key))
 
 
 class SamplingRunConfig(RunConfig):
@@ -93,10 +98,7 @@ class SamplingRunConfig(RunConfig):
     steps: PositiveInt = Field(description="Steps to train.")
     rollout: GroupRolloutConfig
     inference: InferenceConfig = Field(default_factory=default_engine, description="The engine that samples.")
-    resources: SamplingResourcesConfig = Field(
-        description="What hardware the run takes and how roles divide it. A device is a GPU, or a core with "
-        "`device: cpu`."
-    )
+    resources: SamplingResourcesConfig
     evaluation: EvaluationSchedule | None
 
     @property
@@ -127,21 +129,12 @@ class SamplingRunConfig(RunConfig):
         return self.inference.max_model_len or needed
 
     @property
-    def further_roles(self) -> tuple[RolePlan, ...]:
-        """Engines and frozen or further models, then what the pipeline has of its own."""
+    def roles(self) -> tuple[RolePlan, ...]:
+        """Where the workers of each role are: trainer and engines."""
         resources, engines = self.resources, self.resources.device_mapping.inference
         inference = model_role(resources, "inference", self.inference.replicas, "inference.replicas", engines)
-        return (inference, *self.model_roles, *self.auxiliary_roles)
-
-    @property
-    def model_roles(self) -> tuple[RolePlan, ...]:
-        """Models that the policy is compared with or judged by as it is trained."""
-        return ()
-
-    @property
-    def auxiliary_roles(self) -> tuple[RolePlan, ...]:
-        """Roles with devices that only this pipeline has."""
-        return ()
+        trainer, *others = super().roles
+        return (trainer, inference, *others)
 
     @property
     def processes(self) -> dict[str, int]:
@@ -152,15 +145,12 @@ class SamplingRunConfig(RunConfig):
 class PolicyGradientConfig(SamplingRunConfig):
     """What runs have in common that move the policy by the rewards of its samples."""
 
-    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig, description="How rewards become a gradient.")
+    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     reference: ReferenceConfig | None = Field(default=None, description="Needed by KL terms; none by default.")
     critic: CriticConfig | None = Field(
         default=None, description="Needed by advantage estimators that learn values; none by default."
     )
-    resources: ResourcesConfig = Field(
-        description="What hardware the run takes and how roles divide it. A device is a GPU, or a core with "
-        "`device: cpu`."
-    )
+    resources: ResourcesConfig
 
     @property
     def updates_per_step(self) -> int:
@@ -168,17 +158,17 @@ class PolicyGradientConfig(SamplingRunConfig):
         return self.algorithm.updates_per_step
 
     @property
-    def trained_models(self) -> int:
+    def trained(self) -> dict[str, TrainerConfig]:
         """The policy, and a critic where there is one."""
-        return 1 if self.critic is None else 2
+        return super().trained if self.critic is None else {**super().trained, "critic": self.critic}
 
     @property
-    def model_roles(self) -> tuple[RolePlan, ...]:
-        """Reference model and critic, where they have ranks of their own."""
+    def roles(self) -> tuple[RolePlan, ...]:
+        """The same, with reference model and critic, where they have ranks of their own."""
         reference = self.reference if self.reference is not None and self.reference.mode == "cluster" else None
         device_mapping, found = self.resources.device_mapping, []
         for name, section in {"reference": reference, "critic": self.critic}.items():
             if section is not None:
                 devices = getattr(device_mapping, name) or device_mapping.training
                 found.append(model_role(self.resources, name, section.workers, f"{name}.workers", devices))
-        return tuple(found)
+        return (*super().roles, *found)

@@ -1,14 +1,13 @@
-"""What the pipelines share whose policy answers prompts, and whose answers are judged by rewards."""
+"""What the pipelines share whose policy answers prompts, and whose answers are scored by rewards."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from roll_like.config.algorithm import DifficultyConfig
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
-from roll_like.config.domains import DomainConfig
 from roll_like.config.inference import JudgeServerConfig
 from roll_like.config.policy_gradient import (
     EvaluationSchedule,
@@ -17,15 +16,7 @@ from roll_like.config.policy_gradient import (
     SamplingRunConfig,
 )
 from roll_like.config.roles import RolePlan, model_role
-from roll_like.config.sections import (
-    DataConfig,
-    DataSource,
-    DeviceRange,
-    HardwareConfig,
-    PositiveFloat,
-    PositiveInt,
-    ResourcesConfig,
-)
+from roll_like.config.sections import DataConfig, DataSource, DeviceRange, PositiveFloat, PositiveInt, ResourcesConfig
 from roll_like.registry import ADVANTAGES, REWARDS
 
 
@@ -34,6 +25,7 @@ class RolloutConfig(GroupRolloutConfig):
 
     groups_key: ClassVar[str] = "prompts_per_step"
     samples_key: ClassVar[str] = "samples_per_prompt"
+    product_key: ClassVar[str | None] = "samples_per_step"
 
     prompts_per_step: PositiveInt = Field(description="Groups that one step trains on.")
     samples_per_prompt: PositiveInt = Field(description="Samples of each group.")
@@ -51,11 +43,6 @@ class RolloutConfig(GroupRolloutConfig):
         """Samples of each group."""
         return self.samples_per_prompt
 
-    @model_validator(mode="after")
-    def _arithmetic(self) -> Self:
-        self._refuse_wrong_product("samples_per_step", self.samples_per_step)
-        return self
-
 
 class EvaluationConfig(EvaluationSchedule):
     """How progress is measured on tasks that are not trained on."""
@@ -65,11 +52,6 @@ class EvaluationConfig(EvaluationSchedule):
     sources: Annotated[tuple[DataSource, ...], Field(min_length=1)] = Field(description="Datasets.")
     samples_per_prompt: PositiveInt = Field(default=4, description="k of avg@k and pass@k.")
     max_tasks: PositiveInt | None = Field(default=None, description="Use the first so many tasks; default: all.")
-
-    @property
-    def samples_per_group(self) -> int:
-        """K of avg@k and pass@k."""
-        return self.samples_per_prompt
 
 
 class RewardPoolConfig(ConfigModel):
@@ -85,7 +67,7 @@ class RewardPoolConfig(ConfigModel):
 
 
 class RewardsConfig(ConfigModel):
-    """How answers are judged."""
+    """How answers are scored."""
 
     use: Annotated[tuple[Annotated[PluginConfig, PluginSetting(REWARDS)], ...], Field(min_length=1)] = Field(
         description="Rewards, weighted; each is reported on its own."
@@ -95,24 +77,38 @@ class RewardsConfig(ConfigModel):
         default_factory=dict, description="Workers of their own for some rewards; none by default."
     )
     groups_per_worker: PositiveInt = Field(
-        default=8, description="Groups that one worker judges side by side; further ones wait for room."
+        default=8, description="Groups that one worker scores side by side; further ones wait for room."
     )
     timeout_seconds: PositiveFloat = Field(default=60.0, description="Limit of one group's scoring.")
     retries: Annotated[int, Field(ge=0)] = Field(default=1, description="Further attempts after a failure.")
 
 
+class DomainConfig(ConfigModel):
+    """How the tasks of one domain are scored and chosen."""
+
+    rewards: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+        description="Names of the rewards in `rewards.use` that score it; no other does."
+    )
+    difficulty: DifficultyConfig | None = Field(
+        default=None, description="Band of its groups that are trained on; default: `algorithm.mask.difficulty`."
+    )
+    drop_zero_variance_groups: bool | None = Field(
+        default=None, description="Replace its groups of equal rewards; default: `rollout`'s setting of this name."
+    )
+
+
 class PromptRunConfig(SamplingRunConfig):
     """A run whose policy answers prompts, and whose answers get rewards."""
 
-    data: DataConfig = Field(description="What the policy is trained on.")
-    rewards: RewardsConfig = Field(description="How answers are judged.")
+    data: DataConfig
+    rewards: RewardsConfig
     judge: JudgeServerConfig | None = Field(
         default=None, description="A model that judges, for `llm_judge` rewards; none by default."
     )
     domains: dict[str, DomainConfig] = Field(
         default_factory=dict,
-        description="How the tasks of each domain (`data.sources[].domain`) are judged and chosen. Domains that are "
-        "not named here are judged by every reward whose `sources` fit.",
+        description="How the tasks of each domain (`data.sources[].domain`) are scored and chosen. Domains that are "
+        "not named here are scored by every reward whose `sources` fit.",
     )
     evaluation: EvaluationConfig | None = Field(
         default=None, description="How progress is measured on tasks that are not trained on; none by default."
@@ -145,13 +141,17 @@ class PromptRunConfig(SamplingRunConfig):
         return longest, f"data.max_prompt_tokens + evaluation.max_response_tokens = {longest}"
 
     @property
-    def auxiliary_roles(self) -> tuple[RolePlan, ...]:
-        """The judge, and reward pools that have devices of their own."""
-        resources, judges = self.resources, []
+    def roles(self) -> tuple[RolePlan, ...]:
+        """The same, with the judge, and reward pools that have devices of their own."""
+        resources, roles = self.resources, [*super().roles]
         if self.judge is not None:
             devices = resources.device_mapping.judge or resources.device_mapping.inference
-            judges.append(model_role(resources, "judge", self.judge.replicas, "judge.replicas", devices))
-        return (*judges, *pool_roles(resources, self.rewards))
+            roles.append(model_role(resources, "judge", self.judge.replicas, "judge.replicas", devices))
+        for name, pool in self.rewards.pools.items():
+            if pool.devices is not None:
+                key, path = f"rewards.pools.{name}.workers", ("rewards", "pools", name, "devices")
+                roles.append(model_role(resources, f"rewards {name}", pool.workers, key, pool.devices, path))
+        return tuple(roles)
 
     @property
     def processes(self) -> dict[str, int]:
@@ -184,33 +184,12 @@ class PromptRunConfig(SamplingRunConfig):
 class PromptConfig(PromptRunConfig, PolicyGradientConfig):
     """The same, where rewards become the gradient."""
 
-    rollout: RolloutConfig = Field(
-        description="What one step samples: `prompts_per_step × samples_per_prompt = samples_per_step`."
-    )
+    rollout: RolloutConfig
     # pydantic takes a field from the first base that has it
-    resources: ResourcesConfig = Field(
-        description="What hardware the run takes and how roles divide it. A device is a GPU, or a core with "
-        "`device: cpu`."
-    )
+    resources: ResourcesConfig
 
     @property
     def greedy_baseline(self) -> bool:
         """Whether the advantage estimator compares with a greedy answer."""
         greedy: bool = ADVANTAGES.get(self.algorithm.advantage.type).greedy_baseline
         return greedy
-
-
-def pool_roles(resources: HardwareConfig, rewards: RewardsConfig) -> tuple[RolePlan, ...]:
-    """Return where the workers of reward pools sit that have devices of their own."""
-    return tuple(
-        RolePlan(
-            name=f"rewards {name}",
-            workers=pool.workers,
-            workers_key=f"rewards.pools.{name}.workers",
-            devices=pool.devices,
-            devices_per_node=resources.devices_per_node,
-            devices_key=("rewards", "pools", name, "devices"),
-        )
-        for name, pool in rewards.pools.items()
-        if pool.devices is not None
-    )

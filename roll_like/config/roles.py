@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from roll_like.config.sections import DeviceRange, HardwareConfig
 
@@ -51,20 +50,20 @@ class RolePlan:
         return self.devices_of(worker)[0] // self.devices_per_node
 
 
-def overlap(one: DeviceRange, other: DeviceRange) -> Literal["equal", "disjoint", "partial"]:
-    """Return how two device ranges lie to each other."""
-    if (one.start, one.stop) == (other.start, other.stop):
-        return "equal"
-    return "partial" if one.overlaps(other) else "disjoint"
-
-
-def model_role(resources: HardwareConfig, name: str, workers: int, workers_key: str, devices: DeviceRange) -> RolePlan:
-    """Return where the workers of a role sit whose device range is in `resources.device_mapping`."""
+def model_role(
+    resources: HardwareConfig,
+    name: str,
+    workers: int,
+    workers_key: str,
+    devices: DeviceRange,
+    devices_key: tuple[str, ...] | None = None,
+) -> RolePlan:
+    """Return where the workers of a role are; `devices_key` is by default its name in `resources.device_mapping`."""
     return RolePlan(
         name=name,
         workers=workers,
         workers_key=workers_key,
         devices=devices,
         devices_per_node=resources.devices_per_node,
-        devices_key=("resources", "device_mapping", name),
+        devices_key=devices_key or ("resources", "device_mapping", name),
     )

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 from roll_like.config.inference import DEFAULT_ENGINE, weight_backend, weight_backends
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
-from roll_like.config.roles import RolePlan, overlap
+from roll_like.config.roles import RolePlan
 from roll_like.config.rules_algorithm import ALGORITHM_RULES
 from roll_like.config.rules_effect import EFFECT_RULES, POLICY_EFFECT_RULES, oversampling_replaces_something
 from roll_like.config.run import RunConfig
-from roll_like.config.sections import TrainerConfig
+from roll_like.config.sections import ReferenceConfig, TrainerConfig
 from roll_like.config.violations import Violation
 
 
@@ -64,32 +64,25 @@ def budget_holds_a_pair(config: RunConfig) -> Iterator[Violation]:
 
 
 def _micro_batches_hold_a_sample(config: PolicyGradientConfig) -> Iterator[Violation]:
-    budgets = {("training", "max_tokens_per_micro_batch"): config.training.max_tokens_per_micro_batch}
+    sections: dict[str, TrainerConfig | ReferenceConfig] = {**config.trained}
     if config.reference is not None and config.reference.mode == "cluster":
-        budgets["reference", "max_tokens_per_micro_batch"] = config.reference.max_tokens_per_micro_batch
-    if config.critic is not None:
-        budgets["critic", "max_tokens_per_micro_batch"] = config.critic.max_tokens_per_micro_batch
-    for path, budget in budgets.items():
-        yield from budget_holds(config, path, budget)
+        sections["reference"] = config.reference
+    for name, section in sections.items():
+        yield from budget_holds(config, (name, "max_tokens_per_micro_batch"), section.max_tokens_per_micro_batch)
 
 
 def _window_fits(config: SamplingRunConfig) -> Iterator[Violation]:
-    longest, sizes = config.longest_sample, config.longest_sample_terms
     window = config.inference.max_model_len
-    if window is None:
-        return
-    if window < longest:
-        yield Violation(
-            ("inference", "max_model_len"),
-            f"{window} tokens cannot hold the longest sample ({sizes}); set it to {longest} or more, or leave it out",
-        )
-    evaluated = config.longest_evaluated
-    if evaluated is not None and window < evaluated[0]:
-        yield Violation(
-            ("inference", "max_model_len"),
-            f"{window} tokens cannot hold the longest evaluated sample ({evaluated[1]}); set it to that or more, or "
-            "leave it out",
-        )
+    needed = {"sample": (config.longest_sample, config.longest_sample_terms)}
+    if config.longest_evaluated is not None:
+        needed["evaluated sample"] = config.longest_evaluated
+    for what, (longest, sizes) in needed.items():
+        if window is not None and window < longest:
+            yield Violation(
+                ("inference", "max_model_len"),
+                f"{window} tokens cannot hold the longest {what} ({sizes}); set it to {longest} or more, or leave it "
+                "out",
+            )
 
 
 def _no_device_mapping_without_a_critic(config: PolicyGradientConfig) -> Iterator[Violation]:
@@ -148,7 +141,7 @@ def _device_ranges_are_equal_or_disjoint(config: RunConfig) -> Iterator[Violatio
     planned = config.roles
     for index, role in enumerate(planned):
         for other in planned[:index]:
-            if overlap(role.devices, other.devices) == "partial":
+            if role.devices != other.devices and role.devices.overlaps(other.devices):
                 yield Violation(
                     role.devices_key,
                     f"{role.devices} overlaps {other.name}'s {other.devices} only in part. Equal ranges take turns, "
@@ -168,22 +161,13 @@ def _device_can_do_it(config: RunConfig) -> Iterator[Violation]:
             f"a run on {config.resources.nodes} nodes joins a Ray cluster that is already there; set it to `auto` "
             "(on a node of that cluster) or to host:port",
         )
-    yield from offload_means_something(config, "training", config.training)
-
-
-def offload_means_something(config: RunConfig, section: str, trained: TrainerConfig) -> Iterator[Violation]:
-    """Yield an offload to host memory where everything is there already."""
-    if config.resources.device == "cpu" and trained.offload != "none":
-        yield Violation(
-            (section, "offload"),
-            f"{trained.offload!r} moves states from a GPU to host memory, and resources.device is cpu, "
-            "where they are already; set offload: none",
-        )
-
-
-def _critic_offload_means_something(config: PolicyGradientConfig) -> Iterator[Violation]:
-    if config.critic is not None:
-        yield from offload_means_something(config, "critic", config.critic)
+    for section, trained in config.trained.items():
+        if config.resources.device == "cpu" and trained.offload != "none":
+            yield Violation(
+                (section, "offload"),
+                f"{trained.offload!r} moves states from a GPU to host memory, and resources.device is cpu, "
+                "where they are already; set offload: none",
+            )
 
 
 def _engine_fits(config: SamplingRunConfig) -> Iterator[Violation]:
@@ -236,13 +220,7 @@ RUN_RULES = (
 )
 
 #: What holds for every run whose policy samples, however it is trained.
-SAMPLING_RULES = (
-    _window_fits,
-    *RUN_RULES,
-    _engine_fits,
-    _evaluation_means_something,
-    oversampling_replaces_something,
-)
+SAMPLING_RULES = (_window_fits, *RUN_RULES, _engine_fits, _evaluation_means_something, oversampling_replaces_something)
 
 #: What holds for every run that trains a policy on groups of its samples.
 POLICY_GRADIENT_RULES = (
@@ -251,7 +229,6 @@ POLICY_GRADIENT_RULES = (
     _the_policy_gets_its_turn,
     _micro_batches_hold_a_sample,
     _no_device_mapping_without_a_critic,
-    _critic_offload_means_something,
     *SAMPLING_RULES,
     *POLICY_EFFECT_RULES,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from roll_like.config.policy_gradient import PolicyGradientConfig
-from roll_like.config.rules_lora import adapter_off_means_something
+from roll_like.config.sections import DeviceRange, ReferenceSection, TrainingConfig
 from roll_like.config.violations import Violation
 from roll_like.registry import ADVANTAGES
 
@@ -29,6 +29,45 @@ def _kl_has_its_reference(config: PolicyGradientConfig) -> Iterator[Violation]:
             ("resources", "device_mapping", "reference"),
             "these devices would stay idle, because there is no `reference` section; remove the key, "
             "or add `reference: {}` and a KL term",
+        )
+
+
+def adapter_off_means_something(
+    reference: ReferenceSection | None, training: TrainingConfig, devices: DeviceRange | None
+) -> Iterator[Violation]:
+    """Yield what does not go with `reference.mode: adapter_off`.
+
+    Args:
+        reference: The `reference` section.
+        training: The `training` section.
+        devices: `resources.device_mapping.reference`.
+    """
+    if reference is None or reference.mode != "adapter_off":
+        return
+    if training.lora is None:
+        yield Violation(
+            ("reference", "mode"),
+            "'adapter_off' uses the trainer with its adapters switched off, and it has none; add `training.lora: {}`, "
+            "or use mode: cluster",
+        )
+    if reference.path is not None:
+        yield Violation(
+            ("reference", "path"),
+            f"{reference.path} would never be loaded: without adapters the trainer is model.path; remove the key, or "
+            "use mode: cluster",
+        )
+    for key in ("workers", "max_tokens_per_micro_batch"):
+        if getattr(reference, key) != type(reference).model_fields[key].default:
+            yield Violation(
+                ("reference", key),
+                f"the trainer's own ranks are the reference, so training.{key} holds; remove the key, or use mode: "
+                "cluster",
+            )
+    if devices is not None:
+        yield Violation(
+            ("resources", "device_mapping", "reference"),
+            "these devices would stay idle, because the trainer is its own reference; remove the key, or use "
+            "reference.mode: cluster",
         )
 
 

@@ -9,29 +9,18 @@ from collections.abc import Iterator
 
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.run import RunConfig
-from roll_like.config.sections import OptimizerConfig
 from roll_like.config.violations import Violation
 
 
-def schedule_reaches_its_end(path: tuple[str, ...], optimizer: OptimizerConfig) -> Iterator[Violation]:
+def schedule_reaches_its_end(config: RunConfig) -> Iterator[Violation]:
     """Yield a final learning rate that a constant schedule never goes to."""
-    if optimizer.schedule == "constant" and optimizer.min_lr_ratio:
-        yield Violation(
-            (*path, "min_lr_ratio"),
-            "a constant schedule keeps the peak learning rate to the end, so this has no effect; remove it, or set "
-            "schedule: cosine (or linear)",
-        )
-
-
-def learning_rate_ends_somewhere(config: RunConfig) -> Iterator[Violation]:
-    """Yield a final learning rate of the trainer without effect."""
-    yield from schedule_reaches_its_end(("training", "optimizer"), config.training.optimizer)
-
-
-def critic_learning_rate_ends_somewhere(config: PolicyGradientConfig) -> Iterator[Violation]:
-    """Yield a final learning rate of the critic without effect."""
-    if config.critic is not None:
-        yield from schedule_reaches_its_end(("critic", "optimizer"), config.critic.optimizer)
+    for section, trained in config.trained.items():
+        if trained.optimizer.schedule == "constant" and trained.optimizer.min_lr_ratio:
+            yield Violation(
+                (section, "optimizer", "min_lr_ratio"),
+                "a constant schedule keeps the peak learning rate to the end, so this has no effect; remove it, or set "
+                "schedule: cosine (or linear)",
+            )
 
 
 def prompts_are_shared_anyway(config: RunConfig) -> Iterator[Violation]:
@@ -101,11 +90,7 @@ def evaluation_goes_through_everything(config: RunConfig) -> Iterator[Violation]
 
 
 #: Settings without effect in any run.
-EFFECT_RULES = (learning_rate_ends_somewhere, evaluation_goes_through_everything)
+EFFECT_RULES = (schedule_reaches_its_end, evaluation_goes_through_everything)
 
 #: Settings without effect in a run that trains a policy on groups of its samples.
-POLICY_EFFECT_RULES = (
-    critic_learning_rate_ends_somewhere,
-    correction_corrects_something,
-    truncated_sampling_is_corrected,
-)
+POLICY_EFFECT_RULES = (correction_corrects_something, truncated_sampling_is_corrected)

@@ -1,4 +1,4 @@
-"""Rules between data, domains and rewards: everything is judged, and nothing is named that is not there."""
+"""Rules between data, domains and rewards: everything is scored, and nothing is named that is not there."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _sources_are_judged(config: PromptRunConfig) -> Iterator[Violation]:
             yield Violation(
                 ("rewards", "use"),
                 f"no reward scores the data source {label!r}; add it to the `sources` of one, or leave `sources` out "
-                "to judge all",
+                "to score all",
             )
 
 

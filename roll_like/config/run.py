@@ -16,6 +16,7 @@ from roll_like.config.sections import (
     MetricsConfig,
     ModelConfig,
     Task,
+    TrainerConfig,
     TrainerResourcesConfig,
     TrainingConfig,
 )
@@ -61,14 +62,10 @@ class RunConfig(PipelineConfig):
     import_: tuple[str, ...] = Field(
         default=(), alias="import", description="Modules to import first; they register plugins."
     )
-    model: ModelConfig = Field(description="Which model is trained.")
-    training: TrainingConfig = Field(default_factory=TrainingConfig, description="The DeepSpeed training engine.")
-    checkpoint: CheckpointConfig = Field(
-        default_factory=CheckpointConfig, description="When states are written and how many are kept."
-    )
-    metrics: MetricsConfig = Field(
-        default_factory=MetricsConfig, description="Where figures go. `metrics.jsonl` is always written."
-    )
+    model: ModelConfig
+    training: TrainingConfig = Field(default_factory=TrainingConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    metrics: MetricsConfig = Field(default_factory=MetricsConfig)
 
     if TYPE_CHECKING:  # declared by each pipeline, with more in them, among its own keys
         resources: TrainerResourcesConfig
@@ -95,21 +92,16 @@ class RunConfig(PipelineConfig):
         return self.longest_sample
 
     @property
-    def trained_models(self) -> int:
-        """How many models a checkpoint holds."""
-        return 1
+    def trained(self) -> dict[str, TrainerConfig]:
+        """The sections of the models that are trained, by their keys."""
+        return {"training": self.training}
 
     @property
     def roles(self) -> tuple[RolePlan, ...]:
-        """Where the workers of each role sit: the trainer, then whatever else the configuration has."""
+        """Where the workers of each role are: the trainer; subclasses append theirs."""
         resources, workers = self.resources, self.training.workers
         trainer = model_role(resources, "training", workers, "training.workers", resources.device_mapping.training)
-        return (trainer, *self.further_roles)
-
-    @property
-    def further_roles(self) -> tuple[RolePlan, ...]:
-        """Roles with devices, beside the trainer."""
-        return ()
+        return (trainer,)
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:

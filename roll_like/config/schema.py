@@ -95,12 +95,6 @@ def _top_level(schema: Schema) -> tuple[list[str], dict[str, list[str]]]:
     return list(_table("Top level", "", schema, definitions)), {key: lines for key, lines in sections.items() if lines}
 
 
-def _tables(path: str, title: str, description: str, section: Schema, definitions: Schema) -> Iterator[str]:
-    """Yield a section's own table, and then those of the sections in it."""
-    yield from _table(title, description, section, definitions)
-    yield from _tables_below(path, section, definitions)
-
-
 def _table(title: str, description: str, section: Schema, definitions: Schema) -> Iterator[str]:
     yield from (f"## {title}", "")
     if description:
@@ -123,7 +117,8 @@ def _tables_below(path: str, section: Schema, definitions: Schema) -> Iterator[s
             texts = [entry.get("description"), option.get("description")]
             text = next(filter(None, texts if name is None else texts[::-1]), "")
             titled += "" if name is None else f" with `type: {name}`"
-            yield from _tables(f"{here}.", titled, " ".join(str(text).split()), option, definitions)
+            yield from _table(titled, " ".join(str(text).split()), option, definitions)
+            yield from _tables_below(f"{here}.", option, definitions)
 
 
 def _row(key: str, entry: Schema, *, required: bool, definitions: Schema) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, GetJsonSchemaHandler, field_validator, model_serializer, model_validator
 from pydantic_core import CoreSchema
 
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
-from roll_like.config.lora import LoRAConfig
 from roll_like.errors import PluginError
 from roll_like.registry import TRACKERS, TRAINING_BACKENDS
 
@@ -65,24 +64,30 @@ class ModelConfig(ConfigModel):
         return self.model_copy(update={"path": path, "revision": None, "keep_layers": None})
 
 
-class DataSource(ConfigModel):
-    """One dataset and how its rows become tasks."""
+class SourceConfig(ConfigModel):
+    """One dataset."""
 
     path: str = Field(description="A `.jsonl` or `.parquet` file, a directory of them, or a hub dataset id.")
-    name: str | None = Field(default=None, description="Name in metrics and in `rewards.use[].sources`; default: stem.")
-    domain: str | None = Field(
-        default=None, description="Domain of its tasks, in metrics and in `domains`; default: its name."
-    )
+    name: str | None = Field(default=None, description="Name in metrics; default: stem of its path.")
     split: str = Field(default="train", description="Split of a hub dataset.")
     weight: PositiveFloat = Field(default=1.0, description="Share of this source among all, relative to the others.")
     prompt_field: str = Field(default="prompt", description="Field with the prompt: a string or a list of messages.")
-    answer_field: str | None = Field(default=None, description="Field with the reference answer, if there is one.")
-    system_prompt: str | None = Field(default=None, description="System message put before every prompt.")
+    system_prompt: str | None = Field(default=None, description="System message put before every conversation.")
 
     @property
     def label(self) -> str:
         """Its `name`, or the stem of its path."""
         return self.name or Path(self.path).stem
+
+
+class DataSource(SourceConfig):
+    """One dataset and how its rows become tasks."""
+
+    name: str | None = Field(default=None, description="Name in metrics and in `rewards.use[].sources`; default: stem.")
+    domain: str | None = Field(
+        default=None, description="Domain of its tasks, in metrics and in `domains`; default: its name."
+    )
+    answer_field: str | None = Field(default=None, description="Field with the reference answer, if there is one.")
 
     @property
     def domain_label(self) -> str:
@@ -174,8 +179,28 @@ class TrainerConfig(ConfigModel):
         return self
 
 
+class LoRAConfig(ConfigModel):
+    """Trains a low-rank product beside each weight matrix, and not the matrix (Hu et al. 2021, arXiv:2106.09685)."""
+
+    rank: Annotated[int, Field(ge=1)] = Field(default=16, description="Rank r of each product B·A.")
+    alpha: Annotated[int, Field(ge=1)] = Field(default=32, description="Products are multiplied by alpha / rank.")
+    rslora: bool = Field(default=False, description="Multiply them by alpha / √rank instead (arXiv:2312.03732).")
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0,
+        description="Share of an adapter's inputs that are dropped while gradients are computed, and only then.",
+    )
+    target_modules: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+        default=None,
+        description="Names of linear layers, such as `q_proj`; default: all in the model's blocks, without the head.",
+    )
+    init: Literal["kaiming", "gaussian"] = Field(
+        default="kaiming",
+        description="How A is drawn: uniform as linear layers are, or normal with deviation 1 / rank. B starts at 0.",
+    )
+
+
 class TrainingConfig(TrainerConfig):
-    """The training engine."""
+    """The DeepSpeed training engine."""
 
     lora: LoRAConfig | None = Field(
         default=None, description="Train low-rank adapters and leave the model frozen; default: train all of it."
@@ -210,7 +235,18 @@ class CriticConfig(TrainerConfig):
     updates_per_step: PositiveInt = Field(default=1, description="Optimizer steps of the critic over a step's samples.")
 
 
-class ReferenceConfig(ConfigModel):
+class ReferenceSection(ConfigModel):
+    """The model that the policy is compared with."""
+
+    if TYPE_CHECKING:  # each pipeline has its own modes
+        mode: str
+
+    path: str | None = Field(default=None, description="Another model with the same vocabulary; default: `model.path`.")
+    workers: PositiveInt = Field(default=1, description="Ranks of the frozen model.")
+    max_tokens_per_micro_batch: PositiveInt = Field(default=8192, description="Budget of one forward pass. Tokens.")
+
+
+class ReferenceConfig(ReferenceSection):
     """A frozen copy of the starting model, for KL terms."""
 
     mode: Literal["cluster", "adapter_off"] = Field(
@@ -218,9 +254,6 @@ class ReferenceConfig(ConfigModel):
         description="`cluster`: a frozen model of its own. `adapter_off`: the trainer with its adapters switched off "
         "(`training.lora`), and no second model.",
     )
-    workers: PositiveInt = Field(default=1, description="Ranks of the reference cluster.")
-    path: str | None = Field(default=None, description="Another model with the same vocabulary; default: `model.path`.")
-    max_tokens_per_micro_batch: PositiveInt = Field(default=8192, description="Budget of one forward pass. Tokens.")
 
 
 _SPAN = re.compile(r"(\d+)(?:-(\d+))?")
@@ -317,7 +350,7 @@ class HardwareConfig(ConfigModel):
 
 
 class TrainerResourcesConfig(HardwareConfig):
-    """What hardware a run takes whose only role is the trainer."""
+    """What hardware the run takes. A device is a GPU, or a core with `device: cpu`."""
 
     device_mapping: TrainerDeviceMappingConfig = Field(description="Devices of each role.")
 

@@ -34,7 +34,7 @@ class Source:
     Attributes:
         values: The merged mapping.
         places: Where each key was written: `file:line`, or the override.
-        label: The file that was asked for.
+        label: The file that was loaded.
     """
 
     values: dict[str, Any]

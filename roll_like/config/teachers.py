@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Annotated, TypeAlias
 
 from pydantic import Field
@@ -58,10 +57,9 @@ def teacher_roles(
     """Return where teachers sit."""
     roles = []
     for name, teacher in teachers.items():
-        key = f"teachers.{name}.workers"
-        role = model_role(resources, "training", teacher.workers, key, teacher.devices or training)
-        path = role.devices_key if teacher.devices is None else ("teachers", name, "devices")
-        roles.append(replace(role, name=f"teacher {name}", devices_key=path))
+        key, devices = f"teachers.{name}.workers", teacher.devices or training
+        path = ("resources", "device_mapping", "training") if teacher.devices is None else ("teachers", name, "devices")
+        roles.append(model_role(resources, f"teacher {name}", teacher.workers, key, devices, path))
     return roles
 
 
@@ -87,7 +85,7 @@ def teachers_fit(
             )
         if others and name < others[0]:
             yield Violation(
-                ("teachers", name, "domains"), f"{domain!r} is also taught by {others[0]!r}; name one teacher a domain"
+                ("teachers", name, "domains"), f"{domain!r} is a domain of {others[0]!r} too; name one teacher a domain"
             )
     general = [name for name, teacher in teachers.items() if teacher.domains is None]
     if len(general) > 1:

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field
 
 from roll_like.config.base import ConfigModel
+from roll_like.config.sections import PositiveInt, SourceConfig
 
 
-class RowSource(ConfigModel):
+class RowSource(SourceConfig):
     """One dataset: what sources of every kind have."""
 
-    path: str = Field(description="A `.jsonl` or `.parquet` file, a directory of them, or a hub dataset id.")
-    name: str | None = Field(default=None, description="Name in metrics; default: stem of its path.")
-    split: str = Field(default="train", description="Split of a hub dataset.")
-    weight: PositiveFloat = Field(default=1.0, description="Share of this source among all, relative to the others.")
-    prompt_field: str = Field(default="prompt", description="Field with the prompt: a string or a list of messages.")
     tools_field: str = Field(default="tools", description="Field with function schemas for the chat template, if any.")
-    system_prompt: str | None = Field(default=None, description="System message put before every conversation.")
-
-    @property
-    def label(self) -> str:
-        """Its `name`, or the stem of its path."""
-        return self.name or Path(self.path).stem
 
 
 class ConversationSource(RowSource):
@@ -40,7 +29,7 @@ class ConversationSource(RowSource):
 
 
 class LabelledSource(ConversationSource):
-    """Conversations that somebody liked or did not."""
+    """Conversations that are labelled as desirable or not."""
 
     label_field: str = Field(default="label", description="Field with the result: true or false, 1 or 0.")
 

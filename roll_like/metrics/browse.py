@@ -26,7 +26,7 @@ from roll_like.metrics import files
 from roll_like.metrics.rollout_text import compared, heading, listed, shown, table_head
 from roll_like.metrics.rollouts import KINDS, ROLLOUT_FIELDS, Kind, Row, read_id, rollout_steps, solved, with_ids
 
-#: Rollouts that a list for people shows unless more are asked for.
+#: Rollouts that a list for people shows by default.
 LIST_LIMIT = 50
 #: Columns of what is not written to a terminal.
 PIPE_WIDTH = 120
@@ -151,7 +151,7 @@ class Rollouts:
         """Return the rows of a step, each with `id`, `step` and `kind`.
 
         Raises:
-            DataError: A line that is not the last is not a JSON object, or a row lacks what every row has.
+            DataError: A line that is not the last is not a JSON object, or a row has not all of `ROLLOUT_FIELDS`.
         """
         path = files.rollouts_path(self.run_dir, step, kind=kind)
         try:
@@ -161,7 +161,7 @@ class Rollouts:
         for number, record in enumerate(records, start=1):
             missing = ROLLOUT_FIELDS - record.keys()
             if missing:
-                raise DataError(f"{path}: rollout {number} lacks {', '.join(sorted(missing))}", fix=_BROKEN)
+                raise DataError(f"{path}: rollout {number} has no {', '.join(sorted(missing))}", fix=_BROKEN)
         rows = [
             {"id": row.pop("id"), "step": step, "kind": _NAMES[kind], **row} for row in with_ids(step, kind, records)
         ]
@@ -212,7 +212,7 @@ class Rollouts:
         )
 
     def _near(self, text: str) -> str:
-        """Return ids of the step that is nearest to one that is not there; training's unless `eval` is asked for."""
+        """Return ids of the step that is nearest to one that is not there; of training unless it begins with `e`."""
         before, _, rest = text.partition("/")
         kinds = sorted(KINDS, key=lambda kind: before.startswith("e") != (kind == "eval"))
         kind, steps = next((one, there) for one in kinds if (there := rollout_steps(self.run_dir, one)))
@@ -273,7 +273,7 @@ def browse(
         )
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a policy writes what a terminal may not have
-    # rich takes COLUMNS where it is set, and asks a terminal
+    # rich takes COLUMNS where it is set, else the width of the terminal
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
     screen = Screen(width=width, highlight=False, markup=False, emoji=False)
     try:
@@ -290,7 +290,7 @@ def browse(
                 _print(screen, shown(rows[0], screen.width))
         sys.stdout.flush()
     except BrokenPipeError:
-        # nobody reads any more; what is left in the buffer would fail again at exit
+        # the reader has closed the pipe; what is left in the buffer would fail again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     for path in rollouts.damaged:
         print(f"warning: the last line of {path} is half written and was left out", file=sys.stderr)

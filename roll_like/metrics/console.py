@@ -17,7 +17,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Literal, Protocol, TextIO
+from typing import Literal, TextIO
 
 from rich.console import Console as RichConsole
 from rich.console import Group, RenderableType
@@ -67,8 +67,8 @@ SPANS = {
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-class Console(Protocol):
-    """How a run is shown."""
+class Console:
+    """How a run is shown. This one shows nothing but warnings, on standard error; others show more."""
 
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
         """Say what the run is doing now, and how much of it is done."""
@@ -81,6 +81,7 @@ class Console(Protocol):
 
     def warn(self, text: str) -> None:
         """Show a warning."""
+        print(f"warning: {text}", file=sys.stderr, flush=True)
 
     def print(self, *content: RenderableType) -> None:
         """Show something after the run, such as its summary."""
@@ -247,33 +248,7 @@ def evaluation_line(progress: Progress, step: int, values: Mapping[str, float]) 
     )
 
 
-class QuietConsole:
-    """Shows nothing but warnings, on standard error."""
-
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream
-
-    def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
-        """Stay silent."""
-
-    def step(self, step: int, values: Mapping[str, float]) -> None:
-        """Stay silent."""
-
-    def evaluation(self, step: int, values: Mapping[str, float]) -> None:
-        """Stay silent."""
-
-    def warn(self, text: str) -> None:
-        """Write one line to standard error."""
-        print(f"warning: {text}", file=self._stream or sys.stderr, flush=True)
-
-    def print(self, *content: RenderableType) -> None:
-        """Stay silent."""
-
-    def close(self) -> None:
-        """Nothing to give back."""
-
-
-class PlainConsole:
+class PlainConsole(Console):
     """One line for each step, evaluation and warning; before the first step and after the last, one for each phase."""
 
     def __init__(self, progress: Progress, stream: TextIO | None = None) -> None:
@@ -310,11 +285,8 @@ class PlainConsole:
         stream = self._stream or sys.stdout
         RichConsole(file=stream, width=None if stream.isatty() else 110, highlight=False).print(*content)
 
-    def close(self) -> None:
-        """Nothing to give back."""
 
-
-class LiveConsole:
+class LiveConsole(Console):
     """A view that is redrawn in place: progress, curves, the step's time split, warnings.
 
     What others print meanwhile appears above it.
@@ -332,7 +304,7 @@ class LiveConsole:
         self._started = time.monotonic()
         self._live = Live(get_renderable=self.render, console=self._rich, refresh_per_second=4, transient=False)
         self._live.start()
-        # the cursor comes back even when nobody calls close
+        # the cursor comes back even when `close` is not called
         atexit.register(self.close)
 
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
@@ -372,10 +344,9 @@ class LiveConsole:
         rows: list[RenderableType] = [self._head(), self._curves()]
         if self._spans:
             rows.append(time_bar(self._spans, self._progress.curves.get("time/step", [0.0])[-1], self._rich.width - 6))
-        if self._warned > len(self._warnings):
-            rows.append(
-                Text(f"! {self._warned - len(self._warnings)} earlier warnings in events.jsonl", style="yellow")
-            )
+        earlier = self._warned - len(self._warnings)
+        if earlier:
+            rows.append(Text(f"! {earlier} earlier warnings in events.jsonl", style="yellow"))
         rows += [Text(f"! {text}", style="yellow", overflow="ellipsis", no_wrap=True) for text in list(self._warnings)]
         return Panel(
             Group(*rows), title=Text(self._title, style="bold"), title_align="left", border_style="bright_black"
@@ -388,11 +359,8 @@ class LiveConsole:
             grid.add_column(ratio=ratio, no_wrap=True)
         phase = self._phase if self._done is None else f"{self._phase} {self._done[0]}/{self._done[1]}"
         times = ", ".join(text for text in (duration(time.monotonic() - self._started), time_left(progress)) if text)
-        grid.add_row(
-            Text(f"step {progress.step}/{progress.total_steps}", style="bold"),
-            ProgressBar(total=progress.total_steps, completed=progress.step),
-            Text(times),
-        )
+        step = Text(f"step {progress.step}/{progress.total_steps}", style="bold")
+        grid.add_row(step, ProgressBar(total=progress.total_steps, completed=progress.step), Text(times))
         return Group(grid, Text(phase, style="cyan"))
 
     def _curves(self) -> RenderableType:
@@ -420,7 +388,7 @@ def time_bar(spans: Mapping[str, float], step: float, width: int) -> RenderableT
 def make_console(mode: Mode, *, title: str, progress: Progress) -> Console:
     """Return the console of a mode; `auto` is live when standard output is a terminal that can redraw."""
     if mode == "quiet":
-        return QuietConsole()
+        return Console()
     if mode == "plain":
         return PlainConsole(progress)
     rich = RichConsole(highlight=False)

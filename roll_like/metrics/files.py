@@ -33,7 +33,7 @@ def rollouts_path(run_dir: Path, step: int, *, kind: str = "step") -> Path:
 
 
 def encode(record: Mapping[str, Any]) -> str:
-    r"""Return one line of JSON. Numbers that JSON lacks become the strings `NaN`, `Infinity`, `-Infinity`.
+    r"""Return one line of JSON. Numbers that JSON has no form for become the strings `NaN`, `Infinity`, `-Infinity`.
 
     Half a surrogate pair, which a policy can write as `"\ud83d"` in a call's arguments, stays such an escape: UTF-8
     has no form for it.
@@ -48,7 +48,7 @@ def encode_pretty(record: Mapping[str, Any]) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value with nothing in it that JSON lacks, but for what `str` has to write."""
+    """Return a value with nothing in it that JSON has no form for, except what `str` has to write."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
     if isinstance(value, Mapping):

@@ -82,7 +82,7 @@ class MetricsManager:
         self._warned_names: set[str] = set()
         self._closed = False
         self.console: Console
-        self._events = Sink(files.EVENTS, self._write_line, self._show_warning)
+        self._events = Sink(files.EVENTS, self._write_line, lambda text: self.console.warn(text))  # noqa: PLW0108 - made later
         self._lines = Sink("metrics.jsonl", self._write_line, self.warn)
         self._rollouts = Sink("rollouts", self._write_rollouts, self.warn, keep=2)
         self._sinks: dict[str, Sink] = {"metrics.jsonl": self._lines}
@@ -99,9 +99,8 @@ class MetricsManager:
         aside = _set_aside(self._run_dir) if self._resumed is None else None
         removed = 0 if self._resumed is None else self._continue_files()
         self._write_run_file()
-        self.console = make_console(
-            self._config.console, title=f"roll_like · {self._run_name}", progress=self._progress
-        )
+        title = f"roll_like · {self._run_name}"
+        self.console = make_console(self._config.console, title=title, progress=self._progress)
         try:
             if aside is not None:
                 self.warn(f"{self._run_dir} held an earlier run's figures; they are now in {aside.name}")
@@ -163,13 +162,13 @@ class MetricsManager:
         """Write rollouts of a training step or an evaluation to `rollouts/`, and give trackers some as traces.
 
         Raises:
-            ValueError: A row lacks `task_id`, `prompt`, `text` or `reward`.
+            ValueError: A row has no `task_id`, `prompt`, `text` or `reward`.
         """
         kept = [dict(row) for row in rows]
         for index, row in enumerate(kept):
             missing = ROLLOUT_FIELDS - row.keys()
             if missing:
-                raise ValueError(f"rollout row {index} of step {step} lacks {', '.join(sorted(missing))}")
+                raise ValueError(f"rollout row {index} of step {step} has no {', '.join(sorted(missing))}")
         named = with_ids(step, kind, kept)
         self._rollouts.send(step, {"kind": kind, "rows": named})
         chosen = spread(named, self._config.traces_per_step)
@@ -180,9 +179,6 @@ class MetricsManager:
         """Show a warning and keep it in `events.jsonl`."""
         self.console.warn(text)
         self._event("warning", text=text)
-
-    def _show_warning(self, text: str) -> None:
-        self.console.warn(text)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint of the last logged step keeps, as plain JSON.
@@ -269,19 +265,15 @@ class MetricsManager:
         files.replace(files.rollouts_path(self._run_dir, step, kind=payload["kind"]), payload["rows"])
 
     def _write_run_file(self) -> None:
-        files.replace(
-            self._run_dir / files.RUN,
-            [
-                {
-                    "name": self._run_name,
-                    "pipeline": self._params.get("pipeline"),
-                    "total_steps": self._total_steps,
-                    "sampled_rollouts": self._config.sampled_rollouts,
-                    "resumed_from": None if self._resumed is None else self._step,
-                    "versions": versions(),
-                }
-            ],
-        )
+        run = {
+            "name": self._run_name,
+            "pipeline": self._params.get("pipeline"),
+            "total_steps": self._total_steps,
+            "sampled_rollouts": self._config.sampled_rollouts,
+            "resumed_from": None if self._resumed is None else self._step,
+            "versions": versions(),
+        }
+        files.replace(self._run_dir / files.RUN, [run])
 
     def _continue_files(self) -> int:
         """Cut every file to the checkpoint's step and read what is left; return how many steps were cut."""
@@ -368,8 +360,7 @@ class MetricsManager:
 
     def _whole_history(self) -> list[tuple[int, Payload]]:
         records = files.read(self._run_dir / files.EVALUATIONS) + files.read(self._run_dir / files.METRICS)
-        records.sort(key=lambda record: record["step"])
-        return [(record["step"], dict(files.values_of(record))) for record in records]
+        return [(one["step"], dict(files.values_of(one))) for one in sorted(records, key=lambda one: one["step"])]
 
 
 def _with_throughput(values: dict[str, float]) -> dict[str, float]:

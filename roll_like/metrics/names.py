@@ -120,7 +120,7 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("iteration/steps", "steps", "steps", "Steps that the iteration lasts."),
     ("iteration/pairs", "pairs", "pairs", "Pairs that its groups of answers gave."),
     ("iteration/without_pair", "share", "no pair", "Share of its groups that gave none: rewards too close, or lost."),
-    ("iteration/unjudged", "groups", "unjudged", "Its groups with fewer than two judged answers; the rest was lost."),
+    ("iteration/unjudged", "groups", "unjudged", "Its groups with fewer than two scored answers; the rest was lost."),
     ("iteration/margin", "", "reward gap", "Mean difference of the rewards of its pairs."),
     ("iteration/chosen_truncated", "share", "cut", "Share of its pairs whose chosen answer the token limit cut."),
     ("iteration/<name>", "", "<name>", "A further figure of an iteration of sampled pairs."),
@@ -136,12 +136,7 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("critic/clip_fraction", "share", "values clipped", "Share of tokens whose value the loss kept from moving on."),
     ("critic/value_mean", "", "value", "Mean value of the step's sampled tokens, before the critic learns from them."),
     ("critic/return_mean", "", "return", "Mean return that these values should have been."),
-    (
-        "critic/explained_variance",
-        "",
-        "explained",
-        "1 − Var(return − value)/Var(return) before the update; at most 1.",
-    ),
+    ("critic/explained_variance", "", "explained", "1 − Var(return − value)/Var(return) before the update; at most 1."),
     ("critic/grad_norm", "", "critic grad norm", "Global gradient norm of the critic before clipping."),
     ("critic/lr", "", "critic lr", "Learning rate of the critic's last optimizer step."),
     ("critic/<name>", "", "<name>", "A further figure of the critic."),
@@ -178,14 +173,14 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
         "eval/pass@<k>",
         "share",
         "eval pass@<k>",
-        "Share of tasks that at least one of k samples solves (unbiased), over evaluation tasks with k judged samples.",
+        "Share of tasks that at least one of k samples solves (unbiased), over evaluation tasks with k scored samples.",
     ),
     ("eval/reward/<name>", "", "<name>", "Mean of one configured reward over the evaluation's samples."),
     ("eval/domain/<name>/avg", "", "<name>", "Mean reward of one domain in the evaluation."),
     ("eval/domain/<name>/pass@<k>", "share", "<name>", "The same share over the tasks of one domain."),
     ("eval/response_length", "tokens", "eval length", "Mean response length in the evaluation."),
     ("eval/failures", "samples", "eval failures", "Answers of the evaluation that infrastructure lost."),
-    ("eval/incomplete_tasks", "tasks", "incomplete", "Tasks with fewer than k judged samples; pass@k leaves them out."),
+    ("eval/incomplete_tasks", "tasks", "incomplete", "Tasks with fewer than k scored samples; pass@k leaves them out."),
     ("eval/truncated", "share", "eval truncated", "Share of the evaluation's responses that the token limit cut."),
     (
         "eval/accuracy",
@@ -229,12 +224,7 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("time/critic", "s", "critic", "Time of the critic: values and updates; a part of the trainer's."),
     ("time/train", "s", "train", "Time of the trainer."),
     ("time/old_logprobs", "s", "old log-probs", "The part of the trainer's time that goes to old log-probabilities."),
-    (
-        "time/train_compute",
-        "s",
-        "compute",
-        "Time of the slowest training rank for its updates; the rest is overhead.",
-    ),
+    ("time/train_compute", "s", "compute", "Time of the slowest training rank for its updates; the rest is overhead."),
     ("time/sync", "s", "sync", "Time of sending weights to the inference engines, checks included."),
     ("time/evaluate", "s", "evaluate", "Time of an evaluation; logged with it, no part of a step."),
     ("time/checkpoint", "s", "checkpoint", "Time of writing a checkpoint within the step."),
@@ -284,9 +274,3 @@ def describe(name: str) -> MetricInfo:
                 label = label.replace(f"<{part}>", text)
             return MetricInfo(name, info.unit, label, info.description)
     return MetricInfo(name, "", name, "")
-
-
-def markdown_table() -> str:
-    """Return the table as the metrics page of the documentation shows it."""
-    rows = [f"| `{info.name}` | {info.unit or '–'} | {info.description} |" for info in METRICS]
-    return "\n".join(["| name | unit | meaning |", "|---|---|---|", *rows])

@@ -73,10 +73,13 @@ def _panels(steps: Sequence[Record], evaluations: Sequence[Record]) -> list[Call
     def of_steps(title: str, *names: str) -> Callable[[Any], None]:
         return lambda axis: _draw_lines(axis, steps, title, names)
 
-    def of_evaluations(*names: str) -> Callable[[Any], None]:
-        return lambda axis: _draw_lines(axis, evaluations, "Evaluation", names, marker="o")
+    def of_evaluations(*names: str, title: str = "Evaluation") -> Callable[[Any], None]:
+        return lambda axis: _draw_lines(axis, evaluations, title, names, marker="o")
 
-    gradient = of_steps("Gradient norm before clipping", "train/grad_norm")
+    def reward(axis: Any) -> None:
+        _draw_reward(axis, steps)
+
+    costs = [of_steps("Gradient norm before clipping", "train/grad_norm"), lambda axis: _draw_time(axis, steps)]
     passes = sorted({name for record in evaluations for name in record if name.startswith("eval/pass@")})
     if any("train/perplexity" in record for record in steps):
         return [
@@ -84,52 +87,41 @@ def _panels(steps: Sequence[Record], evaluations: Sequence[Record]) -> list[Call
             of_evaluations("eval/loss"),
             of_steps("Learning rate", "train/lr"),
             of_steps("Tokens per second", "throughput/tokens_per_second"),
-            gradient,
-            lambda axis: _draw_time(axis, steps),
+            *costs,
         ]
     if any("preference/accuracy" in record for record in steps):
         paired = ["eval/pair_accuracy"] if any("eval/pair_accuracy" in record for record in evaluations) else []
         sampled = any("rollout/reward/mean" in record for record in steps)
         given = not sampled or any("eval/accuracy" in record for record in evaluations)
-        of_rewards = [lambda axis: _draw_reward(axis, steps), of_evaluations("eval/avg", *passes)]
+        of_rewards = [reward, of_evaluations("eval/avg", *passes)]
+        kinds = ("chosen", "rejected")
         what = "score" if any("preference/score_chosen" in record for record in steps) else "reward"
         return [
             *(of_rewards if sampled else ()),
             of_steps("Loss", "train/loss"),
             *([of_evaluations("eval/accuracy", *paired)] if given else ()),
             of_steps("Right preferences in training", "preference/accuracy"),
-            of_steps(
-                f"{what.capitalize()} of chosen and rejected",
-                f"preference/{what}_chosen",
-                f"preference/{what}_rejected",
-            ),
-            gradient,
-            lambda axis: _draw_time(axis, steps),
+            of_steps(f"{what.capitalize()} of chosen and rejected", *(f"preference/{what}_{kind}" for kind in kinds)),
+            *costs,
         ]
     if any("distill/kl" in record for record in steps):
         return [
             of_steps("Divergence and its loss", "distill/kl", "train/loss"),
             of_evaluations("eval/kl", "eval/cross_entropy"),
             of_steps("Most likely token as the teacher's", "distill/top1_agreement"),
-            lambda axis: _draw_lines(
-                axis, evaluations, "The same in the evaluation", ["eval/top1_agreement"], marker="o"
-            ),
-            gradient,
-            lambda axis: _draw_time(axis, steps),
+            of_evaluations("eval/top1_agreement", title="The same in the evaluation"),
+            *costs,
         ]
     tutored = any("distill/reverse_kl" in record for record in steps)
     panels = [
-        of_steps("Reverse KL to the teachers", "distill/reverse_kl")
-        if tutored
-        else lambda axis: _draw_reward(axis, steps),
+        of_steps("Reverse KL to the teachers", "distill/reverse_kl") if tutored else reward,
         of_evaluations(*(("eval/reverse_kl", "eval/avg") if tutored else ("eval/avg", "eval/success", *passes))),
         of_steps("Response length", "rollout/response_length/mean"),
         of_steps("KL from reference, engine mismatch", "train/kl", "mismatch/kl"),
-        gradient,
-        lambda axis: _draw_time(axis, steps),
+        *costs,
     ]
     if tutored and any("rollout/reward/mean" in record for record in steps):
-        panels.append(lambda axis: _draw_reward(axis, steps))
+        panels.append(reward)
     domains = sorted({key for record in steps for key in record if _DOMAIN.fullmatch(key)})
     if domains:
         panels.append(lambda axis: _draw_domains(axis, steps, domains))
@@ -154,7 +146,7 @@ def _draw_reward(axis: Any, steps: Sequence[Record]) -> None:
     axis.set_title("Training reward")
     axis.set_ylabel("mean reward")
     if not x:
-        _say_nothing(axis)
+        _not_measured(axis)
         return
     axis.plot(x, mean, color=LIGHT, linewidth=1.2, label="each step")
     axis.plot(x, _smooth(mean), color=LINE, linewidth=2.2, label="smoothed")
@@ -179,7 +171,7 @@ def _draw_lines(axis: Any, records: Sequence[Record], title: str, names: Sequenc
             axis.plot(x, y, color=colour, linewidth=1.8, marker=marker, markersize=5, label=name)
             drawn.append(name)
     if not drawn:
-        _say_nothing(axis)
+        _not_measured(axis)
         return
     first = describe(drawn[0])
     # the legend names several lines
@@ -193,7 +185,7 @@ def _draw_time(axis: Any, steps: Sequence[Record]) -> None:
     axis.set_ylabel("seconds")
     known = [name for name in SPAN_COLOURS if any(record.get(name, 0) for record in steps)]
     if not known:
-        _say_nothing(axis)
+        _not_measured(axis)
         return
     x = [record["step"] for record in steps]
     layers = [[float(record.get(name, 0.0)) for record in steps] for name in known]
@@ -207,6 +199,6 @@ def _draw_time(axis: Any, steps: Sequence[Record]) -> None:
     axis.legend(frameon=False, ncols=3, fontsize=8, loc="upper right")
 
 
-def _say_nothing(axis: Any) -> None:
+def _not_measured(axis: Any) -> None:
     axis.text(0.5, 0.5, "not measured", ha="center", va="center", color="#999999", transform=axis.transAxes)
     axis.set_yticks([])

@@ -126,7 +126,7 @@ def _figures(row: Row) -> list[str]:
 
 
 def shown(row: Row, width: int) -> list[Text]:
-    """Return a whole rollout, turn by turn: what it was shown, said and called, and what it earned."""
+    """Return a whole rollout, turn by turn: its observations, the policy's text and calls, and its rewards."""
     lines: list[Text] = []
     for title, blocks in _turns(row, times=True):
         lines += [Text(f"── {title} ".ljust(width, "─"), style="bold blue")] if title else []

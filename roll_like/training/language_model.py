@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from roll_like.config.lora import LoRAConfig
-from roll_like.config.sections import TrainerConfig, TrainingConfig
+from roll_like.config.sections import LoRAConfig, TrainerConfig, TrainingConfig
 from roll_like.models.lora import add_adapters
 from roll_like.models.modules import load_causal_lm
 from roll_like.training.attention import use_dense_attention

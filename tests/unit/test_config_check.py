@@ -317,7 +317,7 @@ def test_disk_space(make: Make, monkeypatch: pytest.MonkeyPatch, free: int, leve
 
 def test_hardware_of_this_machine(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roll_like.check.machine.os.cpu_count", lambda: 1)
-    assert "2 cores are asked for and this machine has 1" in only(make(), "warning")
+    assert "2 cores are configured and this machine has 1" in only(make(), "warning")
     # a cluster elsewhere is not this machine
     report = make(resources__address="auto")
     assert "the 1 × 2 devices are as stated" in only(report, "note")

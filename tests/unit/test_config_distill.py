@@ -47,7 +47,7 @@ def test_teachers_are_found_by_domain() -> None:
         )
     )
     assert [teacher_of(config.teachers, name) for name in ("maths", "logic", "chat")] == ["maths", "maths", "rest"]
-    roles = {role.name: (str(role.devices), role.workers) for role in config.further_roles}
+    roles = {role.name: (str(role.devices), role.workers) for role in config.roles[1:]}
     assert roles == {"teacher maths": ("1", 1), "teacher rest": ("0", 1)}
 
 
@@ -72,7 +72,7 @@ def test_a_teacher_is_no_part_of_the_student() -> None:
         ),
         (
             {"teachers": {"a": {"path": "x", "domains": ["train"]}, "b": {"path": "y", "domains": ["train"]}}},
-            "'train' is also taught by 'b'",
+            "'train' is a domain of 'b' too",
         ),
         ({"teachers": {"a": {"path": "x"}, "b": {"path": "y", "domains": ["cods"]}}}, "no data is of domain 'cods'"),
         ({"teachers__large__max_tokens_per_micro_batch": 32}, "32 tokens cannot hold one longest sample"),
@@ -91,7 +91,7 @@ def test_a_student_alone_needs_no_rewards_and_no_groups() -> None:
     config = OnPolicyDistillConfig.model_validate(changed(ON_POLICY, rollout__samples_per_prompt=1))
     assert config.rewards.use == ()
     assert config.distillation.use == "advantage"
-    assert [role.name for role in config.further_roles] == ["inference", "teacher large"]
+    assert [role.name for role in config.roles[1:]] == ["inference", "teacher large"]
 
 
 def test_the_loss_holds_the_teachers_divergence() -> None:

@@ -314,7 +314,7 @@ def test_a_damaged_file_is_named(printed: Printed, run_dir: Path) -> None:
     assert f"{path}:1: expected one JSON object per line" in printed.err
     path.write_text('{"task_id": "a", "text": "t"}\n' + whole)
     printed("--step", "12", code=1)
-    assert f"{path}: rollout 1 lacks prompt, reward" in printed.err
+    assert f"{path}: rollout 1 has no prompt, reward" in printed.err
 
 
 def test_a_reward_of_minus_nothing_is_nothing(printed: Printed, run_dir: Path) -> None:

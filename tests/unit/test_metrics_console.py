@@ -14,10 +14,10 @@ import pytest
 from rich.console import Console as RichConsole
 
 from roll_like.metrics.console import (
+    Console,
     LiveConsole,
     PlainConsole,
     Progress,
-    QuietConsole,
     duration,
     make_console,
     number,
@@ -133,7 +133,7 @@ def test_time_left_ignores_start_up_and_earlier_processes() -> None:
 
 
 def test_quiet_shows_only_warnings(capsys: pytest.CaptureFixture[str]) -> None:
-    console = QuietConsole()
+    console = Console()
     console.step(1, VALUES)
     console.print("table")
     console.warn("careful")

@@ -328,7 +328,7 @@ def test_how_a_run_ended(tmp_path: Path, error: BaseException, status: str) -> N
 def test_rollouts_need_the_fields_that_are_shown(tmp_path: Path) -> None:
     with (
         manager(tmp_path / "demo") as metrics,
-        pytest.raises(ValueError, match="row 0 of step 1 lacks reward, text"),
+        pytest.raises(ValueError, match="row 0 of step 1 has no reward, text"),
     ):
         metrics.log_rollouts(1, [{"task_id": "a", "prompt": "p"}])
 
