@@ -52,7 +52,7 @@ class LabelledStep:
 
     @property
     def sequences(self) -> list[TrainingSample]:
-        """What the reference model is asked about."""
+        """What the reference model computes log-probabilities of."""
         return [*self.answers, *self.mismatched]
 
     @property

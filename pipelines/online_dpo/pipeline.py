@@ -8,7 +8,7 @@ from typing import Self
 
 from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, PairStep
 from roll_like.builtin.pipelines.dpo.preferences import (
-    References,
+    Reference,
     Trainer,
     compared,
     live_reference,
@@ -43,7 +43,7 @@ class OnlineDPOPipeline(Pipeline[OnlineDPOConfig]):
 
     pairs: SampledPairs
     trainer: Trainer
-    references: References
+    reference: Reference | None
     evaluator: Evaluates | None
 
     def run(self) -> None:
@@ -52,7 +52,7 @@ class OnlineDPOPipeline(Pipeline[OnlineDPOConfig]):
         state.evaluate(self.evaluator)
         for step in state.steps():
             pairs = pair_step(self.pairs.take(self.config.pairs.pairs_per_step))
-            pairs = compared(pairs, self.references)
+            pairs = compared(pairs, self.reference)
             with state.timer("train"):
                 report = self.trainer.train_step(pairs)
             state.log(step, report, samples_metrics(pairs.trained))
@@ -73,10 +73,10 @@ class OnlineDPOPipeline(Pipeline[OnlineDPOConfig]):
         rewards.start()
         trainer = start_preference(config, model, run.resources, run.stack, timer=state.timer)
         refreshed = RefreshedReference(AnswerLogprobs(trainer)) if _refreshes(config) else None
-        references = refreshed or live_reference(config, run, trainer)
+        reference = refreshed or live_reference(config, run, trainer)
         # given pairs are compared with the starting policy throughout
         asked = [] if evaluated is None else evaluated.sequences
-        for_evaluation = precomputed_reference(config, run, trainer, asked) if refreshed else references
+        for_evaluation = precomputed_reference(config, run, trainer, asked) if refreshed else reference
         wait_for_inference()
         rewards.wait()
         engines = PolicyEngines(
@@ -101,7 +101,7 @@ class OnlineDPOPipeline(Pipeline[OnlineDPOConfig]):
             run_state=state,
             pairs=pairs,
             trainer=trainer,
-            references=references,
+            reference=reference,
             evaluator=Evaluators(evaluators) if evaluators else None,
         )
 
