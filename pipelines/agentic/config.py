@@ -96,16 +96,6 @@ class EpisodeRolloutConfig(GroupRolloutConfig):
         default=4096, description="Longest conversation, everything in it included: the engines' window. Tokens."
     )
 
-    @property
-    def groups(self) -> int:
-        """Groups that one step trains on."""
-        return self.groups_per_step
-
-    @property
-    def samples_per_group(self) -> int:
-        """Episodes of each group."""
-        return self.episodes_per_group
-
     @model_validator(mode="after")
     def _arithmetic(self) -> Self:
         self._refuse_wrong_product("episodes_per_step", self.episodes_per_step)
@@ -141,11 +131,6 @@ class EpisodeEvaluationConfig(EvaluationSchedule):
         default=EVALUATION_SEED, description="The first of them; `first_seed` of an environment is not used here."
     )
     episodes_per_seed: PositiveInt = Field(default=4, description="k of avg@k and pass@k.")
-
-    @property
-    def samples_per_group(self) -> int:
-        """K of avg@k and pass@k."""
-        return self.episodes_per_seed
 
 
 #: Environment variables that a run sets for each episode of a program.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -15,7 +14,6 @@ from roll_like.config.run import NAME_PATTERN, Rule
 from roll_like.config.sections import PositiveInt, TrainerResourcesConfig
 from roll_like.config.teachers import Teachers, teacher_roles, teachers_fit
 from roll_like.config.training_data import ConversationData, ConversationSource
-from roll_like.config.violations import Violation
 from roll_like.registry import DISTILLATION_LOSSES, PIPELINES
 
 
@@ -60,18 +58,12 @@ class DistillationEvaluationConfig(RowsEvaluationConfig[DistillationSource]):
     """How progress is measured: how near the student is to its teachers on conversations that are not trained on."""
 
 
-def _teachers_fit(config: DistillConfig) -> Iterator[Violation]:
-    sources = [*config.data.sources, *(() if config.evaluation is None else config.evaluation.sources)]
-    domains = [source.domain_label for source in sources]
-    yield from teachers_fit(config.teachers, domains, config.longest_sample, config.longest_sample_terms)
-
-
 @PIPELINES.register("distill")
 class DistillConfig(OfflineRunConfig):
     """One run of distillation on given data: everything a YAML file may say."""
 
     implementation: ClassVar[str] = "roll_like.builtin.pipelines.distill.pipeline:DistillPipeline"
-    rules: ClassVar[tuple[Rule, ...]] = (*OfflineRunConfig.rules, budget_holds_a_sample, _teachers_fit)
+    rules: ClassVar[tuple[Rule, ...]] = (*OfflineRunConfig.rules, budget_holds_a_sample, teachers_fit)
 
     pipeline: Literal["distill"] = Field(default="distill", description="This pipeline.")
     name: str = Field(default="distill", pattern=NAME_PATTERN, description="Name of the run and of its folder.")

@@ -128,16 +128,14 @@ class OnlineDPOPipeline(Pipeline[OnlineDPOConfig]):
         return by_pairs | super().evaluate(config.model_copy(update={"pair_evaluation": None}), model)
 
     @classmethod
-    def start_evaluator(cls, config: OnlineDPOConfig, resources: ResourceManager, stack: ExitStack) -> Evaluates:
+    def start_evaluator(cls, config: OnlineDPOConfig, resources: ResourceManager, stack: ExitStack) -> Evaluates | None:
         """Start what the configuration's evaluation needs: ranks for given pairs, else engines and reward workers."""
         pairs = _evaluated_pairs(config)
         if config.pair_evaluation is not None and pairs is not None:
             return start_preference_evaluator(config, config.pair_evaluation, pairs, resources, stack)
         rewards = RewardWorkers(config, resources, stack)
         inference, runner = start_engines(config, resources, stack, rewards)
-        evaluator = prompt_evaluator(config, rewards.scheduler(inference), runner)
-        assert evaluator is not None, "there is an evaluation"
-        return evaluator
+        return prompt_evaluator(config, rewards.scheduler(inference), runner)
 
     @property
     def trained(self) -> Cluster[TrainingRank]:

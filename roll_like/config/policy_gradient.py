@@ -43,14 +43,16 @@ class GroupRolloutConfig(SamplingConfig):
     retries: Annotated[int, Field(ge=0)] = Field(default=2, description="Further attempts after a failure.")
 
     @property
-    @abstractmethod
     def groups(self) -> int:
-        """Groups that one step trains on."""
+        """Groups that are sampled at a time: the value of `groups_key`."""
+        count: int = getattr(self, self.groups_key)
+        return count
 
     @property
-    @abstractmethod
     def samples_per_group(self) -> int:
-        """Samples of each group."""
+        """Samples of each group: the value of `samples_key`."""
+        count: int = getattr(self, self.samples_key)
+        return count
 
     def _refuse_wrong_product(self, product_key: str, written: int | None) -> None:
         product = self.groups * self.samples_per_group
@@ -82,9 +84,10 @@ class EvaluationSchedule(ScheduleConfig):
     samples_key: ClassVar[str]
 
     @property
-    @abstractmethod
     def samples_per_group(self) -> int:
-        """K of avg@k and pass@k."""
+        """K of avg@k and pass@k: the value of `samples_key`."""
+        count: int = getattr(self, self.samples_key)
+        return count
 
 
 class SamplingRunConfig(RunConfig):

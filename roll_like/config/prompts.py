@@ -41,16 +41,6 @@ class RolloutConfig(GroupRolloutConfig):
         default=None, description="Their product. Optional; checked when written."
     )
 
-    @property
-    def groups(self) -> int:
-        """Groups that one step trains on."""
-        return self.prompts_per_step
-
-    @property
-    def samples_per_group(self) -> int:
-        """Samples of each group."""
-        return self.samples_per_prompt
-
     @model_validator(mode="after")
     def _arithmetic(self) -> Self:
         self._refuse_wrong_product("samples_per_step", self.samples_per_step)
@@ -65,11 +55,6 @@ class EvaluationConfig(EvaluationSchedule):
     sources: Annotated[tuple[DataSource, ...], Field(min_length=1)] = Field(description="Datasets.")
     samples_per_prompt: PositiveInt = Field(default=4, description="k of avg@k and pass@k.")
     max_tasks: PositiveInt | None = Field(default=None, description="Use the first so many tasks; default: all.")
-
-    @property
-    def samples_per_group(self) -> int:
-        """K of avg@k and pass@k."""
-        return self.samples_per_prompt
 
 
 class RewardPoolConfig(ConfigModel):

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import psutil
 import torch
 from torch import Tensor, nn
@@ -196,11 +195,6 @@ class TrainingRank:
         for weight in named_weights(self._hf_model()):
             with self._gathered(weight.parts):
                 yield weight.name, weight.merged(dtype, copy=self._is_sharded())
-
-    def snapshot(self) -> dict[str, npt.NDArray[np.float32]]:
-        """Return every parameter, whole, on rank 0; nothing on the others."""
-        weights = {name: tensor.float().cpu().numpy().copy() for name, tensor in self.full_weights()}
-        return weights if self.rank == 0 else {}
 
     def connect_weights(self, transfer: WeightTransfer) -> None:
         """Prepare this rank's end of the way to the inference engines. They have started."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from snapshots import snapshot
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 from tiny_model import make_tiny_model
 from transformers import AutoModelForCausalLM
@@ -24,7 +25,6 @@ from roll_like.config.sections import DeviceRange, TrainingConfig
 from roll_like.registry import DISTILLATION_LOSSES
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.interface import Objective, RankSpec
-from roll_like.training.rank import TrainingRank
 from roll_like.training.start import start_engine
 from roll_like.types import TrainingSample
 from roll_like.values import reduce
@@ -161,6 +161,6 @@ def test_updates_are_those_of_a_plain_loop(
         trainer.train_step(steps[0])  # away from where the checkpoint was taken, and back
         trainer.load(tmp_path)
         assert reduce(trainer.train_step(steps[1]))["train/loss"] == pytest.approx(losses[1], rel=1e-5)
-        found = trainer.cluster.everywhere(TrainingRank.snapshot)[0]
+        found = snapshot(trainer)
     for name, parameter in weights.items():
         assert torch.from_numpy(found[name]).sub(parameter).abs().max() < 2e-6, name

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from snapshots import snapshot
 from tests_support import pairs_of  # type: ignore[import-not-found]
 from transformers import AutoModelForCausalLM
 
@@ -20,7 +21,6 @@ from roll_like.errors import EngineError
 from roll_like.registry import PREFERENCE_LOSSES
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.interface import RankSpec
-from roll_like.training.rank import TrainingRank
 from roll_like.training.start import start_engine
 from roll_like.types import FloatArray, TrainingSample
 from roll_like.values import reduce
@@ -120,7 +120,7 @@ def test_an_update_is_that_of_a_plain_loop(
         trainer.load(tmp_path)
         measured = reduce(trainer.measure(step))
         report = reduce(trainer.train_step(step))
-        found = trainer.cluster.everywhere(TrainingRank.snapshot)[0]
+        found = snapshot(trainer)
         sums = AnswerLogprobs(trainer).sequence_logprobs(samples)
         narrow = replace(trainer.objective, settings=TrainingConfig(max_tokens_per_micro_batch=10))
         with pytest.raises(EngineError, match="a row 10 at most"):

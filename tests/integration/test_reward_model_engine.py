@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from reward_support import completion
+from snapshots import snapshot
 
 from roll_like.builtin.pipelines.reward_model.config import RewardModelAlgorithmConfig
 from roll_like.builtin.pipelines.reward_model.objective import RewardModelObjective
@@ -109,7 +110,7 @@ def test_an_update_is_that_of_a_plain_loop_and_the_reward_scores_as_the_engine(
         trainer.load(tmp_path)
         measured = reduce(trainer.measure(pairs))
         report = reduce(trainer.train_step(pairs))
-        found = trainer.cluster.everywhere(TrainingRank.snapshot)[0]
+        found = snapshot(trainer)
         scored = [reduce(trainer.measure([pair])) for pair in pairs]
         model = ModelConfig(path=str(float_model))
         trainer.cluster.everywhere(TrainingRank.export, str(tmp_path / "model"), model, card)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from snapshots import snapshot
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 from transformers import AutoModelForCausalLM
 
@@ -17,7 +18,6 @@ from roll_like.cluster import ResourceManager
 from roll_like.config.sections import DeviceRange, TrainingConfig
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.interface import RankSpec
-from roll_like.training.rank import TrainingRank
 from roll_like.training.start import start_engine
 from roll_like.types import TrainingSample
 from roll_like.values import reduce
@@ -105,7 +105,7 @@ def test_updates_are_those_of_a_plain_loop(
         trainer.train_step(first)  # away from where the checkpoint was taken, and back
         trainer.load(tmp_path)
         assert reduce(trainer.train_step(second))["train/loss"] == pytest.approx(losses[1], rel=1e-5)
-        found = trainer.cluster.everywhere(TrainingRank.snapshot)[0]
+        found = snapshot(trainer)
         logprobs = trainer.logprobs(first)
     for name, parameter in weights.items():
         assert torch.from_numpy(found[name]).sub(parameter).abs().max() < 2e-6, name

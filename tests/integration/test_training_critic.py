@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from snapshots import snapshot
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 from transformers import AutoModelForCausalLM
 
@@ -17,7 +18,6 @@ from roll_like.cluster import ResourceManager
 from roll_like.config.sections import CriticConfig, DeviceRange
 from roll_like.policy_gradient.critic import Critic, ValueObjective
 from roll_like.training.interface import RankSpec
-from roll_like.training.rank import TrainingRank
 from roll_like.training.start import start_engine
 from roll_like.types import FloatArray, PolicySample
 from roll_like.values import reduce
@@ -62,8 +62,7 @@ def learn(critic: Critic, seed: int = 0) -> dict[str, float]:
 
 
 def parameters(critic: Critic) -> dict[str, torch.Tensor]:
-    snapshot = critic.engine.cluster.everywhere(TrainingRank.snapshot)[0]
-    return {name: torch.from_numpy(array) for name, array in snapshot.items()}
+    return {name: torch.from_numpy(array) for name, array in snapshot(critic.engine).items()}
 
 
 def largest_difference(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:

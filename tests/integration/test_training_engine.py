@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from snapshots import snapshot
 from tests_support import ragged_policy_samples as batch  # type: ignore[import-not-found]
 from transformers import AutoModelForCausalLM
 
@@ -21,7 +22,6 @@ from roll_like.policy_gradient.objective import PolicyObjective
 from roll_like.run.export import merged_weights
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.interface import RankSpec
-from roll_like.training.rank import TrainingRank
 from roll_like.training.start import start_engine
 from roll_like.values import reduce
 
@@ -67,8 +67,7 @@ def engine(
 
 
 def weights(trainer: TrainingEngine[Any]) -> dict[str, torch.Tensor]:
-    parts = trainer.cluster.everywhere(TrainingRank.snapshot)
-    return {name: torch.from_numpy(array) for name, array in parts[0].items()}
+    return {name: torch.from_numpy(array) for name, array in snapshot(trainer).items()}
 
 
 def largest_difference(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from snapshots import snapshot
 from tests_support import pairs_of, ragged_policy_samples  # type: ignore[import-not-found]
 from transformers import AutoModelForCausalLM
 
@@ -67,8 +68,7 @@ def supervised(
 
 
 def weights_of(engine: Any) -> Weights:
-    snapshot = engine.cluster.everywhere(TrainingRank.snapshot)[0]
-    return {name: torch.from_numpy(array) for name, array in snapshot.items()}
+    return {name: torch.from_numpy(array) for name, array in snapshot(engine).items()}
 
 
 def largest_difference(left: Weights, right: Weights) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from snapshots import snapshot
 from test_preference_engine import answer_logprob
 from transformers import AutoModelForCausalLM
 
@@ -23,7 +24,6 @@ from roll_like.errors import EngineError
 from roll_like.registry import PREFERENCE_LOSSES
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.interface import RankSpec
-from roll_like.training.rank import TrainingRank
 from roll_like.training.start import start_engine
 from roll_like.types import FloatArray, TrainingSample
 from roll_like.values import reduce
@@ -119,7 +119,7 @@ def test_an_update_is_that_of_a_plain_loop(
         with pytest.raises(EngineError, match="these mismatched samples have none"):
             trainer.measure(samples)
         report = reduce(trainer.train_step(step))
-        found = trainer.cluster.everywhere(TrainingRank.snapshot)[0]
+        found = snapshot(trainer)
     for figures in (measured, report):
         assert figures["train/loss"] == pytest.approx(loss, rel=1e-5)
         assert figures["preference/baseline"] == pytest.approx(BETA * baseline, rel=1e-5)

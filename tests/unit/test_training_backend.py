@@ -12,6 +12,7 @@ import pytest
 import torch
 from bigram_engine import OneRank
 from pydantic import ValidationError
+from snapshots import snapshot
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 from torch import Tensor, nn
 
@@ -125,8 +126,7 @@ def engine(model: Path, *, frozen: bool = False, **training: Any) -> TrainingEng
 
 
 def weights(trainer: TrainingEngine[Any]) -> dict[str, Any]:
-    found: dict[str, Any] = trainer.cluster.everywhere(TrainingRank.snapshot)[0]
-    return found
+    return snapshot(trainer)
 
 
 def test_a_second_backend_stands_behind_the_same_verbs(tiny_model: Path, tmp_path: Path) -> None:
