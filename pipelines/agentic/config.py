@@ -96,6 +96,16 @@ class EpisodeRolloutConfig(GroupRolloutConfig):
         default=4096, description="Longest conversation, everything in it included: the engines' window. Tokens."
     )
 
+    @property
+    def groups(self) -> int:
+        """Groups that one step trains on."""
+        return self.groups_per_step
+
+    @property
+    def samples_per_group(self) -> int:
+        """Episodes of each group."""
+        return self.episodes_per_group
+
     @model_validator(mode="after")
     def _arithmetic(self) -> Self:
         self._refuse_wrong_product("episodes_per_step", self.episodes_per_step)

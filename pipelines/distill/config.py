@@ -11,7 +11,7 @@ from roll_like.config.offline import OfflineRunConfig, RowsEvaluationConfig
 from roll_like.config.roles import RolePlan
 from roll_like.config.rules import budget_holds_a_sample
 from roll_like.config.run import NAME_PATTERN, Rule
-from roll_like.config.sections import PositiveInt, TrainerResourcesConfig
+from roll_like.config.sections import PositiveInt
 from roll_like.config.teachers import Teachers, teacher_roles, teachers_fit
 from roll_like.config.training_data import ConversationData, ConversationSource
 from roll_like.registry import DISTILLATION_LOSSES, PIPELINES
@@ -71,9 +71,6 @@ class DistillConfig(OfflineRunConfig):
     data: DistillationDataConfig = Field(description="What the student learns on, and how much of it in a step.")
     algorithm: DistillationAlgorithmConfig = Field(
         default_factory=DistillationAlgorithmConfig, description="How a teacher's distributions become a gradient."
-    )
-    resources: TrainerResourcesConfig = Field(
-        description="What hardware the run takes. A device is a GPU, or a core with `device: cpu`."
     )
     evaluation: DistillationEvaluationConfig | None = Field(
         default=None, description="How progress is measured, on conversations that are not trained on; none by default."

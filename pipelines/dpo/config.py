@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -132,7 +133,6 @@ class PreferenceRunConfig(RunConfig):
 
     if TYPE_CHECKING:  # declared by each pipeline, with the modes that it has
         reference: ReferenceSection | None
-        resources: Any
 
     #: What the reference model starts from, where `model` is another one to measure.
     _starting_model: ModelConfig | None = PrivateAttr(default=None)
@@ -150,11 +150,9 @@ class PreferenceRunConfig(RunConfig):
         return measured
 
     @property
+    @abstractmethod
     def reference_devices(self) -> DeviceRange:
         """Devices of a reference model of its own."""
-        device_mapping = self.resources.device_mapping
-        devices: DeviceRange = device_mapping.reference or device_mapping.training
-        return devices
 
     @property
     def reference_roles(self) -> tuple[RolePlan, ...]:
@@ -258,6 +256,12 @@ class DPOConfig(OfflineRunConfig, PreferenceRunConfig):
         limits = {name: getattr(self.data, name) for name in RowLimits.model_fields}
         rows = PairData if self.evaluation.type == "pairs" else LabelledData
         return rows.model_validate({**limits, "sources": self.evaluation.sources})
+
+    @property
+    def reference_devices(self) -> DeviceRange:
+        """Devices of a reference model of its own."""
+        device_mapping = self.resources.device_mapping
+        return device_mapping.reference or device_mapping.training
 
     @property
     def further_roles(self) -> tuple[RolePlan, ...]:

@@ -22,7 +22,7 @@ from roll_like.config.rules import SAMPLING_RULES, budget_holds_a_pair
 from roll_like.config.rules_effect import prompts_are_shared_anyway
 from roll_like.config.rules_rewards import PROMPT_RULES
 from roll_like.config.run import NAME_PATTERN, Rule, ScheduleConfig
-from roll_like.config.sections import PositiveFloat, PositiveInt
+from roll_like.config.sections import DeviceRange, PositiveFloat, PositiveInt
 from roll_like.config.training_data import PairData
 from roll_like.config.violations import Violation
 from roll_like.errors import ConfigError
@@ -37,6 +37,16 @@ class OnlineRolloutConfig(GroupRolloutConfig):
 
     prompts_per_iteration: PositiveInt = Field(description="Groups of answers that one iteration samples.")
     samples_per_prompt: PositiveInt = Field(description="Answers of each group.")
+
+    @property
+    def groups(self) -> int:
+        """Groups that one iteration samples."""
+        return self.prompts_per_iteration
+
+    @property
+    def samples_per_group(self) -> int:
+        """Answers of each group."""
+        return self.samples_per_prompt
 
 
 class PairsConfig(ConfigModel):
@@ -189,6 +199,12 @@ class OnlineDPOConfig(PromptRunConfig, PreferenceRunConfig):
     pair_evaluation: PairEvaluationConfig | None = Field(
         default=None, description="How progress is measured by given pairs; none by default."
     )
+
+    @property
+    def reference_devices(self) -> DeviceRange:
+        """Devices of a reference model of its own."""
+        device_mapping = self.resources.device_mapping
+        return device_mapping.reference or device_mapping.training
 
     @property
     def model_roles(self) -> tuple[RolePlan, ...]:

@@ -11,7 +11,7 @@ from roll_like.config.base import ConfigModel
 from roll_like.config.offline import OfflineRunConfig, RowsEvaluationConfig
 from roll_like.config.rules import budget_holds_a_pair
 from roll_like.config.run import NAME_PATTERN, Rule
-from roll_like.config.sections import PositiveInt, Task, TrainerResourcesConfig, TrainingConfig
+from roll_like.config.sections import PositiveInt, Task, TrainingConfig
 from roll_like.config.training_data import ScoredPairData, ScoredPairSource
 from roll_like.config.violations import Violation
 from roll_like.registry import PIPELINES
@@ -65,9 +65,6 @@ class RewardModelRunConfig(OfflineRunConfig):
     data: RewardModelDataConfig = Field(description="What the model learns from, and how much of it in a step.")
     algorithm: RewardModelAlgorithmConfig = Field(
         default_factory=RewardModelAlgorithmConfig, description="How pairs become a gradient."
-    )
-    resources: TrainerResourcesConfig = Field(
-        description="What hardware the run takes. A device is a GPU, or a core with `device: cpu`."
     )
     evaluation: RewardModelEvaluationConfig | None = Field(
         default=None, description="How progress is measured, on pairs that are not trained on; none by default."

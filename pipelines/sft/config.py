@@ -9,7 +9,7 @@ from pydantic import Field
 from roll_like.config.offline import OfflineRunConfig, RowsEvaluationConfig
 from roll_like.config.rules import budget_holds_a_sample
 from roll_like.config.run import NAME_PATTERN, Rule
-from roll_like.config.sections import PositiveInt, TrainerResourcesConfig
+from roll_like.config.sections import PositiveInt
 from roll_like.config.training_data import ConversationData, ConversationSource
 from roll_like.registry import PIPELINES
 
@@ -38,9 +38,6 @@ class SFTConfig(OfflineRunConfig):
     pipeline: Literal["sft"] = Field(default="sft", description="This pipeline.")
     name: str = Field(default="sft", pattern=NAME_PATTERN, description="Name of the run and of its folder.")
     data: SFTDataConfig = Field(description="What the model learns from, and how much of it in a step.")
-    resources: TrainerResourcesConfig = Field(
-        description="What hardware the run takes. A device is a GPU, or a core with `device: cpu`."
-    )
     evaluation: SFTEvaluationConfig | None = Field(
         default=None, description="How progress is measured, on conversations that are not trained on; none by default."
     )

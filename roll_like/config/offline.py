@@ -12,7 +12,7 @@ from pydantic import Field
 from roll_like.config.rules import RUN_RULES
 from roll_like.config.rules_effect import prompts_are_shared_anyway
 from roll_like.config.run import Rule, RunConfig, ScheduleConfig
-from roll_like.config.sections import PositiveFloat, PositiveInt
+from roll_like.config.sections import PositiveFloat, PositiveInt, TrainerResourcesConfig
 from roll_like.config.training_data import RowLimits, RowSource
 from roll_like.config.violations import Violation
 
@@ -58,6 +58,9 @@ class OfflineRunConfig(RunConfig):
         default=None, description="Passes over the data, as many steps as that takes; or set `steps`."
     )
     data: RowLimits = Field(description="What the model learns from, and how much of it in a step.")
+    resources: TrainerResourcesConfig = Field(
+        description="What hardware the run takes. A device is a GPU, or a core with `device: cpu`."
+    )
 
     if TYPE_CHECKING:  # declared by each pipeline, with sources of its own kind
         evaluation: RowsEvaluationConfig[Any] | None

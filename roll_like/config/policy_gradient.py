@@ -43,16 +43,14 @@ class GroupRolloutConfig(SamplingConfig):
     retries: Annotated[int, Field(ge=0)] = Field(default=2, description="Further attempts after a failure.")
 
     @property
+    @abstractmethod
     def groups(self) -> int:
-        """Groups that are sampled at a time: the value of `groups_key`."""
-        count: int = getattr(self, self.groups_key)
-        return count
+        """Groups that one step trains on."""
 
     @property
+    @abstractmethod
     def samples_per_group(self) -> int:
-        """Samples of each group: the value of `samples_key`."""
-        count: int = getattr(self, self.samples_key)
-        return count
+        """Samples of each group."""
 
     def _refuse_wrong_product(self, product_key: str, written: int | None) -> None:
         product = self.groups * self.samples_per_group

@@ -41,6 +41,16 @@ class RolloutConfig(GroupRolloutConfig):
         default=None, description="Their product. Optional; checked when written."
     )
 
+    @property
+    def groups(self) -> int:
+        """Groups that one step trains on."""
+        return self.prompts_per_step
+
+    @property
+    def samples_per_group(self) -> int:
+        """Samples of each group."""
+        return self.samples_per_prompt
+
     @model_validator(mode="after")
     def _arithmetic(self) -> Self:
         self._refuse_wrong_product("samples_per_step", self.samples_per_step)
