@@ -10,16 +10,15 @@ from typing import Any, ClassVar
 import yaml
 
 from roll_like.builtin.pipelines.agentic.check import environment_findings
-from roll_like.builtin.pipelines.distill.check import distillation_findings
-from roll_like.builtin.pipelines.dpo.check import preference_findings
+from roll_like.builtin.pipelines.distill.pipeline import DistillPipeline
+from roll_like.builtin.pipelines.dpo.pipeline import DPOPipeline
 from roll_like.builtin.pipelines.on_policy_distill.check import on_policy_distill_findings
 from roll_like.builtin.pipelines.online_dpo.check import online_dpo_findings, online_dpo_plan
-from roll_like.builtin.pipelines.reward_model.check import scored_pair_findings
-from roll_like.builtin.pipelines.sft.check import conversation_findings
+from roll_like.builtin.pipelines.reward_model.pipeline import RewardModelPipeline
+from roll_like.builtin.pipelines.sft.pipeline import SFTPipeline
 from roll_like.check import Report, check, check_run
 from roll_like.check.data import prompt_findings
 from roll_like.config.run import RunConfig
-from roll_like.offline.check import offline_plan
 
 MINIMAL: dict[str, Any] = {
     "pipeline": "rlvr",
@@ -87,9 +86,9 @@ CHECKS: dict[str, Callable[[Any], Report]] = {
     "rlvr": lambda config: check(config, prompt_findings),
     "agentic": lambda config: check(config, environment_findings),
     "on_policy_distill": lambda config: check(config, on_policy_distill_findings),
-    "sft": lambda config: check_run(config, offline_plan, conversation_findings),
-    "dpo": lambda config: check_run(config, offline_plan, preference_findings),
+    "sft": SFTPipeline.check,
+    "dpo": DPOPipeline.check,
     "online_dpo": lambda config: check_run(config, online_dpo_plan, online_dpo_findings),
-    "distill": lambda config: check_run(config, offline_plan, distillation_findings),
-    "reward_model": lambda config: check_run(config, offline_plan, scored_pair_findings),
+    "distill": DistillPipeline.check,
+    "reward_model": RewardModelPipeline.check,
 }

@@ -66,6 +66,9 @@ def classes_in(annotation: Any) -> Classes:
         annotation.__module__.startswith("roll_like") or issubclass(annotation, BaseModel)
     ):
         found.add(annotation)
+        # a generic model's fields are those of what it parametrises
+        origin = getattr(annotation, "__pydantic_generic_metadata__", {}).get("origin")
+        found |= set() if origin is None else {origin}
     return frozenset(found)
 
 

@@ -102,20 +102,22 @@ def policy_work(options: argparse.Namespace) -> Work[RLVRConfig, PolicySample]:
 
 def supervised_work(options: argparse.Namespace) -> Work[SFTConfig, TrainingSample]:
     """Return the first steps of the supervised quickstart."""
-    from roll_like.builtin.pipelines.sft.examples import conversations_of, training_samples
+    from roll_like.builtin.pipelines.sft.pipeline import SFTPipeline
+    from roll_like.offline.samples import training_samples
 
     config = configuration(SFTConfig, CONFIGS / "sft_quickstart.yaml", *_given_overrides(options))
-    order = conversations_of(config).order(seed=config.seed)
+    order = SFTPipeline.trained_on(config).order(seed=config.seed)
     batches = [training_samples(order.take(config.data.samples_per_step)) for _ in range(options.steps)]
     return _work(config, batches, options)
 
 
 def preference_work(options: argparse.Namespace) -> Work[DPOConfig, TrainingSample]:
     """Return the first steps of the preference quickstart."""
-    from roll_like.builtin.pipelines.dpo.preferences import batch_of, preferences_of
+    from roll_like.builtin.pipelines.dpo.pipeline import DPOPipeline
+    from roll_like.builtin.pipelines.dpo.preferences import batch_of
 
     config = configuration(DPOConfig, CONFIGS / "dpo_quickstart.yaml", *_given_overrides(options))
-    order = preferences_of(config).order(seed=config.seed)
+    order = DPOPipeline.trained_on(config).order(seed=config.seed)
     batches = [batch_of(config, order.take(config.items_per_step[0])).sequences for _ in range(options.steps)]
     return _work(config, batches, options)
 

@@ -57,11 +57,10 @@ def _policy(work: Work[Any, Any], resources: ResourceManager, stack: ExitStack) 
 
 
 def _supervised(work: Work[Any, Any], resources: ResourceManager, stack: ExitStack) -> Mapping[str, Turn]:
-    from roll_like.builtin.pipelines.sft.examples import start_supervised
+    from roll_like.builtin.pipelines.sft.pipeline import start_supervised
     from roll_like.training.engine import TrainingEngine
 
-    model = resolve_model(work.config.model)
-    packed = start_supervised(work.config, model, resources, stack)
+    packed = start_supervised(work.config, resources, stack)
     # the same ranks: packing is how the driver lays batches out
     padded = TrainingEngine(packed.cluster, replace(packed.objective, packing=False))
     batches = [(batch,) for batch in work.batches]

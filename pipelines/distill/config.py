@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
-from roll_like.config.offline import OfflineRunConfig
+from roll_like.config.offline import OfflineRunConfig, RowsEvaluationConfig
 from roll_like.config.roles import RolePlan
-from roll_like.config.rules import budget_holds
-from roll_like.config.run import NAME_PATTERN, Rule, ScheduleConfig
-from roll_like.config.sections import PositiveInt, TrainerResourcesConfig
+from roll_like.config.rules import budget_holds_a_sample
+from roll_like.config.run import NAME_PATTERN, Rule
+from roll_like.config.sections import PositiveInt
 from roll_like.config.teachers import Teachers, teacher_roles, teachers_fit
 from roll_like.config.training_data import ConversationData, ConversationSource
-from roll_like.config.violations import Violation
 from roll_like.registry import DISTILLATION_LOSSES, PIPELINES
 
 
@@ -56,24 +54,8 @@ class DistillationAlgorithmConfig(ConfigModel):
     )
 
 
-class DistillationEvaluationConfig(ScheduleConfig):
+class DistillationEvaluationConfig(RowsEvaluationConfig[DistillationSource]):
     """How progress is measured: how near the student is to its teachers on conversations that are not trained on."""
-
-    sources: Annotated[tuple[DistillationSource, ...], Field(min_length=1)] = Field(
-        description="Datasets; their limits are those of `data`."
-    )
-
-
-def _budget_holds_a_sample(config: DistillConfig) -> Iterator[Violation]:
-    yield from budget_holds(
-        config, ("training", "max_tokens_per_micro_batch"), config.training.max_tokens_per_micro_batch
-    )
-
-
-def _teachers_fit(config: DistillConfig) -> Iterator[Violation]:
-    sources = [*config.data.sources, *(() if config.evaluation is None else config.evaluation.sources)]
-    domains = [source.domain_label for source in sources]
-    yield from teachers_fit(config.teachers, domains, config.longest_sample, config.longest_sample_terms)
 
 
 @PIPELINES.register("distill")
@@ -81,14 +63,13 @@ class DistillConfig(OfflineRunConfig):
     """One run of distillation on given data: everything a YAML file may say."""
 
     implementation: ClassVar[str] = "roll_like.builtin.pipelines.distill.pipeline:DistillPipeline"
-    rules: ClassVar[tuple[Rule, ...]] = (*OfflineRunConfig.rules, _budget_holds_a_sample, _teachers_fit)
+    rules: ClassVar[tuple[Rule, ...]] = (*OfflineRunConfig.rules, budget_holds_a_sample, teachers_fit)
 
     pipeline: Literal["distill"] = Field(default="distill", description="This pipeline.")
     name: str = Field(default="distill", pattern=NAME_PATTERN, description="Name of the run and of its folder.")
     teachers: Teachers = Field(description="Models that the student (`model`) learns from, by names of your choice.")
     data: DistillationDataConfig
     algorithm: DistillationAlgorithmConfig = Field(default_factory=DistillationAlgorithmConfig)
-    resources: TrainerResourcesConfig
     evaluation: DistillationEvaluationConfig | None = Field(
         default=None, description="How progress is measured, on conversations that are not trained on; none by default."
     )

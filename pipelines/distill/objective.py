@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,8 +64,6 @@ class TeacherObjective(LanguageModelObjective[Any, MicroBatch]):
 
     top_k: int | None
     packing: bool = True
-
-    memory_name: ClassVar[str] = "teacher"
 
     def forward(self, model: RankModel, batch: MicroBatch) -> Answers:
         """Return the answers for a micro-batch's targets."""

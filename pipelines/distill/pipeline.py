@@ -5,38 +5,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
-from roll_like.builtin.pipelines.distill.check import distillation_findings
 from roll_like.builtin.pipelines.distill.config import DistillConfig
 from roll_like.builtin.pipelines.distill.objective import TeacherScored
 from roll_like.builtin.pipelines.distill.teachers import (
     DistillationSample,
+    Student,
     Teachers,
     distillation_evaluator,
-    samples_of,
+    load_samples,
     start_student_and_teachers,
 )
-from roll_like.check import Report, check_run
-from roll_like.cluster import Cluster, ResourceManager
-from roll_like.data.order import Order
+from roll_like.check import Report
+from roll_like.check.teachers import teacher_findings
+from roll_like.cluster import ResourceManager
+from roll_like.data.chat import Renderer
 from roll_like.data.samples import SampleSet
-from roll_like.offline.check import offline_plan
+from roll_like.models.shape import ModelShape
 from roll_like.offline.evaluator import OfflineEvaluator
-from roll_like.offline.pipeline import OfflinePipeline
+from roll_like.offline.pipeline import Findings, OfflinePipeline
 from roll_like.offline.samples import samples_metrics
 from roll_like.run.state import RunContext
-from roll_like.training.engine import TrainingEngine
-from roll_like.training.rank import TrainingRank
 
 
 @dataclass(kw_only=True)
-class DistillPipeline(OfflinePipeline[DistillConfig]):
-    """The parts of a distillation run."""
+class DistillPipeline(OfflinePipeline[DistillConfig, DistillationSample, Sequence[TeacherScored]]):
+    """The parts of a distillation run; the trainer is the student's."""
 
-    samples: Order[DistillationSample]
     teachers: Teachers
-    student: TrainingEngine[Sequence[TeacherScored]]
 
     def run(self) -> None:
         """Train to the end: each step brings the student nearer to what its teachers predict for the step's samples."""
@@ -45,9 +42,8 @@ class DistillPipeline(OfflinePipeline[DistillConfig]):
         for step in state.steps():
             scored = self.teachers.distributions(self.samples.take(self.config.data.samples_per_step))
             with state.timer("train"):
-                report = self.student.train_step(scored)
-            samples = [sample for part in scored for sample in part.samples]
-            state.log(step, report, samples_metrics(samples))
+                report = self.trainer.train_step(scored)
+            state.log(step, report, samples_metrics([sample for part in scored for sample in part.samples]))
             state.evaluate(self.evaluator)
 
     @classmethod
@@ -56,36 +52,41 @@ class DistillPipeline(OfflinePipeline[DistillConfig]):
         samples = cls.read(config, run).order(seed=config.seed, shuffle=config.data.shuffle)
         run.state.metrics.phase("starting workers")
         student, teachers = start_student_and_teachers(config, run.resources, run.stack, run.state.timer)
-        evaluator = distillation_evaluator(config, student, teachers)
         run.state.keep([student], lessons=samples)  # the name in checkpoints
         return cls(
             config=config,
             run_state=run.state,
             samples=samples,
             teachers=teachers,
-            student=student,
-            evaluator=evaluator,
+            trainer=student,
+            evaluator=cls.evaluator_of(config, student, teachers),
         )
 
     @classmethod
-    def load(cls, config: DistillConfig) -> SampleSet[DistillationSample]:
-        """Return the conversations that are trained on, each with its teacher."""
-        return samples_of(config)
+    def load(cls, config: DistillConfig, rows: Any, renderer: Renderer, section: str) -> SampleSet[DistillationSample]:
+        """Return the conversations of `rows`, each with its teacher."""
+        return load_samples(config, rows, renderer, section)
 
     @classmethod
-    def check(cls, config: DistillConfig) -> Report:
-        """Return every problem that can be known before a run, and its plan."""
-        return check_run(config, offline_plan, distillation_findings)
+    def findings(
+        cls, config: DistillConfig, renderer: Renderer | None, shape: ModelShape | None, report: Report
+    ) -> Findings[DistillationSample]:
+        """Yield what is wrong with teachers and conversations; tell the report what became of rows, and the steps."""
+        yield from teacher_findings(config, config.teachers, renderer, shape, top_k=config.algorithm.top_k)
+        return (yield from super().findings(config, renderer, shape, report))
 
     @classmethod
-    def start_evaluator(cls, config: DistillConfig, resources: ResourceManager, stack: ExitStack) -> OfflineEvaluator:
+    def start_evaluator(
+        cls, config: DistillConfig, resources: ResourceManager, stack: ExitStack
+    ) -> OfflineEvaluator | None:
         """Start a student that only computes log-probabilities, and its teachers."""
         student, teachers = start_student_and_teachers(config, resources, stack, frozen=True)
-        evaluator = distillation_evaluator(config, student, teachers)
-        assert evaluator is not None, "there is an evaluation"
-        return evaluator
+        return cls.evaluator_of(config, student, teachers)
 
-    @property
-    def trained(self) -> Cluster[TrainingRank]:
-        """The student's ranks."""
-        return self.student.cluster
+    @classmethod
+    def evaluator_of(cls, config: DistillConfig, student: Student, teachers: Teachers) -> OfflineEvaluator | None:
+        """Return what measures how near the student is to its teachers; None without an evaluation."""
+        loaded = cls.evaluated_on(config)
+        if config.evaluation is None or loaded is None:
+            return None
+        return distillation_evaluator(config.evaluation, loaded.samples, student, teachers)

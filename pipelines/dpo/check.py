@@ -1,4 +1,4 @@
-"""Preferences and the reference model; for labels, whether there are both kinds and how much each weighs."""
+"""Labels of single answers: whether there are both kinds, and how much each weighs."""
 
 from __future__ import annotations
 
@@ -6,29 +6,13 @@ from collections.abc import Iterator, Mapping
 
 from roll_like.algorithms.preference.unpaired import KTOLoss
 from roll_like.builtin.pipelines.dpo.config import DPOConfig
-from roll_like.check.findings import Finding, Report
-from roll_like.check.model import check_reference, check_window
-from roll_like.data.chat import Renderer
-from roll_like.data.pairs import Preference, labelled_samples, load_preferences
+from roll_like.check.findings import Finding
+from roll_like.data.pairs import Preference, labelled_samples
 from roll_like.data.samples import SampleSet
-from roll_like.models.shape import ModelShape
-from roll_like.offline.check import data_findings
 from roll_like.registry import PREFERENCE_LOSSES
 
 #: What λ_D·n_D should be of λ_U·n_U, by the authors of `kto` (arXiv:2402.01306, section 4.2).
 BALANCE = (1.0, 4 / 3)
-
-
-def preference_findings(
-    config: DPOConfig, renderer: Renderer | None, shape: ModelShape | None, report: Report
-) -> Iterator[Finding]:
-    """Yield what is wrong with preferences and the reference model; tell the report what became of rows."""
-    yield from check_window(config, shape, "data")
-    yield from check_reference(config, config.reference, shape)
-    data = {"data": config.data, "evaluation": config.evaluated_rows}
-    present = {section: rows for section, rows in data.items() if rows is not None}
-    loaded = yield from data_findings(config, present, load_preferences, renderer, report)
-    yield from label_findings(config, loaded)
 
 
 def label_findings(config: DPOConfig, loaded: Mapping[str, SampleSet[Preference]]) -> Iterator[Finding]:

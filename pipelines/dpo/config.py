@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Discriminator, Field, PrivateAttr, Tag
 
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
-from roll_like.config.offline import OfflineRunConfig
+from roll_like.config.offline import OfflineRunConfig, RowsEvaluationConfig
 from roll_like.config.roles import RolePlan, model_role
-from roll_like.config.rules import budget_holds, budget_holds_a_pair
+from roll_like.config.rules import budget_holds_a_pair, budget_holds_a_sample
 from roll_like.config.rules_algorithm import adapter_off_means_something
-from roll_like.config.run import NAME_PATTERN, Rule, RunConfig, ScheduleConfig
+from roll_like.config.run import NAME_PATTERN, Rule, RunConfig
 from roll_like.config.sections import (
     DeviceRange,
     ModelConfig,
@@ -43,13 +43,10 @@ class LabelledDataConfig(LabelledData):
     shuffle: bool = Field(default=True, description="Shuffle each pass over a source, seeded by `seed`.")
 
 
-class LabelledEvaluationConfig(ScheduleConfig):
+class LabelledEvaluationConfig(RowsEvaluationConfig[LabelledSource]):
     """How progress is measured: on single answers that are not trained on."""
 
     type: Literal["labels"] = Field(default="labels", description="Rows with a prompt, one answer and its label.")
-    sources: Annotated[tuple[LabelledSource, ...], Field(min_length=1)] = Field(
-        description="Datasets; their limits are those of `data`."
-    )
 
 
 class PreferenceReferenceConfig(ReferenceSection):
@@ -72,13 +69,10 @@ class PreferenceAlgorithmConfig(ConfigModel):
     )
 
 
-class PreferenceEvaluationConfig(ScheduleConfig):
+class PreferenceEvaluationConfig(RowsEvaluationConfig[PairSource]):
     """How progress is measured: on pairs that are not trained on."""
 
     type: Literal["pairs"] = Field(default="pairs", description="Rows with two answers to one prompt.")
-    sources: Annotated[tuple[PairSource, ...], Field(min_length=1)] = Field(
-        description="Datasets; their limits are those of `data`."
-    )
 
 
 def _rows_type(value: Any) -> str | None:
@@ -162,9 +156,7 @@ def _budget_holds_a_row(config: DPOConfig) -> Iterator[Violation]:
     if PREFERENCE_LOSSES.get(config.algorithm.loss.type).paired:
         yield from budget_holds_a_pair(config)
     else:
-        yield from budget_holds(
-            config, ("training", "max_tokens_per_micro_batch"), config.training.max_tokens_per_micro_batch
-        )
+        yield from budget_holds_a_sample(config)
 
 
 def _loss_suits_rows(config: DPOConfig) -> Iterator[Violation]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -52,7 +52,7 @@ class LabelledStep:
 
     @property
     def sequences(self) -> list[TrainingSample]:
-        """What the reference model is asked about."""
+        """What the reference model computes log-probabilities of."""
         return [*self.answers, *self.mismatched]
 
     @property
@@ -70,7 +70,7 @@ class LabelledStep:
         """The reference model's log-probabilities of `answers`."""
         return None if self.reference is None else self.reference[: len(self.answers)]
 
-    def mismatched_logprobs(self, policy: FloatArray) -> MismatchedLogprobs | None:
+    def mismatched_responses(self, policy: FloatArray) -> MismatchedResponses | None:
         """Return what the baseline follows from, with the policy's log-probabilities of `mismatched`; None without.
 
         Raises:
@@ -80,31 +80,10 @@ class LabelledStep:
             return None
         if self.reference is None:
             raise without_reference("mismatched samples")
-        return MismatchedLogprobs(
-            policy=policy, reference=self.reference[len(self.answers) :], tokens=_tokens(self.mismatched)
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MismatchedLogprobs:
-    """Log-probabilities of a step's answers after prompts that they do not answer, shape [M] each.
-
-    Attributes:
-        policy: Of the policy before the step, summed over each answer's tokens.
-        reference: Of the reference model.
-        tokens: How many tokens each answer has.
-    """
-
-    policy: FloatArray
-    reference: FloatArray
-    tokens: IntArray
-
-    def on(self, device: torch.device) -> MismatchedResponses:
-        """Return them as a loss takes them."""
         return MismatchedResponses(
-            logprobs_M=torch.from_numpy(self.policy).to(device),
-            reference_logprobs_M=torch.from_numpy(self.reference).to(device),
-            tokens_M=torch.from_numpy(self.tokens).to(device),
+            logprobs_M=torch.from_numpy(policy),
+            reference_logprobs_M=torch.from_numpy(self.reference[len(self.answers) :]),
+            tokens_M=torch.from_numpy(_tokens(self.mismatched)),
         )
 
 
@@ -121,7 +100,7 @@ class LabelledUpdate:
 
     desirable: BoolArray
     reference: FloatArray | None
-    mismatched: MismatchedLogprobs | None
+    mismatched: MismatchedResponses | None
     loss: UnpairedLoss | None = None
 
 
@@ -141,7 +120,7 @@ class LabelledObjective(AnswersObjective[LabelledStep, MicroBatch]):
         shared = LabelledUpdate(
             desirable=step.desirable,
             reference=step.answers_reference,
-            mismatched=step.mismatched_logprobs(policy),
+            mismatched=step.mismatched_responses(policy),
         )
         yield Update(shards=micro_batches(step.answers, **engine.layout), shared=shared)
 
@@ -175,7 +154,7 @@ class LabelledObjective(AnswersObjective[LabelledStep, MicroBatch]):
         `preference/pair_accuracy`, the share of pairs whose desirable answer has the higher reward.
         """
         sums, count = AnswerLogprobs(engine).sequence_logprobs(step.sequences), len(step.answers)
-        loss = of_step(self.preference_loss, step.mismatched_logprobs(sums[count:]), torch.device("cpu"))
+        loss = of_step(self.preference_loss, step.mismatched_responses(sums[count:]), torch.device("cpu"))
         reference = step.answers_reference
         inputs = UnpairedInputs(
             logprobs_S=torch.from_numpy(sums[:count]),
@@ -192,7 +171,7 @@ class LabelledObjective(AnswersObjective[LabelledStep, MicroBatch]):
         return metrics
 
 
-def of_step(loss: PreferenceLoss, mismatched: MismatchedLogprobs | None, device: torch.device) -> UnpairedLoss:
+def of_step(loss: PreferenceLoss, mismatched: MismatchedResponses | None, device: torch.device) -> UnpairedLoss:
     """Return a loss with the statistics of a whole optimizer step, where it has some.
 
     Raises:
@@ -200,7 +179,10 @@ def of_step(loss: PreferenceLoss, mismatched: MismatchedLogprobs | None, device:
     """
     if not isinstance(loss, UnpairedLoss):
         raise EngineError(f"{type(loss).__name__} takes pairs, found single answers", fix="choose a loss on samples")
-    return loss if mismatched is None else loss.of_batch(mismatched.on(device))
+    if mismatched is None:
+        return loss
+    on_device = {each.name: getattr(mismatched, each.name).to(device) for each in fields(MismatchedResponses)}
+    return loss.of_batch(MismatchedResponses(**on_device))
 
 
 def _are_pairs(answers: Sequence[LabelledAnswer]) -> bool:

@@ -36,7 +36,7 @@ class PairStep:
 
     @property
     def sequences(self) -> list[TrainingSample]:
-        """What the reference model is asked about."""
+        """What the reference model computes log-probabilities of."""
         return sequences_of(self.pairs)
 
     @property
@@ -120,7 +120,7 @@ class PairedObjective(AnswersObjective[PairStep, PairBatch]):
 
 
 class AnswerLogprobs:
-    """Says how likely a model finds whole answers.
+    """A model's log-probabilities of whole answers.
 
     Args:
         model: An engine, or a policy without its adapters.

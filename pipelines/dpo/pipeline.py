@@ -4,52 +4,48 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
-from roll_like.builtin.pipelines.dpo.check import preference_findings
+from roll_like.builtin.pipelines.dpo.check import label_findings
 from roll_like.builtin.pipelines.dpo.config import DPOConfig
 from roll_like.builtin.pipelines.dpo.preferences import (
-    References,
-    Trainer,
-    asked_of,
+    Reference,
     batch_of,
     compared,
-    evaluated_preferences_of,
+    live_reference,
+    precomputed_reference,
     preference_evaluator,
-    preferences_of,
-    references_of,
+    reference_inputs,
     start_preference,
     start_preference_evaluator,
 )
-from roll_like.check import Report, check_run
-from roll_like.cluster import Cluster, ResourceManager
-from roll_like.data.order import Order
-from roll_like.data.pairs import Preference
+from roll_like.check import Report
+from roll_like.check.model import check_reference
+from roll_like.cluster import ResourceManager
+from roll_like.data.chat import Renderer
+from roll_like.data.pairs import Preference, load_preferences
 from roll_like.data.samples import SampleSet
 from roll_like.models.load import resolve_model
-from roll_like.offline.check import offline_plan
+from roll_like.models.shape import ModelShape
 from roll_like.offline.evaluator import OfflineEvaluator
-from roll_like.offline.pipeline import OfflinePipeline
+from roll_like.offline.pipeline import Findings, OfflinePipeline
 from roll_like.offline.samples import samples_metrics
 from roll_like.run.state import RunContext
-from roll_like.training.rank import TrainingRank
 
 
 @dataclass(kw_only=True)
-class DPOPipeline(OfflinePipeline[DPOConfig]):
+class DPOPipeline(OfflinePipeline[DPOConfig, Preference, Any]):
     """The parts of a preference run."""
 
-    preferences: Order[Preference]
-    trainer: Trainer
-    references: References
+    reference: Reference | None
 
     def run(self) -> None:
         """Train to the end: each step prefers what is liked a little more than the reference model does."""
         state = self.run_state
         state.evaluate(self.evaluator)
         for step in state.steps():
-            answers = batch_of(self.config, self.preferences.take(self.config.items_per_step[0]))
-            answers = compared(answers, self.references)
+            answers = batch_of(self.config, self.samples.take(self.config.items_per_step[0]))
+            answers = compared(answers, self.reference)
             with state.timer("train"):
                 report = self.trainer.train_step(answers)
             state.log(step, report, samples_metrics(answers.trained))
@@ -57,47 +53,53 @@ class DPOPipeline(OfflinePipeline[DPOConfig]):
 
     @classmethod
     def build(cls, config: DPOConfig, run: RunContext) -> Self:
-        """Start the policy, ask the reference, and put the parts together, where a resumed run left them."""
-        data, evaluated = cls.read(config, run), evaluated_preferences_of(config)
-        order = data.order(seed=config.seed, shuffle=config.data.shuffle)
+        """Start policy and reference, and put the parts together, where a resumed run left them."""
+        data, evaluated = cls.read(config, run), cls.evaluated_on(config)
+        samples = data.order(seed=config.seed, shuffle=config.data.shuffle)
         run.state.metrics.phase("starting workers")
         model = resolve_model(config.model)
         trainer = start_preference(config, model, run.resources, run.stack, timer=run.state.timer)
-        references = references_of(config, run, trainer, asked_of(config, data, evaluated))
-        run.state.keep([trainer], pairs=order)
+        reference: Reference | None
+        if config.reference is not None and config.reference.mode == "precomputed":
+            reference = precomputed_reference(config, run, trainer, reference_inputs(config, data, evaluated))
+        else:
+            reference = live_reference(config, run, trainer)
+        run.state.keep([trainer], pairs=samples)
         evaluator = None
         if evaluated is not None and config.evaluation is not None:
             batch = batch_of(config, evaluated.samples)
-            evaluator = preference_evaluator(config.evaluation, batch, trainer, references)
+            evaluator = preference_evaluator(config.evaluation, batch, trainer, reference)
         return cls(
             config=config,
             run_state=run.state,
-            preferences=order,
+            samples=samples,
             trainer=trainer,
-            references=references,
+            reference=reference,
             evaluator=evaluator,
         )
 
     @classmethod
-    def load(cls, config: DPOConfig) -> SampleSet[Preference]:
-        """Return the pairs, or the single answers, that are trained on."""
-        return preferences_of(config)
+    def load(cls, config: DPOConfig, rows: Any, renderer: Renderer, section: str) -> SampleSet[Preference]:  # noqa: ARG003
+        """Return the pairs, or the single answers, of `rows`."""
+        return load_preferences(rows, renderer, section=section)
 
     @classmethod
-    def check(cls, config: DPOConfig) -> Report:
-        """Return every problem that can be known before a run, and its plan."""
-        return check_run(config, offline_plan, preference_findings)
+    def findings(
+        cls, config: DPOConfig, renderer: Renderer | None, shape: ModelShape | None, report: Report
+    ) -> Findings[Preference]:
+        """Yield what is wrong with preferences and the reference model; tell the report what became of rows."""
+        yield from check_reference(config, config.reference, shape)
+        loaded = yield from super().findings(config, renderer, shape, report)
+        yield from label_findings(config, loaded)
+        return loaded
 
     @classmethod
-    def start_evaluator(cls, config: DPOConfig, resources: ResourceManager, stack: ExitStack) -> OfflineEvaluator:
-        """Ask the reference about the evaluation's rows, and start the policy."""
-        evaluated = evaluated_preferences_of(config)
-        assert evaluated is not None, "there is an evaluation"
-        assert config.evaluation is not None, "there is an evaluation"
+    def start_evaluator(
+        cls, config: DPOConfig, resources: ResourceManager, stack: ExitStack
+    ) -> OfflineEvaluator | None:
+        """Compute the reference's log-probabilities of the evaluation's rows, and start the policy."""
+        evaluated = cls.evaluated_on(config)
+        if evaluated is None or config.evaluation is None:
+            return None
         batch = batch_of(config, evaluated.samples)
         return start_preference_evaluator(config, config.evaluation, batch, resources, stack)
-
-    @property
-    def trained(self) -> Cluster[TrainingRank]:
-        """The policy's ranks."""
-        return self.trainer.cluster

@@ -1,4 +1,4 @@
-"""What a reference model said before the first step: by the content of sequences, and kept with the run."""
+"""Log-probabilities of a reference model before the first step: by the content of sequences, kept with the run."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs
 from roll_like.types import FloatArray, TrainingSample
 
-#: How many sequences a reference model is asked about in one go.
-ASKED_AT_ONCE = 4096
+#: How many sequences a reference model computes in one call.
+BATCH = 4096
 
 
 class PrecomputedReference:
-    """What a reference model said of every sequence of a run before the first step.
+    """A reference model's log-probabilities of every sequence of a run, from before the first step.
 
     Args:
         sums: Log-probability of each, by the content of the sequence.
@@ -28,15 +28,15 @@ class PrecomputedReference:
 
     @classmethod
     def of(cls, samples: Sequence[TrainingSample], sums: FloatArray) -> PrecomputedReference:
-        """Return what was said of samples: the log-probability of each."""
+        """Return those of samples: the log-probability of each."""
         return cls(dict(zip(map(_content, samples), sums.tolist(), strict=True)))
 
     def sequence_logprobs(self, samples: Sequence[TrainingSample]) -> FloatArray:
         """Return the log-probability of each sample."""
         return np.array([self._sums[_content(sample)] for sample in samples], np.float32)
 
-    def lacks(self, samples: Iterable[TrainingSample]) -> Iterator[TrainingSample]:
-        """Yield the samples that it was not asked about, each once."""
+    def missing(self, samples: Iterable[TrainingSample]) -> Iterator[TrainingSample]:
+        """Yield the samples that it does not hold, each once."""
         seen: set[bytes] = set()
         for sample in samples:
             content = _content(sample)
@@ -44,11 +44,11 @@ class PrecomputedReference:
                 seen.add(content)
                 yield sample
 
-    def asking(self, model: AnswerLogprobs, samples: Iterable[TrainingSample]) -> PrecomputedReference:
-        """Return the same with what a model says now of further samples."""
-        sums, remaining = {**self._sums}, self.lacks(samples)
-        while asked := list(islice(remaining, ASKED_AT_ONCE)):
-            sums.update(zip(map(_content, asked), model.sequence_logprobs(asked).tolist(), strict=True))
+    def extended(self, model: AnswerLogprobs, samples: Iterable[TrainingSample]) -> PrecomputedReference:
+        """Return the same with a model's log-probabilities of further samples."""
+        sums, remaining = {**self._sums}, self.missing(samples)
+        while batch := list(islice(remaining, BATCH)):
+            sums.update(zip(map(_content, batch), model.sequence_logprobs(batch).tolist(), strict=True))
         return PrecomputedReference(sums)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What preference runs are made of: the answers of each step, what the reference model says of them, the evaluation."""
+"""What preference runs are made of: the answers of each step, the reference model, the evaluation."""
 
 from __future__ import annotations
 
@@ -15,35 +15,24 @@ from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, AnswersObj
 from roll_like.builtin.pipelines.dpo.precomputed_reference import PrecomputedReference
 from roll_like.cluster import ResourceManager
 from roll_like.config.run import ScheduleConfig
-from roll_like.data.pairs import PairSample, Preference, labelled_samples, load_preferences
+from roll_like.data.pairs import PairSample, Preference, labelled_samples
 from roll_like.data.samples import ConversationSample, SampleSet
-from roll_like.models.load import ResolvedModel, load_renderer, resolve_model
+from roll_like.models.load import ResolvedModel, resolve_model
 from roll_like.offline.evaluator import OfflineEvaluator, pair_evaluator
 from roll_like.registry import PREFERENCE_LOSSES
 from roll_like.run.state import RunContext
 from roll_like.training.engine import Timer, TrainingEngine, WithoutAdapters
 from roll_like.training.pairs import TrainingPair
-from roll_like.training.start import rank_spec, start_engine
+from roll_like.training.start import rank_spec, start_engine, start_trainer
 from roll_like.types import FloatArray, TrainingSample
 
-#: Where a run keeps what its reference model said.
+#: Where a run keeps its reference model's log-probabilities.
 REFERENCE_FILE = "reference_logprobs.npz"
 
 #: What one step learns from: pairs, or single answers.
 PreferenceStep: TypeAlias = PairStep | LabelledStep
 Trainer: TypeAlias = TrainingEngine[Any]
 StepT = TypeVar("StepT", PairStep, LabelledStep, PairStep | LabelledStep)
-
-
-def preferences_of(config: DPOConfig) -> SampleSet[Preference]:
-    """Return the pairs, or the single answers, that are trained on."""
-    return load_preferences(config.data, load_renderer(config.model))
-
-
-def evaluated_preferences_of(config: DPOConfig) -> SampleSet[Preference] | None:
-    """Return those of the evaluation, where there is one."""
-    rows = config.evaluated_rows
-    return None if rows is None else load_preferences(rows, load_renderer(config.model), section="evaluation")
 
 
 def batch_of(config: DPOConfig, preferences: Sequence[Preference]) -> PreferenceStep:
@@ -79,30 +68,22 @@ def answers_of(pairs: Sequence[PairSample]) -> list[TrainingSample]:
     return pair_step(pairs).sequences
 
 
-class References(Protocol):
-    """Says how likely the reference model finds sequences."""
+class Reference(Protocol):
+    """The reference model's log-probabilities of sequences."""
 
-    def sequence_logprobs(self, samples: Sequence[TrainingSample]) -> FloatArray | None:
-        """Return the log-probability of each sample's trained tokens, summed up; None without a reference."""
-
-
-class NoReference:
-    """For losses that compare with nothing."""
-
-    def sequence_logprobs(self, samples: Sequence[TrainingSample]) -> None:  # noqa: ARG002 - what all references are asked
-        """Return nothing."""
-        return
+    def sequence_logprobs(self, samples: Sequence[TrainingSample]) -> FloatArray:
+        """Return the log-probability of each sample's trained tokens, summed up."""
 
 
-def compared(step: StepT, references: References) -> StepT:
-    """Return a step with what the reference model says of it."""
-    return replace(step, reference=references.sequence_logprobs(step.sequences))
+def compared(step: StepT, reference: Reference | None) -> StepT:
+    """Return a step with the reference model's log-probabilities, where there is one."""
+    return step if reference is None else replace(step, reference=reference.sequence_logprobs(step.sequences))
 
 
-def asked_of(
+def reference_inputs(
     config: DPOConfig, data: SampleSet[Preference], evaluated: SampleSet[Preference] | None
 ) -> Iterator[TrainingSample]:
-    """Yield everything that the reference model will be asked about in a run.
+    """Yield everything that the reference model computes log-probabilities of in a run.
 
     Which answers are mismatched depends on what else is in their step, so the steps are gone through as they will come.
     """
@@ -116,53 +97,41 @@ def asked_of(
         yield from batch_of(config, evaluated.samples).sequences
 
 
-def references_of(config: DPOConfig, run: RunContext, trainer: Trainer, asked: Iterable[TrainingSample]) -> References:
-    """Return what the reference model says; the trainer has not taken a step yet.
-
-    Args:
-        config: The run's configuration.
-        run: What it is built on.
-        trainer: The policy before its first step.
-        asked: Everything that will be asked about.
-    """
-    reference = config.reference
-    if reference is None or reference.mode != "precomputed":
-        return live_reference(config, run, trainer)
-    return precomputed_reference(config, run, trainer, asked)
-
-
-def live_reference(config: PreferenceRunConfig, run: RunContext, trainer: Trainer) -> References:
-    """Return a reference that is asked in each step, or none where the loss needs none."""
+def live_reference(config: PreferenceRunConfig, run: RunContext, trainer: Trainer) -> Reference | None:
+    """Return a reference model that is computed in each step; None where the loss needs none."""
     if config.reference is None:
-        return NoReference()
+        return None
     if config.reference.mode == "adapter_off":
         return AnswerLogprobs(WithoutAdapters(trainer))
     return AnswerLogprobs(start_reference(config, run.resources, run.stack, run.state.timer))
 
 
 def precomputed_reference(
-    config: PreferenceRunConfig, run: RunContext, trainer: Trainer, asked: Iterable[TrainingSample]
+    config: PreferenceRunConfig, run: RunContext, trainer: Trainer, samples: Iterable[TrainingSample]
 ) -> PrecomputedReference:
-    """Return what the reference model says of samples; an earlier process of the run may have kept it."""
+    """Return the reference model's log-probabilities of samples; an earlier process of the run may have kept them.
+
+    The trainer has not taken a step yet.
+    """
     own = None if config.reference is None else config.reference.path
     model, path = own or config.model.path, run.state.directory / REFERENCE_FILE
     known = PrecomputedReference.read(path, model)
-    further = known.lacks(asked)
+    further = known.missing(samples)
     if (first := next(further, None)) is None:
         return known
-    run.state.metrics.phase("asking the reference model")
+    run.state.metrics.phase("computing the reference model")
     with ExitStack() as stack:
         engine = trainer if own is None else start_reference(config, run.resources, stack)
-        computed = known.asking(AnswerLogprobs(engine), chain([first], further))
+        computed = known.extended(AnswerLogprobs(engine), chain([first], further))
     computed.write(path, model)
     return computed
 
 
 def preference_evaluator(
-    schedule: ScheduleConfig, batch: PreferenceStep, trainer: Trainer, references: References
+    schedule: ScheduleConfig, batch: PreferenceStep, trainer: Trainer, reference: Reference | None
 ) -> OfflineEvaluator:
     """Return what measures how often the policy prefers what it should, compared with the reference."""
-    return pair_evaluator(schedule, lambda: trainer.measure(compared(batch, references)))
+    return pair_evaluator(schedule, lambda: trainer.measure(compared(batch, reference)))
 
 
 def start_preference_evaluator(
@@ -172,7 +141,7 @@ def start_preference_evaluator(
     resources: ResourceManager,
     stack: ExitStack,
 ) -> OfflineEvaluator:
-    """Ask the reference about a batch, and start the policy to compare it with, without training.
+    """Compute the reference's log-probabilities of a batch, then start the policy to compare, without training.
 
     Args:
         config: The configuration of the model to measure.
@@ -181,14 +150,14 @@ def start_preference_evaluator(
         resources: Where ranks go.
         stack: Ends them when it is closed.
     """
-    references: References = NoReference()
+    reference = None
     if config.reference is not None:
         with ExitStack() as short:
-            asked = AnswerLogprobs(start_reference(config, resources, short))
-            references = PrecomputedReference({}).asking(asked, batch.sequences)
+            model = AnswerLogprobs(start_reference(config, resources, short))
+            reference = PrecomputedReference({}).extended(model, batch.sequences)
     once = config.model_copy(update={"steps": 1})
     trainer = start_preference(once, resolve_model(once.model), resources, stack)
-    return preference_evaluator(schedule, batch, trainer, references)
+    return preference_evaluator(schedule, batch, trainer, reference)
 
 
 def start_preference(
@@ -200,12 +169,11 @@ def start_preference(
     timer: Timer = lambda name: nullcontext(),
 ) -> Trainer:
     """Start the policy's ranks: of a model that learns from pairs, or from single answers, as the loss does."""
-    devices, loss = config.resources.device_mapping.training, config.algorithm.loss
+    loss = config.algorithm.loss
     paired = PREFERENCE_LOSSES.get(loss.type).paired
     of_items: type[AnswersObjective[Any, Any]] = PairedObjective if paired else LabelledObjective
     objective = of_items(settings=config.training, loss_config=loss)
-    spec = rank_spec(config, model, devices, objective, total_updates=config.total_steps)
-    return start_engine("training", spec, resources, devices, stack=stack, timer=timer)
+    return start_trainer(config, model, objective, resources, stack, timer=timer)
 
 
 def start_reference(
@@ -215,7 +183,7 @@ def start_reference(
     timer: Timer = lambda name: nullcontext(),
 ) -> Trainer:
     """Start the ranks of a frozen model that the policy is compared with."""
-    assert config.reference is not None, "the caller asked"
+    assert config.reference is not None, "the caller checks"
     model = resolve_model(config.reference_model)
     training = config.training.frozen(
         workers=config.reference.workers,

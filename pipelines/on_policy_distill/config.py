@@ -114,12 +114,6 @@ def _teacher_has_its_place(config: OnPolicyDistillConfig) -> Iterator[Violation]
         )
 
 
-def _teachers_fit(config: OnPolicyDistillConfig) -> Iterator[Violation]:
-    sources = [*config.data.sources, *(() if config.evaluation is None else config.evaluation.sources)]
-    domains = [source.domain_label for source in sources]
-    yield from teachers_fit(config.teachers, domains, config.longest_sample, config.longest_sample_terms)
-
-
 #: Rules about rewards, for runs that have some.
 _REWARD_RULES = tuple(_with_rewards(rule) for rule in (groups_can_be_compared, *PROMPT_RULES))
 
@@ -134,7 +128,7 @@ class OnPolicyDistillConfig(PromptConfig):
         *_REWARD_RULES,
         _rewards_are_used,
         _teacher_has_its_place,
-        _teachers_fit,
+        teachers_fit,
     )
 
     pipeline: Literal["on_policy_distill"] = Field(default="on_policy_distill", description="This pipeline.")

@@ -4,66 +4,53 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs
 from roll_like.builtin.pipelines.dpo.precomputed_reference import PrecomputedReference
 from roll_like.builtin.pipelines.dpo.preferences import answers_of
 from roll_like.builtin.pipelines.online_dpo.config import OnlineDPOConfig
-from roll_like.builtin.pipelines.online_dpo.pairs import Paired, PairingRule, decode_pairs, encode_pairs, pair_groups
-from roll_like.builtin.pipelines.online_dpo.rollouts import Samples
+from roll_like.builtin.pipelines.online_dpo.pairs import Paired, decode_pairs, encode_pairs, pair_groups
+from roll_like.builtin.pipelines.online_dpo.rollouts import PolicyEngines
 from roll_like.data.order import Drawn, Order
 from roll_like.data.pairs import PairSample
 from roll_like.errors import CheckpointError, GenerationError
-from roll_like.rollout.collection import Collected
 from roll_like.rollout.metrics import rollout_metrics
 from roll_like.rollout.source import RolloutSource
+from roll_like.run.state import RunState
 from roll_like.types import FloatArray, TrainingSample
-from roll_like.values import Last, Metrics, merge
+from roll_like.values import Last, merge
 
 #: How often in a row an iteration may sample without getting a single pair.
 COLLECTIONS = 5
 
 
-class Notes(Protocol):
-    """Takes figures and samples of the step under way: `RunState`, or a fake."""
-
-    def note(self, figures: Metrics, collected: Collected | None = None) -> None:
-        """Keep them for the step's log."""
-
-
-class SequenceLogprobs(Protocol):
-    """Says how likely a policy finds answers: `AnswerLogprobs`, or a fake."""
-
-    def sequence_logprobs(self, samples: Sequence[TrainingSample]) -> FloatArray:
-        """Return the log-probability of each answer, shape [len(samples)]."""
-
-
 class RefreshedReference:
-    """The policy at the start of an iteration: it is asked about the iteration's pairs before it learns from them.
+    """The policy at the start of an iteration: it computes the iteration's pairs before it learns from them.
 
     Args:
         policy: The policy being trained.
     """
 
-    def __init__(self, policy: SequenceLogprobs) -> None:
+    def __init__(self, policy: AnswerLogprobs) -> None:
         self._policy = policy
-        self._said = PrecomputedReference({})
+        self._logprobs = PrecomputedReference({})
 
     def refresh(self, pairs: Sequence[PairSample]) -> FloatArray:
-        """Ask the policy as it is now; return the log-probability of each answer."""
+        """Return the log-probability of each answer under the policy as it is now, and keep it."""
         sums = self._policy.sequence_logprobs(answers_of(pairs))
         self.recall(pairs, sums)
         return sums
 
     def recall(self, pairs: Sequence[PairSample], sums: FloatArray) -> None:
-        """Take what an earlier process was told."""
-        self._said = PrecomputedReference.of(answers_of(pairs), sums)
+        """Keep what an earlier process computed."""
+        self._logprobs = PrecomputedReference.of(answers_of(pairs), sums)
 
     def sequence_logprobs(self, samples: Sequence[TrainingSample]) -> FloatArray:
         """Return the log-probability of each answer of this iteration."""
-        return self._said.sequence_logprobs(samples)
+        return self._logprobs.sequence_logprobs(samples)
 
 
 class SampledPairs:
@@ -74,21 +61,19 @@ class SampledPairs:
         rollouts: Brings an iteration's judged groups.
         engines: What samples them.
         notes: Takes the figures of an iteration, with the step that begins it.
-        reference: What is asked anew in each iteration, where the reference is refreshed.
+        reference: What is computed anew in each iteration, where the reference is refreshed.
     """
 
     def __init__(
         self,
         config: OnlineDPOConfig,
         rollouts: RolloutSource,
-        engines: Samples,
-        notes: Notes,
+        engines: PolicyEngines,
+        notes: RunState,
         reference: RefreshedReference | None = None,
     ) -> None:
-        section = config.pairs
         self._config = config
-        self._section = section
-        self._rule = PairingRule(select=section.select, min_margin=section.min_margin, truncated=section.truncated)
+        self._section = config.pairs
         self._rollouts = rollouts
         self._engines = engines
         self._notes = notes
@@ -173,7 +158,7 @@ class SampledPairs:
         seed = np.random.SeedSequence([self._config.seed, self._collections, 1]).generate_state(1)[0]
         self._collections += 1
         lost = [group for group in collected.rejected if len(group.samples) < 2]
-        paired = pair_groups((*collected.groups, *lost), self._rule, int(seed))
+        paired = pair_groups((*collected.groups, *lost), self._section, int(seed))
         self._notes.note(merge([sync, rollout_metrics(collected, self._engines.version), paired.metrics]), collected)
         return paired
 

@@ -11,10 +11,10 @@ import io
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
+from roll_like.builtin.pipelines.online_dpo.config import PairsConfig
 from roll_like.data.pairs import PairSample
 from roll_like.data.samples import ConversationSample
 from roll_like.errors import CheckpointError
@@ -23,21 +23,6 @@ from roll_like.values import Mean, Metric, Sum
 
 #: Rewards closer than this are equal: they are sums of floats.
 EQUAL = 1e-8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairingRule:
-    """Which answers of a group become pairs.
-
-    Attributes:
-        select: The best with the worst, two at random, or all; of those whose rewards differ enough.
-        min_margin: Smallest difference of their rewards. Equal rewards never make a pair.
-        truncated: What becomes of answers that the token limit cut: paired like others, never chosen, or in no pair.
-    """
-
-    select: Literal["best_worst", "random", "all"]
-    min_margin: float
-    truncated: Literal["keep", "never_chosen", "drop"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +58,7 @@ class Paired:
         }
 
 
-def pair_groups(groups: Sequence[Group[Scored]], rule: PairingRule, seed: int) -> Paired:
+def pair_groups(groups: Sequence[Group[Scored]], rule: PairsConfig, seed: int) -> Paired:
     """Make pairs of judged answers to the same prompt.
 
     Samples that infrastructure lost are no samples of a group, so they count as no reward.
@@ -83,7 +68,7 @@ def pair_groups(groups: Sequence[Group[Scored]], rule: PairingRule, seed: int) -
 
     Args:
         groups: The judged groups.
-        rule: Which answers become pairs.
+        rule: Which answers become pairs: the `pairs` section.
         seed: Of the choice at random.
     """
     random = np.random.default_rng(seed)
@@ -110,7 +95,7 @@ def pair_groups(groups: Sequence[Group[Scored]], rule: PairingRule, seed: int) -
     )
 
 
-def _eligible(samples: Sequence[Scored], rule: PairingRule) -> list[tuple[Scored, Scored]]:
+def _eligible(samples: Sequence[Scored], rule: PairsConfig) -> list[tuple[Scored, Scored]]:
     """Return every pair of answers, the better one first, that may be trained on."""
     paired = [one for one in samples if one.trajectory.response_length]
     if rule.truncated == "drop":

@@ -8,7 +8,7 @@ from typing import Self
 
 from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, PairStep
 from roll_like.builtin.pipelines.dpo.preferences import (
-    References,
+    Reference,
     Trainer,
     compared,
     live_reference,
@@ -43,7 +43,7 @@ class OnlineDPOPipeline(Pipeline[OnlineDPOConfig]):
 
     pairs: SampledPairs
     trainer: Trainer
-    references: References
+    reference: Reference | None
     evaluator: Evaluates | None
 
     def run(self) -> None:
@@ -52,7 +52,7 @@ class OnlineDPOPipeline(Pipeline[OnlineDPOConfig]):
         state.evaluate(self.evaluator)
         for step in state.steps():
             pairs = pair_step(self.pairs.take(self.config.pairs.pairs_per_step))
-            pairs = compared(pairs, self.references)
+            pairs = compared(pairs, self.reference)
             with state.timer("train"):
                 report = self.trainer.train_step(pairs)
             state.log(step, report, samples_metrics(pairs.trained))
@@ -73,10 +73,10 @@ class OnlineDPOPipeline(Pipeline[OnlineDPOConfig]):
         rewards.start()
         trainer = start_preference(config, model, run.resources, run.stack, timer=state.timer)
         refreshed = RefreshedReference(AnswerLogprobs(trainer)) if _refreshes(config) else None
-        references = refreshed or live_reference(config, run, trainer)
+        reference = refreshed or live_reference(config, run, trainer)
         # given pairs are compared with the starting policy throughout
         asked = [] if evaluated is None else evaluated.sequences
-        for_evaluation = precomputed_reference(config, run, trainer, asked) if refreshed else references
+        for_evaluation = precomputed_reference(config, run, trainer, asked) if refreshed else reference
         wait_for_inference()
         rewards.wait()
         engines = PolicyEngines(
@@ -101,7 +101,7 @@ class OnlineDPOPipeline(Pipeline[OnlineDPOConfig]):
             run_state=state,
             pairs=pairs,
             trainer=trainer,
-            references=references,
+            reference=reference,
             evaluator=Evaluators(evaluators) if evaluators else None,
         )
 
@@ -128,16 +128,14 @@ class OnlineDPOPipeline(Pipeline[OnlineDPOConfig]):
         return by_pairs | super().evaluate(config.model_copy(update={"pair_evaluation": None}), model)
 
     @classmethod
-    def start_evaluator(cls, config: OnlineDPOConfig, resources: ResourceManager, stack: ExitStack) -> Evaluates:
+    def start_evaluator(cls, config: OnlineDPOConfig, resources: ResourceManager, stack: ExitStack) -> Evaluates | None:
         """Start what the configuration's evaluation needs: ranks for given pairs, else engines and reward workers."""
         pairs = _evaluated_pairs(config)
         if config.pair_evaluation is not None and pairs is not None:
             return start_preference_evaluator(config, config.pair_evaluation, pairs, resources, stack)
         rewards = RewardWorkers(config, resources, stack)
         inference, runner = start_engines(config, resources, stack, rewards)
-        evaluator = prompt_evaluator(config, rewards.scheduler(inference), runner)
-        assert evaluator is not None, "there is an evaluation"
-        return evaluator
+        return prompt_evaluator(config, rewards.scheduler(inference), runner)
 
     @property
     def trained(self) -> Cluster[TrainingRank]:

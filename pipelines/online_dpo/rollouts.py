@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from roll_like.cluster import Cluster
 from roll_like.cluster.driver_loop import DriverLoop
@@ -17,20 +17,6 @@ from roll_like.rollout.scheduler import GroupPlan
 from roll_like.run.state import Evaluates, RunState
 from roll_like.training.engine import TrainingEngine
 from roll_like.values import Metric, Metrics, merge
-
-
-class Samples(Protocol):
-    """What is asked of such engines: `PolicyEngines`, or a fake."""
-
-    @property
-    def version(self) -> int:
-        """Version of the weights that they sample with."""
-
-    def sampling(self) -> AbstractContextManager[Metrics]:
-        """Let them sample from the policy as it is."""
-
-    def fall_behind(self) -> None:
-        """Note that the policy is about to move."""
 
 
 @dataclass(kw_only=True)
@@ -94,7 +80,7 @@ class OnPolicyEvaluator:
         engines: What it samples with.
     """
 
-    def __init__(self, evaluator: Evaluator[GroupPlan], engines: Samples) -> None:
+    def __init__(self, evaluator: Evaluator[GroupPlan], engines: PolicyEngines) -> None:
         self._evaluator = evaluator
         self._engines = engines
 

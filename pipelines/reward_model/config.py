@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from roll_like.config.base import ConfigModel
-from roll_like.config.offline import OfflineRunConfig
+from roll_like.config.offline import OfflineRunConfig, RowsEvaluationConfig
 from roll_like.config.rules import budget_holds_a_pair
-from roll_like.config.run import NAME_PATTERN, Rule, ScheduleConfig
-from roll_like.config.sections import PositiveInt, Task, TrainerResourcesConfig, TrainingConfig
+from roll_like.config.run import NAME_PATTERN, Rule
+from roll_like.config.sections import PositiveInt, Task, TrainingConfig
 from roll_like.config.training_data import ScoredPairData, ScoredPairSource
 from roll_like.config.violations import Violation
 from roll_like.registry import PIPELINES
@@ -37,12 +37,8 @@ class RewardModelAlgorithmConfig(ConfigModel):
     )
 
 
-class RewardModelEvaluationConfig(ScheduleConfig):
+class RewardModelEvaluationConfig(RowsEvaluationConfig[ScoredPairSource]):
     """How progress is measured: on pairs that are not trained on."""
-
-    sources: Annotated[tuple[ScoredPairSource, ...], Field(min_length=1)] = Field(
-        description="Datasets; their limits are those of `data`."
-    )
 
 
 def scores_have_no_vocabulary(config: RewardModelRunConfig) -> Iterator[Violation]:
@@ -70,7 +66,6 @@ class RewardModelRunConfig(OfflineRunConfig):
     algorithm: RewardModelAlgorithmConfig = Field(
         default_factory=RewardModelAlgorithmConfig, description="How pairs become a gradient."
     )
-    resources: TrainerResourcesConfig
     evaluation: RewardModelEvaluationConfig | None = Field(
         default=None, description="How progress is measured, on pairs that are not trained on; none by default."
     )

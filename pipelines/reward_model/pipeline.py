@@ -5,83 +5,95 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Self
+from functools import partial
+from typing import Any, Self
 
-from roll_like.builtin.pipelines.reward_model.check import scored_pair_findings
 from roll_like.builtin.pipelines.reward_model.config import RewardModelRunConfig
-from roll_like.builtin.pipelines.reward_model.pairs import (
-    score_evaluator_of,
-    scored_pairs_metrics,
-    scored_pairs_of,
-    start_reward_model,
-)
-from roll_like.check import Report, check_run
-from roll_like.cluster import Cluster, ResourceManager
-from roll_like.data.order import Order
+from roll_like.builtin.pipelines.reward_model.objective import RewardModelObjective
+from roll_like.check import Report
+from roll_like.check.model import check_score
+from roll_like.cluster import ResourceManager
+from roll_like.data.chat import Renderer
 from roll_like.data.samples import SampleSet
-from roll_like.data.scored_pairs import ScoredPair
-from roll_like.models.load import resolve_model
-from roll_like.offline.check import offline_plan
-from roll_like.offline.evaluator import OfflineEvaluator
-from roll_like.offline.pipeline import OfflinePipeline
+from roll_like.data.scored_pairs import ScoredPair, load_scored_pairs
+from roll_like.models.classifier import pad_token_id
+from roll_like.models.load import load_tokenizer, resolve_model
+from roll_like.models.shape import ModelShape
+from roll_like.offline.evaluator import OfflineEvaluator, pair_evaluator
+from roll_like.offline.pipeline import Findings, OfflinePipeline
+from roll_like.offline.samples import length_metrics
 from roll_like.run.state import RunContext
 from roll_like.training.engine import TrainingEngine
-from roll_like.training.rank import TrainingRank
+from roll_like.training.start import start_trainer
+
+Trainer = TrainingEngine[Sequence[ScoredPair]]
 
 
 @dataclass(kw_only=True)
-class RewardModelPipeline(OfflinePipeline[RewardModelRunConfig]):
+class RewardModelPipeline(OfflinePipeline[RewardModelRunConfig, ScoredPair, Sequence[ScoredPair]]):
     """The parts of a run that trains a reward model."""
-
-    pairs: Order[ScoredPair]
-    trainer: TrainingEngine[Sequence[ScoredPair]]
 
     def run(self) -> None:
         """Train to the end: each step scores what was chosen a little higher than what was not."""
         state = self.run_state
         state.evaluate(self.evaluator)
         for step in state.steps():
-            pairs = self.pairs.take(self.config.data.pairs_per_step)
+            pairs = self.samples.take(self.config.data.pairs_per_step)
             with state.timer("train"):
                 report = self.trainer.train_step(pairs)
-            state.log(step, report, scored_pairs_metrics(pairs))
+            lengths = [len(each) for pair in pairs for each in pair.sequences]
+            state.log(step, report, length_metrics(lengths, trained=sum(lengths)))  # all of their tokens are read
             state.evaluate(self.evaluator)
 
     @classmethod
     def build(cls, config: RewardModelRunConfig, run: RunContext) -> Self:
         """Start the trainer and put the parts together, where a resumed run left them."""
-        pairs = cls.read(config, run).order(seed=config.seed, shuffle=config.data.shuffle)
+        samples = cls.read(config, run).order(seed=config.seed, shuffle=config.data.shuffle)
         run.state.metrics.phase("starting workers")
-        trainer = start_reward_model(config, resolve_model(config.model), run.resources, run.stack)
-        run.state.keep([trainer], pairs=pairs)
-        evaluator = score_evaluator_of(config, trainer)
-        return cls(config=config, run_state=run.state, pairs=pairs, trainer=trainer, evaluator=evaluator)
+        trainer = start_reward_model(config, run.resources, run.stack)
+        run.state.keep([trainer], pairs=samples)
+        evaluator = cls.evaluator_of(config, trainer)
+        return cls(config=config, run_state=run.state, samples=samples, trainer=trainer, evaluator=evaluator)
 
     @classmethod
-    def load(cls, config: RewardModelRunConfig) -> SampleSet[ScoredPair]:
-        """Return the pairs that are trained on."""
-        return scored_pairs_of(config)
+    def load(cls, config: RewardModelRunConfig, rows: Any, renderer: Renderer, section: str) -> SampleSet[ScoredPair]:  # noqa: ARG003
+        """Return the pairs of `rows`."""
+        return load_scored_pairs(rows, renderer, section=section)
 
     @classmethod
-    def check(cls, config: RewardModelRunConfig) -> Report:
-        """Return every problem that can be known before a run, and its plan."""
-        return check_run(config, offline_plan, scored_pair_findings)
+    def findings(
+        cls, config: RewardModelRunConfig, renderer: Renderer | None, shape: ModelShape | None, report: Report
+    ) -> Findings[ScoredPair]:
+        """Yield what is wrong with pairs and with the model to start from; tell the report what became of rows."""
+        yield from check_score(config, shape)
+        return (yield from super().findings(config, renderer, shape, report))
 
     @classmethod
     def start_evaluator(
-        cls,
-        config: RewardModelRunConfig,
-        resources: ResourceManager,
-        stack: ExitStack,
-    ) -> OfflineEvaluator:
+        cls, config: RewardModelRunConfig, resources: ResourceManager, stack: ExitStack
+    ) -> OfflineEvaluator | None:
         """Start a trainer that takes no step."""
         once = config.model_copy(update={"steps": 1, "epochs": None})
-        trainer = start_reward_model(once, resolve_model(once.model), resources, stack)
-        evaluator = score_evaluator_of(once, trainer)
-        assert evaluator is not None, "there is an evaluation"
-        return evaluator
+        return cls.evaluator_of(once, start_reward_model(once, resources, stack))
 
-    @property
-    def trained(self) -> Cluster[TrainingRank]:
-        """The trainer's ranks."""
-        return self.trainer.cluster
+    @classmethod
+    def evaluator_of(cls, config: RewardModelRunConfig, trainer: Trainer) -> OfflineEvaluator | None:
+        """Return what measures how often the right conversation scores higher; None without an evaluation."""
+        pairs = cls.evaluated_on(config)
+        if config.evaluation is None or pairs is None:
+            return None
+        return pair_evaluator(config.evaluation, partial(trainer.measure, pairs.samples))
+
+
+def start_reward_model(config: RewardModelRunConfig, resources: ResourceManager, stack: ExitStack) -> Trainer:
+    """Start the trainer's ranks, of a language model or a reward model."""
+    from transformers import AutoConfig
+
+    model = resolve_model(config.model)
+    shape = AutoConfig.from_pretrained(str(model.path), trust_remote_code=config.model.trust_remote_code)
+    objective = RewardModelObjective(
+        settings=config.training,
+        algorithm=config.algorithm,
+        pad_token_id=pad_token_id(shape, load_tokenizer(config.model)),
+    )
+    return start_trainer(config, model, objective, resources, stack)

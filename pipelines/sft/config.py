@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from roll_like.config.offline import OfflineRunConfig
-from roll_like.config.rules import budget_holds
-from roll_like.config.run import NAME_PATTERN, Rule, ScheduleConfig
-from roll_like.config.sections import PositiveInt, TrainerResourcesConfig
+from roll_like.config.offline import OfflineRunConfig, RowsEvaluationConfig
+from roll_like.config.rules import budget_holds_a_sample
+from roll_like.config.run import NAME_PATTERN, Rule
+from roll_like.config.sections import PositiveInt
 from roll_like.config.training_data import ConversationData, ConversationSource
-from roll_like.config.violations import Violation
 from roll_like.registry import PIPELINES
 
 
@@ -26,18 +24,8 @@ class SFTDataConfig(ConversationData):
     )
 
 
-class SFTEvaluationConfig(ScheduleConfig):
+class SFTEvaluationConfig(RowsEvaluationConfig[ConversationSource]):
     """How progress is measured: the loss on conversations that are not trained on."""
-
-    sources: Annotated[tuple[ConversationSource, ...], Field(min_length=1)] = Field(
-        description="Datasets; their limits are those of `data`."
-    )
-
-
-def _budget_holds_a_sample(config: SFTConfig) -> Iterator[Violation]:
-    yield from budget_holds(
-        config, ("training", "max_tokens_per_micro_batch"), config.training.max_tokens_per_micro_batch
-    )
 
 
 @PIPELINES.register("sft")
@@ -45,12 +33,11 @@ class SFTConfig(OfflineRunConfig):
     """One run of supervised fine-tuning: everything a YAML file may say."""
 
     implementation: ClassVar[str] = "roll_like.builtin.pipelines.sft.pipeline:SFTPipeline"
-    rules: ClassVar[tuple[Rule, ...]] = (*OfflineRunConfig.rules, _budget_holds_a_sample)
+    rules: ClassVar[tuple[Rule, ...]] = (*OfflineRunConfig.rules, budget_holds_a_sample)
 
     pipeline: Literal["sft"] = Field(default="sft", description="This pipeline.")
     name: str = Field(default="sft", pattern=NAME_PATTERN, description="Name of the run and of its folder.")
     data: SFTDataConfig
-    resources: TrainerResourcesConfig
     evaluation: SFTEvaluationConfig | None = Field(
         default=None, description="How progress is measured, on conversations that are not trained on; none by default."
     )

@@ -20,7 +20,6 @@ class Placement:
     """Where one worker sits, and how long it may take to start.
 
     Attributes:
-        node: Index of its node among the run's nodes.
         devices: The run's device numbers it has (through all nodes).
         accelerator_ids: What those GPUs are called on the node; empty on CPU.
         group: Ray placement group of the node.
@@ -28,7 +27,6 @@ class Placement:
         start_timeout_seconds: From its creation to its first answer.
     """
 
-    node: int
     devices: tuple[int, ...]
     accelerator_ids: tuple[str, ...]
     group: PlacementGroup
@@ -112,7 +110,6 @@ class ResourceManager:
             ids = self._accelerators[node][local : local + share] if self._accelerators[node] else []
             placements.append(
                 Placement(
-                    node=node,
                     devices=tuple(range(first, first + share)),
                     accelerator_ids=tuple(ids),
                     group=self._groups[node],
@@ -127,7 +124,6 @@ class ResourceManager:
         per_node = self.config.devices_per_node
         return [
             Placement(
-                node=worker % self.config.nodes,
                 devices=(),
                 accelerator_ids=(),
                 group=self._groups[worker % self.config.nodes],

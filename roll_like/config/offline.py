@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic import Field
 
 from roll_like.config.rules import RUN_RULES
 from roll_like.config.rules_effect import prompts_are_shared_anyway
-from roll_like.config.run import Rule, RunConfig
-from roll_like.config.sections import PositiveFloat, PositiveInt
-from roll_like.config.training_data import RowLimits
+from roll_like.config.run import Rule, RunConfig, ScheduleConfig
+from roll_like.config.sections import PositiveFloat, PositiveInt, TrainerResourcesConfig
+from roll_like.config.training_data import RowLimits, RowSource
 from roll_like.config.violations import Violation
+
+SourceT = TypeVar("SourceT", bound=RowSource)
 
 
 def _steps_or_epochs(config: OfflineRunConfig) -> Iterator[Violation]:
@@ -33,6 +35,14 @@ def _ranks_have_work(config: OfflineRunConfig) -> Iterator[Violation]:
         )
 
 
+class RowsEvaluationConfig(ScheduleConfig, Generic[SourceT]):
+    """How progress is measured: on data that is not trained on."""
+
+    sources: Annotated[tuple[SourceT, ...], Field(min_length=1)] = Field(
+        description="Datasets; their limits are those of `data`."
+    )
+
+
 class OfflineRunConfig(RunConfig):
     """A run that learns from given data, a step at a time."""
 
@@ -43,6 +53,12 @@ class OfflineRunConfig(RunConfig):
         default=None, description="Passes over the data, as many steps as that takes; or set `steps`."
     )
     data: RowLimits = Field(description="What the model learns from, and how much of it in a step.")
+    resources: TrainerResourcesConfig = Field(
+        description="What hardware the run takes. A device is a GPU, or a core with `device: cpu`."
+    )
+
+    if TYPE_CHECKING:  # declared by each pipeline, with sources of its own kind
+        evaluation: RowsEvaluationConfig[Any] | None
 
     @property
     def longest_sample(self) -> int:
@@ -53,6 +69,11 @@ class OfflineRunConfig(RunConfig):
     def longest_sample_terms(self) -> str:
         """The same by its key."""
         return f"data.max_tokens = {self.longest_sample}"
+
+    @property
+    def evaluated_rows(self) -> RowLimits | None:
+        """What the evaluation reads: its sources, with the limits of `data`; None without an evaluation."""
+        return None if self.evaluation is None else self.data.reading(self.evaluation.sources)
 
     @property
     @abstractmethod

@@ -45,11 +45,17 @@ def _the_policy_gets_its_turn(config: PolicyGradientConfig) -> Iterator[Violatio
         )
 
 
-def budget_holds(config: RunConfig, path: tuple[str, ...], budget: int) -> Iterator[Violation]:
+def _budget_holds(config: RunConfig, path: tuple[str, ...], budget: int) -> Iterator[Violation]:
     """Yield a token budget of a micro-batch that is less than one sample."""
     longest, sizes = config.longest_sample, config.longest_sample_terms
     if budget < longest:
         yield Violation(path, f"{budget} tokens cannot hold one longest sample ({sizes}); set it to {longest} or more")
+
+
+def budget_holds_a_sample(config: RunConfig) -> Iterator[Violation]:
+    """Yield a budget of the trainer's micro-batches that is less than one sample."""
+    budget = config.training.max_tokens_per_micro_batch
+    yield from _budget_holds(config, ("training", "max_tokens_per_micro_batch"), budget)
 
 
 def budget_holds_a_pair(config: RunConfig) -> Iterator[Violation]:
@@ -68,7 +74,7 @@ def _micro_batches_hold_a_sample(config: PolicyGradientConfig) -> Iterator[Viola
     if config.reference is not None and config.reference.mode == "cluster":
         sections["reference"] = config.reference
     for name, section in sections.items():
-        yield from budget_holds(config, (name, "max_tokens_per_micro_batch"), section.max_tokens_per_micro_batch)
+        yield from _budget_holds(config, (name, "max_tokens_per_micro_batch"), section.max_tokens_per_micro_batch)
 
 
 def _window_fits(config: SamplingRunConfig) -> Iterator[Violation]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, TypeAlias
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, TypeAlias
 
 from pydantic import Field
 
@@ -63,18 +63,15 @@ def teacher_roles(
     return roles
 
 
-def teachers_fit(
-    teachers: Mapping[str, TeacherConfig], domains: Iterable[str], longest: int, terms: str
-) -> Iterator[Violation]:
+def teachers_fit(config: Any) -> Iterator[Violation]:
     """Yield domains without a teacher or with several, names that no data has, and budgets that are too small.
 
     Args:
-        teachers: The section.
-        domains: Domains of the data, also of the evaluation's.
-        longest: Longest sample, in tokens.
-        terms: The keys that it follows from.
+        config: Of a run with `teachers`; the sources of its `data` and `evaluation` have domains.
     """
-    known = sorted(set(domains))
+    teachers: Mapping[str, TeacherConfig] = config.teachers
+    sources = [*config.data.sources, *(() if config.evaluation is None else config.evaluation.sources)]
+    known = sorted({source.domain_label for source in sources})
     named = [(domain, name) for name, teacher in teachers.items() for domain in teacher.domains or ()]
     for domain, name in named:
         others = [other for found, other in named if found == domain and other != name]
@@ -102,9 +99,9 @@ def teachers_fit(
             "out of one teacher",
         )
     for name, teacher in teachers.items():
-        if teacher.max_tokens_per_micro_batch < longest:
+        if teacher.max_tokens_per_micro_batch < config.longest_sample:
             yield Violation(
                 ("teachers", name, "max_tokens_per_micro_batch"),
-                f"{teacher.max_tokens_per_micro_batch} tokens cannot hold one longest sample ({terms}); set it to "
-                f"{longest} or more",
+                f"{teacher.max_tokens_per_micro_batch} tokens cannot hold one longest sample "
+                f"({config.longest_sample_terms}); set it to {config.longest_sample} or more",
             )

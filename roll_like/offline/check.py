@@ -10,9 +10,8 @@ from roll_like.check.findings import Finding, Report, failed, is_hub_id
 from roll_like.check.machine import warm_up_that_never_ends
 from roll_like.config.offline import OfflineRunConfig
 from roll_like.config.plan import Plan, trainer_memory
-from roll_like.config.training_data import RowLimits
 from roll_like.data.chat import Renderer
-from roll_like.data.samples import SampleSet
+from roll_like.data.samples import SampleSet, SampleT
 from roll_like.errors import RollLikeError
 from roll_like.models.shape import ModelShape
 
@@ -37,30 +36,24 @@ def offline_plan(config: OfflineRunConfig, model: ModelShape | None) -> Plan:
     )
 
 
-def data_sections(data: RowLimits, evaluation: Any) -> dict[str, RowLimits]:
-    """Return what `data` and `evaluation` read, by section; the limits of an evaluation are those of `data`."""
-    return {"data": data, **({} if evaluation is None else {"evaluation": data.reading(evaluation.sources)})}
-
-
 def data_findings(
     config: OfflineRunConfig,
-    sections: Mapping[str, Any],
-    load: Callable[..., SampleSet[Any]],
+    load: Callable[..., SampleSet[SampleT]],
     renderer: Renderer | None,
     report: Report,
-) -> Generator[Finding, None, dict[str, SampleSet[Any]]]:
+) -> Generator[Finding, None, dict[str, SampleSet[SampleT]]]:
     """Yield what is wrong with given data; tell the report what became of each source's rows, and the run's steps.
 
     Args:
         config: The run's configuration.
-        sections: What `data` and `evaluation` read.
-        load: Reads one of them: the section, a renderer, and the section's key.
+        load: Reads `data` or `evaluation`: the section, a renderer, and the section's key.
         renderer: Turns messages into tokens; None where there is no tokenizer.
         report: Told about sources and steps.
 
     Returns:
         What could be read, by section.
     """
+    sections = {"data": config.data, "evaluation": config.evaluated_rows}
     loaded = yield from load_findings(sections, load, renderer, report)
     if "data" not in loaded:
         return loaded
@@ -81,14 +74,14 @@ def data_findings(
 
 def load_findings(
     sections: Mapping[str, Any],
-    load: Callable[..., SampleSet[Any]],
+    load: Callable[..., SampleSet[SampleT]],
     renderer: Renderer | None,
     report: Report,
-) -> Generator[Finding, None, dict[str, SampleSet[Any]]]:
+) -> Generator[Finding, None, dict[str, SampleSet[SampleT]]]:
     """Yield why sections cannot be read; return those that can, and tell the report about their sources."""
-    loaded: dict[str, SampleSet[Any]] = {}
+    loaded: dict[str, SampleSet[SampleT]] = {}
     for section, data in sections.items():
-        found = _load(data, section, load, renderer)
+        found = None if data is None else _load(data, section, load, renderer)
         if isinstance(found, Finding):
             yield found
         elif found is not None:
@@ -111,8 +104,8 @@ def _no_overlap(data: SampleSet[Any], evaluation: SampleSet[Any]) -> Iterator[Fi
 
 
 def _load(
-    data: Any, section: str, load: Callable[..., SampleSet[Any]], renderer: Renderer | None
-) -> SampleSet[Any] | Finding | None:
+    data: Any, section: str, load: Callable[..., SampleSet[SampleT]], renderer: Renderer | None
+) -> SampleSet[SampleT] | Finding | None:
     """Return the samples or pairs, or why they cannot be had here."""
     remote = [source.path for source in data.sources if is_hub_id(source.path)]
     if remote:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from roll_like.data.bad_rows import RowsReport
 from roll_like.data.samples import ConversationSample
-from roll_like.metrics.manager import MetricsManager
 from roll_like.types import TrainingSample
 from roll_like.values import Max, Mean, Metric, Sum
 
@@ -33,10 +31,3 @@ def length_metrics(lengths: Sequence[int], *, trained: int) -> dict[str, Metric]
         "train/sample_length/mean": Mean(sum(lengths) / len(lengths), len(lengths)),
         "train/sample_length/max": Max(float(max(lengths))),
     }
-
-
-def warn_of_rows(metrics: MetricsManager, report: Iterable[RowsReport]) -> None:
-    """Warn of sources of which rows were left out or shortened."""
-    for source in report:
-        if source.left_out or source.shortened:
-            metrics.warn(str(source))

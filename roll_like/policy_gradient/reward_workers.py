@@ -156,10 +156,8 @@ def _start_judge(config: PromptRunConfig, resources: ResourceManager, stack: Exi
     if judge is None:
         return None
     model = resolve_model(ModelConfig(path=judge.path, dtype=judge.dtype, cache_dir=config.model.cache_dir))
-    devices, device = (
-        config.resources.device_mapping.judge or config.resources.device_mapping.inference,
-        config.resources.device,
-    )
+    devices = config.resources.device_mapping.judge or config.resources.device_mapping.inference
+    device = config.resources.device
     share = len(devices) // judge.replicas
     spec = EngineSpec(
         model_path=str(model.path),
@@ -178,10 +176,7 @@ def _start_judge(config: PromptRunConfig, resources: ResourceManager, stack: Exi
         plugin.judge_server(),
         resources.place(devices, judge.replicas, "judge"),
         arguments=lambda rank: (judge, spec, config.resources.start_timeout_seconds),
-        environment=lambda rank: {
-            **thread_environment(spec.threads),
-            **plugin.environment(judge, spec),
-        },
+        environment=lambda rank: {**thread_environment(spec.threads), **plugin.environment(judge, spec)},
     )
     stack.callback(cluster.close, JudgeServer.close)
     return cluster

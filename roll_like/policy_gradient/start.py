@@ -120,10 +120,7 @@ def start_inference(
         plugin.engine(),
         placements,
         arguments=lambda rank: (config.inference, spec),
-        environment=lambda rank: {
-            **thread_environment(spec.threads),
-            **plugin.environment(config.inference, spec),
-        },
+        environment=lambda rank: {**thread_environment(spec.threads), **plugin.environment(config.inference, spec)},
         concurrency=64,
     )
     stack.callback(cluster.close, InferenceEngine.close)

@@ -15,7 +15,7 @@ from roll_like.config.algorithm import DifficultyConfig
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.inference.interface import InferenceEngine
 from roll_like.inference.weight_transfer.sync import SyncReport, WeightSync
-from roll_like.models.load import ResolvedModel, resolve_model
+from roll_like.models.load import resolve_model
 from roll_like.policy_gradient.advantages import Advantages
 from roll_like.policy_gradient.critic import Critic
 from roll_like.policy_gradient.start import (
@@ -52,7 +52,6 @@ class Workers:
     Attributes:
         state: The run.
         runner: The driver's event loop.
-        model: The starting model, as a local directory.
         actor: The policy being trained.
         critic: The value model that the advantage estimator learns with, where it has one.
         kl_reference: The reference model, where the loss needs it.
@@ -64,7 +63,6 @@ class Workers:
 
     state: RunState
     runner: DriverLoop
-    model: ResolvedModel
     actor: TrainingEngine[Sequence[PolicySample]]
     critic: Critic | None
     kl_reference: Reference[PolicySample] | None
@@ -146,7 +144,6 @@ def start_workers(
     return Workers(
         state=run.state,
         runner=runner,
-        model=model,
         actor=actor,
         critic=critic,
         kl_reference=reference if config.algorithm.kl.use == "loss" else None,

@@ -53,7 +53,7 @@ class Pipeline(ABC, Generic[ConfigT]):
 
     @classmethod
     @abstractmethod
-    def start_evaluator(cls, config: ConfigT, resources: ResourceManager, stack: ExitStack) -> Evaluates:
+    def start_evaluator(cls, config: ConfigT, resources: ResourceManager, stack: ExitStack) -> Evaluates | None:
         """Start what an evaluation without training needs, and return the evaluator.
 
         Args:
@@ -119,7 +119,9 @@ class Pipeline(ABC, Generic[ConfigT]):
         """
         measured = config.evaluating(model)
         with measuring(measured) as (resources, stack):
-            metrics, _ = cls.start_evaluator(measured, resources, stack).evaluate()
+            evaluator = cls.start_evaluator(measured, resources, stack)
+            assert evaluator is not None, "there is an evaluation"
+            metrics, _ = evaluator.evaluate()
         return reduce(metrics)
 
     def export(self, directory: Path, summary: Summary) -> None:

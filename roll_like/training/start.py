@@ -84,6 +84,26 @@ def start_engine(
     return TrainingEngine(cluster, spec.objective, timer=timer)
 
 
+def start_trainer(
+    config: RunConfig,
+    model: ResolvedModel,
+    objective: Objective[StepT, Any],
+    resources: ResourceManager,
+    stack: ExitStack,
+    *,
+    timer: Timer = lambda name: nullcontext(),
+    frozen: bool = False,
+) -> TrainingEngine[StepT]:
+    """Start the ranks of the model that a run trains, one optimizer step a step; frozen ones only compute.
+
+    Raises:
+        EngineError: A rank did not start.
+    """
+    devices = config.resources.device_mapping.training
+    spec = rank_spec(config, model, devices, objective, total_updates=None if frozen else config.total_steps)
+    return start_engine("training", spec, resources, devices, stack=stack, timer=timer)
+
+
 def trainer_environment(placement: Placement, settings: TrainerConfig, device: str) -> Mapping[str, str]:
     """Return what a rank's process needs before it imports torch."""
     own: Mapping[str, str] = TRAINING_BACKENDS.get(settings.backend).environment(device)

@@ -43,7 +43,7 @@ def test_preferences_are_learned_and_a_resumed_run_keeps_its_reference(tmp_path:
     assert code == 0, output
     code, output = run_here(config, "--resume")
     assert code == 0, output
-    assert "asking the reference model" not in output  # what it said is in the run's folder
+    assert "computing the reference model" not in output  # what it said is in the run's folder
     assert losses(halves / "runs" / "tiny") == pytest.approx(found, rel=1e-4)
 
 
@@ -68,7 +68,7 @@ def test_verdicts_are_learned_and_a_killed_run_goes_on_with_the_same_baseline(tm
         kill_run(configs[killed], "step 3/8")
     code, output = run_here(configs[killed], "--resume")
     assert code == 0, output
-    assert "asking the reference model" not in output  # also of answers after other prompts
+    assert "computing the reference model" not in output  # also of answers after other prompts
     code, output = run_here(configs[whole])
     assert code == 0, output
     steps = [read_lines(folder / "runs" / "tiny" / "metrics.jsonl") for folder in (whole, killed)]

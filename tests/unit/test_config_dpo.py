@@ -11,12 +11,12 @@ import pytest
 from config_files import changed
 from pydantic import ValidationError
 
-from roll_like.builtin.pipelines.dpo.check import preference_findings
 from roll_like.builtin.pipelines.dpo.config import DPOConfig
 from roll_like.builtin.pipelines.dpo.labelled_objective import LabelledStep
+from roll_like.builtin.pipelines.dpo.pipeline import DPOPipeline
 from roll_like.builtin.pipelines.dpo.precomputed_reference import PrecomputedReference
-from roll_like.builtin.pipelines.dpo.preferences import asked_of, batch_of, preferences_of
-from roll_like.check import Report, check_run
+from roll_like.builtin.pipelines.dpo.preferences import batch_of, reference_inputs
+from roll_like.check import Report
 from roll_like.config.training_data import LabelledData, PairData
 from roll_like.offline.check import offline_plan
 
@@ -131,7 +131,7 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def report(tiny_model: Path, **changes: Any) -> Report:
-    return check_run(config(model={"path": str(tiny_model)}, **changes), offline_plan, preference_findings)
+    return DPOPipeline.check(config(model={"path": str(tiny_model)}, **changes))
 
 
 def test_a_good_configuration_has_no_findings_and_a_plan(rows: Path, tiny_model: Path) -> None:
@@ -214,8 +214,8 @@ def test_answers_that_are_evaluated_and_trained_on_are_seen_in_either_form(label
 def test_everything_that_a_reference_is_asked_in_a_run_is_known_before(labels: Path, tiny_model: Path) -> None:
     for changes in (KTO, {"algorithm": {"loss": "kto"}}):
         asked = config(model={"path": str(tiny_model)}, **changes)
-        data = preferences_of(asked)
-        known = PrecomputedReference({}).asking(cast(Any, LengthModel()), asked_of(asked, data, None))
+        data = DPOPipeline.trained_on(asked)
+        known = PrecomputedReference({}).extended(cast(Any, LengthModel()), reference_inputs(asked, data, None))
         order = data.order(seed=asked.seed)
         mismatched = 0
         for _ in range(asked.total_steps):
@@ -247,7 +247,7 @@ def test_bad_pairs_are_named_or_counted(rows: Path, tiny_model: Path) -> None:
 
 def test_what_a_reference_said_is_kept_for_a_resumed_run(rows: Path, tiny_model: Path, tmp_path: Path) -> None:
     asked = config(model={"path": str(tiny_model)})
-    samples = [*asked_of(asked, preferences_of(asked), None)]
+    samples = [*reference_inputs(asked, DPOPipeline.trained_on(asked), None)]
     # ten chosen answers, and one rejected one to each prompt
     assert len(samples) == 20
 
@@ -259,13 +259,13 @@ def test_what_a_reference_said_is_kept_for_a_resumed_run(rows: Path, tiny_model:
             return -np.arange(len(samples), dtype=np.float32)
 
     engine: Any = Engine()
-    said = PrecomputedReference({}).asking(engine, [*samples[:10], *samples])
+    said = PrecomputedReference({}).extended(engine, [*samples[:10], *samples])
     assert engine.said == 20  # each once
     assert said.sequence_logprobs(samples[6:10]).tolist() == [-6, -7, -8, -9]
     path = tmp_path / "reference.npz"
     said.write(path, "these")
     read = PrecomputedReference.read(path, "these")
     assert read.sequence_logprobs(samples).tolist() == said.sequence_logprobs(samples).tolist()
-    assert [*read.lacks(samples)] == []
+    assert [*read.missing(samples)] == []
     for other in (PrecomputedReference.read(path, "others"), PrecomputedReference.read(tmp_path / "none.npz", "these")):
-        assert len([*other.lacks(samples)]) == 20
+        assert len([*other.missing(samples)]) == 20

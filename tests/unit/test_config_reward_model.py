@@ -11,10 +11,9 @@ from config_files import changed
 from pydantic import ValidationError
 from transformers import AutoModelForSequenceClassification
 
-from roll_like.builtin.pipelines.reward_model.check import scored_pair_findings
 from roll_like.builtin.pipelines.reward_model.config import RewardModelRunConfig
-from roll_like.check import Report, check_run
-from roll_like.offline.check import offline_plan
+from roll_like.builtin.pipelines.reward_model.pipeline import RewardModelPipeline
+from roll_like.check import Report
 
 MINIMAL: dict[str, Any] = {
     "pipeline": "reward_model",
@@ -70,7 +69,7 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def report(model: Path, **changes: Any) -> Report:
-    return check_run(config(model={"path": str(model)}, **changes), offline_plan, scored_pair_findings)
+    return RewardModelPipeline.check(config(model={"path": str(model)}, **changes))
 
 
 def test_a_good_configuration_has_no_findings_and_a_plan(rows: Path, tiny_model: Path) -> None:
@@ -89,11 +88,11 @@ def test_what_is_wrong_with_rows_and_model_is_found(rows: Path, tiny_model: Path
     model.save_pretrained(tmp_path / "two")
     found = report(tmp_path / "two", evaluation={"sources": [{"path": "train.jsonl"}]}, data__max_tokens=2048)
     assert [(each.level, each.key) for each in found.findings] == [
-        ("error", "data"),
         ("error", "model.path"),
+        ("error", "data"),
         ("warning", "evaluation.sources"),
     ]
     texts = [each.message for each in found.findings]
-    assert "sequences of 2048 tokens are longer than the 1024" in texts[0]
-    assert "is a classifier with 2 outputs, and a reward model has one; set model.path to a language model" in texts[1]
+    assert "is a classifier with 2 outputs, and a reward model has one; set model.path to a language model" in texts[0]
+    assert "sequences of 2048 tokens are longer than the 1024" in texts[1]
     assert "10 of 10 pairs are also trained on" in texts[2]

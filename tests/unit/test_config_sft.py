@@ -10,10 +10,9 @@ import pytest
 from config_files import changed
 from pydantic import ValidationError
 
-from roll_like.builtin.pipelines.sft.check import conversation_findings
 from roll_like.builtin.pipelines.sft.config import SFTConfig
-from roll_like.check import Report, check_run
-from roll_like.offline.check import offline_plan
+from roll_like.builtin.pipelines.sft.pipeline import SFTPipeline
+from roll_like.check import Report
 
 MINIMAL: dict[str, Any] = {
     "pipeline": "sft",
@@ -76,7 +75,7 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def report(tiny_model: Path, **changes: Any) -> Report:
-    return check_run(config(model={"path": str(tiny_model)}, **changes), offline_plan, conversation_findings)
+    return SFTPipeline.check(config(model={"path": str(tiny_model)}, **changes))
 
 
 def only(found: Report, level: str) -> str:

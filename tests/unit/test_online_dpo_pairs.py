@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from tests_support import scored, task
 
-from roll_like.builtin.pipelines.online_dpo.pairs import Paired, PairingRule, decode_pairs, encode_pairs, pair_groups
+from roll_like.builtin.pipelines.online_dpo.config import PairsConfig
+from roll_like.builtin.pipelines.online_dpo.pairs import Paired, decode_pairs, encode_pairs, pair_groups
 from roll_like.data.pairs import PairSample
 from roll_like.errors import CheckpointError
 from roll_like.types import Failure, Group, Scored, StopReason
@@ -33,7 +34,7 @@ def group(rewards: list[float], *, index: int = 0, cut: tuple[int, ...] = (), lo
 
 def paired(*groups: Group[Scored], seed: int = 0, **changes: Any) -> Paired:
     rule: dict[str, Any] = {"select": "best_worst", "min_margin": 0.0, "truncated": "keep"}
-    return pair_groups(groups, PairingRule(**(rule | changes)), seed)
+    return pair_groups(groups, PairsConfig(pairs_per_step=1, **(rule | changes)), seed)
 
 
 def places(found: Paired) -> list[tuple[int, int]]:

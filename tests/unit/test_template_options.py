@@ -13,10 +13,10 @@ from test_config_distill import ON_POLICY
 from tiny_model import CHAT_TEMPLATE
 
 from roll_like.builtin.pipelines.agentic.environments import EnvironmentWorkers
-from roll_like.builtin.pipelines.distill.teachers import samples_of
-from roll_like.builtin.pipelines.dpo.preferences import evaluated_preferences_of, preferences_of
-from roll_like.builtin.pipelines.reward_model.pairs import scored_pairs_of
-from roll_like.builtin.pipelines.sft.examples import conversations_of
+from roll_like.builtin.pipelines.distill.pipeline import DistillPipeline
+from roll_like.builtin.pipelines.dpo.pipeline import DPOPipeline
+from roll_like.builtin.pipelines.reward_model.pipeline import RewardModelPipeline
+from roll_like.builtin.pipelines.sft.pipeline import SFTPipeline
 from roll_like.models.load import load_renderer
 from roll_like.policy_gradient.reward_workers import tasks_of
 from roll_like.registry import PIPELINES
@@ -43,13 +43,16 @@ READERS: dict[str, tuple[dict[str, Any], Callable[[Any], list[Any]]]] = {
         changed(ON_POLICY, data__sources=[{"path": "rows.jsonl"}]),
         lambda config: [task.prompt_ids for task in tasks_of(config)],
     ),
-    "sft": (CONVERSATIONS, lambda config: sequences(conversations_of(config))),
-    "distill": (CONVERSATIONS | {"teachers": {"one": {"path": "t"}}}, lambda config: sequences(samples_of(config))),
+    "sft": (CONVERSATIONS, lambda config: sequences(SFTPipeline.trained_on(config))),
+    "distill": (
+        CONVERSATIONS | {"teachers": {"one": {"path": "t"}}},
+        lambda config: sequences(DistillPipeline.trained_on(config)),
+    ),
     "dpo": (
         PAIRS | {"reference": {}},
-        lambda config: sequences([*preferences_of(config), *(evaluated_preferences_of(config) or ())]),
+        lambda config: sequences([*DPOPipeline.trained_on(config), *(DPOPipeline.evaluated_on(config) or ())]),
     ),
-    "reward_model": (PAIRS, lambda config: sequences(scored_pairs_of(config))),
+    "reward_model": (PAIRS, lambda config: sequences(RewardModelPipeline.trained_on(config))),
 }
 
 

@@ -108,9 +108,9 @@ def test_all_ranks_get_the_same_mismatched_answers() -> None:
     # this model does not look at prompts, so that an answer is as likely after any
     expected = [-float(sample.token_ids[sample.sampled].sum()) / 10 for sample in samples.mismatched]
     for each in (first, second):
-        assert each.policy.tolist() == pytest.approx(expected)
-        assert each.reference.tolist() == REFERENCE[5:].tolist()
-        assert each.tokens.tolist() == [int(sample.sampled.sum()) for sample in samples.mismatched]
+        assert each.logprobs_M.tolist() == pytest.approx(expected)
+        assert each.reference_logprobs_M.tolist() == REFERENCE[5:].tolist()
+        assert each.tokens_M.tolist() == [int(sample.sampled.sum()) for sample in samples.mismatched]
 
 
 def test_figures_without_a_step_by_hand() -> None:
