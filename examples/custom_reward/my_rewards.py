@@ -1,4 +1,4 @@
-"""Two rewards of one's own: a function that judges one answer, and a class that judges a group."""
+"""Two custom rewards: a function that scores one answer, and a class that scores a group."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def brief(completion: Completion) -> float:
 
 
 class UsesWordConfig(RewardConfig):
-    """Settings of `uses_word`: what a YAML file may say beside `type: uses_word`."""
+    """Settings of `uses_word`: the YAML keys that are allowed with `type: uses_word`."""
 
     type: Literal["uses_word"] = "uses_word"
-    copies: float = Field(default=0.0, ge=0, le=1, description="Worth of an answer that the group has already.")
+    copies: float = Field(default=0.0, ge=0, le=1, description="Score of an answer that repeats another one.")
 
 
 @register_reward("uses_word")
@@ -36,7 +36,7 @@ class UsesWord(Reward):
     config: UsesWordConfig
 
     def check_row(self, task: Task) -> None:
-        """Refuse a row before the run starts, with its file and line."""
+        """Raise for an invalid row before the run starts, with its file and line."""
         word = task.metadata["word"]
         if not isinstance(word, str) or not word.strip():
             raise DataError(f"{task.origin}: 'word' should be a word, found {word!r}", fix="correct the row")

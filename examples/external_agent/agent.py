@@ -1,4 +1,4 @@
-"""An agent that knows nothing of training: it asks a model behind OpenAI's API for a sum, and says how good it was."""
+"""An agent without training code: it sends a sum to a model behind an OpenAI-compatible API and posts a reward."""
 
 import os
 import random

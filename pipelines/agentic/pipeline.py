@@ -11,14 +11,33 @@ from roll_like.builtin.pipelines.agentic.config import AgenticConfig
 from roll_like.builtin.pipelines.agentic.environments import EnvironmentWorkers, episode_evaluator, episode_rollouts
 from roll_like.check import Report, check
 from roll_like.cluster import ResourceManager
+from roll_like.policy_gradient.objective import with_reference
 from roll_like.policy_gradient.pipeline import PolicyGradientPipeline
 from roll_like.policy_gradient.workers import start_engines, start_workers
+from roll_like.rollout.metrics import rollout_metrics
 from roll_like.run.state import Evaluates, RunContext
 
 
 @dataclass(kw_only=True)
 class AgenticPipeline(PolicyGradientPipeline[AgenticConfig]):
-    """The parts of an agentic run; the loop is `PolicyGradientPipeline.run`."""
+    """The parts of an agentic run."""
+
+    def run(self) -> None:
+        """Train to the end: play episodes, update the policy, hand the weights to the engines."""
+        state, workers = self.run_state, self.workers
+        workers.push()
+        state.evaluate(self.evaluator)
+        for step in state.steps():
+            with workers.generating():
+                collected = self.rollouts.collect(step)
+            with workers.training():
+                assigned = workers.advantages.assign(collected.groups)
+                report = workers.actor.train_step(with_reference(assigned.samples, workers.kl_reference))
+            sync = workers.push()
+            rollout = rollout_metrics(collected, sync.version - 1)
+            state.log(step, rollout, assigned.metrics, report, sync.metrics)
+            state.keep_rollouts(collected)
+            state.evaluate(self.evaluator)
 
     @classmethod
     def build(cls, config: AgenticConfig, run: RunContext) -> Self:

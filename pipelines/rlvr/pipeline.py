@@ -10,15 +10,34 @@ from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.check import Report, check
 from roll_like.check.data import prompt_findings
 from roll_like.cluster import ResourceManager
+from roll_like.policy_gradient.objective import with_reference
 from roll_like.policy_gradient.pipeline import PolicyGradientPipeline
 from roll_like.policy_gradient.reward_workers import RewardWorkers, prompt_evaluator, prompt_rollouts
 from roll_like.policy_gradient.workers import start_engines, start_workers
+from roll_like.rollout.metrics import rollout_metrics
 from roll_like.run.state import Evaluates, RunContext
 
 
 @dataclass(kw_only=True)
 class RLVRPipeline(PolicyGradientPipeline[RLVRConfig]):
-    """The parts of an RLVR run; the loop is `PolicyGradientPipeline.run`."""
+    """The parts of an RLVR run."""
+
+    def run(self) -> None:
+        """Train to the end: sample answers, score them, update the policy, hand the weights to the engines."""
+        state, workers = self.run_state, self.workers
+        workers.push()
+        state.evaluate(self.evaluator)
+        for step in state.steps():
+            with workers.generating():
+                collected = self.rollouts.collect(step)
+            with workers.training():
+                assigned = workers.advantages.assign(collected.groups)
+                report = workers.actor.train_step(with_reference(assigned.samples, workers.kl_reference))
+            sync = workers.push()
+            rollout = rollout_metrics(collected, sync.version - 1)
+            state.log(step, rollout, assigned.metrics, report, sync.metrics)
+            state.keep_rollouts(collected)
+            state.evaluate(self.evaluator)
 
     @classmethod
     def build(cls, config: RLVRConfig, run: RunContext) -> Self:

@@ -7,9 +7,7 @@ from typing import TypeVar
 
 from roll_like.cluster import Cluster
 from roll_like.config.policy_gradient import PolicyGradientConfig
-from roll_like.policy_gradient.objective import with_reference
 from roll_like.policy_gradient.workers import Workers
-from roll_like.rollout.metrics import rollout_metrics
 from roll_like.rollout.source import RolloutSource
 from roll_like.run.pipeline import Pipeline
 from roll_like.run.state import Evaluates
@@ -31,23 +29,6 @@ class PolicyGradientPipeline(Pipeline[ConfigT]):
     workers: Workers
     rollouts: RolloutSource
     evaluator: Evaluates | None
-
-    def run(self) -> None:
-        """Train to the end: the policy samples answers or episodes, they get rewards, the rewards move it."""
-        state, workers = self.run_state, self.workers
-        workers.push()
-        state.evaluate(self.evaluator)
-        for step in state.steps():
-            with workers.generating():
-                collected = self.rollouts.collect(step)
-            with workers.training():
-                assigned = workers.advantages.assign(collected.groups)
-                report = workers.actor.train_step(with_reference(assigned.samples, workers.kl_reference))
-            sync = workers.push()
-            rollout = rollout_metrics(collected, sync.version - 1)
-            state.log(step, rollout, assigned.metrics, report, sync.metrics)
-            state.keep_rollouts(collected)
-            state.evaluate(self.evaluator)
 
     @property
     def trained(self) -> Cluster[TrainingRank]:
