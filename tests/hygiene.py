@@ -35,15 +35,24 @@ def _processes() -> dict[int, str]:
 
 
 def _files() -> set[Path]:
-    """Shared memory, and the folders of Ray that no run of others on the machine is using."""
-    files = {*Path("/dev/shm").glob("roll*"), *Path("/dev/shm").glob("psm_*"), *Path("/tmp").glob("roll-*")}
-    for process in psutil.process_iter(["cmdline"]):
+    """Shared memory and folders of Ray, except those of others on the machine, such as other test workers."""
+    found = {*Path("/dev/shm").glob("roll*"), *Path("/dev/shm").glob("psm_*"), *Path("/tmp").glob("roll-*")}
+    return without_others(found)
+
+
+def without_others(files: set[Path]) -> set[Path]:
+    """Return those that no process of others has mapped or names in its command line."""
+    left = set(files)
+    for process in psutil.process_iter() if left else ():
         try:
-            if any(word.startswith("/tmp/roll-") for word in process.cmdline()) and not _is_ours(process):
-                files -= {Path(word) for word in process.cmdline()}
-        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            if process.pid == os.getpid() or _is_ours(process):
+                continue
+            lines = Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8").splitlines()
+            mapped = {line.split(maxsplit=5)[-1] for line in lines if "/dev/shm/" in line}
+            left -= {Path(name) for name in (*process.cmdline(), *mapped)}
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess, OSError):
             continue
-    return files
+    return left
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import psutil
 import pytest
 import torch
 from engine_thread import EngineThread
+from hygiene import without_others
 
 from roll_like.errors import ConfigError, GenerationError
 from roll_like.inference.hf.config import HFConfig
@@ -154,7 +155,7 @@ async def poll_for_ever(engine: EngineThread) -> None:
 
 
 def test_a_killed_engine_process_is_an_error_and_nothing_is_left(float_model: Path) -> None:
-    before = set(os.listdir("/dev/shm"))
+    before = set(Path("/dev/shm").iterdir())
     known = {child.pid for child in psutil.Process().children(recursive=True)}
     with EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.1), spec(float_model))) as engine:
         started = [child for child in psutil.Process().children(recursive=True) if child.pid not in known]
@@ -175,8 +176,8 @@ def test_a_killed_engine_process_is_an_error_and_nothing_is_left(float_model: Pa
         and "resource_tracker" not in " ".join(child.cmdline())
     ]
     # Python's resource tracker removes semaphores when this process ends
-    left = {name for name in set(os.listdir("/dev/shm")) - before if not name.startswith("sem.")}
-    assert not left
+    new = {path for path in set(Path("/dev/shm").iterdir()) - before if not path.name.startswith("sem.")}
+    assert not without_others(new)
 
 
 async def test_a_failed_start_says_why(tmp_path: Path, float_model: Path) -> None:
