@@ -54,8 +54,8 @@ def later(marked: str) -> list[Stage]:
     return [
         # a file's tests share programs that run in boxes
         Stage("sandbox", [("pytest", "tests/sandbox", *SIDE_BY_SIDE, "--dist", "loadfile", "-m", marked)]),
-        # these take all cores themselves, look for processes that are left over, and share one Ray
-        Stage("runs", [("pytest", "tests/integration", "tests/chaos", "-m", marked)]),
+        # half of their time is start-up on one core; each of the two test workers has one Ray for all its tests
+        Stage("runs", [("pytest", "tests/integration", "tests/chaos", "-n", "2", "--dist", "loadfile", "-m", marked)]),
     ]
 
 

@@ -15,30 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from roll_like.registry import (
-    ADVANTAGES,
-    DISTILLATION_LOSSES,
-    INFERENCE_ENGINES,
-    LOSSES,
-    PIPELINES,
-    PREFERENCE_LOSSES,
-    REWARDS,
-    TRACKERS,
-)
+from roll_like.registry import REGISTRIES
 
 ROOT = Path(__file__).resolve().parents[2]
 LEFT_OUT = ("runs", "build", "dist", "mlruns", "__pycache__", "*.egg-info", ".*")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-REGISTRIES = (
-    PIPELINES,
-    REWARDS,
-    ADVANTAGES,
-    LOSSES,
-    PREFERENCE_LOSSES,
-    DISTILLATION_LOSSES,
-    INFERENCE_ENGINES,
-    TRACKERS,
-)
 
 pytestmark = pytest.mark.integration
 
