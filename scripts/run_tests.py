@@ -23,6 +23,8 @@ BIN = Path(sys.executable).parent
 SLOWEST = 20
 # a process a core
 SIDE_BY_SIDE = ("-n", "logical", "--maxprocesses", "4")
+# a file's tests share fixtures; in the order given, the longest files do not come last
+TWO_WORKERS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def later(marked: str) -> list[Stage]:
         # a file's tests share programs that run in boxes
         Stage("sandbox", [("pytest", "tests/sandbox", *SIDE_BY_SIDE, "--dist", "loadfile", "-m", marked)]),
         # half of their time is start-up on one core; each of the two test workers has one Ray for all its tests
-        Stage("runs", [("pytest", "tests/integration", "tests/chaos", "-n", "2", "--dist", "loadfile", "-m", marked)]),
+        Stage("runs", [("pytest", "tests/chaos", "tests/integration", *TWO_WORKERS, "-m", marked)]),
     ]
 
 
