@@ -38,7 +38,7 @@ class JudgeConfig(ConfigModel):
         default=None, description="Environment variable with the API key; none where the endpoint asks for none."
     )
     structured: Literal["json_schema", "json_object", "none"] = Field(
-        default="json_schema", description="What the endpoint is asked to hold the answer to."
+        default="json_schema", description="Output constraint requested from the endpoint."
     )
     temperature: float = Field(default=0.0, ge=0, description="Sampling temperature of the judge.")
     max_tokens: int = Field(default=1024, ge=16, description="Longest answer of the judge. Tokens.")

@@ -313,7 +313,7 @@ def test_a_pattern_that_an_empty_response_matches_pays_it_nothing() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "nothing is asked for"),
+        ({}, "no check is set"),
         ({"tags": ["a", "a"]}, "named twice"),
         ({"tags": ["a b"]}, "tags"),
         ({"json_schema": {"type": "nothing"}}, "not a JSON Schema"),
