@@ -1,4 +1,4 @@
-"""Built-in rewards that judge a text by itself or by its row: gold 1, wrong 0, empty 0, hostile no more."""
+"""Built-in rewards that score a text by itself or by its row: gold 1, wrong 0, empty 0, hostile no more."""
 
 from __future__ import annotations
 
