@@ -6,8 +6,8 @@ pair of query and key (L layers, H heads of width Q); a backward pass costs twic
 arXiv:2204.02311, appendix B). Counted is what the work needs, however a side computes it:
 
 - a prefix that sequences of a step have in common counts once, as in causal models its states are the same;
-- a sequence's last token is only a target: its state predicts nothing that is asked for;
-- the output layer, 2 · V · D FLOPs, counts where a token's probability is asked for;
+- a sequence's last token is only a target: its output is not needed;
+- the output layer, 2 · V · D FLOPs, counts where a token's probability is needed;
 - pairs that the causal mask leaves out, padding, recomputation and optimizer do not count.
 
 So a side that computes more than it needs to has a lower MFU. The formulas are those of dense decoders.

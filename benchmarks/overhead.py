@@ -4,7 +4,7 @@
 
 Two things are counted, and added although they overlap in part, so that the share is an upper bound:
 
-- waiting: the step's wall time in which no engine was asked for anything: step − generate − train − sync, where
+- waiting: the step's wall time in which no engine had a request: step − generate − train − sync, where
   train is what the trainer's own clock says, and generate runs from the first request to the last sample;
 - computing: processor time that the driver and Ray's own processes (raylet, GCS, agents) used during the steps,
   divided by the machine's cores. The engines' and reward workers' processes are not counted.

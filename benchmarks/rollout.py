@@ -75,7 +75,7 @@ def prompt_of(task: Task) -> list[int]:
 
 
 class ZeroScorer:
-    """Judges nothing, so that rewards cost nothing."""
+    """Scores nothing, so that rewards cost nothing."""
 
     async def score(self, group: Group[Trajectory]) -> Group[Scored]:
         samples = tuple(Scored(trajectory=one, reward=0.0, rewards={}, details={}, weights={}) for one in group.samples)
@@ -191,9 +191,9 @@ def main() -> None:
 
         def work() -> float:
             # other prompts than in the turn before: a prefix cache would have those
-            asked = list(itertools.islice(order, options.prompts))
-            seconds, lengths = play(next(turns), asked)
-            prompts = [prompt_of(task) for task in asked for _ in range(options.samples)]
+            batch = list(itertools.islice(order, options.prompts))
+            seconds, lengths = play(next(turns), batch)
+            prompts = [prompt_of(task) for task in batch for _ in range(options.samples)]
             needed = generation_pass(zip(prompts, lengths, strict=True))
             flops_per_token[name].append(needed.flops(shape) / sum(lengths))
             return seconds / sum(lengths)

@@ -2,7 +2,7 @@
 
     python benchmarks/traces.py                # 128 episodes of 10 turns a step, 16 of them as traces
 
-A step waits for both: from judged episodes to what is on disk. Each turn shows a board of 8 × 8 with a sentence, and
+A step waits for both: from scored episodes to what is on disk. Each turn shows a board of 8 × 8 with a sentence, and
 calls one tool. Beside the seconds on the clock are those of this process's own processor time, which other work on the
 machine does not lengthen.
 """
@@ -29,7 +29,7 @@ PER_GROUP = 8
 
 
 def make_groups(episodes: int, turns: int) -> list[Group[Scored]]:
-    """Return a step's judged episodes."""
+    """Return a step's scored episodes."""
     groups = []
     for index in range(-(-episodes // PER_GROUP)):
         task = Task(

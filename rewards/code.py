@@ -42,10 +42,10 @@ class CodeConfig(RewardConfig):
         default="python", description="Language of a code block without a tag."
     )
     languages: tuple[Literal["python", "cpp", "javascript"], ...] = Field(
-        default=("python",), min_length=1, description="Languages that are judged; programs in others get 0."
+        default=("python",), min_length=1, description="Languages that are run; programs in others get 0."
     )
     whole_response: bool = Field(
-        default=False, description="Take a response without a code block as the program, instead of judging it 0."
+        default=False, description="Take a response without a code block as the program, instead of scoring it 0."
     )
     wall_seconds: float = Field(default=10.0, gt=0, description="Limit of one execution, waiting included. Seconds.")
     total_seconds: float = Field(
@@ -127,7 +127,7 @@ class Code(Reward):
     async def score(self, completions: Sequence[Completion]) -> Sequence[Outcome]:
         """Return a value from 0 to 1 for each completion; a `RewardError` where the sandbox failed."""
         self.start()
-        return list(await asyncio.gather(*(self._judge(completion) for completion in completions)))
+        return list(await asyncio.gather(*(self._score_one(completion) for completion in completions)))
 
     def close(self) -> None:
         """End the sandbox."""
@@ -163,7 +163,7 @@ class Code(Reward):
             ),
         )
 
-    async def _judge(self, completion: Completion) -> Outcome:
+    async def _score_one(self, completion: Completion) -> Outcome:
         try:
             tests = self._tests(completion.metadata)
         except ValueError as error:

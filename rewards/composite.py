@@ -18,7 +18,7 @@ from roll_like import Completion, Outcome, Reward, RewardConfig, RewardResult, r
 from roll_like.config.base import PluginConfig, PluginSetting
 from roll_like.errors import DataError, RewardError
 from roll_like.registry import REWARDS
-from roll_like.rewards.call import Judged
+from roll_like.rewards.call import ResultOrError
 from roll_like.rewards.scorer import Scorer, reward_name
 from roll_like.types import Task
 
@@ -71,8 +71,8 @@ class CompositeConfig(RewardConfig):
 class Composite(Reward):
     """A combination of other rewards; each part's value and figures are reported below its name.
 
-    A sample that one needed part cannot judge is lost. Behind a closed gate no part is asked, so a gate
-    saves the calls of an expensive judge; a part that compares answers sees those that passed the gate.
+    A sample that one needed part cannot score is lost. Behind a closed gate no part is called, so a gate
+    saves the calls of an expensive reward; a part that compares answers sees those that passed the gate.
     """
 
     Config: ClassVar[type[RewardConfig]] = CompositeConfig
@@ -105,7 +105,7 @@ class Composite(Reward):
             self._scorer = Scorer(self.config.parts, timeout_seconds=self.config.timeout_seconds, retries=0)
 
     def check_row(self, task: Task) -> None:
-        """Check that every part can judge the row.
+        """Check that every part can score the row.
 
         Raises:
             DataError: One cannot.
@@ -123,14 +123,14 @@ class Composite(Reward):
         """Return the combined value for each completion; a `RewardError` where a needed part failed."""
         self.start()
         names = [reward_name(part) for part in self.config.parts]
-        judged: list[dict[str, Judged]] = [{} for _ in completions]
-        asked = list(range(len(completions)))
+        results: list[dict[str, ResultOrError]] = [{} for _ in completions]
+        pending = list(range(len(completions)))
         if self.config.combine == "gated":
-            await self._ask(names[:1], completions, asked, judged)
-            asked = [index for index in asked if self._open(judged[index][names[0]])]
+            await self._score_parts(names[:1], completions, pending, results)
+            pending = [index for index in pending if self._open(results[index][names[0]])]
             names = names[1:]
-        await self._ask(names, completions, asked, judged)
-        return [self._combine(results) for results in judged]
+        await self._score_parts(names, completions, pending, results)
+        return [self._combine(of_parts) for of_parts in results]
 
     def close(self) -> None:
         """Free what the parts hold."""
@@ -140,26 +140,26 @@ class Composite(Reward):
         for reward in self.__dict__.pop("_unstarted", ()):
             reward.close()
 
-    async def _ask(
+    async def _score_parts(
         self,
         names: Sequence[str],
         completions: Sequence[Completion],
-        asked: Sequence[int],
-        judged: list[dict[str, Judged]],
+        pending: Sequence[int],
+        results: list[dict[str, ResultOrError]],
     ) -> None:
-        """Write the named parts' results on the completions `asked` into `judged`."""
-        if not asked:
+        """Write the named parts' results on the completions at the indices `pending` into `results`."""
+        if not pending:
             return
         assert self._scorer is not None
-        found = await self._scorer.judge(names, [completions[index] for index in asked])
-        for name, results in found.items():
-            for index, result in zip(asked, results, strict=True):
-                judged[index][name] = result
+        found = await self._scorer.score_by(names, [completions[index] for index in pending])
+        for name, of_part in found.items():
+            for index, result in zip(pending, of_part, strict=True):
+                results[index][name] = result
 
-    def _open(self, gate: Judged) -> bool:
+    def _open(self, gate: ResultOrError) -> bool:
         return isinstance(gate, RewardResult) and gate.value >= self.config.threshold
 
-    def _combine(self, results: Mapping[str, Judged]) -> Outcome:
+    def _combine(self, results: Mapping[str, ResultOrError]) -> Outcome:
         values: dict[str, float] = {}
         details: dict[str, float] = {}
         for name, result in results.items():

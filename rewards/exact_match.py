@@ -76,7 +76,7 @@ class _Compared(Reward, ABC):
 
     def score(self, completions: Sequence[Completion]) -> Sequence[Outcome]:
         """Return a value from 0 to 1 for each completion; a `RewardError` where a pattern took too long."""
-        return [self._judge(completion) for completion in completions]
+        return [self._score_one(completion) for completion in completions]
 
     def cases(self) -> Sequence[RewardCase]:
         """Return a question with one answer, in the form that `take` wants; none where a pattern decides the form."""
@@ -99,7 +99,7 @@ class _Compared(Reward, ABC):
     def compare(self, found: list[str], gold: list[str]) -> float:
         """Return how well the normalised words of an answer fit those of a reference answer."""
 
-    def _judge(self, completion: Completion) -> Outcome:
+    def _score_one(self, completion: Completion) -> Outcome:
         try:
             gold = self._gold(completion.answer, completion.metadata)
         except ValueError as error:

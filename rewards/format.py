@@ -28,7 +28,7 @@ Tag = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.-]*$")]
 
 
 class FormatConfig(RewardConfig):
-    """Settings of the `format` reward. What is not set is not asked for; one thing at least has to be."""
+    """Settings of the `format` reward. At least one check has to be set."""
 
     type: Literal["format"] = "format"
     tags: tuple[Tag, ...] = Field(
@@ -48,9 +48,9 @@ class FormatConfig(RewardConfig):
     partial: bool = Field(default=False, description="Reward the fraction of checks passed; else all or none.")
 
     @model_validator(mode="after")
-    def _something_is_asked(self) -> Self:
+    def _has_a_check(self) -> Self:
         if not (self.tags or self.pattern or self.json_schema is not None or self.schema_field):
-            raise ValueError("nothing is asked for; set tags, pattern, json_schema or schema_field")
+            raise ValueError("no check is set; set tags, pattern, json_schema or schema_field")
         if self.json_schema is not None and self.schema_field is not None:
             raise ValueError("json_schema and schema_field both give a schema; keep one of them")
         if len(set(self.tags)) != len(self.tags):
@@ -62,7 +62,7 @@ class FormatConfig(RewardConfig):
 
 @register_reward("format")
 class Format(Reward):
-    """1 where a response has the form asked for, else 0; each check is a figure of its own."""
+    """1 where a response has the required form, else 0; each check is a figure of its own."""
 
     Config: ClassVar[type[RewardConfig]] = FormatConfig
     per_sample: ClassVar[bool] = True
@@ -90,7 +90,7 @@ class Format(Reward):
 
     def score(self, completions: Sequence[Completion]) -> Sequence[Outcome]:
         """Return a value from 0 to 1 for each completion; a `RewardError` where a pattern took too long."""
-        return [self._judge(completion) for completion in completions]
+        return [self._score_one(completion) for completion in completions]
 
     def cases(self) -> Sequence[RewardCase]:
         """Return tagged answers; none where a pattern or a schema decides the form."""
@@ -102,7 +102,7 @@ class Format(Reward):
         hostile = [gold * 2, "".join(f"<{tag}></{tag}>" for tag in tags), "".join(f"</{tag}>x<{tag}>" for tag in tags)]
         return (RewardCase(prompt="Say something.", gold=(gold,), wrong=tuple(wrong), hostile=tuple(hostile)),)
 
-    def _judge(self, completion: Completion) -> Outcome:
+    def _score_one(self, completion: Completion) -> Outcome:
         text = completion.text.strip()
         checks: dict[str, bool] = {}
         try:

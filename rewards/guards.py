@@ -2,7 +2,7 @@
 
 An instruction such as "use no commas" is followed by the empty text, by the prompt repeated, by one
 word said forty times and by random letters. Each function here measures one such way out, so that a
-reward can judge it 0. The measures are for prose and lists; those of vocabulary know English only.
+reward can score it 0. The measures are for prose and lists; those of vocabulary know English only.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class JudgeConfig(ConfigModel):
         default=None, description="Environment variable with the API key; none where the endpoint asks for none."
     )
     structured: Literal["json_schema", "json_object", "none"] = Field(
-        default="json_schema", description="What the endpoint is asked to hold the answer to."
+        default="json_schema", description="Output constraint requested from the endpoint."
     )
     temperature: float = Field(default=0.0, ge=0, description="Sampling temperature of the judge.")
     max_tokens: int = Field(default=1024, ge=16, description="Longest answer of the judge. Tokens.")
@@ -46,11 +46,11 @@ class JudgeConfig(ConfigModel):
 
 
 class MalformedError(ValueError):
-    """A judge answered, and not with what it was asked for."""
+    """A judge's answer does not have the required form."""
 
 
 class JudgeClient:
-    """Asks one judge; answers that are malformed are asked for again, and nothing else is.
+    """Sends requests to one judge. Only malformed answers are requested again.
 
     Args:
         config: The judge.
@@ -67,7 +67,7 @@ class JudgeClient:
         self._timeout = timeout_seconds
         self._retries = retries
         self._limit = limit
-        self._asked = 0
+        self._requests = 0
         self._headers = {}
         if config.api_key_env is not None:
             key = os.environ.get(config.api_key_env)
@@ -143,8 +143,8 @@ class JudgeClient:
                 f"url is {JUDGE_URL!r}, and no judge model runs here",
                 fix="add the section `judge: {path: …}` to the run, or give the address of an endpoint",
             )
-        self._asked += 1
-        return replicas[self._asked % len(replicas)]
+        self._requests += 1
+        return replicas[self._requests % len(replicas)]
 
     def _body(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> dict[str, Any]:
         body: dict[str, Any] = {

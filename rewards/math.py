@@ -3,7 +3,7 @@ r"""Mathematical answers: whether the response's final answer equals the referen
 `math-verify` parses both (LaTeX, `\boxed{…}`, plain numbers and expressions) and compares them as
 mathematics. A response's final answer is in its last `\boxed{…}`; without one on its last line `#### 42`, as in
 GSM8K; without that after "the answer is", or the last number. What is written after it does not count.
-It runs in processes of its own, because some expressions keep sympy busy for ever.
+It runs in processes of its own, because sympy never finishes with some expressions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class MathConfig(RewardConfig):
         gt=0,
         description="Limit of one comparison; its process is killed and the sample is lost. Seconds.",
     )
-    processes: int = Field(default=1, ge=1, description="Comparing processes of one reward worker.")
+    processes: int = Field(default=1, ge=1, description="Processes in which one reward worker runs math-verify.")
     memory_mib: int = Field(default=2048, ge=512, description="Address space of one such process. MiB.")
 
 
@@ -70,7 +70,7 @@ class Math(Reward):
             cause = f": {result}" if isinstance(result, Exception) else ""
             raise DataError(
                 f"{task.origin}: the answer {gold!r} cannot be parsed as mathematics{cause}",
-                fix="write a number or LaTeX, for example `$\\frac{1}{2}$`; or judge this source by another reward",
+                fix="write a number or LaTeX, for example `$\\frac{1}{2}$`; or score this source with another reward",
             )
 
     def score(self, completions: Sequence[Completion]) -> Sequence[Outcome]:
@@ -100,7 +100,7 @@ class Math(Reward):
         )
 
     def close(self) -> None:
-        """End the comparing processes."""
+        """End the processes that run math-verify."""
         self._pool.close()
 
 

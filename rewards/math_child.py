@@ -3,7 +3,7 @@
 It reads `(gold, response, boxed)` from the pipe whose file descriptor is its first argument. It writes
 None once, when it is ready, and `(gold_parsed, response_parsed, equal)` for each request; `response` is
 None when only the gold answer is to be parsed. It ends when the pipe is closed, and its own alarm kills
-it when nobody is left to do so.
+it if the pool is gone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def parse_gold(answer: str) -> list[Any]:
     return [] if not text or _ONLY_PROSE.fullmatch(text) else _expressions(f"${text}$")
 
 
-def judge(gold: str, response: str | None, boxed: bool) -> tuple[bool, bool, bool]:
+def compare(gold: str, response: str | None, boxed: bool) -> tuple[bool, bool, bool]:
     """Return whether the gold answer and the response are mathematics, and whether they are equal."""
     expected = parse_gold(gold)
     if response is None or not expected:
@@ -86,7 +86,7 @@ def serve(connection: Connection, *, limit_seconds: float, memory_bytes: int) ->
         except EOFError:
             return
         signal.setitimer(signal.ITIMER_REAL, limit_seconds)
-        answer = judge(*request)
+        answer = compare(*request)
         signal.setitimer(signal.ITIMER_REAL, 0)
         connection.send(answer)
 

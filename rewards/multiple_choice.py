@@ -66,7 +66,7 @@ class MultipleChoice(Reward):
 
     def score(self, completions: Sequence[Completion]) -> Sequence[RewardResult]:
         """Return 1 or 0 for each completion."""
-        return [self._judge(completion) for completion in completions]
+        return [self._score_one(completion) for completion in completions]
 
     def cases(self) -> Sequence[RewardCase]:
         """Return a question about capitals."""
@@ -91,7 +91,7 @@ class MultipleChoice(Reward):
             ),
         )
 
-    def _judge(self, completion: Completion) -> RewardResult:
+    def _score_one(self, completion: Completion) -> RewardResult:
         try:
             gold, options = self._gold(completion.answer, completion.metadata)
         except ValueError as error:

@@ -40,7 +40,7 @@ class Repetition(Reward):
 
     def score(self, completions: Sequence[Completion]) -> Sequence[RewardResult]:
         """Return a value from −`penalty` to 0 for each completion."""
-        return [self._judge(completion.text) for completion in completions]
+        return [self._score_one(completion.text) for completion in completions]
 
     def cases(self) -> Sequence[RewardCase]:
         """Return prose, and loops of words and of sentences."""
@@ -55,7 +55,7 @@ class Repetition(Reward):
             ),
         )
 
-    def _judge(self, text: str) -> RewardResult:
+    def _score_one(self, text: str) -> RewardResult:
         folded = text.casefold()
         units = _WORD.findall(folded) if self.config.by == "words" else [char for char in folded if not char.isspace()]
         repeated = repeated_share(units, self.config.n)

@@ -34,7 +34,9 @@ class RewardModelConfig(RewardConfig):
     dtype: Literal["float32", "bfloat16", "float16"] = Field(default="float32", description="Precision.")
     batch_size: int = Field(default=8, ge=1, description="Conversations of one forward pass.")
     max_tokens: int = Field(
-        default=4096, ge=1, description="A longer conversation is lost, because half of it cannot be judged. Tokens."
+        default=4096,
+        ge=1,
+        description="A longer conversation is lost, because a truncated one cannot be scored. Tokens.",
     )
     label: int | None = Field(
         default=None, ge=0, description="Which output counts, of a model with several; needed there, none elsewhere."

@@ -246,16 +246,16 @@ def _check_env(arguments: argparse.Namespace) -> int:
 
 
 def _rollouts(arguments: argparse.Namespace) -> int:
-    from roll_like.metrics.browse import Rollouts, Wanted, browse, find_run, read_span
+    from roll_like.metrics.browse import Rollouts, Wanted, browse, find_run, read_range
 
-    spans = {}
+    ranges = {}
     if arguments.step is not None:
-        spans["steps"] = read_span("--step", arguments.step, int)
+        ranges["steps"] = read_range("--step", arguments.step, int)
     if arguments.reward is not None:
-        spans["rewards"] = read_span("--reward", arguments.reward)
+        ranges["rewards"] = read_range("--reward", arguments.reward)
     browse(
         Rollouts(find_run(arguments.run, arguments.output_dir)),
-        Wanted(kind=arguments.kind, domain=arguments.domain, success=arguments.success, **spans),
+        Wanted(kind=arguments.kind, domain=arguments.domain, success=arguments.success, **ranges),
         show=arguments.show,
         diff=arguments.diff,
         limit=arguments.limit,

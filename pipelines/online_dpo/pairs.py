@@ -1,4 +1,4 @@
-"""From judged groups of answers to pairs of a better and a worse one, and back from a checkpoint.
+"""From scored groups of answers to pairs of a better and a worse one, and back from a checkpoint.
 
 A pair's sequences are the tokens that the engine was given and sampled; nothing is decoded and tokenised again.
 """
@@ -31,11 +31,11 @@ class Paired:
 
     Attributes:
         pairs: The pairs, in the order of their groups.
-        margins: How much better each pair's chosen answer was judged, shape [len(pairs)].
+        margins: How much better each pair's chosen answer was scored, shape [len(pairs)].
         cut: How many chosen answers the token limit had cut.
         groups: How many groups there were.
         without_pair: How many of them gave none.
-        unjudged: How many of those had fewer than two judged samples, because the others were lost.
+        unscored: How many of those had fewer than two scored samples, because the others were lost.
     """
 
     pairs: tuple[PairSample, ...]
@@ -43,7 +43,7 @@ class Paired:
     cut: int
     groups: int
     without_pair: int
-    unjudged: int
+    unscored: int
 
     @property
     def metrics(self) -> dict[str, Metric]:
@@ -52,14 +52,14 @@ class Paired:
         return {
             "iteration/pairs": Sum(float(count)),
             "iteration/without_pair": Mean(self.without_pair / self.groups if self.groups else 0.0, self.groups),
-            "iteration/unjudged": Sum(float(self.unjudged)),
+            "iteration/unscored": Sum(float(self.unscored)),
             "iteration/margin": Mean(float(np.mean(self.margins)) if count else 0.0, count),
             "iteration/chosen_truncated": Mean(self.cut / count if count else 0.0, count),
         }
 
 
 def pair_groups(groups: Sequence[Group[Scored]], rule: PairsConfig, seed: int) -> Paired:
-    """Make pairs of judged answers to the same prompt.
+    """Make pairs of scored answers to the same prompt.
 
     Samples that infrastructure lost are no samples of a group, so they count as no reward.
 
@@ -67,7 +67,7 @@ def pair_groups(groups: Sequence[Group[Scored]], rule: PairsConfig, seed: int) -
     (2, 0) by `random`, and both by `all`; the numbers are places in the group.
 
     Args:
-        groups: The judged groups.
+        groups: The scored groups.
         rule: Which answers become pairs: the `pairs` section.
         seed: Of the choice at random.
     """
@@ -91,7 +91,7 @@ def pair_groups(groups: Sequence[Group[Scored]], rule: PairsConfig, seed: int) -
         cut=sum(_is_cut(better) for better, _ in chosen),
         groups=len(groups),
         without_pair=without_pair,
-        unjudged=sum(len(group.samples) < 2 for group in groups),
+        unscored=sum(len(group.samples) < 2 for group in groups),
     )
 
 

@@ -5,7 +5,7 @@ A row names its instructions beside the prompt:
     {"prompt": "Describe bread without commas.", "instructions": [{"kind": "no_commas"}]}
 
 Rows of the IFEval data set, with `instruction_id_list` and `kwargs`, are taken as they are.
-`rewards.ifeval.kinds` holds every kind, `rewards.guards` what is judged 0 although its form is right.
+`rewards.ifeval.kinds` holds every kind, `rewards.guards` what gets 0 although its form is right.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class IFEvalConfig(RewardConfig):
         description="strict: the response as it is. loose: also without its first line, last line, both, or asterisks.",
     )
     partial: bool = Field(default=False, description="Reward the fraction of instructions followed; else all or none.")
-    min_words: int = Field(default=4, ge=0, description="Shorter responses are judged 0. Words.")
+    min_words: int = Field(default=4, ge=0, description="Shorter responses get 0. Words.")
     max_copy: float = Field(
         default=0.5, ge=0, le=1, description="Largest share of four-word sequences taken from the prompt."
     )
@@ -55,9 +55,9 @@ class IFEvalConfig(RewardConfig):
         le=1,
         description="Smallest share of words like `the` and `of` in prose; 0 for other languages.",
     )
-    must_finish: bool = Field(default=False, description="Judge a response 0 that the token limit cut.")
+    must_finish: bool = Field(default=False, description="Score a response 0 if the token limit cut it.")
     topic_field: str | None = Field(
-        default=None, description="Row field with the topic; a response that names none of its words is judged 0."
+        default=None, description="Row field with the topic; a response that names none of its words gets 0."
     )
 
 
@@ -71,7 +71,7 @@ class IFEval(Reward):
     config: IFEvalConfig
 
     def check_row(self, task: Task) -> None:
-        """Check that the row's instructions can be judged.
+        """Check that the row's instructions can be checked.
 
         Raises:
             DataError: A kind is unknown or its settings are wrong.
@@ -86,7 +86,7 @@ class IFEval(Reward):
 
     def score(self, completions: Sequence[Completion]) -> Sequence[RewardResult]:
         """Return a result for each completion, with figures for each kind and guard."""
-        return [self._judge(completion) for completion in completions]
+        return [self._score_one(completion) for completion in completions]
 
     def cases(self) -> Sequence[RewardCase]:
         """Return two instructions, with answers that follow them and ways around an answer."""
@@ -104,7 +104,7 @@ class IFEval(Reward):
             ),
         )
 
-    def _judge(self, completion: Completion) -> RewardResult:
+    def _score_one(self, completion: Completion) -> RewardResult:
         instructions = _instructions(completion.metadata, error=RewardError)
         strict = [instruction.follows(completion.text) for instruction in instructions]
         variants = loose_variants(completion.text)
@@ -166,7 +166,7 @@ def _instructions(
             raise ValueError("the row has neither it nor `instruction_id_list` of the IFEval data set")
         return parse_instructions(metadata.get(field))
     except ValueError as problem:
-        raise error(f"{where}the field {field!r} cannot be judged: {problem}", fix="correct the row") from problem
+        raise error(f"{where}the field {field!r} cannot be checked: {problem}", fix="correct the row") from problem
 
 
 __all__ = ["IFEval", "IFEvalConfig", "loose_variants"]

@@ -90,4 +90,4 @@ def _translate(name: Any, given: Arguments) -> dict[str, Any]:
     try:
         return TRANSLATIONS[name](given)
     except (KeyError, TypeError) as error:
-        raise ValueError(f"the instruction {name!r} lacks an argument or has a wrong one: {error}") from error
+        raise ValueError(f"the instruction {name!r} is missing an argument or has a wrong one: {error}") from error

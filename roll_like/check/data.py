@@ -1,4 +1,4 @@
-"""Datasets: whether rows are there, fit, and suit the rewards that judge them."""
+"""Datasets: whether rows are there, fit, and suit the rewards that score them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roll_like.data.tasks import TaskSet, TaskSource, load_source
 from roll_like.errors import RollLikeError
 from roll_like.registry import REWARDS
 from roll_like.rewards.base import RewardConfig
-from roll_like.rewards.scorer import judges
+from roll_like.rewards.scorer import scores_task
 from roll_like.types import IntArray
 
 
@@ -111,7 +111,7 @@ def check_tasks(config: PromptRunConfig, tasks: dict[str, list[TaskSource]]) -> 
 
 
 def check_rewards(config: PromptRunConfig, sources: Sequence[TaskSource]) -> Iterator[Finding]:
-    """Yield, for each reward and source, the first row that the reward cannot judge."""
+    """Yield, for each reward and source, the first row that the reward cannot score."""
     for index, section in enumerate(config.rewards.use):
         key = f"rewards.use.{index}"
         try:
@@ -124,14 +124,14 @@ def check_rewards(config: PromptRunConfig, sources: Sequence[TaskSource]) -> Ite
             continue
         try:
             for source in sources:
-                if judges(cast(RewardConfig, section), source.tasks[0], config.domain_rewards):
+                if scores_task(cast(RewardConfig, section), source.tasks[0], config.domain_rewards):
                     yield from _rows_suit(reward, section.type, key, source)
         finally:
             reward.close()
 
 
 def _rows_suit(reward: Any, name: str, key: str, source: TaskSource) -> Iterator[Finding]:
-    """Yield the first row that the reward cannot judge."""
+    """Yield the first row that the reward cannot score."""
     try:
         TaskSet(sources=(source,)).require(reward.required_fields, f"reward {name!r}")
     except RollLikeError as error:

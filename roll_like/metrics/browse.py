@@ -31,9 +31,9 @@ LIST_LIMIT = 50
 #: Columns of what is not written to a terminal.
 PIPE_WIDTH = 120
 
-Span: TypeAlias = tuple[float, float]
+Range: TypeAlias = tuple[float, float]
 Named: TypeAlias = Literal["train", "evaluate"]
-_EVERYTHING: Span = (-math.inf, math.inf)
+_ALL: Range = (-math.inf, math.inf)
 _BROKEN = "restore the file, or move it away: the other steps can be read without it"
 _NAMES: dict[Kind, Named] = {"step": "train", "eval": "evaluate"}
 
@@ -50,26 +50,26 @@ class Wanted:
         success: Whether they solved their task, as `solved` says; None is both.
     """
 
-    steps: Span = _EVERYTHING
+    steps: Range = _ALL
     kind: Named | None = None
     domain: str | None = None
-    rewards: Span = _EVERYTHING
+    rewards: Range = _ALL
     success: bool | None = None
 
     def takes(self, row: Row) -> bool:
-        """Return whether a row is wanted. A reward that is no number is in no span but the widest."""
+        """Return whether a row is wanted. A reward that is no number is in no range but the unbounded one."""
         reward = float(row["reward"])
         return (
             (self.domain is None or domain_of(row) == self.domain)
-            and (self.rewards == _EVERYTHING or self.rewards[0] <= reward <= self.rewards[1])
+            and (self.rewards == _ALL or self.rewards[0] <= reward <= self.rewards[1])
             and (self.success is None or solved(row) == self.success)
         )
 
 
-def read_span(option: str, text: str, number: Callable[[str], float] = float) -> Span:
+def read_range(option: str, text: str, number: Callable[[str], float] = float) -> Range:
     """Return the bounds that `3`, `3:5`, `3:` or `:5` name.
 
-    >>> read_span("--step", "3:5", int), read_span("--reward", ":0.5")
+    >>> read_range("--step", "3:5", int), read_range("--reward", ":0.5")
     ((3, 5), (-inf, 0.5))
 
     Raises:
@@ -84,8 +84,8 @@ def read_span(option: str, text: str, number: Callable[[str], float] = float) ->
     if not text.strip(":") or not first <= last:
         whole = number is int
         raise ConfigError(
-            f"{option} {text}: expected {'a whole number' if whole else 'a number'}, or a span from the lesser to the "
-            "larger one",
+            f"{option} {text}: expected {'a whole number' if whole else 'a number'}, or a range from the smaller to "
+            "the larger one",
             fix=f"write it as {option} {'12' if whole else '1'}, {option} {'3:12' if whole else '0.5:1'}, "
             f"{option} {'3:' if whole else '0.5:'} or {option} :{'12' if whole else '0.5'}; "
             f"with a minus sign, {option}=-1:0",
@@ -145,7 +145,7 @@ class Rollouts:
     damaged: list[Path] = field(default_factory=list)
     looked_at: int = 0
     domains: set[str] = field(default_factory=set)
-    rewards: Span = (math.inf, -math.inf)
+    rewards: Range = (math.inf, -math.inf)
 
     def of(self, step: int, kind: Kind) -> list[Row]:
         """Return the rows of a step, each with `id`, `step` and `kind`.
@@ -317,8 +317,8 @@ def _nothing(rollouts: Rollouts) -> str:
     """Say why a list is empty."""
     if rollouts.looked_at == 0:
         steps = {_NAMES[kind]: rollout_steps(rollouts.run_dir, kind) for kind in KINDS}
-        spans = [f"{name} {there[0]} to {there[-1]}" for name, there in steps.items() if there]
-        return f"no rollout of these steps; there are: {', '.join(spans)}"
+        ranges = [f"{name} {there[0]} to {there[-1]}" for name, there in steps.items() if there]
+        return f"no rollout of these steps; there are: {', '.join(ranges)}"
     low, high = rollouts.rewards
     return (
         f"none of {rollouts.looked_at} rollouts is like that; their domains: {', '.join(sorted(rollouts.domains))}; "

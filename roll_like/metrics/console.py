@@ -53,7 +53,7 @@ CURVES = (
     "train/grad_norm",
     "throughput/tokens_per_second",
 )
-SPANS = {
+TIMER_COLOURS = {
     "time/generate": "green",
     "time/reward": "magenta",
     "time/teachers": "magenta",
@@ -230,7 +230,9 @@ def step_line(progress: Progress, values: Mapping[str, float]) -> str:
     width = len(str(progress.total_steps))
     parts = [f"step {progress.step:>{width}}/{progress.total_steps}"]
     parts += [f"{describe(name).label} {figure(progress, name)}" for name in CURVES if name in values]
-    parts.append(" ".join(f"{describe(name).label} {values[name]:.1f}s" for name in SPANS if values.get(name, 0) > 0))
+    parts.append(
+        " ".join(f"{describe(name).label} {values[name]:.1f}s" for name in TIMER_COLOURS if values.get(name, 0) > 0)
+    )
     parts.append(time_left(progress))
     return "  ".join(part for part in parts if part)
 
@@ -298,7 +300,7 @@ class LiveConsole(Console):
         self._rich = rich or RichConsole(highlight=False)
         self._phase = "starting"
         self._done: tuple[int, int] | None = None
-        self._spans: dict[str, float] = {}
+        self._timers: dict[str, float] = {}
         self._warnings: deque[str] = deque(maxlen=3)
         self._warned = 0
         self._started = time.monotonic()
@@ -315,7 +317,7 @@ class LiveConsole(Console):
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """Extend the curves."""
         self._progress.add(step, values)
-        self._spans = {name: values[name] for name in SPANS if values.get(name, 0) > 0}
+        self._timers = {name: values[name] for name in TIMER_COLOURS if values.get(name, 0) > 0}
 
     def evaluation(self, step: int, values: Mapping[str, float]) -> None:
         """Extend the evaluation's curve."""
@@ -342,8 +344,8 @@ class LiveConsole(Console):
     def render(self) -> RenderableType:
         """Draw the view; called by the refreshing thread."""
         rows: list[RenderableType] = [self._head(), self._curves()]
-        if self._spans:
-            rows.append(time_bar(self._spans, self._progress.curves.get("time/step", [0.0])[-1], self._rich.width - 6))
+        if self._timers:
+            rows.append(time_bar(self._timers, self._progress.curves.get("time/step", [0.0])[-1], self._rich.width - 6))
         earlier = self._warned - len(self._warnings)
         if earlier:
             rows.append(Text(f"! {earlier} earlier warnings in events.jsonl", style="yellow"))
@@ -374,13 +376,13 @@ class LiveConsole(Console):
         return grid
 
 
-def time_bar(spans: Mapping[str, float], step: float, width: int) -> RenderableType:
-    """Draw a step's spans as one bar, with their seconds below. Overlapping spans shrink to fit."""
-    total = max(step, sum(spans.values()))
+def time_bar(timers: Mapping[str, float], step: float, width: int) -> RenderableType:
+    """Draw a step's timers as one bar, with their seconds below. Overlapping timers shrink to fit."""
+    total = max(step, sum(timers.values()))
     bar, legend = Text(no_wrap=True), Text()
-    for name, seconds in spans.items():
-        bar.append("█" * round(seconds / total * max(10, width)), style=SPANS[name])
-        legend.append("■ ", style=SPANS[name])
+    for name, seconds in timers.items():
+        bar.append("█" * round(seconds / total * max(10, width)), style=TIMER_COLOURS[name])
+        legend.append("■ ", style=TIMER_COLOURS[name])
         legend.append(f"{describe(name).label} {seconds:.1f}s  ")
     return Group(bar, legend)
 

@@ -16,7 +16,7 @@ from roll_like.metrics.names import describe
 
 Record = Mapping[str, Any]
 
-SPAN_COLOURS = {
+TIMER_COLOURS = {
     "time/generate": "#2a9d8f",
     "time/reward": "#9b5de5",
     "time/teachers": "#f4845f",
@@ -112,15 +112,17 @@ def _panels(steps: Sequence[Record], evaluations: Sequence[Record]) -> list[Call
             of_evaluations("eval/top1_agreement", title="The same in the evaluation"),
             *costs,
         ]
-    tutored = any("distill/reverse_kl" in record for record in steps)
+    on_policy_distill = any("distill/reverse_kl" in record for record in steps)
     panels = [
-        of_steps("Reverse KL to the teachers", "distill/reverse_kl") if tutored else reward,
-        of_evaluations(*(("eval/reverse_kl", "eval/avg") if tutored else ("eval/avg", "eval/success", *passes))),
+        of_steps("Reverse KL to the teachers", "distill/reverse_kl") if on_policy_distill else reward,
+        of_evaluations(
+            *(("eval/reverse_kl", "eval/avg") if on_policy_distill else ("eval/avg", "eval/success", *passes))
+        ),
         of_steps("Response length", "rollout/response_length/mean"),
         of_steps("KL from reference, engine mismatch", "train/kl", "mismatch/kl"),
         *costs,
     ]
-    if tutored and any("rollout/reward/mean" in record for record in steps):
+    if on_policy_distill and any("rollout/reward/mean" in record for record in steps):
         panels.append(reward)
     domains = sorted({key for record in steps for key in record if _DOMAIN.fullmatch(key)})
     if domains:
@@ -183,7 +185,7 @@ def _draw_lines(axis: Any, records: Sequence[Record], title: str, names: Sequenc
 def _draw_time(axis: Any, steps: Sequence[Record]) -> None:
     axis.set_title("Time of a step")
     axis.set_ylabel("seconds")
-    known = [name for name in SPAN_COLOURS if any(record.get(name, 0) for record in steps)]
+    known = [name for name in TIMER_COLOURS if any(record.get(name, 0) for record in steps)]
     if not known:
         _not_measured(axis)
         return
@@ -192,7 +194,7 @@ def _draw_time(axis: Any, steps: Sequence[Record]) -> None:
     width = 1.0 if len(x) > 1 else 0.4
     bottom = np.zeros(len(x))
     for name, layer in zip(known, layers, strict=True):
-        axis.bar(x, layer, width=width, bottom=bottom, color=SPAN_COLOURS[name], label=describe(name).label)
+        axis.bar(x, layer, width=width, bottom=bottom, color=TIMER_COLOURS[name], label=describe(name).label)
         bottom += np.asarray(layer)
     # a step that evaluates or saves is far taller than the others
     axis.set_ylim(0, float(np.percentile(bottom, 90)) * 1.35)

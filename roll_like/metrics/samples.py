@@ -1,4 +1,4 @@
-"""Rollouts from the start and the end of a run, side by side, for people to judge."""
+"""Rollouts from the start and the end of a run, side by side, for people to read."""
 
 from __future__ import annotations
 

@@ -24,14 +24,14 @@ Interval = tuple[float, float]
 
 
 class StepTimer:
-    """Names the spans of a step. Spans may overlap, nest and come from tasks or threads.
+    """Times the named parts of a step. Timers may overlap, nest and come from tasks or threads.
 
-    `time/NAME` is the time in which at least one span of that name was open, so a hundred
-    concurrent `reward` spans of one second count as one second. `time/idle` is the part of
-    the step that no span covers; overlapping spans are therefore not subtracted twice.
+    `time/NAME` is the time in which at least one timer of that name was running, so a hundred
+    concurrent `reward` timers of one second count as one second. `time/idle` is the part of
+    the step that no timer covers; overlapping timers are therefore not subtracted twice.
 
     Args:
-        on_enter: Called with a span's name when it opens, for a display of the current phase.
+        on_enter: Called with a timer's name when it starts, for a display of the current phase.
         clock: Seconds, monotonic.
     """
 
@@ -41,25 +41,25 @@ class StepTimer:
         self._on_enter = on_enter
         self._clock = clock
         self._lock = threading.Lock()
-        self._closed: dict[str, list[Interval]] = {}
-        self._open: dict[int, tuple[str, float]] = {}
+        self._finished: dict[str, list[Interval]] = {}
+        self._running: dict[int, tuple[str, float]] = {}
         self._next_id = 0
         self._start = clock()
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Time a span of the step."""
+        """Time a part of the step."""
         with self._lock:
-            span_id, self._next_id = self._next_id, self._next_id + 1
-            self._open[span_id] = (name, self._clock())
+            timer_id, self._next_id = self._next_id, self._next_id + 1
+            self._running[timer_id] = (name, self._clock())
         if self._on_enter is not None:
             self._on_enter(name)
         try:
             yield
         finally:
             with self._lock:
-                _, start = self._open.pop(span_id)
-                self._closed.setdefault(name, []).append((start, self._clock()))
+                _, start = self._running.pop(timer_id)
+                self._finished.setdefault(name, []).append((start, self._clock()))
 
     def restart(self) -> None:
         """Begin a step now: what was timed before belongs to none."""
@@ -68,21 +68,21 @@ class StepTimer:
     def metrics(self) -> dict[str, Metric]:
         """Close the step and begin the next one.
 
-        A span that is still open is cut: its time so far belongs to this step, the rest to the next.
+        A timer that is still running is split: its time so far belongs to this step, the rest to the next.
 
         Returns:
-            `time/NAME` for every span, `time/step` and `time/idle`, in seconds.
+            `time/NAME` for every timer, `time/step` and `time/idle`, in seconds.
         """
         with self._lock:
             end = self._clock()
-            spans = {name: list(intervals) for name, intervals in self._closed.items()}
-            for span_id, (name, start) in self._open.items():
-                spans.setdefault(name, []).append((start, end))
-                self._open[span_id] = (name, end)
-            self._closed = {}
+            timers = {name: list(intervals) for name, intervals in self._finished.items()}
+            for timer_id, (name, start) in self._running.items():
+                timers.setdefault(name, []).append((start, end))
+                self._running[timer_id] = (name, end)
+            self._finished = {}
             start, self._start = self._start, end
-        covered = _length_of_union(interval for intervals in spans.values() for interval in intervals)
-        seconds = {f"time/{name}": _length_of_union(intervals) for name, intervals in spans.items()}
+        covered = _length_of_union(interval for intervals in timers.values() for interval in intervals)
+        seconds = {f"time/{name}": _length_of_union(intervals) for name, intervals in timers.items()}
         seconds["time/step"] = end - start
         seconds["time/idle"] = max(0.0, end - start - covered)
         return {name: Sum(value) for name, value in seconds.items()}

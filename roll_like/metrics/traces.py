@@ -183,7 +183,7 @@ class _Trace:
         """Return every answer and observation after the first prompt."""
         messages: list[dict[str, Any]] = []
         for number, turn in enumerate(self._turns):
-            messages += [*(_drawn(turn["shown"]) if number else ()), _said(turn["text"])]
+            messages += [*(_drawn(turn["shown"]) if number else ()), _assistant_message(turn["text"])]
         return [*messages, *(one for one in _drawn(self._turns[-1].get("after", ())) if message_text(one).strip())]
 
     def _turn_spans(self, number: int) -> list[Any]:
@@ -197,8 +197,8 @@ class _Trace:
         invalid = bool(turn.get("invalid", False))
         reward = float(turn["reward"])
         reward_result = {"reward": turn["reward"], "invalid": invalid}
-        said = as_markdown(str(turn["text"]))
-        # the tree says where something was earned
+        answer = as_markdown(str(turn["text"]))
+        # the tree shows in which turn a reward was given
         marks = [*(["invalid"] if invalid else []), *([f"reward {reward:.4g}"] if reward else [])]
         name = f"{key}: {', '.join(marks)}" if marks else key
         observed = "\n".join(as_markdown(message_text(message)) for message in turn["shown"][-1:])
@@ -207,7 +207,7 @@ class _Trace:
                 name,
                 "CHAIN",
                 observed,
-                {"text": said, **reward_result},
+                {"text": answer, **reward_result},
                 key=key,
                 parent="",
                 times=(began, ended),
@@ -226,7 +226,7 @@ class _Trace:
             self._span(
                 "environment",
                 "TASK",
-                {"text": said},
+                {"text": answer},
                 {"messages": _drawn(shown), "reward": turn["reward"]},
                 key=environment,
                 parent=key,
@@ -331,8 +331,8 @@ def _drawn(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _said(text: str, calls: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """Return a policy's words as a chat message; what it called beside them, in OpenAI's form."""
+def _assistant_message(text: str, calls: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """Return a policy's answer and its tool calls as a chat message, in OpenAI's form."""
     written = [
         {
             "id": f"call_{place}",
@@ -347,8 +347,8 @@ def _said(text: str, calls: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
 
 
 def _answer(text: str, calls: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """Return a policy's words in the form of a chat completion."""
-    return {"choices": [{"message": _said(text, calls)}]}
+    """Return a policy's answer in the form of a chat completion."""
+    return {"choices": [{"message": _assistant_message(text, calls)}]}
 
 
 def _usage(prompt: int, sampled: int) -> dict[str, int]:

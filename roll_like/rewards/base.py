@@ -36,7 +36,7 @@ class RewardConfig(PluginConfig):
 
     name: str | None = Field(default=None, description="Name in metrics; default: its `type`.")
     weight: float = Field(default=1.0, allow_inf_nan=False, description="Factor in the sum of all rewards.")
-    sources: tuple[str, ...] | None = Field(default=None, description="Data sources it judges; default: all.")
+    sources: tuple[str, ...] | None = Field(default=None, description="Data sources it scores; default: all.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class RewardCase:
         gold: Right answers.
         wrong: Answers that look like right ones and are not.
         hostile: Answers written to be paid without being right.
-        prompt: What was asked.
+        prompt: The prompt.
         answer: Reference answer, where the row has one.
         metadata: The row's other fields.
         gold_value: What a right answer should get at least.
@@ -149,7 +149,7 @@ class Reward:
 
     def score(self, completions: Sequence[Completion]) -> Sequence[Outcome] | Awaitable[Sequence[Outcome]]:
         """Return one outcome for each completion of a group, in order."""
-        raise TypeError(f"{type(self).__name__} defines no `score` to judge {len(completions)} completions")
+        raise TypeError(f"{type(self).__name__} defines no `score` to score {len(completions)} completions")
 
     def close(self) -> None:
         """Free what the reward holds: processes, connections. Called once, at the end of a run."""
@@ -195,14 +195,14 @@ def describe_error(error: BaseException) -> str:
 def reward_class(function: RewardFunction) -> type[Reward]:
     """Return a `Reward` class that calls `function` on each completion and loses only those that raise."""
 
-    def judge(completion: Completion) -> Outcome:
+    def score_one(completion: Completion) -> Outcome:
         try:
             outcome: Outcome = function(completion)
         except Exception as error:  # noqa: BLE001 - a plugin may raise anything; its sample becomes a Failure
             return RewardError(describe_error(error))
         return outcome
 
-    async def judge_async(completion: Completion) -> Outcome:
+    async def score_one_async(completion: Completion) -> Outcome:
         try:
             outcome: Outcome = await function(completion)
         except Exception as error:  # noqa: BLE001 - as above
@@ -210,10 +210,10 @@ def reward_class(function: RewardFunction) -> type[Reward]:
         return outcome
 
     def score(_: Reward, completions: Sequence[Completion]) -> Sequence[Outcome]:
-        return [judge(completion) for completion in completions]
+        return [score_one(completion) for completion in completions]
 
     async def score_async(_: Reward, completions: Sequence[Completion]) -> Sequence[Outcome]:
-        return list(await asyncio.gather(*(judge_async(completion) for completion in completions)))
+        return list(await asyncio.gather(*(score_one_async(completion) for completion in completions)))
 
     namespace = {
         "score": score_async if inspect.iscoroutinefunction(function) else score,

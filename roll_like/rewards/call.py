@@ -16,7 +16,7 @@ from roll_like.errors import RewardError
 from roll_like.rewards.base import Completion, Outcome, Reward, RewardResult, describe_error
 
 T = TypeVar("T")
-Judged: TypeAlias = RewardResult | RewardError
+ResultOrError: TypeAlias = RewardResult | RewardError
 
 
 class RewardCaller:
@@ -43,7 +43,7 @@ class RewardCaller:
         """Threads that still run past their time-out. They end with the process only."""
         return self._threads.late + self._reward.hung
 
-    async def call(self, completions: list[Completion]) -> tuple[list[Judged], bool]:
+    async def call(self, completions: list[Completion]) -> tuple[list[ResultOrError], bool]:
         """Return an outcome for each completion of a group, and whether another call is pointless."""
         try:
             return _read_outcomes(await self._raw(completions), len(completions)), False
@@ -129,7 +129,7 @@ class _Threads:
         return results[0]
 
 
-def _read_outcomes(raw: Any, expected: int) -> list[Judged]:
+def _read_outcomes(raw: Any, expected: int) -> list[ResultOrError]:
     if not isinstance(raw, Sequence | np.ndarray) or isinstance(raw, str | bytes):
         error = RewardError(f"`score` should return a list of {expected} results, found {type(raw).__name__}")
         return [error] * expected
@@ -138,7 +138,7 @@ def _read_outcomes(raw: Any, expected: int) -> list[Judged]:
     return [_read_outcome(outcome) for outcome in raw]
 
 
-def _read_outcome(outcome: Outcome) -> Judged:
+def _read_outcome(outcome: Outcome) -> ResultOrError:
     if isinstance(outcome, RewardError):
         return outcome
     reward_result = outcome if isinstance(outcome, RewardResult) else RewardResult(outcome)

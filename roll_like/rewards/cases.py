@@ -58,8 +58,8 @@ def general_hostile(prompt: str, *, floods: bool = True) -> tuple[str, ...]:
     """Return answers that are hostile to any reward: the prompt again, a plea, odd letters, floods.
 
     Args:
-        prompt: What was asked.
-        floods: Whether those that are long too, which are the same whatever was asked.
+        prompt: The prompt.
+        floods: Whether to include long ones, which do not depend on the prompt.
     """
     short = (
         *((prompt,) if prompt.strip() else ()),

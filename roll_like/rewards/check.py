@@ -24,7 +24,7 @@ from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.errors import ConfigError, DataError, RefusedAnswerError, RewardError, RollLikeError
 from roll_like.registry import REWARDS
 from roll_like.rewards.base import Completion, Reward, RewardCase, RewardConfig, RewardResult, reward_class
-from roll_like.rewards.call import Judged, RewardCaller
+from roll_like.rewards.call import ResultOrError, RewardCaller
 from roll_like.rewards.cases import general_hostile, read_cases
 from roll_like.types import Message, StopReason, Task
 
@@ -43,7 +43,7 @@ _SHOWN = 50  # characters of an answer in a table
 class _Trial:
     """An answer's outcome, and the seconds that it took."""
 
-    outcome: Judged
+    outcome: ResultOrError
     seconds: float
 
 
@@ -220,11 +220,11 @@ def _check(reward: Reward, name: str, cases: list[RewardCase], slow: float, time
                 _check_row(reward, case, number)
             except Exception as error:  # noqa: BLE001 - a plugin may raise anything; reported
                 problems.append(f"row {number + 1} is refused: {error}")
-            asked = list(_answers(case, floods=number == 0))
-            completions = [_completion(case, text) for _, text in asked]
+            tried = list(_answers(case, floods=number == 0))
+            completions = [_completion(case, text) for _, text in tried]
             trials = [loop.run(_try(reward, completions, timeout)) for _ in range(2)]
-            judged = [list(pair) for pair in zip(*trials, strict=True)]
-            answers += _checked(case, number, asked, judged, slow)
+            pairs = [list(pair) for pair in zip(*trials, strict=True)]
+            answers += _checked(case, number, tried, pairs, slow)
     if not any(answer.kind == "gold" for answer in answers) and not notes:
         notes.append("no row has a right answer, so it was not tried whether those are paid")
     return RewardReport(name=name, answers=tuple(answers), problems=tuple(problems), notes=tuple(notes))
@@ -270,11 +270,11 @@ def _answers(case: RewardCase, *, floods: bool) -> Iterator[tuple[Kind, str]]:
 
 
 def _checked(
-    case: RewardCase, number: int, asked: list[tuple[Kind, str]], judged: list[list[_Trial]], slow: float
+    case: RewardCase, number: int, tried: list[tuple[Kind, str]], pairs: list[list[_Trial]], slow: float
 ) -> Iterator[CheckedAnswer]:
     gold = [
         trials[0].outcome.value
-        for (kind, _), trials in zip(asked, judged, strict=True)
+        for (kind, _), trials in zip(tried, pairs, strict=True)
         if kind == "gold" and isinstance(trials[0].outcome, RewardResult)
     ]
     # where right answers get 0, as with a penalty, answers that are hostile in general may get it too
@@ -282,7 +282,7 @@ def _checked(
     if paid <= case.empty_value and case.gold_value > case.empty_value:
         paid = case.gold_value  # it is not paid at all, which is reported elsewhere
     own = {*case.wrong, *case.hostile}
-    for (kind, text), trials in zip(asked, judged, strict=True):
+    for (kind, text), trials in zip(tried, pairs, strict=True):
         first = trials[0].outcome
         value = first.value if isinstance(first, RewardResult) else None
         problems = list(_instability(kind, trials, slow))
@@ -315,7 +315,7 @@ def _instability(kind: Kind, trials: list[_Trial], slow: float) -> Iterator[str]
     values = {outcome.value for outcome in outcomes if isinstance(outcome, RewardResult)}
     if errors:
         again = "" if len(errors) == len(outcomes) else " (once of twice)"
-        yield f"cannot be judged{again}: {_last_line(errors[0])}"
+        yield f"cannot be scored{again}: {_last_line(errors[0])}"
     if len(values) > 1:
         yield f"gets another value the second time: {', '.join(f'{value:.3g}' for value in sorted(values))}"
     seconds = min(trial.seconds for trial in trials)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from roll_like.errors import ConfigError, RewardError
 from roll_like.registry import REWARDS
 from roll_like.rewards.base import Completion, Reward, RewardConfig, describe_error
-from roll_like.rewards.call import Judged, RewardCaller
+from roll_like.rewards.call import ResultOrError, RewardCaller
 from roll_like.types import Failure, Group, Scored, Task, Trajectory
 
 _log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ def reward_name(config: RewardConfig) -> str:
 
 
 class Scorer:
-    """Judges groups by the configured rewards.
+    """Scores groups with the configured rewards.
 
     A reward that raises, times out or returns anything but finite numbers is tried again, and then
     the samples that it left without a score move to the group's failures: never a reward of 0.
@@ -65,11 +65,11 @@ class Scorer:
         """Threads of synchronous rewards that still run past their time-out. They end with the process only."""
         return sum(entry.caller.hung for entry in self._rewards)
 
-    async def judge(self, names: Sequence[str], completions: Sequence[Completion]) -> dict[str, list[Judged]]:
+    async def score_by(self, names: Sequence[str], completions: Sequence[Completion]) -> dict[str, list[ResultOrError]]:
         """Return the results of the named rewards on a group, whatever its source; an error where one failed."""
         entries = [entry for entry in self._rewards if entry.name in names]
-        judged = await asyncio.gather(*(self._judge(entry, completions) for entry in entries))
-        return {entry.name: reward_results for entry, reward_results in zip(entries, judged, strict=True)}
+        results = await asyncio.gather(*(self._call_with_retries(entry, completions) for entry in entries))
+        return {entry.name: of_reward for entry, of_reward in zip(entries, results, strict=True)}
 
     async def score_group(self, group: Group[Trajectory]) -> Group[Scored]:
         """Return the group with its results; samples that could not be scored are in its failures.
@@ -77,7 +77,7 @@ class Scorer:
         Raises:
             ConfigError: No reward is for this group's source.
         """
-        rewards = [entry for entry in self._rewards if judges(entry.config, group.task, self._domains)]
+        rewards = [entry for entry in self._rewards if scores_task(entry.config, group.task, self._domains)]
         if not rewards:
             source = group.task.source
             raise ConfigError(
@@ -87,13 +87,11 @@ class Scorer:
         completions = [to_completion(trajectory) for trajectory in group.samples]
         if not completions:
             return Group(task=group.task, samples=(), failures=group.failures)
-        judged = await asyncio.gather(*(self._judge(entry, completions) for entry in rewards))
+        results = await asyncio.gather(*(self._call_with_retries(entry, completions) for entry in rewards))
         samples: list[Scored] = []
         failures = list(group.failures)
         for index, trajectory in enumerate(group.samples):
-            reward_results = {
-                entry.name: reward_results[index] for entry, reward_results in zip(rewards, judged, strict=True)
-            }
+            reward_results = {entry.name: of_reward[index] for entry, of_reward in zip(rewards, results, strict=True)}
             result = _combine(trajectory, rewards, reward_results)
             if isinstance(result, Scored):
                 samples.append(result)
@@ -116,27 +114,27 @@ class Scorer:
         if errors:
             raise RewardError("\n".join(errors))
 
-    async def _judge(self, entry: _Entry, completions: Sequence[Completion]) -> list[Judged]:
+    async def _call_with_retries(self, entry: _Entry, completions: Sequence[Completion]) -> list[ResultOrError]:
         """Return a result or an error for each completion, after all attempts."""
-        judged: list[Judged] = []
-        asked = list(range(len(completions)))
+        results: list[ResultOrError] = []
+        pending = list(range(len(completions)))
         for attempt in range(self._retries + 1):
-            outcome, final = await entry.caller.call([completions[index] for index in asked])
-            if not judged:
-                judged = list(outcome)
-            for index, reward_result in zip(asked, outcome, strict=True):
-                # a result that stands is kept when the whole group has to be asked again
-                if isinstance(judged[index], RewardError):
-                    judged[index] = reward_result
-            failed = [index for index, reward_result in enumerate(judged) if isinstance(reward_result, RewardError)]
+            outcomes, final = await entry.caller.call([completions[index] for index in pending])
+            if not results:
+                results = list(outcomes)
+            for index, reward_result in zip(pending, outcomes, strict=True):
+                # a valid result is kept when the whole group has to be scored again
+                if isinstance(results[index], RewardError):
+                    results[index] = reward_result
+            failed = [index for index, reward_result in enumerate(results) if isinstance(reward_result, RewardError)]
             if not failed or final:
                 break
-            asked = failed if entry.reward.per_sample else asked
+            pending = failed if entry.reward.per_sample else pending
             _log.warning(
                 "reward %r failed on %d of %d samples (attempt %d of %d): %s",
-                *(entry.name, len(failed), len(completions), attempt + 1, self._retries + 1, judged[failed[0]]),
+                *(entry.name, len(failed), len(completions), attempt + 1, self._retries + 1, results[failed[0]]),
             )
-        return judged
+        return results
 
 
 @dataclass(frozen=True)
@@ -169,7 +167,7 @@ def _build(name: str, config: RewardConfig) -> Reward:
     return reward
 
 
-def judges(config: RewardConfig, task: Task, domains: Mapping[str, Sequence[str]]) -> bool:
+def scores_task(config: RewardConfig, task: Task, domains: Mapping[str, Sequence[str]]) -> bool:
     """Return whether a reward scores a task: its domain names it, or names none and the reward's `sources` fit."""
     if task.domain in domains:
         return reward_name(config) in domains[task.domain]
@@ -177,7 +175,7 @@ def judges(config: RewardConfig, task: Task, domains: Mapping[str, Sequence[str]
 
 
 def _combine(
-    trajectory: Trajectory, rewards: Sequence[_Entry], reward_results: Mapping[str, Judged]
+    trajectory: Trajectory, rewards: Sequence[_Entry], reward_results: Mapping[str, ResultOrError]
 ) -> Scored | Failure:
     """Return the weighted sum, or the first reward's failure."""
     values: dict[str, float] = {}

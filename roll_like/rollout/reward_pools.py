@@ -13,7 +13,7 @@ from typing import Protocol
 
 from roll_like.errors import ConfigError
 from roll_like.rewards.base import RewardConfig
-from roll_like.rewards.scorer import judges
+from roll_like.rewards.scorer import scores_task
 from roll_like.rollout.scheduler import GroupScorer
 from roll_like.types import Failure, Group, Scored, Trajectory
 
@@ -68,7 +68,7 @@ class RewardPools:
         pools = [
             share.pool
             for share in self._shares
-            if any(judges(reward, group.task, self._domains) for reward in share.rewards)
+            if any(scores_task(reward, group.task, self._domains) for reward in share.rewards)
         ]
         if not pools:
             raise ConfigError(

@@ -66,7 +66,7 @@ class Client:
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.exceptions: dict[str, type[Exception]] = {}
-        self.asked = 0
+        self.requests = 0
         self.compared = False  # objects of the program were compared by identity
 
     def ask(
@@ -79,7 +79,7 @@ class Client:
     ) -> Any:
         """Return the value of one action, or raise what the program raised."""
         given: dict[Any, Any] = {**dict(enumerate(args)), **(kwargs or {})}
-        self.asked += 1
+        self.requests += 1
         packed = {at: self._wrap(value) for at, value in (kwargs or {}).items()}
         self.channel.send(("ask", action, target, name, [self._wrap(value) for value in args], packed))
         answer = self.channel.receive()
@@ -146,9 +146,9 @@ class Client:
 class Handle:
     """An object that lives in the sandbox.
 
-    Attributes, methods, items, length, text and iteration are asked for there. `==` is identity, truth is
+    Attributes, methods, items, length, text and iteration are requested from there. `==` is identity, truth is
     `True`, and `in`, `<`, `+` and their like are errors, whatever the object's class says: a program does not
-    judge itself, and an expected value that stands beside an operator does not reach it.
+    decide its own result, and an expected value that stands beside an operator does not reach it.
     """
 
     __slots__ = ("_class", "_client", "_target")
@@ -288,13 +288,13 @@ def stubs(source: str, used: set[str], names: Sequence[str], client: Client) -> 
             imported |= {alias.asname or alias.name for alias in statement.names}
     reserved = (set(dir(builtins)) | MODULES) - set(names)
     for name in ((assigned | imported) & used) - found.keys() - reserved:
-        asked = client.asked
+        requests = client.requests
         try:
             found[name] = client.ask("get", ("n", name))
         except KeyError:  # never assigned when the program ran
-            client.asked = asked
+            client.requests = requests
         if name not in assigned:
-            client.asked = asked  # an import is not yet the program's own work
+            client.requests = requests  # an import is not yet the program's own work
     return {name: stub for name, stub in found.items() if name not in reserved and not name.startswith("__")}
 
 
@@ -333,15 +333,15 @@ def run_test(channel: Channel) -> tuple[Any, ...]:
     except BaseException as error:  # noqa: BLE001 - also SystemExit: only the end of the test is a pass
         hint = " (objects of the program are compared by identity)" if client.compared else ""
         return ("failed", type(error).__name__, _place(error) + _text(error) + hint)
-    if client.asked == 0:
-        return ("refused", "the test ended without asking anything of the program: is its check ever called?")
+    if client.requests == 0:
+        return ("refused", "the test ended without using the program: is its check ever called?")
     return ("passed",)
 
 
 def _text(error: BaseException) -> str:
     try:
         return str(error)[:500]
-    except BaseException as other:  # noqa: BLE001 - a test may attach an object whose text is asked for in the sandbox
+    except BaseException as other:  # noqa: BLE001 - a test may attach an object whose text comes from the sandbox
         return f"(its text cannot be had: {type(other).__name__})"
 
 

@@ -1,7 +1,7 @@
-"""The Landlock backend, for machines without user namespaces. Weaker; used only where it is asked for by name.
+"""The Landlock backend, for machines without user namespaces. Weaker; used only if it is selected by name.
 
 A program gets one thread, can write no file, read nothing but the interpreter's folders, open no socket, signal
-nobody and start nothing. Unlike in a namespace it shares the machine's process numbers, its clock and host name,
+no process and start none. Unlike in a namespace it shares the machine's process numbers, its clock and host name,
 can ask whether a path exists, and its user id is that of whoever started it (an unused one where that is root).
 """
 

@@ -102,16 +102,16 @@ class Zygote:
             ours.send(seccomp)
             ready = ours.recv(_CHUNK)
         except OSError as error:
-            ready, said = b"", f"{error}"
+            ready, reason = b"", f"{error}"
         else:
-            said = ""
+            reason = ""
         if not ready:
             ours.close()
             process.kill()
-            said = " ".join([said, process.stderr.read().decode("utf-8", "replace")[-2000:].strip()]).strip()
+            reason = " ".join([reason, process.stderr.read().decode("utf-8", "replace")[-2000:].strip()]).strip()
             process.stderr.close()
             process.wait()
-            raise SandboxUnavailable(f"{words[0]} could not start a sandbox: {said or process.returncode}")
+            raise SandboxUnavailable(f"{words[0]} could not start a sandbox: {reason or process.returncode}")
         process.stderr.close()
         ours.setblocking(False)
         return cls(process, ours, json.loads(ready))
@@ -346,7 +346,7 @@ class Execution:
         if report["why"] == "cpu" or cpu_used_up:
             return Ended.TIMEOUT, f"used more than {limits.cpu_seconds} s of CPU"
         if self._why is not None:
-            return self._why, "answered without being asked"
+            return self._why, "sent an answer without a request"
         if status is None:
             return Ended.ERROR, "its processes were killed from inside"
         if status == COMPILE_ERROR and not report["started"]:

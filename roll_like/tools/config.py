@@ -55,7 +55,7 @@ class McpConfig(ConfigModel):
     command: str | None = Field(default=None, description="Program to start, which speaks MCP over stdio.")
     args: tuple[str, ...] = Field(default=(), description="Its arguments.")
     env: dict[str, str] = Field(
-        default_factory=dict, description="Environment variables for it; beside them it gets HOME, PATH and the like."
+        default_factory=dict, description="Environment variables for it, in addition to HOME, PATH and the like."
     )
     cwd: Path | None = Field(default=None, description="Its working directory.")
     url: str | None = Field(default=None, description="Address of a running server (streamable HTTP), instead.")

@@ -94,7 +94,9 @@ class McpServer:
         except MCPError as error:
             if error.code == INVALID_PARAMS:
                 raise ToolError(error.message) from error
-            raise EnvError(f"MCP server {self.config.name!r} failed in {name!r}: {error}{self._said()}") from error
+            raise EnvError(
+                f"MCP server {self.config.name!r} failed in {name!r}: {error}{self._stderr_end()}"
+            ) from error
         text = _text(result)
         if result.is_error:
             raise ToolError(text or "the call failed")
@@ -168,9 +170,9 @@ class McpServer:
             what = f"did not start: {type(cause).__name__}: {cause}"
         run = config.url or " ".join([str(config.command), *config.args])
         fix = "check `url` and `headers`" if config.url else f"run it by hand: {run}"
-        return EnvError(f"MCP server {config.name!r} {what}{self._said()}", fix=fix)
+        return EnvError(f"MCP server {config.name!r} {what}{self._stderr_end()}", fix=fix)
 
-    def _said(self) -> str:
+    def _stderr_end(self) -> str:
         """Return the end of the server's standard error."""
         if self._stderr is None:
             return ""

@@ -100,7 +100,7 @@ def test_a_time_limit_is_a_judgement_and_a_sandbox_that_is_not_there_is_none() -
         Code(CodeConfig(backend="remote:http://127.0.0.1:9")).start()
 
 
-def test_programs_that_never_end_are_judged_within_the_time_of_a_group() -> None:
+def test_programs_that_never_end_are_scored_within_the_time_of_a_group() -> None:
     tests = [{"input": f"{number}\n", "output": "0\n"} for number in range(20)]
     endless = [completion(fenced("while True: pass\n"), tests=tests) for _ in range(4)]
     for settings, limit in ({"reward": "binary"}, 25.0), ({"reward": "fraction", "total_seconds": 2.0}, 30.0):

@@ -54,7 +54,7 @@ def nothing(*a, **k): return None
 """
 
 
-def judge(code: str, program: str = PROGRAM, box: Box | None = None, **changes: object) -> TestResult:
+def run_code(code: str, program: str = PROGRAM, box: Box | None = None, **changes: object) -> TestResult:
     with CodeEvaluator(backend=box or LocalBox()) as evaluator:
         return evaluator.evaluate_sync(program, [AssertTest(code, **changes)]).tests[0]  # type: ignore[arg-type]
 
@@ -96,7 +96,7 @@ def judge(code: str, program: str = PROGRAM, box: Box | None = None, **changes: 
     ],
 )
 def test_what_a_test_may_do(code: str) -> None:
-    assert judge(code) == TestResult(TestStatus.PASSED)
+    assert run_code(code) == TestResult(TestStatus.PASSED)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_what_a_test_may_do(code: str) -> None:
     ],
 )
 def test_how_a_test_fails(code: str, status: str, detail: str) -> None:
-    result = judge(code)
+    result = run_code(code)
     assert result.status.value == status
     assert detail in result.detail
 
@@ -143,14 +143,14 @@ def test_how_a_test_fails(code: str, status: str, detail: str) -> None:
 )
 def test_a_program_does_not_judge_itself(code: str) -> None:
     box, received = listening()
-    result = judge(code, box=box)
+    result = run_code(code, box=box)
     assert result.status in {TestStatus.WRONG_ANSWER, TestStatus.RUNTIME_ERROR}
     assert "5" not in repr(received)
     assert "3.0" not in repr(received)
 
 
 def test_comparing_objects_is_explained() -> None:
-    assert "compared by identity" in judge("assert Node(1) == Node(1)").detail
+    assert "compared by identity" in run_code("assert Node(1) == Node(1)").detail
 
 
 @pytest.mark.parametrize(
@@ -165,41 +165,41 @@ def test_comparing_objects_is_explained() -> None:
 )
 def test_builtins_and_modules_keep_their_meaning(program: str, code: str) -> None:
     source = f"def add(a, b): return a + b\n{program}\n"
-    assert judge(f"assert add(1, 2) == 3 and {code}", source) == TestResult(TestStatus.PASSED)
+    assert run_code(f"assert add(1, 2) == 3 and {code}", source) == TestResult(TestStatus.PASSED)
 
 
 def test_a_test_may_name_a_builtin_that_is_the_programs_own() -> None:
     program = "def sum(a, b):\n    return a * b\n"
-    assert judge("assert sum(3, 4) == 12", program).status is TestStatus.RUNTIME_ERROR
-    assert judge("assert sum(3, 4) == 12", program, names=("sum",)).status is TestStatus.PASSED
+    assert run_code("assert sum(3, 4) == 12", program).status is TestStatus.RUNTIME_ERROR
+    assert run_code("assert sum(3, 4) == 12", program, names=("sum",)).status is TestStatus.PASSED
 
 
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("assert True", "without asking anything"),
-        ("def check(candidate):\n    assert candidate(1) == 1", "without asking anything"),
+        ("assert True", "without using the program"),
+        ("def check(candidate):\n    assert candidate(1) == 1", "without using the program"),
         ("assert add(1, 2) ==", "no Python"),
         ("import numpy\nassert add(1, 2) == 3", "not in the standard library"),
         ("assert total(map(lambda x: x, [1])) == 1\nadd(lambda: 1, 2)", "function of its own"),
         ("class Mine: pass\nadd(Mine(), 2)", "a Mine cannot enter"),
-        ("assert Counter", "without asking anything"),
+        ("assert Counter", "without using the program"),
     ],
 )
-def test_tests_that_cannot_be_judged_are_the_callers_error(code: str, message: str) -> None:
+def test_tests_that_cannot_be_run_are_the_callers_error(code: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        judge(code)
+        run_code(code)
 
 
 def test_names_are_found_wherever_the_module_defines_them() -> None:
     program = "try:\n    import nowhere\nexcept ImportError:\n    def f(x): return 1\nelse:\n    def f(x): return 2\n"
     program += "if True:\n    def g(x): return 3\n"
-    assert judge("assert f(0) == 1 and g(0) == 3", program).status is TestStatus.PASSED
+    assert run_code("assert f(0) == 1 and g(0) == 3", program).status is TestStatus.PASSED
 
 
 def test_dunder_names_of_a_program_are_not_taken_over() -> None:
     program = "def add(a, b): return a + b\nif False:\n    class __builtins__: pass\n"
-    assert judge("assert add(1, 2) == 3 and len('ab') == 2", program).status is TestStatus.PASSED
+    assert run_code("assert add(1, 2) == 3 and len('ab') == 2", program).status is TestStatus.PASSED
 
 
 def test_a_slow_test_is_a_timeout_and_leaves_no_process() -> None:
@@ -217,7 +217,7 @@ def test_the_test_has_no_environment_and_no_site_packages(monkeypatch: pytest.Mo
     )
     code += "assert not [p for p in sys.path if 'site-packages' in p], sys.path\n"
     code += "assert sorted(os.listdir('/proc/self/fd'))[:3] == ['0', '1', '2']"
-    assert judge(code) == TestResult(TestStatus.PASSED)
+    assert run_code(code) == TestResult(TestStatus.PASSED)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_malformed_answers_are_the_programs_error(answer: object) -> None:
             session = await super().open(program, limits)
             return Forging(session.scope, session.end)
 
-    result = judge("assert add(1, 2) == 4", box=Box())
+    result = run_code("assert add(1, 2) == 4", box=Box())
     assert result.status is TestStatus.RUNTIME_ERROR, result
 
 

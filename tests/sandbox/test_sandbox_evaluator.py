@@ -213,7 +213,7 @@ def test_parsing_here_is_left_out_where_it_is_costly(program: str) -> None:
         (["assert 1"], "expected a StdioTest"),
     ],
 )
-def test_tests_that_cannot_be_judged_are_refused_before_anything_runs(tests: list[TestCase], message: str) -> None:
+def test_tests_that_cannot_be_run_are_refused_before_anything_runs(tests: list[TestCase], message: str) -> None:
     box = LocalBox()
     with CodeEvaluator(backend=box) as evaluator:
         with pytest.raises(ConfigError, match=message):

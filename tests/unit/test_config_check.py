@@ -165,7 +165,7 @@ def test_warm_up_that_lasts_longer_than_the_run(make: Make) -> None:
         ([ROW, {"text": "x", "instructions": []}], "train.jsonl:2: the row has no field 'prompt'; it has 'text'"),
         (
             [ROW, {"prompt": "x"}],
-            "train.jsonl:2: the field 'instructions' cannot be judged: the row has neither it nor",
+            "train.jsonl:2: the field 'instructions' cannot be checked: the row has neither it nor",
         ),
         ([ROW, ROW, {"prompt": "x", "instructions": [{"kind": "no_comas"}]}], "train.jsonl:3: "),
     ],

@@ -16,7 +16,7 @@ from tests_support import group, task
 from roll_like import cli
 from roll_like.errors import ConfigError
 from roll_like.metrics import files
-from roll_like.metrics.browse import PIPE_WIDTH, read_span
+from roll_like.metrics.browse import PIPE_WIDTH, read_range
 from roll_like.metrics.rollout_text import printable, wrapped
 from roll_like.metrics.rollouts import with_ids
 from roll_like.rollout.metrics import rollout_rows
@@ -373,11 +373,11 @@ def test_colour_is_for_terminals(run_dir: Path, capsys: pytest.CaptureFixture[st
     assert max(map(len, plain.splitlines())) <= PIPE_WIDTH
 
 
-def test_spans() -> None:
-    assert read_span("--reward", "-0.5") == (-0.5, -0.5)
-    assert read_span("--reward", "-1:") == (-1, float("inf"))
+def test_ranges() -> None:
+    assert read_range("--reward", "-0.5") == (-0.5, -0.5)
+    assert read_range("--reward", "-1:") == (-1, float("inf"))
     with pytest.raises(ConfigError, match="--step 3:x"):
-        read_span("--step", "3:x", int)
+        read_range("--step", "3:x", int)
 
 
 @pytest.mark.parametrize(

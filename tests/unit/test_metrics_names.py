@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from roll_like.metrics.console import CURVES, SPANS
+from roll_like.metrics.console import CURVES
+from roll_like.metrics.console import TIMER_COLOURS as BAR_COLOURS
 from roll_like.metrics.names import METRICS, describe
-from roll_like.metrics.plots import SPAN_COLOURS
+from roll_like.metrics.plots import TIMER_COLOURS as PLOT_COLOURS
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,7 @@ def test_no_pattern_hides_a_later_row() -> None:
 
 def test_console_and_plots_show_known_names() -> None:
     known = {info.name for info in METRICS}
-    assert {*CURVES, *SPANS, *SPAN_COLOURS} <= known
+    assert {*CURVES, *BAR_COLOURS, *PLOT_COLOURS} <= known
 
 
 def test_the_page_shows_the_table() -> None:

@@ -34,7 +34,7 @@ def test_idle_is_what_no_span_covers() -> None:
     assert reduce(timer.metrics()) == {"time/generate": 2.5, "time/train": 4, "time/step": 10.5, "time/idle": 4}
 
 
-def test_overlapping_spans_are_not_counted_twice() -> None:
+def test_overlapping_timers_are_not_counted_twice() -> None:
     clock = Clock()
     timer = StepTimer(clock=clock)
     with timer("generate"):
@@ -46,7 +46,7 @@ def test_overlapping_spans_are_not_counted_twice() -> None:
     assert values == {"time/generate": 3, "time/reward": 1, "time/step": 8, "time/idle": 5}
 
 
-async def test_concurrent_spans_of_one_name_count_once() -> None:
+async def test_concurrent_timers_of_one_name_count_once() -> None:
     timer = StepTimer()
 
     async def score() -> None:

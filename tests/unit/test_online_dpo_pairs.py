@@ -1,4 +1,4 @@
-"""Which answers of a judged group become pairs, token by token, and what a checkpoint keeps of them."""
+"""Which answers of a scored group become pairs, token by token, and what a checkpoint keeps of them."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def test_groups_that_give_no_pair_are_counted_and_a_lost_sample_is_no_reward() -
         group([0.4, 0.1]),
     )
     assert places(found) == [(0, 1)]
-    assert (found.groups, found.without_pair, found.unjudged) == (5, 4, 2)
+    assert (found.groups, found.without_pair, found.unscored) == (5, 4, 2)
     figures = reduce(found.metrics)
     assert figures["iteration/without_pair"] == pytest.approx(0.8)
-    assert (figures["iteration/pairs"], figures["iteration/unjudged"]) == (1, 2)
+    assert (figures["iteration/pairs"], figures["iteration/unscored"]) == (1, 2)
     assert figures["iteration/margin"] == pytest.approx(0.3)
     nothing = reduce(paired(group([1.0, 1.0])).metrics)
     assert "iteration/margin" not in nothing

@@ -1,4 +1,4 @@
-"""Built-in rewards that judge a text by itself or by its row: gold 1, wrong 0, empty 0, hostile no more."""
+"""Built-in rewards that score a text by itself or by its row: gold 1, wrong 0, empty 0, hostile no more."""
 
 from __future__ import annotations
 
@@ -313,7 +313,7 @@ def test_a_pattern_that_an_empty_response_matches_pays_it_nothing() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "nothing is asked for"),
+        ({}, "no check is set"),
         ({"tags": ["a", "a"]}, "named twice"),
         ({"tags": ["a b"]}, "tags"),
         ({"json_schema": {"type": "nothing"}}, "not a JSON Schema"),

@@ -134,7 +134,7 @@ def test_a_failure_once_of_twice() -> None:
         return honest(completion)
 
     report = check_reward(flaky, CASES)
-    assert report.suspicious == ["cannot be judged (once of twice): ConnectionError: gone"]
+    assert report.suspicious == ["cannot be scored (once of twice): ConnectionError: gone"]
 
 
 def test_a_penalty_pays_nothing_at_best() -> None:

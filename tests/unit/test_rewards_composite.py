@@ -101,7 +101,7 @@ def test_a_gate_asks_the_others_about_what_passes_it_alone() -> None:
     assert SEEN == {"a": ["in", "out"], "b": ["in"]}
 
 
-def test_a_gate_that_lets_nobody_in_asks_nothing() -> None:
+def test_a_closed_gate_calls_no_part() -> None:
     reward = make(part("a"), part("b", fail=True), combine="gated")
     (result,) = outcomes(reward, [completion("x", a=0.0, b=1.0)])
     assert isinstance(result, RewardResult)

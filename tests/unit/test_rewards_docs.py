@@ -30,7 +30,7 @@ def table(heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in body.splitlines() if "`" in line[:4]]
 
 
-ROWS = {row[0].strip("`"): row for row in table("| name | judges | row fields | gives |")}
+ROWS = {row[0].strip("`"): row for row in table("| name | scores | row fields | gives |")}
 
 
 def test_the_table_lists_what_is_registered_by_this_package() -> None:
@@ -68,7 +68,7 @@ def test_the_shapes_of_tests_are_read() -> None:
         assert len(read_tests(shape, tests_field="tests", entry_point_field="entry_point")) == 1
 
 
-def test_the_case_is_read_and_judged_as_it_says(tmp_path: Path) -> None:
+def test_the_case_is_read_and_scored_as_it_says(tmp_path: Path) -> None:
     path = tmp_path / "cases.jsonl"
     path.write_text(blocks("json")[1])
     (case,) = read_cases(path)

@@ -27,7 +27,7 @@ def completion(text: str, metadata: dict[str, Any] = NO_COMMAS, stop: StopReason
     )
 
 
-def judge(
+def score_one(
     text: str, metadata: dict[str, Any] = NO_COMMAS, *, stop: StopReason = StopReason.STOP, **s: Any
 ) -> RewardResult:
     (result,) = IFEval(IFEvalConfig(**s)).score([completion(text, metadata, stop)])
@@ -52,14 +52,14 @@ def test_is_registered_by_its_entry_point() -> None:
 
 
 def test_an_answer_in_the_right_form_scores_1() -> None:
-    result = judge(ANSWER)
+    result = score_one(ANSWER)
     assert result.value == 1.0
     assert result.details["strict"] == result.details["loose"] == result.details["kind/no_commas"] == 1.0
     assert result.details["guarded"] == 0.0
 
 
 def test_an_answer_in_the_wrong_form_scores_0() -> None:
-    result = judge(ANSWER.replace("ships", "ships, boats"))
+    result = score_one(ANSWER.replace("ships", "ships, boats"))
     assert result.value == result.details["kind/no_commas"] == result.details["guarded"] == 0.0
 
 
@@ -79,7 +79,7 @@ def test_an_answer_in_the_wrong_form_scores_0() -> None:
     ],
 )
 def test_nonsense_in_the_right_form_scores_0(text: str, guard: str) -> None:
-    result = judge(text)
+    result = score_one(text)
     assert result.details["kind/no_commas"] == 1.0
     assert result.details[f"guard/{guard}"] == 1.0
     assert result.details["guarded"] == 1.0
@@ -98,51 +98,51 @@ def test_nonsense_in_the_right_form_scores_0(text: str, guard: str) -> None:
 )
 def test_guards_let_answers_pass(text: str) -> None:
     function_words = 0.0 if "été" in text else 0.15
-    assert judge(text, min_function_words=function_words).details["guarded"] == 0.0
+    assert score_one(text, min_function_words=function_words).details["guarded"] == 0.0
 
 
 def test_json_is_not_expected_to_read_as_prose() -> None:
     text = '{"height": 30, "colour": "white red", "place": "harbour", "lamp": "bright yellow", "built": 1852}'
-    assert judge(text, {"instructions": [{"kind": "json_format"}]}).value == 1.0
-    assert judge(text, {"instructions": [{"kind": "keyword", "word": "harbour"}]}).value == 0.0
+    assert score_one(text, {"instructions": [{"kind": "json_format"}]}).value == 1.0
+    assert score_one(text, {"instructions": [{"kind": "keyword", "word": "harbour"}]}).value == 0.0
 
 
 def test_a_repeated_prompt_that_was_asked_for_is_no_copy() -> None:
     metadata = {"instructions": [{"kind": "repeat_prompt", "prompt": PROMPT}]}
-    assert judge(f"{PROMPT}\n{ANSWER}", metadata).value == 1.0
-    assert judge(f"{PROMPT}\n{PROMPT}", metadata).value == 0.0
+    assert score_one(f"{PROMPT}\n{ANSWER}", metadata).value == 1.0
+    assert score_one(f"{PROMPT}\n{PROMPT}", metadata).value == 0.0
 
 
 def test_all_or_nothing_and_partial() -> None:
     metadata = {"instructions": [{"kind": "no_commas"}, {"kind": "max_words", "max": 5}]}
-    assert judge(ANSWER, metadata).value == 0.0
-    result = judge(ANSWER, metadata, partial=True)
+    assert score_one(ANSWER, metadata).value == 0.0
+    result = score_one(ANSWER, metadata, partial=True)
     assert result.value == 0.5
     assert (result.details["kind/no_commas"], result.details["kind/max_words"]) == (1.0, 0.0)
-    assert judge("Yes.", metadata, partial=True).value == 0.0
+    assert score_one("Yes.", metadata, partial=True).value == 0.0
 
 
 def test_a_kind_asked_twice_passes_only_when_both_pass() -> None:
     metadata = {"instructions": [{"kind": "keyword", "word": "ships"}, {"kind": "keyword", "word": "cats"}]}
-    assert judge(ANSWER, metadata).details["kind/keyword"] == 0.0
+    assert score_one(ANSWER, metadata).details["kind/keyword"] == 0.0
 
 
 def test_loose_forgives_a_first_line_that_strict_does_not() -> None:
     text = f"Sure, here it is:\n{ANSWER}"
-    assert judge(text, mode="strict").value == 0.0
-    result = judge(text, mode="loose")
+    assert score_one(text, mode="strict").value == 0.0
+    result = score_one(text, mode="loose")
     assert (result.value, result.details["strict"], result.details["loose"]) == (1.0, 0.0, 1.0)
 
 
 def test_loose_does_not_pass_an_empty_variant() -> None:
-    assert judge("One, two, three, four, five.", mode="loose").value == 0.0
+    assert score_one("One, two, three, four, five.", mode="loose").value == 0.0
 
 
 def test_must_finish() -> None:
-    assert judge(ANSWER, stop=StopReason.LENGTH).value == 1.0
-    result = judge(ANSWER, stop=StopReason.LENGTH, must_finish=True)
+    assert score_one(ANSWER, stop=StopReason.LENGTH).value == 1.0
+    result = score_one(ANSWER, stop=StopReason.LENGTH, must_finish=True)
     assert (result.value, result.details["guard/unfinished"]) == (0.0, 1.0)
-    assert judge(ANSWER, must_finish=True).value == 1.0
+    assert score_one(ANSWER, must_finish=True).value == 1.0
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_must_finish() -> None:
     [("lighthouses", 1.0), ("the old harbour", 1.0), ("volcanoes", 0.0), ("ship", 1.0), ("years", 1.0), ("sea", 0.0)],
 )
 def test_topic(topic: str, expected: float) -> None:
-    assert judge(ANSWER, NO_COMMAS | {"topic": topic}, topic_field="topic").value == expected
+    assert score_one(ANSWER, NO_COMMAS | {"topic": topic}, topic_field="topic").value == expected
 
 
 def test_check_row_names_file_and_line() -> None:
@@ -164,7 +164,7 @@ def test_check_row_names_file_and_line() -> None:
 
 def test_a_broken_row_is_a_failure_and_no_judgement() -> None:
     with pytest.raises(RewardError, match="unknown kind"):
-        judge(ANSWER, {"instructions": [{"kind": "rhyme"}]})
+        score_one(ANSWER, {"instructions": [{"kind": "rhyme"}]})
 
 
 def test_config_refuses_unknown_keys() -> None:

@@ -90,7 +90,7 @@ def test_an_id(name: str, arguments: dict[str, Any], good: str, bad: str) -> Non
     assert KINDS[instruction.kind] is type(instruction)
 
 
-def test_a_row_of_the_data_set_is_judged_as_it_is() -> None:
+def test_a_row_of_the_data_set_is_scored_as_it_is() -> None:
     reward = IFEval(IFEvalConfig(min_words=2))
     fields = {
         "instruction_id_list": ["punctuation:no_comma", "length_constraints:number_words"],
@@ -110,14 +110,14 @@ def test_a_row_of_the_data_set_is_judged_as_it_is() -> None:
     ("ids", "arguments", "message"),
     [
         (["punctuation:no_commas"], [{}], "unknown id"),
-        (["keywords:existence"], [{}], "lacks an argument"),
+        (["keywords:existence"], [{}], "is missing an argument"),
         (["keywords:frequency"], [{"keyword": "a", "frequency": 1, "relation": "about"}], "at least"),
         (["startend:quotation"], [], "one length"),
         ("startend:quotation", [{}], "one length"),
         (["language:response_language"], [{"language": "xx"}], "languages that can be detected"),
     ],
 )
-def test_rows_that_cannot_be_judged(ids: Any, arguments: Any, message: str) -> None:
+def test_rows_that_cannot_be_checked(ids: Any, arguments: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         IFEval(IFEvalConfig()).check_row(row(instruction_id_list=ids, kwargs=arguments))
 

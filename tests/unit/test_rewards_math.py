@@ -115,7 +115,7 @@ def test_a_reference_answer_that_is_no_mathematics_is_a_failure(reward: Math) ->
     assert "'yes'" in str(outcome)
 
 
-def test_an_expression_that_never_ends_is_killed_and_lost_and_the_others_are_judged() -> None:
+def test_an_expression_that_never_ends_is_killed_and_lost_and_the_others_are_scored() -> None:
     reward = Math(MathConfig(timeout_seconds=1.0, processes=2))
     try:
         start = time.monotonic()
@@ -129,7 +129,7 @@ def test_an_expression_that_never_ends_is_killed_and_lost_and_the_others_are_jud
         reward.close()
 
 
-def test_a_busy_process_that_nobody_kills_ends_by_its_own_alarm() -> None:
+def test_a_busy_process_that_is_not_killed_ends_by_its_own_alarm() -> None:
     script = Path(__file__).resolve().parents[2] / "rewards" / "math_child.py"
     pool = ChildPool(script, size=1, timeout_seconds=30, arguments=("0.3", str(2048 << 20)))
     (answer,) = pool.run([("42", TOWER, False)])

@@ -11,7 +11,7 @@ import pytest
 from roll_like import Completion, Outcome, Reward, RewardConfig, RewardResult, register_reward
 from roll_like.errors import ConfigError, PluginError, RewardError
 from roll_like.registry import REWARDS
-from roll_like.rewards.scorer import Scorer, judges
+from roll_like.rewards.scorer import Scorer, scores_task
 from roll_like.types import Failure, Group, Part, Scored, Segment, StopReason, Task, Trajectory
 
 Add = Callable[..., str]
@@ -125,7 +125,7 @@ def test_weights_names_and_details(add: Add) -> None:
     assert type(sample.rewards["custom"]) is float
 
 
-def test_each_source_is_judged_by_its_own_rewards(add: Add) -> None:
+def test_each_source_is_scored_by_its_own_rewards(add: Add) -> None:
     name = add(lambda completion: 1.0)
     configs = (
         RewardConfig(type=name, sources=("chat",)),
@@ -281,14 +281,14 @@ def test_an_async_reward_that_is_too_slow_is_tried_again_then_lost(add: Add) -> 
 
 
 def test_an_async_reward_that_ignores_its_cancellation_does_not_hold_the_group(add: Add) -> None:
-    judged = asyncio.Event()
+    one_done = asyncio.Event()
 
     class Stubborn(Reward):
         async def score(self, completions: Sequence[Completion]) -> Sequence[Outcome]:
             try:
                 await asyncio.sleep(30)
             except asyncio.CancelledError:
-                await judged.wait()
+                await one_done.wait()
                 raise ValueError("late") from None
             return [1.0]
 
@@ -296,7 +296,7 @@ def test_an_async_reward_that_ignores_its_cancellation_does_not_hold_the_group(a
         scorer = Scorer([RewardConfig(type=add(Stubborn))], timeout_seconds=0.05, retries=0)
         scored = await asyncio.wait_for(scorer.score_group(make_group("a")), 20)
         assert len(scored.failures) == 1
-        judged.set()
+        one_done.set()
         await asyncio.sleep(0.05)
 
     asyncio.run(run())
@@ -317,7 +317,7 @@ def test_a_hanging_thread_is_counted_until_it_ends_and_is_not_tried_again(add: A
         lost = await scorer.score_group(make_group("a"))
         assert (len(lost.failures), len(calls), scorer.hung) == (1, 1, 1)
         assert "a thread cannot be stopped" in lost.failures[0].error
-        # others are still judged
+        # others are still scored
         assert (await scorer.score_group(make_group("b"))).samples[0].reward == 1.0
         release.set()
         for _ in range(100):
@@ -451,10 +451,10 @@ def test_a_class_without_score_says_so(add: Add) -> None:
 def test_a_domain_names_its_rewards() -> None:
     plain, maths = RewardConfig(type="plain"), RewardConfig(type="maths")
     task = make_group("a").task
-    assert judges(plain, task, {})
-    assert [judges(one, task, {task.domain: ["maths"]}) for one in (plain, maths)] == [False, True]
-    assert judges(plain, task, {"another": ["maths"]})
-    assert not judges(RewardConfig(type="plain", sources=("gsm",)), task, {})
+    assert scores_task(plain, task, {})
+    assert [scores_task(one, task, {task.domain: ["maths"]}) for one in (plain, maths)] == [False, True]
+    assert scores_task(plain, task, {"another": ["maths"]})
+    assert not scores_task(RewardConfig(type="plain", sources=("gsm",)), task, {})
 
 
 def test_the_time_of_a_group_begins_with_its_turn(add: Add) -> None:
@@ -472,11 +472,11 @@ def test_the_time_of_a_group_begins_with_its_turn(add: Add) -> None:
             self.running -= 1
             return [1.0 for _ in completions]
 
-    async def judge() -> list[Group[Scored]]:
+    async def score() -> list[Group[Scored]]:
         scorer = Scorer([RewardConfig(type=add(Bounded))], timeout_seconds=1.0, retries=0)
         return await asyncio.gather(*(scorer.score_group(make_group("a")) for _ in range(12)))
 
-    assert [len(scored.samples) for scored in asyncio.run(judge())] == [1] * 12
+    assert [len(scored.samples) for scored in asyncio.run(score())] == [1] * 12
     assert Bounded.most == 2
 
 
