@@ -108,7 +108,7 @@ async def play(engine: Any, found: Mapping[str, Renderer]) -> tuple[Recorder, di
         # this template refuses a tool's answer where no tool was called in structure
         spec = EnvironmentSpec(name="talking", env_id=TALKING, kwargs={"tools": name != "wants tool calls"})
         manager = EnvManager(Speaker(router, name, found[name]), LocalPool(), [spec], found[name], retries=0)
-        collected = await manager.fill((episode_task(spec, seed) for seed in itertools.count()), plan)
+        collected = await manager.collect((episode_task(spec, seed) for seed in itertools.count()), plan)
         assert not collected.failures, collected.failures
         return list(collected.groups)
 

@@ -131,7 +131,7 @@ def fill(replicas: Sequence[FakeReplica], scorer: FakeScorer | None = None, **ch
     owner |= {key: changes.pop(key) for key in list(changes) if key in owner}
     scheduler = GenerateScheduler(replicas, scorer or FakeScorer(), **owner)
     plan = GroupPlan(**(settings | changes))
-    return asyncio.run(asyncio.wait_for(scheduler.fill(tasks(), plan), timeout=5))
+    return asyncio.run(asyncio.wait_for(scheduler.collect(tasks(), plan), timeout=5))
 
 
 def ids(groups: Sequence[Group]) -> list[str]:

@@ -60,7 +60,7 @@ class FakeScheduler:
         self.seen: list[str] = []
         self.unfinished, self.rejected, self.failures = unfinished, rejected, failures
 
-    async def fill(self, tasks: Iterator[Task], plan: GroupPlan) -> Collected:
+    async def collect(self, tasks: Iterator[Task], plan: GroupPlan) -> Collected:
         self.plans.append(plan)
         owners = [next(tasks) for _ in range(plan.groups)]
         self.seen += [owner.task_id for owner in owners]
