@@ -153,11 +153,11 @@ class LabelledObjective(AnswersObjective[LabelledStep, MicroBatch]):
         Where the answers are those of pairs, a desirable and another one to each prompt in turn, they include
         `preference/pair_accuracy`, the share of pairs whose desirable answer has the higher reward.
         """
-        sums, count = AnswerLogprobs(engine).sequence_logprobs(step.sequences), len(step.answers)
-        loss = of_step(self.preference_loss, step.mismatched_responses(sums[count:]), torch.device("cpu"))
+        logprobs, count = AnswerLogprobs(engine).sequence_logprobs(step.sequences), len(step.answers)
+        loss = of_step(self.preference_loss, step.mismatched_responses(logprobs[count:]), torch.device("cpu"))
         reference = step.answers_reference
         inputs = UnpairedInputs(
-            logprobs_S=torch.from_numpy(sums[:count]),
+            logprobs_S=torch.from_numpy(logprobs[:count]),
             tokens_S=torch.from_numpy(_tokens(step.answers)),
             desirable_S=torch.from_numpy(step.desirable),
             weights_S=torch.full((count,), 1 / count),

@@ -126,12 +126,13 @@ def _pair(better: Trajectory, worse: Trajectory) -> PairSample:
     return PairSample(chosen=chosen, rejected=rejected, prompt_length=len(better.task.prompt_ids), origin=origin)
 
 
-def encode_pairs(pairs: Sequence[PairSample], reference_sums: FloatArray | None) -> str:
+def encode_pairs(pairs: Sequence[PairSample], reference_logprobs: FloatArray | None) -> str:
     """Return pairs as text that JSON takes: a compressed NumPy archive in base 64.
 
     Args:
         pairs: At least one.
-        reference_sums: Log-probability of each answer under the reference, chosen and rejected in turn; None without.
+        reference_logprobs: Log-probability of each answer under the reference, chosen and rejected in turn; None
+            without.
     """
     answers = [answer for pair in pairs for answer in pair.sequences]
     archive = io.BytesIO()
@@ -142,13 +143,13 @@ def encode_pairs(pairs: Sequence[PairSample], reference_sums: FloatArray | None)
         lengths=np.array([len(answer) for answer in answers]),
         prompt_lengths=np.array([pair.prompt_length for pair in pairs]),
         origins=np.array([pair.origin for pair in pairs]),
-        reference_sums=np.zeros(0, np.float32) if reference_sums is None else reference_sums,
+        reference_sums=np.zeros(0, np.float32) if reference_logprobs is None else reference_logprobs,
     )
     return base64.b64encode(archive.getvalue()).decode("ascii")
 
 
 def decode_pairs(text: str) -> tuple[tuple[PairSample, ...], FloatArray | None]:
-    """Return the pairs and the reference's sums of what `encode_pairs` wrote.
+    """Return the pairs and the reference's log-probabilities of what `encode_pairs` wrote.
 
     Raises:
         CheckpointError: It is damaged.
@@ -157,7 +158,7 @@ def decode_pairs(text: str) -> tuple[tuple[PairSample, ...], FloatArray | None]:
         with np.load(io.BytesIO(base64.b64decode(text, validate=True))) as kept:
             ends = np.cumsum(kept["lengths"])[:-1]
             tokens, trained = np.split(kept["token_ids"], ends), np.split(kept["trained"], ends)
-            lengths, origins, sums = kept["prompt_lengths"], kept["origins"], kept["reference_sums"]
+            lengths, origins, logprobs = kept["prompt_lengths"], kept["origins"], kept["reference_sums"]
     except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, binascii.Error) as error:
         raise CheckpointError(f"the checkpoint's sampled pairs are damaged: {error!r}") from error
     answers = [
@@ -168,4 +169,4 @@ def decode_pairs(text: str) -> tuple[tuple[PairSample, ...], FloatArray | None]:
         PairSample(chosen=chosen, rejected=rejected, prompt_length=int(length), origin=str(origin))
         for chosen, rejected, length, origin in zip(answers[::2], answers[1::2], lengths, origins, strict=True)
     )
-    return pairs, sums if sums.size else None
+    return pairs, logprobs if logprobs.size else None
