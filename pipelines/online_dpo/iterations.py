@@ -58,7 +58,7 @@ class SampledPairs:
 
     Args:
         config: The run's configuration.
-        rollouts: Brings an iteration's judged groups.
+        rollouts: Brings an iteration's scored groups.
         engines: What samples them.
         notes: Takes the figures of an iteration, with the step that begins it.
         reference: What is computed anew in each iteration, where the reference is refreshed.

@@ -1,4 +1,4 @@
-"""From judged groups of answers to pairs of a better and a worse one, and back from a checkpoint.
+"""From scored groups of answers to pairs of a better and a worse one, and back from a checkpoint.
 
 A pair's sequences are the tokens that the engine was given and sampled; nothing is decoded and tokenised again.
 """
@@ -31,7 +31,7 @@ class Paired:
 
     Attributes:
         pairs: The pairs, in the order of their groups.
-        margins: How much better each pair's chosen answer was judged, shape [len(pairs)].
+        margins: How much better each pair's chosen answer scored, shape [len(pairs)].
         cut: How many chosen answers the token limit had cut.
         groups: How many groups there were.
         without_pair: How many of them gave none.
@@ -59,7 +59,7 @@ class Paired:
 
 
 def pair_groups(groups: Sequence[Group[Scored]], rule: PairsConfig, seed: int) -> Paired:
-    """Make pairs of judged answers to the same prompt.
+    """Make pairs of scored answers to the same prompt.
 
     Samples that infrastructure lost are no samples of a group, so they count as no reward.
 
@@ -67,7 +67,7 @@ def pair_groups(groups: Sequence[Group[Scored]], rule: PairsConfig, seed: int) -
     (2, 0) by `random`, and both by `all`; the numbers are places in the group.
 
     Args:
-        groups: The judged groups.
+        groups: The scored groups.
         rule: Which answers become pairs: the `pairs` section.
         seed: Of the choice at random.
     """
@@ -106,7 +106,9 @@ def _eligible(samples: Sequence[Scored], rule: PairsConfig) -> list[tuple[Scored
         for worse in paired
         if _margin((better, worse)) > max(rule.min_margin - EQUAL, EQUAL)
         and not (rule.truncated == "never_chosen" and _is_cut(better))
-        and not np.array_equal(better.trajectory.token_ids, worse.trajectory.token_ids)  # judged by a moody judge
+        and not np.array_equal(
+            better.trajectory.token_ids, worse.trajectory.token_ids
+        )  # an unstable judge scored one text twice
     ]
 
 

@@ -76,7 +76,7 @@ class OnPolicyEvaluator:
     """Measures the policy by rewards, with its newest weights in the engines.
 
     Args:
-        evaluator: Samples and judges.
+        evaluator: Samples and scores.
         engines: What it samples with.
     """
 
@@ -89,7 +89,7 @@ class OnPolicyEvaluator:
         return self._evaluator.due(finished, total)
 
     def evaluate(self) -> tuple[Mapping[str, Metric], Collected]:
-        """Return `eval/avg`, `eval/pass@k` and so on, and the judged answers."""
+        """Return `eval/avg`, `eval/pass@k` and so on, and the scored answers."""
         with self._engines.sampling():
             return self._evaluator.evaluate()
 
@@ -116,7 +116,7 @@ class Evaluators:
         return bool(self._due)
 
     def evaluate(self) -> tuple[Mapping[str, Metric], Collected | None]:
-        """Return the figures of all that are due, and the judged answers where there are any."""
+        """Return the figures of all that are due, and the scored answers where there are any."""
         results = [part.evaluate() for part in self._due]
         answers = [collected for _, collected in results if collected is not None]
         return merge(figures for figures, _ in results), answers[0] if answers else None

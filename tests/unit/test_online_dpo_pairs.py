@@ -1,4 +1,4 @@
-"""Which answers of a judged group become pairs, token by token, and what a checkpoint keeps of them."""
+"""Which answers of a scored group become pairs, token by token, and what a checkpoint keeps of them."""
 
 from __future__ import annotations
 
