@@ -1,4 +1,4 @@
-"""Judged episodes of a few turns, as a run has them and as rows of a rollouts file."""
+"""Scored episodes of a few turns, as a run has them and as rows of a rollouts file."""
 
 from __future__ import annotations
 

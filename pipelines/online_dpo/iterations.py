@@ -126,7 +126,7 @@ class SampledPairs:
         if self._reference is not None:
             if reference_logprobs is None:
                 raise CheckpointError(
-                    "the checkpoint's pairs come without what their reference said",
+                    "the checkpoint's pairs have no log-probabilities of the reference",
                     fix="set `reference` as it was, or start a new run",
                 )
             self._reference.recall(pairs, reference_logprobs)

@@ -239,7 +239,7 @@ def test_a_greedy_baseline_comes_with_each_group_and_is_no_sample() -> None:
     for group in collected.groups:
         assert [sample.trajectory.sample_index for sample in group.samples] == [0, 1]
         assert [sample.trajectory.sample_index for sample in group.baselines] == [2]
-        assert [sample.reward for sample in group.baselines] == [2.0]  # judged by the same scorer
+        assert [sample.reward for sample in group.baselines] == [2.0]  # scored by the same scorer
     greedy = [request for request in replica.submitted if request.sampling.temperature == 0]
     assert len(greedy) == 4
     assert len(replica.submitted) == 12
