@@ -116,7 +116,7 @@ def write_dpo_run(directory: Path, model_path: Path, **changes: Any) -> Path:
 
 
 def verdict_rows(directory: Path) -> dict[str, Any]:
-    """Write the pairs of `write_dpo_run` as single answers, two in three of them liked; return a `data` section."""
+    """Write the pairs of `write_dpo_run` as single answers, two in three of them desirable; return a `data` section."""
     lines = []
     for at, pair in enumerate(read_lines(directory / "train.jsonl")):
         side = "rejected" if at % 3 == 0 else "chosen"
