@@ -158,17 +158,19 @@ def decode_pairs(text: str) -> tuple[tuple[PairSample, ...], FloatArray | None]:
     """
     try:
         with np.load(io.BytesIO(base64.b64decode(text, validate=True))) as kept:
-            ends = np.cumsum(kept["lengths"])[:-1]
-            tokens, trained = np.split(kept["token_ids"], ends), np.split(kept["trained"], ends)
-            lengths, origins, logprobs = kept["prompt_lengths"], kept["origins"], kept["reference_sums"]
+            ends_P2 = np.cumsum(kept["lengths"]).reshape(-1, 2)  # of each pair's chosen and rejected answer
+            lengths_P2 = kept["lengths"].reshape(-1, 2)
+            token_ids, trained = kept["token_ids"], kept["trained"]
+            prompt_lengths, origins, logprobs = kept["prompt_lengths"], kept["origins"], kept["reference_sums"]
     except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, binascii.Error) as error:
         raise CheckpointError(f"the checkpoint's sampled pairs are damaged: {error!r}") from error
-    answers = [
-        ConversationSample(token_ids=ids, trained=mask, origin=str(origins[place // 2]))
-        for place, (ids, mask) in enumerate(zip(tokens, trained, strict=True))
-    ]
-    pairs = tuple(
-        PairSample(chosen=chosen, rejected=rejected, prompt_length=int(length), origin=str(origin))
-        for chosen, rejected, length, origin in zip(answers[::2], answers[1::2], lengths, origins, strict=True)
-    )
-    return pairs, logprobs if logprobs.size else None
+    pairs: list[PairSample] = []
+    for ends_2, lengths_2, prompt_length, origin in zip(ends_P2, lengths_P2, prompt_lengths, origins, strict=True):
+        chosen, rejected = (
+            ConversationSample(
+                token_ids=token_ids[end - length : end], trained=trained[end - length : end], origin=str(origin)
+            )
+            for end, length in zip(ends_2, lengths_2, strict=True)
+        )
+        pairs.append(PairSample(chosen=chosen, rejected=rejected, prompt_length=int(prompt_length), origin=str(origin)))
+    return tuple(pairs), logprobs if logprobs.size else None
