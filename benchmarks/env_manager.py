@@ -119,7 +119,7 @@ def play(options: argparse.Namespace, renderer: Renderer, runner: DriverLoop, sl
         seed=0,
     )
     started = time.perf_counter()
-    collected = runner.run(manager.fill(tasks(), plan))
+    collected = runner.run(manager.collect(tasks(), plan))
     seconds = time.perf_counter() - started
     assert len(collected.groups) == plan.groups
     return plan.groups * options.group / seconds, collected.tokens

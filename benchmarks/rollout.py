@@ -113,7 +113,7 @@ def ours(config: RLVRConfig, options: argparse.Namespace) -> Iterator[Play]:
                 accept=lambda group: True,
             )
             began = time.perf_counter()
-            collected = runner.run(scheduler.fill(iter(tasks), plan))
+            collected = runner.run(scheduler.collect(iter(tasks), plan))
             took = time.perf_counter() - began
             return took, [int(one.trajectory.sampled.sum()) for group in collected.groups for one in group.samples]
 

@@ -73,7 +73,7 @@ class Segment:
     policy_version: int
 
     def shifted(self, tokens: int) -> Segment:
-        """Return the span this many tokens later."""
+        """Return the segment this many tokens later."""
         return Segment(start=self.start + tokens, end=self.end + tokens, policy_version=self.policy_version)
 
 
@@ -107,7 +107,7 @@ class Trajectory:
         logprobs: Behaviour log-probability of each sampled token in nats, 0 elsewhere, shape [T].
         turns: Index of the turn that sampled the token, −1 where not sampled, shape [T].
         parts: The sequences that the engine saw, in order; one, unless history was rewritten.
-        segments: Which policy version sampled which span.
+        segments: Which policy version sampled which tokens.
         text: The response, decoded once, for rewards and people; never tokenised again.
         stop_reason: Why it ended.
     """

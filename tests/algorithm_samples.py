@@ -32,7 +32,7 @@ def make_task(task_id: str = "toy/0", prompt: Sequence[int] = (1, 2)) -> Task:
 def make_scored(
     task: Task, index: int, reward: float, response: Sequence[int], stop: StopReason = StopReason.STOP
 ) -> Scored:
-    """One judged sample; `response` says which of its tokens were sampled."""
+    """One scored sample; `response` says which of its tokens were sampled."""
     sampled = np.array([False] * len(task.prompt_ids) + [bool(bit) for bit in response])
     trajectory = Trajectory(
         task=task,

@@ -82,7 +82,7 @@ def write_distill_run(directory: Path, model_path: Path, teacher_path: Path, **c
     return _write(directory, config | changes)
 
 
-def write_tutored_run(directory: Path, model_path: Path, teacher_path: Path, **changes: Any) -> Path:
+def write_on_policy_distill_run(directory: Path, model_path: Path, teacher_path: Path, **changes: Any) -> Path:
     """The same for a student that follows a teacher on its own answers, to the prompts of an RLVR run."""
     path = write_run(directory, model_path)
     config = yaml.safe_load(path.read_text())
@@ -115,19 +115,19 @@ def write_dpo_run(directory: Path, model_path: Path, **changes: Any) -> Path:
     return _write(directory, config | changes)
 
 
-def verdict_rows(directory: Path) -> dict[str, Any]:
-    """Write the pairs of `write_dpo_run` as single answers, two in three of them liked; return a `data` section."""
+def labelled_rows(directory: Path) -> dict[str, Any]:
+    """Write the pairs of `write_dpo_run` as single answers, two in three of them desirable; return a `data` section."""
     lines = []
     for at, pair in enumerate(read_lines(directory / "train.jsonl")):
         side = "rejected" if at % 3 == 0 else "chosen"
         row = {"prompt": pair["prompt"], "completion": pair[side], "label": side == "chosen"}
         lines.append(json.dumps(row) + "\n")
-    (directory / "verdicts.jsonl").write_text("".join(lines))
-    source = {"path": str(directory / "verdicts.jsonl")}
+    (directory / "labels.jsonl").write_text("".join(lines))
+    source = {"path": str(directory / "labels.jsonl")}
     return {"type": "labels", "sources": [source], "samples_per_step": 8, "max_tokens": 64}
 
 
-def write_iterations_run(directory: Path, model_path: Path, **changes: Any) -> Path:
+def write_online_dpo_run(directory: Path, model_path: Path, **changes: Any) -> Path:
     """The same for a preference run on the policy's own answers: those with more letters e are preferred."""
     write_run(directory, model_path)  # prompts and reward
     config: dict[str, Any] = {

@@ -49,7 +49,7 @@ def scored(
     version: int = 0,
     stop_reason: StopReason = StopReason.STOP,
 ) -> Scored:
-    """A judged trajectory of `response` sampled tokens."""
+    """A scored trajectory of `response` sampled tokens."""
     prompt = len(owner.prompt_ids)
     sampled = np.arange(prompt + response) >= prompt
     trajectory = Trajectory(
@@ -70,7 +70,7 @@ def scored(
 
 
 def group(owner: Task, rewards: list[float], **changes) -> Group[Scored]:  # type: ignore[no-untyped-def]
-    """A judged group."""
+    """A scored group."""
     samples = tuple(scored(owner, reward, sample=index, **changes) for index, reward in enumerate(rewards))
     return Group(task=owner, samples=samples, failures=())
 

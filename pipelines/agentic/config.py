@@ -243,7 +243,7 @@ def _evaluation_is_of_other_seeds(config: AgenticConfig) -> Iterator[Violation]:
 
 def _evaluation_plays_every_seed(config: AgenticConfig) -> Iterator[Violation]:
     why = {
-        "weight": "an evaluation plays each environment on every seed, so a weight has no effect; remove it",
+        "weight": "an evaluation runs every seed of each environment, so a weight has no effect; remove it",
         "seeds": "how many seeds are evaluated is set once, by evaluation.seeds; set that and remove this",
         "first_seed": "where evaluations begin is set once, by evaluation.first_seed; set that and remove this",
     }

@@ -40,46 +40,46 @@ def label_findings(config: DPOConfig, loaded: Mapping[str, SampleSet[Preference]
 
 def _both_kinds(config: DPOConfig, data: SampleSet[Preference]) -> Iterator[Finding]:
     labels = [[each.label for each in labelled_samples(source.samples)] for source in data.sources]
-    liked, total = sum(map(sum, labels)), sum(map(len, labels))
-    if liked in (0, total):
-        label, missing = ("true", "false") if liked else ("false", "true")
+    desirable, total = sum(map(sum, labels)), sum(map(len, labels))
+    if desirable in (0, total):
+        label, missing = ("true", "false") if desirable else ("false", "true")
         yield Finding(
             "error",
             "data.sources",
             f"all {total} answers have the label {label}, and {config.algorithm.loss.type!r} learns from the "
-            f"difference between liked answers and others; add rows with the label {missing}, or correct label_field"
-            + (", or teach the answers by pipeline: sft" if liked else ""),
+            f"difference between desirable and undesirable answers; add rows with the label {missing}, or correct "
+            "label_field" + (", or teach the answers by pipeline: sft" if desirable else ""),
         )
         return
     if config.data.type == "labels":
-        yield Finding("note", "data.sources", f"{liked} answers are liked and {total - liked} are not")
+        yield Finding("note", "data.sources", f"{desirable} answers are desirable and {total - desirable} undesirable")
     weights = [source.weight for source in data.sources]
     shares = [weight * sum(each) / len(each) for weight, each in zip(weights, labels, strict=True)]
     yield from _balance(config, sum(shares) / sum(weights))
 
 
-def _balance(config: DPOConfig, liked: float) -> Iterator[Finding]:
+def _balance(config: DPOConfig, share: float) -> Iterator[Finding]:
     """Yield weights that make one kind count for much more than the other.
 
     Args:
         config: The run's configuration.
-        liked: Share of liked answers in what steps are drawn from, between 0 and 1.
+        share: Share of desirable answers in what steps are drawn from, between 0 and 1.
     """
     loss = config.algorithm.loss
     if not isinstance(loss, KTOLoss.Config):
         return
-    desirable, undesirable = loss.desirable_weight * liked, loss.undesirable_weight * (1 - liked)
+    desirable, undesirable = loss.desirable_weight * share, loss.undesirable_weight * (1 - share)
     low, high = BALANCE
     if low * 0.99 <= desirable / undesirable <= high * 1.01:
         return
-    if liked < 0.5:
-        key, bounds = "desirable_weight", (low * undesirable / liked, high * undesirable / liked)
+    if share < 0.5:
+        key, bounds = "desirable_weight", (low * undesirable / share, high * undesirable / share)
     else:
-        key, bounds = "undesirable_weight", (desirable / high / (1 - liked), desirable / low / (1 - liked))
+        key, bounds = "undesirable_weight", (desirable / high / (1 - share), desirable / low / (1 - share))
     yield Finding(
         "warning",
         f"algorithm.loss.{key}",
-        f"{liked:.0%} of the answers are liked; with weights of {loss.desirable_weight:g} and "
-        f"{loss.undesirable_weight:g} they count {desirable / undesirable:.2g} times as much as the others, and 1 to "
-        f"4/3 times is recommended; set it to between {bounds[0]:.2g} and {bounds[1]:.2g}",
+        f"{share:.0%} of the answers are desirable; with weights of {loss.desirable_weight:g} and "
+        f"{loss.undesirable_weight:g} they count {desirable / undesirable:.2g} times as much as the undesirable ones, "
+        f"and 1 to 4/3 times is recommended; set it to between {bounds[0]:.2g} and {bounds[1]:.2g}",
     )

@@ -36,7 +36,7 @@ class PreferenceDataConfig(PairData):
 
 
 class LabelledDataConfig(LabelledData):
-    """Single answers, each liked or not, for losses that need no pairs."""
+    """Single answers, each desirable or undesirable, for losses that need no pairs."""
 
     type: Literal["labels"] = Field(default="labels", description="Rows with a prompt, one answer and its label.")
     samples_per_step: PositiveInt = Field(description="Answers of one step, which is one optimizer update.")

@@ -66,6 +66,20 @@ class LabelledStep:
         return np.array([answer.desirable for answer in self.answers])
 
     @property
+    def pair_places(self) -> IntArray | None:
+        """Places in `answers` of each pair's desirable and undesirable answer; None where they are no pairs.
+
+        They are pairs if a desirable and an undesirable answer to the same prompt follow each other throughout.
+        """
+        if len(self.answers) % 2:
+            return None
+        places_P2 = np.arange(len(self.answers)).reshape(-1, 2)
+        desirable_P2 = self.desirable[places_P2]
+        prompts_P2 = np.array([answer.group_id for answer in self.answers])[places_P2]
+        paired = np.all(desirable_P2 == [True, False]) and np.array_equal(prompts_P2[:, 0], prompts_P2[:, 1])
+        return places_P2 if paired else None
+
+    @property
     def answers_reference(self) -> FloatArray | None:
         """The reference model's log-probabilities of `answers`."""
         return None if self.reference is None else self.reference[: len(self.answers)]
@@ -150,23 +164,23 @@ class LabelledObjective(AnswersObjective[LabelledStep, MicroBatch]):
     def measure(self, step: LabelledStep, engine: Engine) -> dict[str, Metric]:
         """Return the metrics of answers under the current weights.
 
-        Where the answers are those of pairs, a desirable and another one to each prompt in turn, they include
+        Where the answers are those of pairs (`LabelledStep.pair_places`), they include
         `preference/pair_accuracy`, the share of pairs whose desirable answer has the higher reward.
         """
-        sums, count = AnswerLogprobs(engine).sequence_logprobs(step.sequences), len(step.answers)
-        loss = of_step(self.preference_loss, step.mismatched_responses(sums[count:]), torch.device("cpu"))
+        logprobs, count = AnswerLogprobs(engine).sequence_logprobs(step.sequences), len(step.answers)
+        loss = of_step(self.preference_loss, step.mismatched_responses(logprobs[count:]), torch.device("cpu"))
         reference = step.answers_reference
         inputs = UnpairedInputs(
-            logprobs_S=torch.from_numpy(sums[:count]),
+            logprobs_S=torch.from_numpy(logprobs[:count]),
             tokens_S=torch.from_numpy(_tokens(step.answers)),
             desirable_S=torch.from_numpy(step.desirable),
             weights_S=torch.full((count,), 1 / count),
             reference_logprobs_S=None if reference is None else torch.from_numpy(reference),
         )
         metrics = _with_margin(preference_objective(inputs, loss)[1])
-        if _are_pairs(step.answers):
-            desirable_P, other_P = loss(inputs).rewards_S.double().view(-1, 2).unbind(1)
-            right_P = (desirable_P > other_P).double() + 0.5 * (desirable_P == other_P).double()
+        if (pairs_P2 := step.pair_places) is not None:
+            desirable_P, undesirable_P = loss(inputs).rewards_S.double()[torch.from_numpy(pairs_P2)].unbind(1)
+            right_P = (desirable_P > undesirable_P).double() + 0.5 * (desirable_P == undesirable_P).double()
             metrics["preference/pair_accuracy"] = Mean(float(right_P.mean()), len(right_P))
         return metrics
 
@@ -183,13 +197,6 @@ def of_step(loss: PreferenceLoss, mismatched: MismatchedResponses | None, device
         return loss
     on_device = {each.name: getattr(mismatched, each.name).to(device) for each in fields(MismatchedResponses)}
     return loss.of_batch(MismatchedResponses(**on_device))
-
-
-def _are_pairs(answers: Sequence[LabelledAnswer]) -> bool:
-    return len(answers) % 2 == 0 and all(
-        one.desirable and not other.desirable and one.group_id == other.group_id
-        for one, other in zip(answers[::2], answers[1::2], strict=True)
-    )
 
 
 def _tokens(samples: Sequence[TrainingSample]) -> IntArray:

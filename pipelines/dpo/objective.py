@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roll_like.algorithms.preference.base import PairInputs, PreferenceLoss, response_sums
+from roll_like.algorithms.preference.base import PairInputs, PreferenceLoss, sequence_logprobs
 from roll_like.algorithms.preference.objective import preference_objective
 from roll_like.config.base import PluginConfig
 from roll_like.registry import PREFERENCE_LOSSES
@@ -66,7 +66,7 @@ class AnswersObjective(LanguageModelObjective[StepT, BatchT]):
         """Return log-probability and number of tokens of each answer of a micro-batch, shape [R] each."""
         ids_R, answer_N, _ = batch.sequences()
         logprobs_N, _ = self.logprobs(model, batch)
-        return response_sums(logprobs_N, torch.from_numpy(answer_N).to(model.device), len(ids_R))
+        return sequence_logprobs(logprobs_N, torch.from_numpy(answer_N).to(model.device), len(ids_R))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

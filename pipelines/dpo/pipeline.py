@@ -40,7 +40,7 @@ class DPOPipeline(OfflinePipeline[DPOConfig, Preference, Any]):
     reference: Reference | None
 
     def run(self) -> None:
-        """Train to the end: each step prefers what is liked a little more than the reference model does."""
+        """Train to the end: each step makes preferred or desirable answers likelier relative to the reference."""
         state = self.run_state
         state.evaluate(self.evaluator)
         for step in state.steps():

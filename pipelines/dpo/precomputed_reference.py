@@ -20,36 +20,36 @@ class PrecomputedReference:
     """A reference model's log-probabilities of every sequence of a run, from before the first step.
 
     Args:
-        sums: Log-probability of each, by the content of the sequence.
+        sequence_logprobs: Log-probability of each, by the content of the sequence.
     """
 
-    def __init__(self, sums: Mapping[bytes, float]) -> None:
-        self._sums = sums
+    def __init__(self, sequence_logprobs: Mapping[bytes, float]) -> None:
+        self._sequence_logprobs = sequence_logprobs
 
     @classmethod
-    def of(cls, samples: Sequence[TrainingSample], sums: FloatArray) -> PrecomputedReference:
+    def of(cls, samples: Sequence[TrainingSample], sequence_logprobs: FloatArray) -> PrecomputedReference:
         """Return those of samples: the log-probability of each."""
-        return cls(dict(zip(map(_content, samples), sums.tolist(), strict=True)))
+        return cls(dict(zip(map(_content, samples), sequence_logprobs.tolist(), strict=True)))
 
     def sequence_logprobs(self, samples: Sequence[TrainingSample]) -> FloatArray:
         """Return the log-probability of each sample."""
-        return np.array([self._sums[_content(sample)] for sample in samples], np.float32)
+        return np.array([self._sequence_logprobs[_content(sample)] for sample in samples], np.float32)
 
     def missing(self, samples: Iterable[TrainingSample]) -> Iterator[TrainingSample]:
         """Yield the samples that it does not hold, each once."""
         seen: set[bytes] = set()
         for sample in samples:
             content = _content(sample)
-            if content not in self._sums and content not in seen:
+            if content not in self._sequence_logprobs and content not in seen:
                 seen.add(content)
                 yield sample
 
     def extended(self, model: AnswerLogprobs, samples: Iterable[TrainingSample]) -> PrecomputedReference:
         """Return the same with a model's log-probabilities of further samples."""
-        sums, remaining = {**self._sums}, self.missing(samples)
+        logprobs, remaining = {**self._sequence_logprobs}, self.missing(samples)
         while batch := list(islice(remaining, BATCH)):
-            sums.update(zip(map(_content, batch), model.sequence_logprobs(batch).tolist(), strict=True))
-        return PrecomputedReference(sums)
+            logprobs.update(zip(map(_content, batch), model.sequence_logprobs(batch).tolist(), strict=True))
+        return PrecomputedReference(logprobs)
 
     @classmethod
     def read(cls, path: Path, model: str) -> PrecomputedReference:
@@ -63,9 +63,14 @@ class PrecomputedReference:
 
     def write(self, path: Path, model: str) -> None:
         """Keep it for a resumed run."""
-        contents = np.frombuffer(b"".join(self._sums), np.uint8).reshape(len(self._sums), -1)
+        contents = np.frombuffer(b"".join(self._sequence_logprobs), np.uint8).reshape(len(self._sequence_logprobs), -1)
         part = path.with_name(f"{path.stem}.part.npz")
-        np.savez(part, contents=contents, sums=np.array([*self._sums.values()], np.float32), model=np.array(model))
+        np.savez(
+            part,
+            contents=contents,
+            sums=np.array([*self._sequence_logprobs.values()], np.float32),
+            model=np.array(model),
+        )
         part.replace(path)
 
 

@@ -63,14 +63,14 @@ def _with_rewards(rule: Rule) -> Rule:
 
 
 def _rewards_are_used(config: OnPolicyDistillConfig) -> Iterator[Violation]:
-    signal, judged = config.distillation, bool(config.rewards.use)
-    if signal.reward_weight and not judged:
+    signal, has_rewards = config.distillation, bool(config.rewards.use)
+    if signal.reward_weight and not has_rewards:
         yield Violation(
             ("distillation", "reward_weight"),
             f"{signal.reward_weight:g} of the advantages of rewards, and there are none; add `rewards.use`, or set it "
             "to 0",
         )
-    if judged:
+    if has_rewards:
         return
     if config.critic is not None or config.algorithm.kl.use == "reward":
         path = ("critic",) if config.critic is not None else ("algorithm", "kl", "use")

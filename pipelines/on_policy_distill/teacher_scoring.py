@@ -140,13 +140,13 @@ class TeacherEvaluator:
     Args:
         evaluator: Samples, and computes rewards.
         scorer: What answers are compared with.
-        judged: Whether there are rewards.
+        has_rewards: Whether there are rewards.
     """
 
-    def __init__(self, evaluator: Evaluator[GroupPlan], scorer: TeacherScorer, *, judged: bool) -> None:
+    def __init__(self, evaluator: Evaluator[GroupPlan], scorer: TeacherScorer, *, has_rewards: bool) -> None:
         self._evaluator = evaluator
         self._scorer = scorer
-        self._judged = judged
+        self._has_rewards = has_rewards
 
     def due(self, finished: int, total: int) -> bool:
         """Return whether to evaluate after `finished` of `total` steps."""
@@ -155,7 +155,7 @@ class TeacherEvaluator:
     def evaluate(self) -> tuple[Mapping[str, Metric], Collected]:
         """Return `eval/reverse_kl`, with rewards also `eval/avg` and so on, and the answers."""
         metrics, collected = self._evaluator.evaluate()
-        if not self._judged:
+        if not self._has_rewards:
             metrics = without_rewards(metrics)
         samples = policy_samples(collected.groups)
         figure = reverse_kl(samples, self._scorer.logprobs(samples, collected.groups))
@@ -163,7 +163,7 @@ class TeacherEvaluator:
 
     def score(self, values: Mapping[str, float]) -> float | None:
         """Return what the best checkpoint has most of: reward, or nearness to the teachers where there is none."""
-        if self._judged:
+        if self._has_rewards:
             return self._evaluator.score(values)
         return -values["eval/reverse_kl"] if "eval/reverse_kl" in values else None
 
@@ -175,7 +175,7 @@ def teacher_evaluator(
     evaluator = prompt_evaluator(config, teachers.scheduler(inference), runner)
     if evaluator is None:
         return None
-    return TeacherEvaluator(evaluator, teachers.scorer, judged=bool(config.rewards.use))
+    return TeacherEvaluator(evaluator, teachers.scorer, has_rewards=bool(config.rewards.use))
 
 
 def reverse_kl(samples: Sequence[PolicySample], teacher_logprobs: Sequence[FloatArray]) -> Mean:

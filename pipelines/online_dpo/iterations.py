@@ -40,13 +40,13 @@ class RefreshedReference:
 
     def refresh(self, pairs: Sequence[PairSample]) -> FloatArray:
         """Return the log-probability of each answer under the policy as it is now, and keep it."""
-        sums = self._policy.sequence_logprobs(answers_of(pairs))
-        self.recall(pairs, sums)
-        return sums
+        sequence_logprobs = self._policy.sequence_logprobs(answers_of(pairs))
+        self.recall(pairs, sequence_logprobs)
+        return sequence_logprobs
 
-    def recall(self, pairs: Sequence[PairSample], sums: FloatArray) -> None:
+    def recall(self, pairs: Sequence[PairSample], sequence_logprobs: FloatArray) -> None:
         """Keep what an earlier process computed."""
-        self._logprobs = PrecomputedReference.of(answers_of(pairs), sums)
+        self._logprobs = PrecomputedReference.of(answers_of(pairs), sequence_logprobs)
 
     def sequence_logprobs(self, samples: Sequence[TrainingSample]) -> FloatArray:
         """Return the log-probability of each answer of this iteration."""
@@ -122,14 +122,14 @@ class SampledPairs:
         self._rollouts.load_state(state["rollouts"])
         if state["pairs"] is None:
             return
-        pairs, sums = decode_pairs(state["pairs"])
+        pairs, reference_logprobs = decode_pairs(state["pairs"])
         if self._reference is not None:
-            if sums is None:
+            if reference_logprobs is None:
                 raise CheckpointError(
-                    "the checkpoint's pairs come without what their reference said",
+                    "the checkpoint's pairs have no log-probabilities of the reference",
                     fix="set `reference` as it was, or start a new run",
                 )
-            self._reference.recall(pairs, sums)
+            self._reference.recall(pairs, reference_logprobs)
         self._order = self._hold(pairs, state["pairs"])
         self._order.load_state(state["order"])
 
@@ -147,8 +147,8 @@ class SampledPairs:
                 "rollout.temperature, lower pairs.min_margin, or use rewards that tell answers apart",
             )
         self._iteration += 1
-        sums = None if self._reference is None else self._reference.refresh(paired.pairs)
-        self._order = self._hold(paired.pairs, encode_pairs(paired.pairs, sums))
+        reference_logprobs = None if self._reference is None else self._reference.refresh(paired.pairs)
+        self._order = self._hold(paired.pairs, encode_pairs(paired.pairs, reference_logprobs))
         self._left = self._section.steps_for(len(paired.pairs), pairs_per_step)
         self._notes.note({"iteration/number": Last(self._iteration), "iteration/steps": Last(self._left)})
 

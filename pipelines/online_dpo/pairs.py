@@ -31,7 +31,7 @@ class Paired:
 
     Attributes:
         pairs: The pairs, in the order of their groups.
-        margins: How much better each pair's chosen answer was scored, shape [len(pairs)].
+        margins: How much better each pair's chosen answer scored, shape [len(pairs)].
         cut: How many chosen answers the token limit had cut.
         groups: How many groups there were.
         without_pair: How many of them gave none.
@@ -106,7 +106,9 @@ def _eligible(samples: Sequence[Scored], rule: PairsConfig) -> list[tuple[Scored
         for worse in paired
         if _margin((better, worse)) > max(rule.min_margin - EQUAL, EQUAL)
         and not (rule.truncated == "never_chosen" and _is_cut(better))
-        and not np.array_equal(better.trajectory.token_ids, worse.trajectory.token_ids)  # judged by a moody judge
+        and not np.array_equal(
+            better.trajectory.token_ids, worse.trajectory.token_ids
+        )  # an unstable judge scored one text twice
     ]
 
 
@@ -126,12 +128,13 @@ def _pair(better: Trajectory, worse: Trajectory) -> PairSample:
     return PairSample(chosen=chosen, rejected=rejected, prompt_length=len(better.task.prompt_ids), origin=origin)
 
 
-def encode_pairs(pairs: Sequence[PairSample], reference_sums: FloatArray | None) -> str:
+def encode_pairs(pairs: Sequence[PairSample], reference_logprobs: FloatArray | None) -> str:
     """Return pairs as text that JSON takes: a compressed NumPy archive in base 64.
 
     Args:
         pairs: At least one.
-        reference_sums: Log-probability of each answer under the reference, chosen and rejected in turn; None without.
+        reference_logprobs: Log-probability of each answer under the reference, chosen and rejected in turn; None
+            without.
     """
     answers = [answer for pair in pairs for answer in pair.sequences]
     archive = io.BytesIO()
@@ -142,30 +145,32 @@ def encode_pairs(pairs: Sequence[PairSample], reference_sums: FloatArray | None)
         lengths=np.array([len(answer) for answer in answers]),
         prompt_lengths=np.array([pair.prompt_length for pair in pairs]),
         origins=np.array([pair.origin for pair in pairs]),
-        reference_sums=np.zeros(0, np.float32) if reference_sums is None else reference_sums,
+        reference_sums=np.zeros(0, np.float32) if reference_logprobs is None else reference_logprobs,
     )
     return base64.b64encode(archive.getvalue()).decode("ascii")
 
 
 def decode_pairs(text: str) -> tuple[tuple[PairSample, ...], FloatArray | None]:
-    """Return the pairs and the reference's sums of what `encode_pairs` wrote.
+    """Return the pairs and the reference's log-probabilities of what `encode_pairs` wrote.
 
     Raises:
         CheckpointError: It is damaged.
     """
     try:
         with np.load(io.BytesIO(base64.b64decode(text, validate=True))) as kept:
-            ends = np.cumsum(kept["lengths"])[:-1]
-            tokens, trained = np.split(kept["token_ids"], ends), np.split(kept["trained"], ends)
-            lengths, origins, sums = kept["prompt_lengths"], kept["origins"], kept["reference_sums"]
+            ends_P2 = np.cumsum(kept["lengths"]).reshape(-1, 2)  # of each pair's chosen and rejected answer
+            lengths_P2 = kept["lengths"].reshape(-1, 2)
+            token_ids, trained = kept["token_ids"], kept["trained"]
+            prompt_lengths, origins, logprobs = kept["prompt_lengths"], kept["origins"], kept["reference_sums"]
     except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, binascii.Error) as error:
         raise CheckpointError(f"the checkpoint's sampled pairs are damaged: {error!r}") from error
-    answers = [
-        ConversationSample(token_ids=ids, trained=mask, origin=str(origins[place // 2]))
-        for place, (ids, mask) in enumerate(zip(tokens, trained, strict=True))
-    ]
-    pairs = tuple(
-        PairSample(chosen=chosen, rejected=rejected, prompt_length=int(length), origin=str(origin))
-        for chosen, rejected, length, origin in zip(answers[::2], answers[1::2], lengths, origins, strict=True)
-    )
-    return pairs, sums if sums.size else None
+    pairs: list[PairSample] = []
+    for ends_2, lengths_2, prompt_length, origin in zip(ends_P2, lengths_P2, prompt_lengths, origins, strict=True):
+        chosen, rejected = (
+            ConversationSample(
+                token_ids=token_ids[end - length : end], trained=trained[end - length : end], origin=str(origin)
+            )
+            for end, length in zip(ends_2, lengths_2, strict=True)
+        )
+        pairs.append(PairSample(chosen=chosen, rejected=rejected, prompt_length=int(prompt_length), origin=str(origin)))
+    return tuple(pairs), logprobs if logprobs.size else None

@@ -51,7 +51,7 @@ class Segmented:
         sampled: True where the policy sampled the token, shape [T].
         logprobs: Behaviour log-probability of each sampled token in nats, 0 elsewhere, shape [T].
         turns: Index of the turn that sampled the token, counted through the conversation; -1 elsewhere, shape [T].
-        spans: Which policy version sampled which span, if `Conversation.sampled` was given it.
+        segments: Which policy version sampled which tokens, if `Conversation.sampled` was given it.
         prompt_length: Tokens before the first sampled one.
         cut: Why the next segment does not go on with this one; None for the last.
     """
@@ -60,7 +60,7 @@ class Segmented:
     sampled: BoolArray
     logprobs: FloatArray
     turns: IntArray
-    spans: tuple[Segment, ...]
+    segments: tuple[Segment, ...]
     prompt_length: int
     cut: str | None
 
@@ -128,7 +128,7 @@ class Conversation:
         self,
         token_ids: npt.ArrayLike,
         logprobs: npt.ArrayLike,
-        spans: Sequence[Segment] = (),
+        segments: Sequence[Segment] = (),
         *,
         message: ChatMessage | None = None,
     ) -> None:
@@ -139,7 +139,7 @@ class Conversation:
         Args:
             token_ids: Sampled tokens, shape [R]; with or without an end-of-turn token, possibly none.
             logprobs: Behaviour log-probability of each, shape [R].
-            spans: Which policy version sampled which span of `token_ids`, as in `Generation.segments`.
+            segments: Which policy version sampled which of `token_ids`, as in `Generation.segments`.
             message: The turn as later prompts shall show it, for example with `tool_calls`; default: the decoded
                 text as `content`, tool calls as the policy wrote them, which templates repeat word for word.
                 A message whose rendering differs from what was sampled by more than white space leads to a cut.
@@ -157,7 +157,7 @@ class Conversation:
             self._turns += 1
         self._turn.extend(ids.tolist())
         self._message = message
-        self._open.add(ids, logs, self._turns - 1, spans)
+        self._open.add(ids, logs, self._turns - 1, segments)
 
     def observe(self, messages: Sequence[ChatMessage]) -> IntArray:
         """Append the template's glue and the environment's messages; return the next prompt, shape [T].
@@ -244,22 +244,22 @@ class _Tokens:
     ids: list[IntArray] = field(default_factory=list)
     logprobs: list[FloatArray] = field(default_factory=list)
     turns: list[IntArray] = field(default_factory=list)
-    spans: list[Segment] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
     length: int = 0
 
     def add(
-        self, ids: IntArray, logprobs: FloatArray | None = None, turn: int = -1, spans: Sequence[Segment] = ()
+        self, ids: IntArray, logprobs: FloatArray | None = None, turn: int = -1, segments: Sequence[Segment] = ()
     ) -> None:
         """Append tokens: observed ones, or, with log-probabilities, those of a turn."""
         self.ids.append(ids)
         self.logprobs.append(np.zeros(len(ids), np.float32) if logprobs is None else logprobs)
         self.turns.append(np.full(len(ids), turn, np.int32))
-        self.spans += [span.shifted(self.length) for span in spans]
+        self.segments += [segment.shifted(self.length) for segment in segments]
         self.length += len(ids)
 
     def copy(self) -> _Tokens:
         """Return an independent copy."""
-        return _Tokens(list(self.ids), list(self.logprobs), list(self.turns), list(self.spans), self.length)
+        return _Tokens(list(self.ids), list(self.logprobs), list(self.turns), list(self.segments), self.length)
 
     @property
     def token_ids(self) -> IntArray:
@@ -280,7 +280,7 @@ class _Tokens:
             sampled=turns_T[:end] >= 0,
             logprobs=np.concatenate(self.logprobs)[:end],
             turns=turns_T[:end],
-            spans=tuple(self.spans),
+            segments=tuple(self.segments),
             prompt_length=int(places[0]),
             cut=cut,
         )

@@ -1,7 +1,7 @@
-"""Plays groups of episodes, hundreds at a time: each is an asyncio task that waits for a turn or for its environment.
+"""Runs groups of episodes, hundreds at a time: each is an asyncio task that waits for a turn or for its environment.
 
 Episodes do not wait for each other: a slow one delays its own group only, and with redundant episodes
-not even that. If an environment crashes, hangs or loses its process, its episode is played again from the same
+not even that. If an environment crashes, hangs or loses its process, its episode is run again from the same
 seed, and then it is a failure: counted, never trained on, never a reward of 0.
 """
 
@@ -46,7 +46,7 @@ class EnvironmentLost(EnvError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodePlan(CollectionPlan):
-    """What to play.
+    """Which episodes to run.
 
     Attributes:
         episodes_per_group: Episodes of each group that are kept.
@@ -83,7 +83,7 @@ def episode_task(spec: EpisodeSpec, seed: int) -> Task:
 
 
 class EnvManager:
-    """Fills a step with groups of episodes.
+    """Collects a step's groups of episodes.
 
     Args:
         generator: Samples the policy's turns.
@@ -92,7 +92,7 @@ class EnvManager:
         renderer: Chat template and tokenizer of the policy.
         retries: Further attempts of an episode whose environment or turn failed.
         progress: Called with (finished episodes, expected episodes).
-        programs: Plays the programs; None where there are none.
+        programs: Runs the programs; None where there are none.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class EnvManager:
         programs: AgentPrograms | None = None,
     ) -> None:
         if programs is None and any(isinstance(spec, ProgramSpec) for spec in specs):
-            raise ValueError("programs cannot be played without a player for them")
+            raise ValueError("`specs` has programs and `programs` is None; pass AgentPrograms")
         self._generator = generator
         self._environments = environments
         self._specs = {spec.name: spec for spec in specs}
@@ -117,8 +117,8 @@ class EnvManager:
         self._programs = programs
         self._serial = itertools.count()
 
-    async def fill(self, tasks: Iterator[Task], plan: EpisodePlan) -> Collected:
-        """Play groups until `plan.groups` are accepted.
+    async def collect(self, tasks: Iterator[Task], plan: EpisodePlan) -> Collected:
+        """Run groups until `plan.groups` are accepted.
 
         Consumes tasks (`episode_task`) as groups start; waits for turns and environments; comes back with fewer groups
         when `plan.max_groups` were started and not enough were accepted.
@@ -127,11 +127,11 @@ class EnvManager:
             GenerationError: No replica is left.
         """
         counter = SampleCounter(plan.episodes_per_group, self._progress)
-        player = _EpisodePlayer(self, plan, counter, next(self._serial))
-        return await GroupCollector(tasks, plan, player, counter).run()
+        runner = _EpisodeRunner(self, plan, counter, next(self._serial))
+        return await GroupCollector(tasks, plan, runner, counter).run()
 
     async def episode(self, task: Task, plan: EpisodePlan, index: int, name: str, seed: int | None) -> Scored | Failure:
-        """Play one episode, again where something failed; return it, or why there is none."""
+        """Run one episode, again where something failed; return it, or why there is none."""
         spec = self._specs[task.source]
         failed = lost = 0
         while True:
@@ -169,37 +169,37 @@ class EnvManager:
             await environment.close()
 
 
-class _EpisodePlayer:
-    """Plays a group's episodes side by side and keeps the first that end well."""
+class _EpisodeRunner:
+    """Runs a group's episodes concurrently and keeps the first that end well."""
 
     def __init__(self, manager: EnvManager, plan: EpisodePlan, counter: SampleCounter, serial: int) -> None:
         self._manager = manager
         self._plan = plan
         self._counter = counter
         self._serial = serial
-        self._playing: dict[int, set[asyncio.Task[Scored | Failure]]] = {}
+        self._running: dict[int, set[asyncio.Task[Scored | Failure]]] = {}
 
-    async def play(self, group: int, task: Task) -> Group[Scored]:
-        """Play one group."""
+    async def run(self, group: int, task: Task) -> Group[Scored]:
+        """Run one group."""
         wanted = self._plan.episodes_per_group
-        playing = {
+        running = {
             asyncio.create_task(self._episode(group, task, index)) for index in range(wanted + self._plan.redundant)
         }
-        self._playing[group] = playing
+        self._running[group] = running
         kept: list[Scored] = []
         failures: list[Failure] = []
         try:
-            while playing and len(kept) < wanted:
-                ended, _ = await asyncio.wait(playing, return_when=asyncio.FIRST_COMPLETED)
-                playing -= ended
+            while running and len(kept) < wanted:
+                ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                running -= ended
                 for result in (one.result() for one in ended if not one.cancelled()):
                     if isinstance(result, Failure):
                         failures.append(result)
                     else:
                         kept.append(result)
         finally:
-            await _stopped(playing)
-            del self._playing[group]
+            await _stopped(running)
+            del self._running[group]
         kept = sorted(kept[:wanted], key=lambda sample: sample.trajectory.sample_index)
         begun = kept[0].trajectory.task if kept else task
         # one task object for the whole group
@@ -207,9 +207,9 @@ class _EpisodePlayer:
         return Group(task=begun, samples=samples, failures=tuple(failures))
 
     async def stop(self, groups: Collection[int]) -> None:
-        """Stop the episodes of groups that are being played."""
+        """Stop the episodes of running groups."""
         for group in groups:
-            await _stopped(self._playing.get(group, set()))
+            await _stopped(self._running.get(group, set()))
 
     async def _episode(self, group: int, task: Task, index: int) -> Scored | Failure:
         seed = derived_seed(self._plan.seed, group, index)

@@ -303,7 +303,9 @@ def scored_episode(
             Part(start=start, end=start + len(segment.token_ids), prompt_length=segment.prompt_length)
             for start, segment in zip(starts, segments, strict=False)
         ),
-        segments=tuple(span.shifted(start) for start, one in zip(starts, segments, strict=False) for span in one.spans),
+        segments=tuple(
+            one.shifted(start) for start, segment in zip(starts, segments, strict=False) for one in segment.segments
+        ),
         text=text,
         stop_reason=stop,
     )

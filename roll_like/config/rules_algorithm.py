@@ -97,7 +97,7 @@ def groups_can_be_compared(config: PolicyGradientConfig) -> Iterator[Violation]:
     if rollout.temperature == 0:
         yield Violation(
             ("rollout", "temperature"),
-            "0 is greedy: nothing is explored and all samples of a prompt are equal, so there is no signal; "
+            "0 is greedy: nothing is explored and all samples of a prompt are equal, so every advantage would be 0; "
             "use 1.0 for training (evaluation.temperature may be 0)",
         )
     if rollout.max_in_flight < size:

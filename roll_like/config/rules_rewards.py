@@ -26,7 +26,7 @@ def _nearest(name: str, known: Sequence[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
 
 
-def _sources_are_judged(config: PromptRunConfig) -> Iterator[Violation]:
+def _sources_have_rewards(config: PromptRunConfig) -> Iterator[Violation]:
     sources = _all_sources(config)
     known = list(dict.fromkeys(source.label for source in sources))
     chosen = [getattr(reward, "sources", None) for reward in config.rewards.use]
@@ -112,7 +112,7 @@ def _replacing_is_possible(config: PromptRunConfig, name: str) -> Iterator[Viola
         yield Violation(path, "a group of one always has equal rewards, so every group would be dropped")
 
 
-def _judge_is_asked(config: PromptRunConfig) -> Iterator[Violation]:
+def _judge_is_used(config: PromptRunConfig) -> Iterator[Violation]:
     asking = [
         index
         for index, reward in enumerate(config.rewards.use)
@@ -148,10 +148,10 @@ def _evaluation_sources_have_names(config: PromptRunConfig) -> Iterator[Violatio
 
 #: What to check between data, domains and rewards.
 PROMPT_RULES = (
-    _sources_are_judged,
+    _sources_have_rewards,
     _rewards_have_names_and_weights,
     _domains_fit,
     _pools_fit,
-    _judge_is_asked,
+    _judge_is_used,
     _evaluation_sources_have_names,
 )

@@ -95,21 +95,21 @@ class Renderer:
     def generated(
         self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]
     ) -> tuple[tuple[int, int], ...]:
-        """Return the spans of the template's `{% generation %}` blocks in the rendering without generation prompt.
+        """Return where the template's `{% generation %}` blocks are in the rendering without generation prompt.
 
         The template must take the messages, which `render` tells.
         """
         from transformers.utils.chat_template_utils import render_jinja_template
 
         schemas = [dict(tool) for tool in tools] or None
-        _, spans = render_jinja_template(
+        _, ranges = render_jinja_template(
             [[dict(message) for message in messages]],
             tools=schemas,
             chat_template=self.tokenizer.get_chat_template(None, schemas),
             return_assistant_tokens_mask=True,
             **{**self.tokenizer.special_tokens_map, **self.template_options},
         )
-        return tuple((int(begin), int(end)) for begin, end in spans[0])
+        return tuple((int(begin), int(end)) for begin, end in ranges[0])
 
     def encode(self, text: str) -> IntArray:
         """Return the tokens of a rendered text, shape [T]; nothing is added to it."""

@@ -33,7 +33,8 @@ from roll_like.data.bad_rows import BadRow, Problem
 from roll_like.data.chat import ChatMessage, Renderer, sentinel, squeezed
 from roll_like.errors import EnvError
 
-Span: TypeAlias = tuple[int, int]
+#: Characters `[begin, end)` of a text.
+Range: TypeAlias = tuple[int, int]
 #: A text, and whether its tokens are trained.
 Piece: TypeAlias = tuple[str, bool]
 
@@ -47,11 +48,11 @@ class Turn:
 
     Attributes:
         text: The rendering, without a generation prompt.
-        spans: What is trained, in characters of the text: not empty, in order.
+        trained: Which characters of the text are trained: not empty, in order.
     """
 
     text: str
-    spans: tuple[Span, ...]
+    trained: tuple[Range, ...]
 
 
 def sequences(
@@ -78,7 +79,7 @@ def sequences(
         if not found or not turn.text.startswith(before):
             found.append([])
             position = 0
-        for begin, end in turn.spans:
+        for begin, end in turn.trained:
             found[-1] += [(turn.text[position:begin], False), (turn.text[begin:end], True)]
             position = end
         before = turn.text[:position]
@@ -107,8 +108,8 @@ def find_turn(renderer: Renderer, messages: Sequence[ChatMessage], at: int, tool
 
 def _of_text(
     renderer: Renderer, messages: Sequence[ChatMessage], at: int, tools: Sequence[Any], shown: str, prompt: str | None
-) -> Span:
-    """Return the span of a turn that has a text."""
+) -> Range:
+    """Return the range of a turn that has a text."""
     turn = messages[at]
     mark = sentinel(str((messages, tools)))
     marked = render(renderer, [*messages[:at], {**turn, "content": mark}], tools)
@@ -131,8 +132,8 @@ def _of_text(
     raise _rewritten(at, "writes something else than its own generation prompt and the turn")
 
 
-def _of_calls(renderer: Renderer, at: int, shown: str, prompt: str | None) -> Span:
-    """Return the span of a turn that has no text: it calls tools."""
+def _of_calls(renderer: Renderer, at: int, shown: str, prompt: str | None) -> Range:
+    """Return the range of a turn that has no text: it calls tools."""
     if prompt is None or not shown.startswith(prompt):
         raise _rewritten(at, "writes something else than its own generation prompt and the calls")
     ended = "" if renderer.end_of_turn is None else renderer.decode([renderer.end_of_turn])
@@ -153,19 +154,19 @@ def _end_within(renderer: Renderer, after: str, *, calls: bool) -> int:
 
 
 def _marked(
-    renderer: Renderer, messages: Sequence[ChatMessage], at: int, tools: Sequence[Any], shown: str, turn: Span
-) -> tuple[Span, ...]:
+    renderer: Renderer, messages: Sequence[ChatMessage], at: int, tools: Sequence[Any], shown: str, turn: Range
+) -> tuple[Range, ...]:
     """Return what of a turn the template's generation blocks hold, and the end-of-turn token that follows them."""
     begin, end = turn
     clipped = [(max(one, begin), min(other, end)) for one, other in renderer.generated(messages[: at + 1], tools)]
-    spans = [span for span in clipped if span[0] < span[1]]
-    if not spans:
+    ranges = [one for one in clipped if one[0] < one[1]]
+    if not ranges:
         raise _rewritten(at, "has none of it in a {% generation %} block")
-    left = renderer.encode(shown[spans[-1][1] : end])
+    left = renderer.encode(shown[ranges[-1][1] : end])
     text = "".join(renderer.decode([token]) for token in left if int(token) not in renderer.special_ids)
     if not squeezed(text):
-        spans[-1] = (spans[-1][0], end)
-    return tuple(spans)
+        ranges[-1] = (ranges[-1][0], end)
+    return tuple(ranges)
 
 
 def render(

@@ -74,7 +74,7 @@ class Generation:
         request_id: Whose sample.
         token_ids: Sampled tokens, the end-of-sequence token included, shape [R].
         logprobs: Log-probability of each under the distribution it was drawn from, in nats, shape [R].
-        segments: Which policy version sampled which span of the response; empty when R is 0.
+        segments: Which policy version sampled which tokens of the response; empty when R is 0.
         text: The response, decoded once, without special tokens and without the stop string.
         stop_reason: Why it ended.
         cached_prompt_tokens: Prompt tokens whose computation was shared with an earlier request.

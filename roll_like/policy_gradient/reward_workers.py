@@ -69,7 +69,7 @@ class RewardWorkers:
     def scheduler(
         self, inference: Cluster[InferenceEngine], progress: Progress = lambda done, total: None
     ) -> GenerateScheduler:
-        """Return what fills groups from the engines and has them scored here."""
+        """Return what collects groups from the engines and has them scored here."""
         return GenerateScheduler(
             [ActorReplica(inference, rank) for rank in range(len(inference))],
             self._rewards,
@@ -96,7 +96,7 @@ def prompt_rollouts(
 
     Args:
         config: The run's configuration.
-        scheduler: Fills groups.
+        scheduler: Collects groups.
         runner: The driver's event loop.
         warn: Told about prompts that are left out.
         unit: What the groups are sampled for, for messages.

@@ -1,6 +1,6 @@
-"""Fills a step with groups: which start, which are kept, which are replaced, which are no longer needed.
+"""Collects a step's groups: which start, which are kept, which are replaced, which are no longer needed.
 
-A `GroupPlayer` samples a group: answers to a prompt (`scheduler.py`), or episodes of many turns
+A `GroupRunner` samples a group: answers to a prompt (`scheduler.py`), or episodes of many turns
 (`env_manager.py`).
 """
 
@@ -35,7 +35,7 @@ class CollectionPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """Result of filling a step with groups.
+    """A step's groups, and what collecting them took.
 
     Attributes:
         groups: Accepted groups, in task order.
@@ -80,14 +80,14 @@ class Collected:
         )
 
 
-class GroupPlayer(Protocol):
+class GroupRunner(Protocol):
     """Samples and scores groups, many at a time."""
 
-    async def play(self, group: int, task: Task) -> Group[Scored]:
-        """Return a scored group; lost samples are in its failures. `group` counts the groups of one filling."""
+    async def run(self, group: int, task: Task) -> Group[Scored]:
+        """Return a scored group; lost samples are in its failures. `group` counts the groups of one collection."""
 
     async def stop(self, groups: Collection[int]) -> None:
-        """Cancel groups that are being played, and wait until nothing of them generates."""
+        """Cancel running groups, and wait until nothing of them generates."""
 
 
 class SampleCounter:
@@ -120,16 +120,16 @@ class GroupCollector:
     Args:
         tasks: What to attempt; consumed as groups start.
         plan: What is wanted.
-        player: Plays a group.
-        counter: What the player counts in.
+        runner: Samples and scores a group.
+        counter: What the runner counts in.
     """
 
     def __init__(
-        self, tasks: Iterator[Task], plan: CollectionPlan, player: GroupPlayer, counter: SampleCounter
+        self, tasks: Iterator[Task], plan: CollectionPlan, runner: GroupRunner, counter: SampleCounter
     ) -> None:
         self._tasks = tasks
         self._plan = plan
-        self._player = player
+        self._runner = runner
         self._counter = counter
         self._open: dict[int, Task] = {}
         self._work: set[asyncio.Task[None]] = set()
@@ -147,11 +147,11 @@ class GroupCollector:
                 finished, _ = await asyncio.wait(self._work, return_when=asyncio.FIRST_COMPLETED)
                 for task in finished:
                     self._work.discard(task)
-                    task.result()  # an error of a plugin or an engine ends the filling here
+                    task.result()  # an error of a plugin or an engine ends the collection here
                 self._start_groups(self._plan.groups)
             self._unfinished = dict(self._open)
             self._open.clear()
-            await self._player.stop(self._unfinished)
+            await self._runner.stop(self._unfinished)
         finally:
             for task in self._work:
                 task.cancel()
@@ -172,10 +172,10 @@ class GroupCollector:
             group = self._counter.started
             self._counter.started += 1
             self._open[group] = task
-            self._work.add(asyncio.create_task(self._play(group, task)))
+            self._work.add(asyncio.create_task(self._run_group(group, task)))
 
-    async def _play(self, group: int, task: Task) -> None:
-        scored = await self._player.play(group, task)
+    async def _run_group(self, group: int, task: Task) -> None:
+        scored = await self._runner.run(group, task)
         if group in self._open:
             self._failures.extend(scored.failures)
         if self._open.pop(group, None) is None:

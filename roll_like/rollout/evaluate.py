@@ -10,18 +10,18 @@ from roll_like.config.policy_gradient import EvaluationSchedule
 from roll_like.inference.interface import Sampling
 from roll_like.rollout.collection import Collected
 from roll_like.rollout.metrics import evaluation_metrics
-from roll_like.rollout.source import Filler, PlanMaker, PlanT
+from roll_like.rollout.source import Collector, PlanMaker, PlanT
 from roll_like.types import Task
 from roll_like.values import Metric
 
 
 class Evaluator(Generic[PlanT]):
-    """Samples k answers (or plays k episodes) for every evaluation task and scores them.
+    """Samples k answers (or runs k episodes) for every evaluation task and scores them.
 
     Args:
-        filler: Samples and scores; the one that training uses.
+        collector: Samples and scores; the one that training uses.
         tasks: What to evaluate on.
-        plan: Makes the filler's plan.
+        plan: Makes the collector's plan.
         schedule: The `evaluation` section.
         max_failure_fraction: Share of the answers that failures may cost.
         seed: Seed of every evaluation: two policies are compared on the same random numbers.
@@ -30,7 +30,7 @@ class Evaluator(Generic[PlanT]):
 
     def __init__(
         self,
-        filler: Filler[PlanT],
+        collector: Collector[PlanT],
         tasks: Iterable[Task],
         plan: PlanMaker[PlanT],
         schedule: EvaluationSchedule,
@@ -39,7 +39,7 @@ class Evaluator(Generic[PlanT]):
         seed: int,
         runner: DriverLoop,
     ) -> None:
-        self._filler = filler
+        self._collector = collector
         self._tasks = tuple(tasks)
         self._plan = plan
         self._schedule = schedule
@@ -61,7 +61,7 @@ class Evaluator(Generic[PlanT]):
             accept=lambda group: len(group.samples) > 0,
             seed=self._seed,
         )
-        collected = self._runner.run(self._filler.fill(iter(self._tasks), plan))
+        collected = self._runner.run(self._collector.collect(iter(self._tasks), plan))
         collected.refuse_too_many_failures(self._max_failure_fraction, "this evaluation")
         return evaluation_metrics(collected, self._schedule.samples_per_group), collected
 

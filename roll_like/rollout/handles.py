@@ -121,7 +121,7 @@ class RewardPool:
         while True:
             ranks = [rank for rank, load in enumerate(self._load) if load < self._room and rank != self._reserved]
             if ranks:
-                return await self._judge(min(ranks, key=lambda rank: self._load[rank]), group)
+                return await self._score_on(min(ranks, key=lambda rank: self._load[rank]), group)
             await self._change()
 
     async def _alone(self, group: Group[Trajectory]) -> Group[Scored] | _Lost:
@@ -130,12 +130,12 @@ class RewardPool:
         try:
             while self._load[rank]:
                 await self._change()
-            return await self._judge(rank, group)
+            return await self._score_on(rank, group)
         finally:
             self._reserved = None
             self._changed.set()
 
-    async def _judge(self, rank: int, group: Group[Trajectory]) -> Group[Scored] | _Lost:
+    async def _score_on(self, rank: int, group: Group[Trajectory]) -> Group[Scored] | _Lost:
         generation = self._generation[rank]
         self._load[rank] += 1
         self._arrivals[rank] += 1

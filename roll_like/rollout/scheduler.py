@@ -1,4 +1,4 @@
-"""Fills groups with answers to prompts: every sample is one request, every group is scored when it is complete.
+"""Collects groups of answers to prompts: every sample is one request, every group is scored when it is complete.
 
 One asyncio loop on the driver. Scorers are anything with the methods of `GroupScorer`; in a run they are
 handles on Ray actors.
@@ -50,7 +50,7 @@ class GroupPlan(CollectionPlan):
 
 
 class GenerateScheduler:
-    """Fills groups through a router, and has each scored as soon as it is complete.
+    """Collects groups through a router, and has each scored as soon as it is complete.
 
     Args:
         replicas: The inference engines.
@@ -74,7 +74,7 @@ class GenerateScheduler:
         self._progress = progress
         self._serial = itertools.count()
 
-    async def fill(self, tasks: Iterator[Task], plan: GroupPlan) -> Collected:
+    async def collect(self, tasks: Iterator[Task], plan: GroupPlan) -> Collected:
         """Generate and score groups until `plan.groups` are accepted.
 
         Consumes tasks from `tasks` as groups start; waits for replicas and scorers; comes back with
@@ -84,11 +84,11 @@ class GenerateScheduler:
             GenerationError: No replica is left.
         """
         counter = SampleCounter(plan.requests_per_group, self._progress)
-        player = _PromptPlayer(self._router, self._scorer, plan, counter, next(self._serial))
-        return await GroupCollector(tasks, plan, player, counter).run()
+        runner = _PromptRunner(self._router, self._scorer, plan, counter, next(self._serial))
+        return await GroupCollector(tasks, plan, runner, counter).run()
 
 
-class _PromptPlayer:
+class _PromptRunner:
     """Samples the answers to one prompt and has them scored together."""
 
     def __init__(
@@ -102,7 +102,7 @@ class _PromptPlayer:
         self._requested: dict[int, list[str]] = {}
         self._stopped: set[int] = set()
 
-    async def play(self, group: int, task: Task) -> Group[Scored]:
+    async def run(self, group: int, task: Task) -> Group[Scored]:
         """Sample one group and have it scored."""
         requests = [self._request(task, group, sample) for sample in range(self._plan.requests_per_group)]
         self._requested[group] = [request.request_id for request in requests]

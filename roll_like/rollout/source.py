@@ -52,15 +52,15 @@ class Order(Protocol):
         """Go on where `state` was taken."""
 
 
-class Filler(Protocol[PlanT_contra]):
+class Collector(Protocol[PlanT_contra]):
     """Samples and scores groups: a `GenerateScheduler`, or an `EnvManager`."""
 
-    async def fill(self, tasks: Iterator[Task], plan: PlanT_contra) -> Collected:
+    async def collect(self, tasks: Iterator[Task], plan: PlanT_contra) -> Collected:
         """Return scored groups of tasks."""
 
 
 class PlanMaker(Protocol[PlanT_co]):
-    """Makes a filler's plan out of what every plan has; the rest is bound already."""
+    """Makes a collector's plan from what every plan has; the rest is bound already."""
 
     def __call__(
         self,
@@ -71,16 +71,16 @@ class PlanMaker(Protocol[PlanT_co]):
         accept: Callable[[Group[Scored]], bool],
         seed: int | None,
     ) -> PlanT_co:
-        """Return the plan of one filling."""
+        """Return the plan of one collection."""
 
 
 class SynchronousRollouts(Generic[PlanT]):
     """Generates a step's groups with the current policy, while nothing else happens.
 
     Args:
-        filler: Fills groups.
+        collector: Samples and scores groups.
         order: What they attempt.
-        plan: Makes the filler's plan.
+        plan: Makes the collector's plan.
         config: The `rollout` section.
         seed: Seed of the run.
         runner: The driver's event loop.
@@ -91,7 +91,7 @@ class SynchronousRollouts(Generic[PlanT]):
 
     def __init__(
         self,
-        filler: Filler[PlanT],
+        collector: Collector[PlanT],
         order: Order,
         plan: PlanMaker[PlanT],
         config: GroupRolloutConfig,
@@ -102,7 +102,7 @@ class SynchronousRollouts(Generic[PlanT]):
         filters: Mapping[str, bool] | None = None,
         unit: str = "step",
     ) -> None:
-        self._filler = filler
+        self._collector = collector
         self._order = order
         self._plan = plan
         self._config = config
@@ -129,7 +129,7 @@ class SynchronousRollouts(Generic[PlanT]):
             accept=self._accept,
             seed=derived_seed(self._seed, step) if config.seeded else None,
         )
-        collected = self._runner.run(self._filler.fill(self._tasks(), plan))
+        collected = self._runner.run(self._collector.collect(self._tasks(), plan))
         self._returned.extendleft(reversed(collected.unfinished))
         scored = len(collected.groups) + len(collected.rejected)
         if scored:

@@ -50,7 +50,7 @@ class Evaluates(Protocol):
         """Return whether to evaluate after `finished` of `total` steps."""
 
     def evaluate(self) -> tuple[Mapping[str, Metric], Collected | None]:
-        """Return `eval/…`, and the judged answers where there are any."""
+        """Return `eval/…`, and the scored answers where there are any."""
 
     def score(self, values: Mapping[str, float]) -> float | None:
         """Return what the best checkpoint has most of."""

@@ -182,6 +182,6 @@ def load_trained(*, src: Mapping[str, Tensor], dst: nn.Module) -> None:
     missing = sorted(set(result.missing_keys) - frozen)
     if missing or result.unexpected_keys:
         raise RuntimeError(
-            f"it is of another model or of other adapters: it lacks {', '.join(missing[:3]) or 'nothing'}, and has "
-            f"{', '.join(result.unexpected_keys[:3]) or 'nothing'} besides"
+            "the checkpoint is of another model or of other adapters: missing tensors: "
+            f"{', '.join(missing[:3]) or 'none'}; unexpected tensors: {', '.join(result.unexpected_keys[:3]) or 'none'}"
         )

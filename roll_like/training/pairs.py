@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from roll_like.errors import EngineError
 from roll_like.training.layout import MicroBatch, spread
 from roll_like.training.rows import MAX_SHARED_ROW_TOKENS
-from roll_like.types import FloatArray, IntArray, TrainingSample
+from roll_like.types import BoolArray, FloatArray, IntArray, TrainingSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,17 +65,31 @@ def pair_batches(pairs: Sequence[TrainingPair], *, ranks: int, max_tokens: int) 
             )
     sequences = sequences_of(pairs)
     ones = [np.ones(len(sequence.token_ids), np.float32) for sequence in sequences]
-    return spread(sequences, ones, _of_rows, ranks=ranks, max_tokens=max_tokens, share_prompts=True, packing=True)
+    of_rows = partial(
+        _of_rows,
+        pair_S=np.repeat(np.arange(len(pairs), dtype=np.int32), 2),
+        chosen_S=np.tile([True, False], len(pairs)),
+    )
+    return spread(sequences, ones, of_rows, ranks=ranks, max_tokens=max_tokens, share_prompts=True, packing=True)
 
 
-def _of_rows(batch: MicroBatch) -> PairBatch:
+def _of_rows(batch: MicroBatch, *, pair_S: IntArray, chosen_S: BoolArray) -> PairBatch:
+    """Return rows with their pairs.
+
+    Args:
+        batch: Rows of whole pairs.
+        pair_S: Which pair of the step each of its sequences belongs to.
+        chosen_S: Whether each of them is the chosen one.
+    """
     ids_R, _, counted_R = batch.sequences()
-    # `sequences_of` numbers the sequences of pair i 2·i and 2·i + 1
-    chosen = np.flatnonzero(ids_R % 2 == 0).astype(np.int32)
+    chosen = np.flatnonzero(chosen_S[ids_R]).astype(np.int32)
+    rejected = np.flatnonzero(~chosen_S[ids_R]).astype(np.int32)
+    pair_ids = pair_S[ids_R]
+    assert np.array_equal(pair_ids[chosen], pair_ids[rejected]), "both sequences of a pair are in one row"
     return PairBatch(
         **batch.shared_fields,
-        pair_ids=ids_R[chosen] // 2,
+        pair_ids=pair_ids[chosen],
         chosen=chosen,
-        rejected=chosen + 1,
+        rejected=rejected,
         counted=counted_R[chosen],
     )

@@ -13,7 +13,7 @@ from run_config import (
     read_lines,
     run_here,
     write_distill_run,
-    write_tutored_run,
+    write_on_policy_distill_run,
 )
 from tiny_model import make_tiny_model
 from transformers import AutoModelForCausalLM
@@ -73,7 +73,7 @@ def test_a_student_of_its_own_answers(tmp_path: Path, models: tuple[Path, Path])
         folder.mkdir()
     settings = {"steps": 6, "training": {"optimizer": {"lr": 3.0e-3}}, "metrics": PLAIN}
     with nothing_left():
-        config = write_tutored_run(whole, *models, **settings)
+        config = write_on_policy_distill_run(whole, *models, **settings)
         code, output = run_here(config)
     assert code == 0, output
     run = whole / "runs" / "tiny"
@@ -83,7 +83,7 @@ def test_a_student_of_its_own_answers(tmp_path: Path, models: tuple[Path, Path])
     steps = read_lines(run / "metrics.jsonl")
     assert all("distill/reverse_kl" in step and "rollout/reward/mean" not in step for step in steps)
 
-    killed_and_resumed(write_tutored_run(halves, *models, **settings), "step 2/6")
+    killed_and_resumed(write_on_policy_distill_run(halves, *models, **settings), "step 2/6")
     again = read_lines(halves / "runs" / "tiny" / "metrics.jsonl")
     assert [step["distill/reverse_kl"] for step in again] == pytest.approx(
         [step["distill/reverse_kl"] for step in steps], rel=1e-4
@@ -91,7 +91,7 @@ def test_a_student_of_its_own_answers(tmp_path: Path, models: tuple[Path, Path])
 
 
 def test_a_teacher_in_the_loss_beside_a_reward(tmp_path: Path, models: tuple[Path, Path]) -> None:
-    config = write_tutored_run(
+    config = write_on_policy_distill_run(
         tmp_path,
         *models,
         steps=2,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from hygiene import nothing_left
-from run_config import evaluated, kill_run, read_lines, run_here, verdict_rows, write_dpo_run
+from run_config import evaluated, kill_run, labelled_rows, read_lines, run_here, write_dpo_run
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("warm_ray")]
 
@@ -60,7 +60,7 @@ def test_verdicts_are_learned_and_a_killed_run_goes_on_with_the_same_baseline(tm
             tiny_model,
             model={"path": str(tiny_model), "dtype": "float32"},
             steps=8,
-            data=verdict_rows(folder),
+            data=labelled_rows(folder),
             reference={"mode": mode},
             algorithm={"loss": {"type": "kto", "beta": 0.5, "undesirable_weight": 2.0}},
         )

@@ -110,7 +110,7 @@ def test_processes_that_die_and_hang_cost_no_episode(cluster: Cluster[EnvWorker]
         seed=0,
     )
     tasks = (episode_task(spec, seed) for seed in itertools.count())
-    collected = asyncio.run(asyncio.wait_for(manager.fill(tasks, plan), timeout=90))
+    collected = asyncio.run(asyncio.wait_for(manager.collect(tasks, plan), timeout=90))
     assert collected.failures == ()
     assert [len(group.samples) for group in collected.groups] == [4] * 8
     assert all(sample.turn_rewards == (0.0, 0.0, 1.0) for group in collected.groups for sample in group.samples)

@@ -59,7 +59,7 @@ async def play(recorder: Recorder, seen: Path) -> Collected:
     )
     async with Proxy(router, renderer) as proxy:
         manager = EnvManager(router, NoEnvironments(), [spec], renderer, retries=0, programs=AgentPrograms(proxy))
-        return await manager.fill((episode_task(spec, seed) for seed in itertools.count()), plan)
+        return await manager.collect((episode_task(spec, seed) for seed in itertools.count()), plan)
 
 
 def test_programs_are_trained_on_what_the_engine_saw(vllm: EngineThread, tmp_path: Path) -> None:

@@ -12,15 +12,15 @@ from hygiene import nothing_left
 from run_config import (
     evaluated,
     kill_run,
+    labelled_rows,
     read_lines,
     run_here,
-    verdict_rows,
     write_distill_run,
     write_dpo_run,
-    write_iterations_run,
+    write_on_policy_distill_run,
+    write_online_dpo_run,
     write_reward_model_run,
     write_sft_run,
-    write_tutored_run,
 )
 from safetensors.torch import load_file
 from tiny_model import make_tiny_model
@@ -57,7 +57,7 @@ def kto(folder: Path, model: Path, **changes: Any) -> Path:
     config = write_dpo_run(folder, model)
     assert config.exists()  # with the rows that are taken apart
     return write_dpo_run(
-        folder, model, data=verdict_rows(folder), algorithm={"loss": {"type": "kto", "beta": 0.5}}, **changes
+        folder, model, data=labelled_rows(folder), algorithm={"loss": {"type": "kto", "beta": 0.5}}, **changes
     )
 
 
@@ -66,8 +66,8 @@ CASES = {
     "kto": Case(kto, "train/loss"),
     "reward_model": Case(write_reward_model_run, "train/loss"),
     "distill": Case(write_distill_run, "train/loss"),
-    "on_policy_distill": Case(write_tutored_run, "distill/reverse_kl", "eval/reverse_kl", repeatable=False),
-    "iterations": Case(write_iterations_run, "train/loss", None),
+    "on_policy_distill": Case(write_on_policy_distill_run, "distill/reverse_kl", "eval/reverse_kl", repeatable=False),
+    "iterations": Case(write_online_dpo_run, "train/loss", None),
 }
 
 

@@ -108,7 +108,7 @@ async def play(engine: Any, found: Mapping[str, Renderer]) -> tuple[Recorder, di
         # this template refuses a tool's answer where no tool was called in structure
         spec = EnvironmentSpec(name="talking", env_id=TALKING, kwargs={"tools": name != "wants tool calls"})
         manager = EnvManager(Speaker(router, name, found[name]), LocalPool(), [spec], found[name], retries=0)
-        collected = await manager.fill((episode_task(spec, seed) for seed in itertools.count()), plan)
+        collected = await manager.collect((episode_task(spec, seed) for seed in itertools.count()), plan)
         assert not collected.failures, collected.failures
         return list(collected.groups)
 
@@ -127,11 +127,11 @@ def to_train_on(groups: Sequence[Group[Scored]]) -> list[PolicySample]:
 class Retokenising(Conversation):
     """What must be found: sampled tokens are decoded, and their text tokenised again."""
 
-    def sampled(self, token_ids: Any, logprobs: Any, spans: Any = (), *, message: Any = None) -> None:
+    def sampled(self, token_ids: Any, logprobs: Any, segments: Any = (), *, message: Any = None) -> None:
         again = self.renderer.encode(self.renderer.decode(token_ids))
         kept = np.resize(np.asarray(logprobs, np.float32), len(again))
-        span = Segment(start=0, end=len(again), policy_version=spans[0].policy_version if spans else 0)
-        super().sampled(again, kept, (span,), message=message)
+        segment = Segment(start=0, end=len(again), policy_version=segments[0].policy_version if segments else 0)
+        super().sampled(again, kept, (segment,), message=message)
 
 
 def with_glue(sample: PolicySample) -> PolicySample:

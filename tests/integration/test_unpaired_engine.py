@@ -29,7 +29,7 @@ from roll_like.types import FloatArray, TrainingSample
 from roll_like.values import reduce
 
 pytestmark = pytest.mark.integration
-LR, EPS, BETA, LIKED, OTHER = 1e-2, 1e-2, 0.5, 1.5, 0.8
+LR, EPS, BETA, DESIRABLE, UNDESIRABLE = 1e-2, 1e-2, 0.5, 1.5, 0.8
 LABELS = [True, False, True, True, False, False, True]
 #: The first two answer one prompt.
 PROMPTS = [0, 0, 1, 2, 3, 4, 5]
@@ -56,7 +56,7 @@ def reference_of(samples: list[TrainingSample]) -> FloatArray:
 
 def engine(resources: ResourceManager, model: Path, stack: ExitStack, **training: Any) -> TrainingEngine[LabelledStep]:
     config = TrainingConfig(optimizer={"lr": LR, "max_grad_norm": 1000.0, "eps": EPS}, **training)
-    settings = {"type": "kto", "beta": BETA, "desirable_weight": LIKED, "undesirable_weight": OTHER}
+    settings = {"type": "kto", "beta": BETA, "desirable_weight": DESIRABLE, "undesirable_weight": UNDESIRABLE}
     loss = PREFERENCE_LOSSES.get("kto").Config.model_validate(settings)
     spec = RankSpec(
         objective=LabelledObjective(settings=config, loss_config=loss),
@@ -83,10 +83,10 @@ def plain(float_model: Path) -> tuple[float, float, dict[str, torch.Tensor]]:
         moved = [float(answer_logprob(model, samples[at]) - reference[at]) for at in range(count, len(samples))]
     baseline = max(0.0, sum(moved) / len(moved))
     loss = torch.tensor(0.0)
-    for at, liked in enumerate(LABELS):
+    for at, desirable in enumerate(LABELS):
         ratio = answer_logprob(model, samples[at]) - float(reference[at])
-        gain = BETA * (ratio - baseline) if liked else BETA * (baseline - ratio)
-        loss = loss + (LIKED if liked else OTHER) * (1 - torch.sigmoid(gain)) / count
+        gain = BETA * (ratio - baseline) if desirable else BETA * (baseline - ratio)
+        loss = loss + (DESIRABLE if desirable else UNDESIRABLE) * (1 - torch.sigmoid(gain)) / count
     loss.backward()
     optimizer.step()
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}

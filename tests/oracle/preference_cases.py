@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from roll_like.algorithms.logprobs import token_logprobs
-from roll_like.algorithms.preference.base import MismatchedResponses, PairInputs, UnpairedInputs, response_sums
+from roll_like.algorithms.preference.base import MismatchedResponses, PairInputs, UnpairedInputs, sequence_logprobs
 from roll_like.algorithms.preference.objective import preference_objective
 from roll_like.registry import PREFERENCE_LOSSES
 from roll_like.values import reduce
@@ -56,7 +56,7 @@ class Responses:
     def pairs(self, logprobs_BT: Tensor) -> PairInputs:
         """Ours, with the weights of means over pairs and over chosen tokens."""
         rows, _ = torch.nonzero(self.mask_BT, as_tuple=True)
-        sums_B, tokens_B = response_sums(logprobs_BT[self.mask_BT > 0], rows, len(self.mask_BT))
+        sums_B, tokens_B = sequence_logprobs(logprobs_BT[self.mask_BT > 0], rows, len(self.mask_BT))
         chosen_P, rejected_P = sums_B.chunk(2)
         chosen_tokens_P, rejected_tokens_P = tokens_B.chunk(2)
         reference_chosen_P, reference_rejected_P = self.reference_B.chunk(2)
@@ -75,7 +75,7 @@ class Responses:
     def samples(self, logprobs_BT: Tensor) -> UnpairedInputs:
         """Ours, each row a sample, with the weights of a mean."""
         rows, _ = torch.nonzero(self.mask_BT, as_tuple=True)
-        sums_S, tokens_S = response_sums(logprobs_BT[self.mask_BT > 0], rows, len(self.mask_BT))
+        sums_S, tokens_S = sequence_logprobs(logprobs_BT[self.mask_BT > 0], rows, len(self.mask_BT))
         return UnpairedInputs(
             logprobs_S=sums_S,
             tokens_S=tokens_S,

@@ -122,7 +122,7 @@ class FakeCritic:
 
     def __init__(self, values: list[list[float]]) -> None:
         self._values = [np.array(row, np.float32) for row in values]
-        self.lesson: tuple[list[list[float]], list[list[float]]] | None = None
+        self.trained_on: tuple[list[list[float]], list[list[float]]] | None = None
 
     def values(self, samples: Sequence[PolicySample]) -> list[FloatArray]:
         assert len(samples) == len(self._values)
@@ -131,7 +131,7 @@ class FakeCritic:
     def learn(
         self, samples: Sequence[PolicySample], values: Sequence[FloatArray], returns: Sequence[FloatArray]
     ) -> Metrics:
-        self.lesson = [row.tolist() for row in values], [row.tolist() for row in returns]
+        self.trained_on = [row.tolist() for row in values], [row.tolist() for row in returns]
         return {"critic/loss": Mean(float(len(samples)))}
 
 
@@ -145,8 +145,8 @@ def test_gae_by_hand_passes_through_tool_tokens() -> None:
     first = 0.9 * 0.25 - 0.5 + 0.9 * 0.5 * last
     assert sample.advantages.tolist() == pytest.approx([0, 0, first, 0, last])
     assert gae.learn() == {"critic/loss": Mean(1.0)}
-    assert critic.lesson is not None
-    values, returns = critic.lesson
+    assert critic.trained_on is not None
+    values, returns = critic.trained_on
     assert values == [[0, 0, 0.5, 77.0, 0.25]]
     assert returns[0] == pytest.approx([0, 0, first + 0.5, 0, last + 0.25])
 

@@ -142,7 +142,7 @@ def test_a_good_configuration_has_no_findings_and_a_plan(rows: Path, tiny_model:
 
 @pytest.fixture
 def labels(rows: Path) -> Path:
-    """The same with ten labels beside them, four of which are liked."""
+    """The same with ten labels beside them, four of which are desirable."""
     lines = [json.dumps({"prompt": f"Say {n}", "completion": f"It is {n}.", "label": n < 4}) for n in range(10)]
     (rows / "labels.jsonl").write_text("".join(f"{line}\n" for line in lines))
     return rows
@@ -154,11 +154,11 @@ def messages(found: Report, level: str) -> list[str]:
 
 def test_labels_are_counted_and_weighed(labels: Path, tiny_model: Path) -> None:
     found = report(tiny_model, **KTO, evaluation={"sources": [{"path": "eval.jsonl"}]})
-    assert messages(found, "note") == ["note: data.sources: 4 answers are liked and 6 are not"]
+    assert messages(found, "note") == ["note: data.sources: 4 answers are desirable and 6 undesirable"]
     (warning,) = messages(found, "warning")
     # 0.4 against 0.6: by λ_D of 1.5 to 2 they come to 1 to 4/3
     assert warning.startswith(
-        "warning: algorithm.loss.desirable_weight: 40% of the answers are liked; with weights of 1"
+        "warning: algorithm.loss.desirable_weight: 40% of the answers are desirable; with weights of 1"
     )
     assert "count 0.67 times as much" in warning
     assert warning.endswith("set it to between 1.5 and 2")
@@ -174,14 +174,14 @@ def test_the_shares_of_sources_count_in_the_balance(labels: Path, tiny_model: Pa
     sources = [{"path": "labels.jsonl"}, {"path": "more.jsonl", "weight": 4}]
     found = report(tiny_model, **{**KTO, "data": {**LABELS, "sources": sources, "max_tokens": 128}})
     (warning,) = messages(found, "warning")  # (1 × 0.4 + 4 × 1)/5 = 0.88 of the draws
-    assert "algorithm.loss.undesirable_weight: 88% of the answers are liked" in warning
+    assert "algorithm.loss.undesirable_weight: 88% of the answers are desirable" in warning
     assert warning.endswith("between 5.5 and 7.3")
 
 
 @pytest.mark.parametrize(
     ("label", "expected"),
     [
-        (True, "all 10 answers have the label true, and 'kto' learns from the difference between liked answers and"),
+        (True, "all 10 answers have the label true, and 'kto' learns from the difference between desirable and"),
         (False, "add rows with the label true, or correct label_field"),
     ],
 )

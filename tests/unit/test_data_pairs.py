@@ -188,7 +188,7 @@ def test_the_report_and_the_fingerprint(tmp_path: Path, render: Renderer) -> Non
 
 def test_pairs_as_verdicts(tmp_path: Path, render: Renderer) -> None:
     pairs = load(write_lines(tmp_path / "pairs.jsonl", FINE), render)
-    liked, not_liked = labelled_samples(pairs)
-    assert [*labelled_samples([liked])] == [liked]
-    assert (liked.label, said(render, liked.sample)) == (True, "Hello<|im_end|>")
-    assert (not_liked.label, said(render, not_liked.sample)) == (False, "Go away<|im_end|>")
+    desirable, undesirable = labelled_samples(pairs)
+    assert [*labelled_samples([desirable])] == [desirable]
+    assert (desirable.label, said(render, desirable.sample)) == (True, "Hello<|im_end|>")
+    assert (undesirable.label, said(render, undesirable.sample)) == (False, "Go away<|im_end|>")

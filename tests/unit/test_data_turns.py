@@ -270,7 +270,7 @@ def test_a_generation_block_around_the_header_does_not_train_the_header() -> Non
     )
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
     turn = find_turn(render, messages, 1, ())
-    assert [turn.text[begin:end] for begin, end in turn.spans] == ["Hello<|im_end|>"]
+    assert [turn.text[begin:end] for begin, end in turn.trained] == ["Hello<|im_end|>"]
 
 
 def test_a_conversation_that_the_assistant_begins() -> None:

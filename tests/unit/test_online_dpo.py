@@ -163,7 +163,7 @@ def test_pairs_without_their_reference_are_refused() -> None:
     rig = Rig(epochs=2)
     alone = SampledPairs(config(), rig.rollouts, rig.engines, rig.notes)
     alone.take(2)
-    with pytest.raises(CheckpointError, match="without what their reference said"):
+    with pytest.raises(CheckpointError, match="no log-probabilities of the reference"):
         rig.pairs.load_state(alone.state())
 
 

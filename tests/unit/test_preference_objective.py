@@ -19,7 +19,7 @@ from roll_like.algorithms.preference.base import (
     UnpairedInputs,
     UnpairedLoss,
     UnpairedLosses,
-    response_sums,
+    sequence_logprobs,
 )
 from roll_like.algorithms.preference.objective import preference_objective
 from roll_like.config.base import PluginConfig
@@ -33,7 +33,7 @@ LENGTHS = {"tokens": ([2, 4], [3, 1])}
 
 def test_sums_of_responses() -> None:
     logprobs = torch.tensor([-1.0, -2.0, -4.0, -0.5], dtype=torch.bfloat16, requires_grad=True)
-    sums, tokens = response_sums(logprobs, torch.tensor([2, 0, 2, 2]), 4)
+    sums, tokens = sequence_logprobs(logprobs, torch.tensor([2, 0, 2, 2]), 4)
     assert (sums.tolist(), tokens.tolist()) == ([-2.0, 0.0, -5.5, 0.0], [1, 0, 3, 0])
     assert sums.dtype == torch.float32
     (sums * torch.tensor([1.0, 2, 3, 4])).sum().backward()

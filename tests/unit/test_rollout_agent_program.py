@@ -294,7 +294,7 @@ async def test_a_play_that_is_cancelled_ends_the_program() -> None:
 # ---- many of them, through the manager -----------------------------------------------------------
 
 
-def fill(spec: ProgramSpec, policy: FakePolicy, *, retries: int = 1, **changes: Any) -> Collected:
+def collect(spec: ProgramSpec, policy: FakePolicy, *, retries: int = 1, **changes: Any) -> Collected:
     settings: dict[str, Any] = {
         "groups": 1,
         "initial_groups": 1,
@@ -311,7 +311,7 @@ def fill(spec: ProgramSpec, policy: FakePolicy, *, retries: int = 1, **changes: 
         async with programs(policy) as player:
             manager = EnvManager(policy, Quizzes(), [spec], CHATML, retries=retries, programs=player)
             tasks = (episode_task(spec, seed) for seed in itertools.count(40))
-            return await asyncio.wait_for(manager.fill(tasks, EpisodePlan(**(settings | changes))), timeout=60)
+            return await asyncio.wait_for(manager.collect(tasks, EpisodePlan(**(settings | changes))), timeout=60)
 
     return asyncio.run(filled())
 
@@ -322,7 +322,7 @@ def policy_of(says: Any) -> FakePolicy:
 
 def test_members_of_a_group_begin_alike_and_are_drawn_apart() -> None:
     policy = policy_of(["fox"])
-    collected = fill(program("turn", "turn", "reward=1"), policy, groups=2, initial_groups=2, max_groups=2)
+    collected = collect(program("turn", "turn", "reward=1"), policy, groups=2, initial_groups=2, max_groups=2)
     assert [group.task.task_id for group in collected.groups] == ["agent:40", "agent:41"]
     for group in collected.groups:
         first, second = group.samples
@@ -336,7 +336,7 @@ def test_members_of_a_group_begin_alike_and_are_drawn_apart() -> None:
 
 
 def test_a_failed_program_is_tried_again_and_then_counted() -> None:
-    collected = fill(program("say=no luck", "exit=1"), policy_of(["fox"]), retries=1)
+    collected = collect(program("say=no luck", "exit=1"), policy_of(["fox"]), retries=1)
     assert [failure.stage for failure in collected.failures] == ["environment", "environment"]
     assert "no luck" in collected.failures[0].error
     assert collected.failures[0].origin.endswith("with seed 40")
@@ -344,14 +344,14 @@ def test_a_failed_program_is_tried_again_and_then_counted() -> None:
 
 
 def test_a_lost_sample_is_tried_again() -> None:
-    collected = fill(program("turn", "reward=1"), policy_of([SampleLost("hiccup"), "fox"]), episodes_per_group=1)
+    collected = collect(program("turn", "reward=1"), policy_of([SampleLost("hiccup"), "fox"]), episodes_per_group=1)
     assert not collected.failures
     assert collected.groups[0].samples[0].reward == 1
 
 
 def test_no_replica_left_ends_everything() -> None:
     with pytest.raises(GenerationError, match="every replica is gone"):
-        fill(program("turn", "reward=1"), policy_of([GenerationError("every replica is gone")]))
+        collect(program("turn", "reward=1"), policy_of([GenerationError("every replica is gone")]))
 
 
 def test_no_more_programs_at_a_time_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,20 +366,20 @@ def test_no_more_programs_at_a_time_than_allowed(monkeypatch: pytest.MonkeyPatch
         running -= 1
 
     monkeypatch.setattr(agent_program, "_run_program", counted)
-    collected = fill(program("turn", "reward=1", max_programs=2), policy_of(["fox"]), episodes_per_group=6)
+    collected = collect(program("turn", "reward=1", max_programs=2), policy_of(["fox"]), episodes_per_group=6)
     assert len(collected.groups[0].samples) == 6
     assert most == 2
 
 
 def test_redundant_programs_are_ended() -> None:
     before = len(psutil.Process().children())
-    collected = fill(
+    collected = collect(
         program("turn", "reward=1", "sleep=0", max_programs=3), policy_of(["fox"]), episodes_per_group=2, redundant=2
     )
     assert len(collected.groups[0].samples) == 2
     assert len(psutil.Process().children()) == before
 
 
-def test_programs_need_a_player() -> None:
-    with pytest.raises(ValueError, match="without a player"):
+def test_programs_need_their_runner() -> None:
+    with pytest.raises(ValueError, match="pass AgentPrograms"):
         EnvManager(policy_of(["fox"]), Quizzes(), [PROGRAM], CHATML, retries=0)

@@ -210,7 +210,7 @@ def test_each_token_by_hand() -> None:
     assert only.turns.tolist() == turns
     assert only.sampled.tolist() == [turn >= 0 for turn in turns]
     assert only.logprobs.tolist() == [(0.0, -1.0, -2.0)[turn + 1] for turn in turns]
-    assert [(span.start, span.end, span.policy_version) for span in only.spans] == [
+    assert [(one.start, one.end, one.policy_version) for one in only.segments] == [
         (len(prompt), len(prompt) + len(left) + 1, 4),
         (len(only.token_ids) - len(left), len(only.token_ids), 5),
     ]

@@ -102,7 +102,7 @@ def tasks() -> Iterator[Task]:
     return (episode_task(SPEC, seed) for seed in itertools.count())
 
 
-def fill(pool: Pool, speaker: Speaker | None = None, *, retries: int = 1, **changes: Any) -> Collected:
+def collect(pool: Pool, speaker: Speaker | None = None, *, retries: int = 1, **changes: Any) -> Collected:
     settings: dict[str, Any] = {
         "groups": 1,
         "initial_groups": 1,
@@ -116,12 +116,12 @@ def fill(pool: Pool, speaker: Speaker | None = None, *, retries: int = 1, **chan
     }
     manager = EnvManager(speaker or Speaker(), pool, [SPEC], RENDERER, retries=retries)
     plan = EpisodePlan(**(settings | changes))
-    return asyncio.run(asyncio.wait_for(manager.fill(tasks(), plan), timeout=10))
+    return asyncio.run(asyncio.wait_for(manager.collect(tasks(), plan), timeout=10))
 
 
 def test_an_episode_is_one_token_exact_sequence_with_rewards_by_turn() -> None:
     speaker, pool = Speaker(), Pool()
-    (group,) = fill(pool, speaker).groups
+    (group,) = collect(pool, speaker).groups
     sample = group.samples[0]
     trajectory = sample.trajectory
     assert sample.turn_rewards == (0.1, 0.1, 1.0)
@@ -148,18 +148,18 @@ def test_an_episode_is_one_token_exact_sequence_with_rewards_by_turn() -> None:
 
 def test_members_of_a_group_share_seed_and_home_and_differ_in_sampling() -> None:
     speaker, pool = Speaker(), Pool()
-    fill(pool, speaker, groups=2, initial_groups=2, max_groups=2)
+    collect(pool, speaker, groups=2, initial_groups=2, max_groups=2)
     assert [one.seed for one in pool.made] == [0, 0, 1, 1]
     assert set(speaker.homes) == {"0-0", "0-1"}
     seeds = [request.seed for request in speaker.requests]
     assert len(set(seeds)) == len(seeds)
     again = Speaker()
-    fill(Pool(), again, groups=2, initial_groups=2, max_groups=2)
+    collect(Pool(), again, groups=2, initial_groups=2, max_groups=2)
     assert sorted(seeds) == sorted(request.seed for request in again.requests)
 
 
 def test_an_environment_that_begins_anew_gives_parts_that_share_the_return() -> None:
-    (group,) = fill(Pool(lambda number: Walk(fresh=True))).groups
+    (group,) = collect(Pool(lambda number: Walk(fresh=True))).groups
     trajectory = group.samples[0].trajectory
     assert len(trajectory.parts) == 3
     ends = [part.end for part in trajectory.parts]
@@ -170,15 +170,15 @@ def test_an_environment_that_begins_anew_gives_parts_that_share_the_return() -> 
 
 
 def test_turns_and_tokens_are_limited() -> None:
-    (group,) = fill(Pool(lambda number: Walk(100)), limits=EpisodeLimits(turns=4, tokens=1000)).groups
+    (group,) = collect(Pool(lambda number: Walk(100)), limits=EpisodeLimits(turns=4, tokens=1000)).groups
     sample = group.samples[0]
     assert len(sample.turn_rewards) == 4
     assert sample.trajectory.stop_reason is StopReason.LENGTH
     speaker = Speaker()
-    (group,) = fill(Pool(lambda number: Walk(100)), speaker, limits=EpisodeLimits(turns=100, tokens=150)).groups
+    (group,) = collect(Pool(lambda number: Walk(100)), speaker, limits=EpisodeLimits(turns=100, tokens=150)).groups
     assert max(len(request.prompt_ids) + request.sampling.max_tokens for request in speaker.requests) <= 150
     assert len(group.samples[0].trajectory.token_ids) <= 150
-    cut = fill(Pool(lambda number: Walk(cut=True))).groups[0].samples[0]
+    cut = collect(Pool(lambda number: Walk(cut=True))).groups[0].samples[0]
     assert cut.trajectory.stop_reason is StopReason.LENGTH
 
 
@@ -189,11 +189,11 @@ def once(error: Exception) -> Callable[[], Exception | None]:
 
 def test_a_crashed_environment_is_tried_again_and_then_a_failure() -> None:
     first = Pool(lambda number: Walk(fails=once(EnvError("broke")) if number == 0 else lambda: None))
-    collected = fill(first)
+    collected = collect(first)
     assert len(collected.groups[0].samples) == 2
     assert collected.failures == ()
     assert len(first.made) == 3
-    always = fill(Pool(lambda number: Walk(fails=lambda: EnvError("broke"))))
+    always = collect(Pool(lambda number: Walk(fails=lambda: EnvError("broke"))))
     assert [failure.stage for failure in always.failures] == ["environment"] * 2
     assert "broke" in always.failures[0].error
     assert always.failures[0].origin == "test/Walk-v0 with seed 0"
@@ -201,17 +201,17 @@ def test_a_crashed_environment_is_tried_again_and_then_a_failure() -> None:
 
 
 def test_a_lost_turn_is_tried_again_and_then_a_failure() -> None:
-    assert fill(Pool(), Speaker(losses=1), episodes_per_group=1).failures == ()
-    (failure,) = fill(Pool(), Speaker(losses=2), episodes_per_group=1).failures
+    assert collect(Pool(), Speaker(losses=1), episodes_per_group=1).failures == ()
+    (failure,) = collect(Pool(), Speaker(losses=2), episodes_per_group=1).failures
     assert (failure.stage, "hiccup" in failure.error) == ("generate", True)
 
 
 def test_who_loses_its_worker_to_others_is_not_to_blame() -> None:
     innocent = Pool(lambda number: Walk(fails=once(EnvironmentLost("gone")) if number < 3 else lambda: None))
-    assert fill(innocent, retries=0, episodes_per_group=1).failures == ()
+    assert collect(innocent, retries=0, episodes_per_group=1).failures == ()
     assert len(innocent.made) == 4
     unlucky = Pool(lambda number: Walk(fails=lambda: EnvironmentLost("gone")))
-    assert len(fill(unlucky, retries=0, episodes_per_group=1).failures) == 1
+    assert len(collect(unlucky, retries=0, episodes_per_group=1).failures) == 1
 
 
 def test_redundant_episodes_make_up_for_slow_and_broken_ones() -> None:
@@ -221,13 +221,15 @@ def test_redundant_episodes_make_up_for_slow_and_broken_ones() -> None:
         return Walk(fails=lambda: EnvError("broke")) if number == 1 else Walk()
 
     pool = Pool(make)
-    collected = fill(pool, retries=0, redundant=2)
+    collected = collect(pool, retries=0, redundant=2)
     assert len(collected.groups[0].samples) == 2
     assert len(collected.failures) == 1
     assert all(one.closed == 1 for one in pool.made)  # the slow one was stopped
 
 
 def test_a_slow_group_does_not_hold_up_the_others() -> None:
-    collected = fill(Pool(lambda number: Walk(delay=60 if number < 2 else 0)), groups=2, initial_groups=3, max_groups=3)
+    collected = collect(
+        Pool(lambda number: Walk(delay=60 if number < 2 else 0)), groups=2, initial_groups=3, max_groups=3
+    )
     assert [group.task.metadata["seed"] for group in collected.groups] == [1, 2]
     assert [task.metadata["seed"] for task in collected.unfinished] == [0]

@@ -42,7 +42,7 @@ def test_a_history_that_goes_on_is_one_sequence() -> None:
     assert segment.token_ids.tolist() == expected
     assert segment.turns.tolist() == [-1] * len(first) + [0] * 10 + [-1] * len(glue) + [1] * 9
     assert segment.logprobs[segment.turns == 1].tolist() == logprobs_of(sampled[1]).tolist()
-    assert [(span.start, span.end) for span in segment.spans] == [
+    assert [(one.start, one.end) for one in segment.segments] == [
         (len(first), len(first) + 10),
         (len(expected) - 9, len(expected)),
     ]

@@ -131,7 +131,7 @@ def fill(replicas: Sequence[FakeReplica], scorer: FakeScorer | None = None, **ch
     owner |= {key: changes.pop(key) for key in list(changes) if key in owner}
     scheduler = GenerateScheduler(replicas, scorer or FakeScorer(), **owner)
     plan = GroupPlan(**(settings | changes))
-    return asyncio.run(asyncio.wait_for(scheduler.fill(tasks(), plan), timeout=5))
+    return asyncio.run(asyncio.wait_for(scheduler.collect(tasks(), plan), timeout=5))
 
 
 def ids(groups: Sequence[Group]) -> list[str]:
@@ -239,7 +239,7 @@ def test_a_greedy_baseline_comes_with_each_group_and_is_no_sample() -> None:
     for group in collected.groups:
         assert [sample.trajectory.sample_index for sample in group.samples] == [0, 1]
         assert [sample.trajectory.sample_index for sample in group.baselines] == [2]
-        assert [sample.reward for sample in group.baselines] == [2.0]  # judged by the same scorer
+        assert [sample.reward for sample in group.baselines] == [2.0]  # scored by the same scorer
     greedy = [request for request in replica.submitted if request.sampling.temperature == 0]
     assert len(greedy) == 4
     assert len(replica.submitted) == 12

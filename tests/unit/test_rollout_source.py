@@ -60,7 +60,7 @@ class FakeScheduler:
         self.seen: list[str] = []
         self.unfinished, self.rejected, self.failures = unfinished, rejected, failures
 
-    async def fill(self, tasks: Iterator[Task], plan: GroupPlan) -> Collected:
+    async def collect(self, tasks: Iterator[Task], plan: GroupPlan) -> Collected:
         self.plans.append(plan)
         owners = [next(tasks) for _ in range(plan.groups)]
         self.seen += [owner.task_id for owner in owners]
@@ -190,7 +190,7 @@ def test_tasks_that_lost_samples_are_left_out_of_pass_at_k_and_counted() -> None
     values = reduce(evaluation_metrics(collected([*whole, *lost], rejected=gone), 4))
     assert values["eval/pass@4"] == 0.5  # of the two whole tasks; any success in what is left would give 1/4
     assert values["eval/incomplete_tasks"] == 3
-    assert values["eval/avg"] == pytest.approx(1 / 12)  # of every judged sample
+    assert values["eval/avg"] == pytest.approx(1 / 12)  # of every scored sample
     assert not any(name.startswith("eval/pass") for name in reduce(evaluation_metrics(collected(lost), 4)))
 
 

@@ -146,7 +146,7 @@ def test_groups_in_one_row_by_hand() -> None:
     ]
 
 
-def test_a_group_with_two_prompts_has_two_stems() -> None:
+def test_a_group_with_two_prompts_has_two_shared_prefixes() -> None:
     parts = [([5, 6], [8, 9]), ([5, 7], [8, 9]), ([5, 7], [3, 4])]
     samples = [of_two(*each, 0, shared=True) for each in parts]
     (row,) = build_rows(samples, share_prompts=True, max_row_tokens=99, plan=RowPlan(rows=[0] * 3, prefix=1))

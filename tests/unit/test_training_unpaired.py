@@ -122,7 +122,7 @@ def test_figures_without_a_step_by_hand() -> None:
     loss = 1 - torch.sigmoid(torch.tensor([1 - 1.25, 1.25 + 0.5]))
     assert found["train/loss"] == pytest.approx(float(loss.mean()))
     assert found["preference/baseline"] == pytest.approx(1.25)
-    assert found["preference/accuracy"] == 0.5  # the liked answer is below the baseline, and so is the other one
+    assert found["preference/accuracy"] == 0.5  # the desirable answer is below the baseline, and so is the other one
     assert found["preference/reward_margin"] == pytest.approx(1.5)
     assert "preference/pair_accuracy" not in found
 

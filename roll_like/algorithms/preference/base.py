@@ -1,7 +1,7 @@
 """What preference losses have in common: from log-probabilities of whole responses to a loss for each item.
 
 An item is a pair [P] (a chosen and a rejected response to one prompt) or, in unpaired losses, a sample [S] that is
-desirable or not. Log-probabilities are sums over a response's tokens; `response_sums` makes them from tokens. All is
+desirable or not. Log-probabilities are sums over a response's tokens, as `sequence_logprobs` computes them. All is
 computed in float32, or in float64 where inputs are. A user's own loss comes in through the registry:
 
     @PREFERENCE_LOSSES.register("exponential")
@@ -226,11 +226,11 @@ class UnpairedLoss(PreferenceLoss, ABC):
         """
 
 
-def response_sums(logprobs_N: Tensor, response_N: Tensor, responses: int) -> tuple[Tensor, Tensor]:
+def sequence_logprobs(logprobs_N: Tensor, response_N: Tensor, responses: int) -> tuple[Tensor, Tensor]:
     """Return the sum of token log-probabilities of each response, and its number of tokens, shape [R] each.
 
-    >>> sums, tokens = response_sums(torch.tensor([-1.0, -2.0, -4.0]), torch.tensor([1, 0, 1]), 2)
-    >>> sums.tolist(), tokens.tolist()
+    >>> logprobs, tokens = sequence_logprobs(torch.tensor([-1.0, -2.0, -4.0]), torch.tensor([1, 0, 1]), 2)
+    >>> logprobs.tolist(), tokens.tolist()
     ([-2.0, -5.0], [1, 2])
 
     Args:
@@ -239,8 +239,8 @@ def response_sums(logprobs_N: Tensor, response_N: Tensor, responses: int) -> tup
         responses: How many there are, R.
     """
     wide_N = widened(logprobs_N)
-    sums_R = wide_N.new_zeros(responses).index_add(0, response_N, wide_N)
-    return sums_R, torch.bincount(response_N, minlength=responses)
+    logprobs_R = wide_N.new_zeros(responses).index_add(0, response_N, wide_N)
+    return logprobs_R, torch.bincount(response_N, minlength=responses)
 
 
 def widened(values: Tensor) -> Tensor:

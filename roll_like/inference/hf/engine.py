@@ -308,9 +308,9 @@ def draw(logprobs_V: Tensor, sampling: Sampling, generator: torch.Generator) -> 
 
 
 def segments_of(versions: Sequence[int]) -> tuple[Segment, ...]:
-    """Return the spans of equal versions.
+    """Return the runs of equal versions.
 
-    >>> [(span.start, span.end) for span in segments_of([3, 3, 4])]
+    >>> [(segment.start, segment.end) for segment in segments_of([3, 3, 4])]
     [(0, 2), (2, 3)]
     """
     cuts = [at for at in range(1, len(versions)) if versions[at] != versions[at - 1]]

@@ -157,9 +157,9 @@ class VLLMEngine(PolledEngine):
             token_ids=np.asarray(tokens, np.int32),
             logprobs=np.asarray(logprobs, np.float32),
             segments=tuple(
-                Segment(start=span.start, end=span.end, policy_version=int(span.version))
-                for span in completion.weight_versions or ()
-                if span.end > span.start
+                Segment(start=one.start, end=one.end, policy_version=int(one.version))
+                for one in completion.weight_versions or ()
+                if one.end > one.start
             ),
             text=response_text(decoded, request.sampling.stop, stop_reason),
             stop_reason=stop_reason,

@@ -99,7 +99,7 @@ class WorkerExtension:
         pieces: dict[str, list[Tensor]] = {}  # of the last fused layer only: siblings follow each other
         for name in names:
             path, _, leaf = name.rpartition(".")
-            layer_path, index = fused.home(path, modules)
+            layer_path, index = fused.locate(path, modules)
             layer = modules.get(layer_path)
             if layer is None:
                 continue
@@ -124,7 +124,7 @@ class _Fused:
     """vLLM computes some of the trainer's layers as one: q, k and v, for example."""
 
     def __init__(self, mapping: dict[str, list[str]]) -> None:
-        self._homes = {
+        self._fused_into = {
             part: (whole, index)
             for whole, parts in mapping.items()
             for index, part in enumerate(parts)
@@ -132,12 +132,12 @@ class _Fused:
         }
         self._counts = {whole: len(parts) for whole, parts in mapping.items()}
 
-    def home(self, path: str, modules: dict[str, nn.Module]) -> tuple[str, int]:
+    def locate(self, path: str, modules: dict[str, nn.Module]) -> tuple[str, int]:
         """Return the path of the layer that holds the trainer's layer `path`, and its place in it."""
         parent, _, own = path.rpartition(".")
-        if path in modules or own not in self._homes:
+        if path in modules or own not in self._fused_into:
             return path, 0
-        whole, index = self._homes[own]
+        whole, index = self._fused_into[own]
         return f"{parent}.{whole}" if parent else whole, index
 
     def count(self, path: str) -> int:

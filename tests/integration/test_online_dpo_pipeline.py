@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from hygiene import nothing_left
-from run_config import kill_run, read_lines, run_here, write_iterations_run
+from run_config import kill_run, read_lines, run_here, write_online_dpo_run
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("warm_ray")]
 
@@ -23,7 +23,7 @@ def series(path: Path) -> dict[int, dict[str, float]]:
 def test_its_own_answers_teach_it_and_a_killed_run_goes_on_within_an_iteration(
     tmp_path: Path, tiny_model: Path
 ) -> None:
-    config = write_iterations_run(
+    config = write_online_dpo_run(
         tmp_path,
         tiny_model,
         steps=24,
