@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, RewardResult, register_reward
-from roll_like.errors import RefusedAnswerError, RewardError
+from roll_like.data.chat import Renderer
+from roll_like.errors import EnvError, RefusedAnswerError, RewardError
+from roll_like.types import IntArray
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +49,9 @@ class RewardModelConfig(RewardConfig):
     chat_template: Path | None = Field(
         default=None, description="Jinja file that replaces the model's own chat template."
     )
+    template_options: dict[str, Any] = Field(
+        default_factory=dict, description="Further variables of the chat template, such as `enable_thinking: false`."
+    )
     trust_remote_code: bool = Field(default=False, description="Run Python code that comes with the model.")
 
 
@@ -65,7 +70,7 @@ class RewardModel(Reward):
     def __init__(self, config: RewardModelConfig) -> None:
         super().__init__(config)
         self._model: Any = None
-        self._tokenizer: Any = None
+        self._renderer: Renderer | None = None
 
     def start(self) -> None:
         """Load the model and its tokenizer.
@@ -83,9 +88,9 @@ class RewardModel(Reward):
         if config.device.startswith("cuda") and not torch.cuda.is_available():
             raise RewardError(f"device is {config.device!r}, and this process sees no GPU", fix="set device: cpu")
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
+            tokenizer = AutoTokenizer.from_pretrained(config.path, trust_remote_code=config.trust_remote_code)
             if config.chat_template is not None:
-                self._tokenizer.chat_template = config.chat_template.read_text(encoding="utf-8")
+                tokenizer.chat_template = config.chat_template.read_text(encoding="utf-8")
             model = AutoModelForSequenceClassification.from_pretrained(
                 config.path, dtype=getattr(torch, config.dtype), trust_remote_code=config.trust_remote_code
             )
@@ -94,23 +99,32 @@ class RewardModel(Reward):
                 f"the reward model {config.path} cannot be loaded: {error}",
                 fix="correct `path` (and `chat_template`) of the reward_model reward",
             ) from error
-        self._check(model)
+        self._check(model, tokenizer)
+        self._renderer = Renderer(tokenizer, template_options=config.template_options)
         self._model = model.to(config.device).eval()
 
     def score(self, completions: Sequence[Completion]) -> Sequence[Outcome]:
-        """Return a value for each completion; a `RefusedAnswerError` for a conversation that is too long."""
+        """Return a value for each completion.
+
+        A conversation that is too long gives a `RefusedAnswerError`, one that the template refuses a `RewardError`.
+        """
         self.start()
-        rows = [self._encode(completion) for completion in completions]
-        fitting = [index for index, row in enumerate(rows) if len(row) <= self.config.max_tokens]
-        # neighbours of equal length need little padding
-        fitting.sort(key=lambda index: len(rows[index]))
-        outcomes: list[Outcome] = [
-            RefusedAnswerError(
-                f"the conversation has {len(row)} tokens, above max_tokens: {self.config.max_tokens}",
-                fix="raise `max_tokens` of the reward_model reward, or lower rollout.max_response_tokens",
+        outcomes: list[Outcome] = []
+        rows: dict[int, IntArray] = {}
+        for index, row in enumerate(map(self._encode, completions)):
+            if isinstance(row, RewardError):
+                outcomes.append(row)
+                continue
+            if len(row) <= self.config.max_tokens:
+                rows[index] = row
+            outcomes.append(
+                RefusedAnswerError(
+                    f"the conversation has {len(row)} tokens, above max_tokens: {self.config.max_tokens}",
+                    fix="raise `max_tokens` of the reward_model reward, or lower rollout.max_response_tokens",
+                )
             )
-            for row in rows
-        ]
+        # neighbours of equal length need little padding
+        fitting = sorted(rows, key=lambda index: len(rows[index]))
         size = self.config.batch_size if self._model.config.pad_token_id is not None else 1
         for start in range(0, len(fitting), size):
             batch = fitting[start : start + size]
@@ -134,10 +148,10 @@ class RewardModel(Reward):
 
     def close(self) -> None:
         """Let go of the model."""
-        self._model = self._tokenizer = None
+        self._model = self._renderer = None
 
-    def _check(self, model: Any) -> None:
-        if self._tokenizer.chat_template is None:
+    def _check(self, model: Any, tokenizer: Any) -> None:
+        if tokenizer.chat_template is None:
             raise RewardError(
                 f"the reward model {self.config.path} has no chat template, so its form of a conversation is unknown",
                 fix="set `chat_template` to the Jinja file that it was trained with",
@@ -150,14 +164,20 @@ class RewardModel(Reward):
                 fix=f"set label to one of 0 to {outputs - 1}" if outputs > 1 else "remove label",
             )
 
-    def _encode(self, completion: Completion) -> list[int]:
-        """Return the tokens of the prompt and the response, written by the chat template."""
+    def _encode(self, completion: Completion) -> IntArray | RewardError:
+        """Return the tokens of the prompt and the response, written by the chat template, shape [T]."""
+        assert self._renderer is not None
         messages = [*completion.messages, {"role": "assistant", "content": completion.text}]
-        text = self._tokenizer.apply_chat_template(messages, tokenize=False)
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
+        try:
+            return self._renderer.encode(self._renderer.render(messages, (), generation_prompt=False))
+        except EnvError as error:
+            return RewardError(
+                f"the reward model {self.config.path}: {error.message}",
+                fix="change the messages of the prompt, or `chat_template` (or `template_options`) of the reward_model "
+                "reward",
+            )
 
-    def _forward(self, rows: Sequence[Sequence[int]]) -> list[float]:
+    def _forward(self, rows: Sequence[IntArray]) -> list[float]:
         """Return the raw scores of conversations [B], padded on the right to the longest."""
         import torch
 

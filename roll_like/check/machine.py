@@ -12,7 +12,7 @@ from roll_like.config.inference import DEFAULT_ENGINE, engines_share_gpus
 from roll_like.config.plan import GIB, Plan, trained_parameters
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.run import RunConfig
-from roll_like.config.sections import TrainerConfig
+from roll_like.config.sections import CriticConfig, TrainerConfig
 from roll_like.inference.plugin import EnginePlugin
 from roll_like.models.precision import cpu_has_bfloat16
 from roll_like.models.shape import ModelShape
@@ -89,11 +89,12 @@ def check_hardware(config: RunConfig, made: Plan) -> Iterator[Finding]:
     needed = sum(line.total * workers[line.role] for line in made.memory)
     memory = psutil.virtual_memory().total
     if needed > memory:
+        sampler = f"inference.{config.inference.memory_key}" if isinstance(config, SamplingRunConfig) else None
         yield Finding(
             "warning",
             "resources",
             f"all workers together take about {needed / GIB:.1f} GiB, and this machine has {memory / GIB:.1f} GiB; "
-            "lower inference.kv_cache_gib, raise training.zero_stage, or use a smaller model",
+            f"{'' if sampler is None else f'lower {sampler}, '}raise training.zero_stage, or use a smaller model",
         )
 
 
@@ -104,23 +105,40 @@ def check_settings(config: PolicyGradientConfig, made: Plan) -> Iterator[Finding
         sat_out = min(config.critic.warmup_steps, config.steps) * config.algorithm.updates_per_step
         updates = config.steps * config.critic.updates_per_step
         yield from warm_up_that_never_ends("critic", config.critic, updates)
+        yield from value_clip_without_effect(config.critic)
     yield from warm_up_that_never_ends("training", config.training, made.updates - sat_out)
-    yield from bounds_that_never_act(config.algorithm)
+    yield from ratio_settings_without_effect(config.algorithm)
     yield from truncated_sampling(config)
 
 
-def bounds_that_never_act(algorithm: AlgorithmConfig) -> Iterator[Finding]:
-    """Yield bounds of a ratio that is always 1: a warning where they were changed, else a note."""
-    bounds = LOSSES.get(algorithm.loss.type).ratio_bounds
-    if not bounds or algorithm.updates_per_step > 1 or algorithm.old_logprobs == "behaviour":
+def ratio_settings_without_effect(algorithm: AlgorithmConfig) -> Iterator[Finding]:
+    """Yield settings that act through a ratio that is always 1: a warning where they were changed, else a note."""
+    if algorithm.updates_per_step > 1 or algorithm.old_logprobs == "behaviour":
         return
-    default = type(algorithm.loss)(type=algorithm.loss.type)
-    changed = [name for name in bounds if getattr(algorithm.loss, name) != getattr(default, name)]
+    loss, default = algorithm.loss, type(algorithm.loss)(type=algorithm.loss.type)
+    values = {name: getattr(loss, name) for name in LOSSES.get(loss.type).ratio_settings}
+    idle = [name for name, value in values.items() if value is not None and value is not False]
+    if not idle:
+        return
+    changed = [name for name in idle if values[name] != getattr(default, name)]
     yield Finding(
         "warning" if changed else "note",
-        f"algorithm.loss.{(changed or bounds)[0]}",
-        f"with one update a step the old policy is the current one and every ratio is 1, so {', '.join(bounds)} never "
-        "act; set algorithm.updates_per_step to 2 or more, or old_logprobs: behaviour",
+        f"algorithm.loss.{(changed or idle)[0]}",
+        "with one update a step the old policy is the current one and every ratio is 1, so "
+        f"{', '.join(idle)} {'has' if len(idle) == 1 else 'have'} no effect; set algorithm.updates_per_step to 2 or "
+        "more, or old_logprobs: behaviour",
+    )
+
+
+def value_clip_without_effect(critic: CriticConfig) -> Iterator[Finding]:
+    """Yield a bound on the change of values that have not changed: a warning where it was changed, else a note."""
+    if critic.value_clip is None or critic.updates_per_step > 1:
+        return
+    yield Finding(
+        "note" if critic.value_clip == CriticConfig().value_clip else "warning",
+        "critic.value_clip",
+        "with one critic update a step every value is still the one before the step, so value_clip has no effect; set "
+        "critic.updates_per_step to 2 or more, or value_clip: null",
     )
 
 

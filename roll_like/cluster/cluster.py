@@ -185,7 +185,7 @@ class ClusterHandle(Generic[W]):
             return WorkerDied(
                 f"{where}: its process is gone ({' '.join(str(error).split())[:600]})",
                 fix="look for an out-of-memory kill (dmesg); lower training.max_tokens_per_micro_batch or "
-                "inference.kv_cache_gib, or give the run more memory",
+                "inference.max_running, or give the run more memory",
             )
         return WorkerError(f"{where}: {type(error).__name__}: {error}")
 

@@ -104,6 +104,13 @@ class CorrectionConfig(ConfigModel):
     def _bounds_are_read(self) -> Self:
         if self.type != "masked" and self.floor is not None:
             raise ValueError("floor is read with type: masked only; set that, or remove floor")
+        for name in ("level", "cap") if self.type == "none" else ():
+            value = getattr(self, name)
+            if value != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"found {name}: {value} with type: none, which has no importance weights; set type: truncated (or "
+                    f"masked), or remove {name}{' (reject has a level of its own)' if name == 'level' else ''}"
+                )
         if self.floor is not None and self.floor >= self.cap:
             raise ValueError(f"the band [{self.floor:g}, {self.cap:g}] is empty; set floor below cap")
         return self

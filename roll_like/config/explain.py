@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -53,6 +53,10 @@ OTHER_NAMES = {
 #: Keys of earlier versions, and what became of each. They are looked up before any guess at a misspelt key.
 RENAMED = {
     "spans": "it is now called `resources.device_mapping`",
+    "span": "it is now called `devices`",
+    "pairing": "it is now called `pairs.select`",
+    "refresh": "`iteration` is now `pipeline: online_dpo` with `reference.mode: iteration` (its default); for `never` "
+    "remove the key, or with `pipeline: online_dpo` set `reference.mode: cluster`",
     "drop_groups_without_signal": "it is now called `drop_zero_variance_groups`",
     "iterations": "pairs of the policy's own answers are now `pipeline: online_dpo`, with its sections at the top: "
     "`iterations.prompts` is `data`; `iterations.rollout`, `rewards`, `judge`, `inference` and `evaluation` are "
@@ -158,7 +162,7 @@ def _nearest(path: KeyPath, root: type[BaseModel], values: Mapping[str, Any]) ->
 def all_keys(root: type[BaseModel], values: Any = None, path: KeyPath = ()) -> Iterator[KeyPath]:
     """Yield the path of every key that `root` knows, given the types that `values` has chosen.
 
-    Items of lists are those of `values`, or item 0 where there are none.
+    Items of lists and of mappings are those of `values`, or where there are none item 0 and `<name>`.
     """
     for key, info in _keys(root).items():
         here = (*path, key)
@@ -171,13 +175,17 @@ def all_keys(root: type[BaseModel], values: Any = None, path: KeyPath = ()) -> I
 
 
 def _children(info: FieldInfo, value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any, Sequence[Any], Any]]:
-    item = _item(info.annotation)
-    if item is None:
+    elements: Iterable[tuple[str | int, Any]]
+    if (item := _item(info.annotation, _LISTS)) is not None:
+        elements = enumerate(value if isinstance(value, list | tuple) and value else (None,))
+    elif (item := _item(info.annotation, _MAPPINGS)) is not None:
+        elements = (value if isinstance(value, Mapping) and value else {"<name>": None}).items()
+    else:
         yield path, info.annotation, info.metadata, value
         return
     annotation, metadata = item
-    for index, element in enumerate(value if isinstance(value, Sequence) and value else (None,)):
-        yield (*path, index), annotation, metadata, element
+    for part, element in elements:
+        yield (*path, part), annotation, metadata, element
 
 
 def section_at(path: KeyPath, root: type[BaseModel], values: Any) -> type[BaseModel] | None:
@@ -186,8 +194,9 @@ def section_at(path: KeyPath, root: type[BaseModel], values: Any) -> type[BaseMo
     metadata: Sequence[Any] = ()
     here = values
     for part in path:
-        if isinstance(part, int):
-            annotation, metadata = _item(annotation) or (None, ())
+        item = _item(annotation, _MAPPINGS if isinstance(part, str) else _LISTS)
+        if item is not None or isinstance(part, int):
+            annotation, metadata = item or (None, ())
         else:
             section = _section(annotation, metadata, here)
             info = _keys(section).get(part) if section is not None else None
@@ -236,11 +245,14 @@ def _keys(section: type[BaseModel]) -> dict[str, FieldInfo]:
     return {info.alias or name: info for name, info in section.model_fields.items()}
 
 
-def _item(annotation: Any) -> tuple[Any, Sequence[Any]] | None:
-    """Return annotation and metadata of a list's items, None when it is no list."""
+_LISTS, _MAPPINGS = (tuple, list), (dict,)
+
+
+def _item(annotation: Any, kinds: tuple[type, ...]) -> tuple[Any, Sequence[Any]] | None:
+    """Return annotation and metadata of the items of a list or a mapping, None when it is none of `kinds`."""
     for option in _options(annotation):
-        if get_origin(option) in (tuple, list):
-            item = get_args(option)[0]
+        if get_origin(option) in kinds:
+            item = get_args(option)[1 if kinds == _MAPPINGS else 0]
             return (get_args(item)[0], get_args(item)[1:]) if get_origin(item) is Annotated else (item, ())
     return None
 

@@ -43,6 +43,8 @@ class EngineConfig(PluginConfig):
     """What every engine has."""
 
     capabilities: ClassVar[EngineCapabilities] = EngineCapabilities()
+    #: Its key that most lowers the host memory of a run on CPU, for messages.
+    memory_key: ClassVar[str] = "max_running"
 
     replicas: PositiveInt = Field(default=1, description="Engines. A device range is divided evenly among them.")
     max_model_len: PositiveInt | None = Field(

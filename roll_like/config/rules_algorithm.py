@@ -161,7 +161,7 @@ def _shaping_has_an_effect(config: PolicyGradientConfig) -> Iterator[Violation]:
 
 def _loss_means_something(config: PolicyGradientConfig) -> Iterator[Violation]:
     algorithm = config.algorithm
-    single = algorithm.updates_per_step == 1 and algorithm.old_logprobs == "auto"
+    single = algorithm.updates_per_step == 1 and algorithm.old_logprobs != "behaviour"
     if algorithm.loss.type == "topr" and single:
         yield Violation(
             ("algorithm", "old_logprobs"),

@@ -208,7 +208,7 @@ class Router:
             return
         gone = GenerationError(
             f"every inference replica is gone; the last error: {error}",
-            fix="look for out-of-memory kills; lower inference.kv_cache_gib or inference.max_running",
+            fix="look for out-of-memory kills; lower inference.max_running, or the engine's own keys for memory",
         )
         gone.__cause__ = error
         self._break(gone)

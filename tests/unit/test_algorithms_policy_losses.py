@@ -367,6 +367,38 @@ def surrogate(name: str, loss: PolicyLoss, given: LossInputs, frozen: LossInputs
     return (given.weights_N * loss(given).losses_N).sum()
 
 
+#: Other values of the settings that act through the ratio.
+OTHER_VALUES: dict[str, Any] = {
+    "clip_low": 0.1,
+    "clip_high": 0.1,
+    "dual_clip": 5.0,
+    "ratio_cap": 3.0,
+    "tau_positive": 2.0,
+    "tau_negative": 2.0,
+    "unit": "turn",
+    "importance_weight": True,
+    "beta": 3.0,
+    "tau": 3.0,
+    "fraction": 0.5,
+    "coefficient": 3.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"), [(name, setting) for name in LOSSES.names() for setting in LOSSES.get(name).ratio_settings]
+)
+def test_settings_that_act_through_the_ratio_change_no_gradient_where_it_is_1(name: str, setting: str) -> None:
+    def gradient(ratios: list[float], **settings: Any) -> list[float]:
+        more = {"turn_N": torch.tensor([0, 0, 1, 2]), "turns": 3, "sequence_N": torch.tensor([0, 0, 0, 1])}
+        given = at_ratios(*ratios, advantages=[2.0, -1.0, 0.5, -3.0], sequences=2, **more)
+        return evaluated(name, given, **settings)[1]
+
+    other = {setting: OTHER_VALUES[setting]}
+    assert gradient([1.0] * 4) == approx(gradient([1.0] * 4, **other))
+    far = [1.02 * 1.08**power for power in range(-45, 45)]
+    assert any(gradient([r, 1 / r, 1 / r, r]) != approx(gradient([r, 1 / r, 1 / r, r], **other)) for r in far)
+
+
 @pytest.mark.parametrize("estimator", ["k1", "abs", "k2", "k3"])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_whole_objective_has_the_gradient_of_finite_differences(estimator: KLEstimator, seed: int) -> None:

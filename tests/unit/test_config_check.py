@@ -327,6 +327,15 @@ def test_hardware_of_this_machine(make: Make, monkeypatch: pytest.MonkeyPatch) -
 def test_memory_of_this_machine(make: Make) -> None:
     message = only(make(inference={"type": "vllm", "kv_cache_gib": 1_000_000}), "warning")
     assert "all workers together take about 1000000.3 GiB" in message
+    assert "lower inference.kv_cache_gib, raise" in message
+
+
+def test_memory_of_this_machine_with_an_engine_of_other_keys(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = namedtuple("memory", "total")
+    monkeypatch.setattr("psutil.virtual_memory", lambda: memory(1000))
+    message = only(make(inference={"type": "hf"}), "warning")
+    assert "lower inference.max_running, raise" in message
+    assert "kv_cache_gib" not in message
 
 
 def test_settings_that_may_not_be_meant(make: Make) -> None:

@@ -9,7 +9,8 @@ from config_files import MINIMAL, MINIMAL_AGENTIC, changed
 from pydantic import ValidationError
 
 from roll_like import AgenticConfig, RewardModelRunConfig, RLVRConfig, SFTConfig
-from roll_like.check.machine import bounds_that_never_act
+from roll_like.check.machine import check_settings, ratio_settings_without_effect
+from roll_like.config.plan import plan
 
 EVALUATION = {"sources": [{"path": "eval.jsonl"}]}
 SFT = {
@@ -40,6 +41,16 @@ SFT = {
             {"algorithm": {"old_logprobs": "behaviour", "correction": {"reject": {"high": 2.0}}}},
             "algorithm.correction.reject",
             "each importance weight",
+        ),
+        (
+            {"algorithm": {"correction": {"type": "none", "cap": 3.0}}},
+            "algorithm.correction",
+            "found cap: 3.0 with type: none, which has no importance weights; set type: truncated",
+        ),
+        (
+            {"algorithm": {"correction": {"type": "none", "level": "sequence", "reject": {"high": 2.0}}}},
+            "algorithm.correction",
+            "remove level (reject has a level of its own)",
         ),
         (
             {"rollout__top_p": 0.9, "algorithm": {"correction": {"type": "none"}}},
@@ -75,6 +86,8 @@ def test_what_has_no_effect_is_refused(changes: dict[str, Any], key: str, why: s
         {"rollout__top_p": 0.9, "rollout__top_k": 20},
         {"algorithm": {"old_logprobs": "behaviour", "correction": {"type": "none"}}},
         {"algorithm": {"old_logprobs": "recompute", "correction": {"cap": 3.0}}},
+        {"algorithm": {"correction": {"type": "none", "cap": 2.0, "level": "token"}}},
+        {"algorithm": {"correction": {"type": "none", "reject": {"level": "turn_max", "high": 2.0}}}},
         {"evaluation": EVALUATION},
     ],
 )
@@ -107,28 +120,62 @@ def test_a_reward_model_has_no_logits(setting: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "level", "bounds"),
+    ("algorithm", "level", "key", "effect"),
     [
-        ({}, "note", "clip_low, clip_high, dual_clip"),
-        ({"loss": {"type": "ppo", "clip_low": 0.1}}, "warning", "clip_low, clip_high, dual_clip"),
-        ({"loss": "gspo", "old_logprobs": "recompute"}, "note", "clip_low, clip_high"),
-        ({"loss": {"type": "dppo_kl", "ratio_cap": 5}}, "warning", "clip_low, clip_high, ratio_cap"),
-        ({"loss": "clip_cov"}, "note", "clip_low, clip_high"),
+        ({}, "note", "clip_low", "clip_low, clip_high, dual_clip have no effect"),
+        ({"loss": {"type": "ppo", "dual_clip": None}}, "note", "clip_low", "so clip_low, clip_high have no effect"),
+        ({"loss": {"type": "ppo", "clip_high": 0.1}}, "warning", "clip_high", "clip_low, clip_high, dual_clip have"),
+        ({"loss": "gspo", "old_logprobs": "recompute"}, "note", "clip_low", "clip_low, clip_high, unit have"),
+        ({"loss": {"type": "gspo", "unit": "turn"}}, "warning", "unit", "clip_low, clip_high, unit have"),
+        ({"loss": {"type": "dppo_kl", "ratio_cap": 5}}, "warning", "ratio_cap", "clip_low, clip_high, ratio_cap have"),
+        ({"loss": "clip_cov"}, "note", "clip_low", "so clip_low, clip_high have no effect"),
+        ({"loss": "kimi"}, "note", "tau", "so tau has no effect"),
+        ({"loss": {"type": "kimi", "tau": 0.1}}, "warning", "tau", "so tau has no effect"),
+        ({"loss": "dro", "old_logprobs": "recompute"}, "note", "beta", "so beta has no effect"),
+        ({"loss": {"type": "kl_cov", "coefficient": 2}}, "warning", "coefficient", "fraction, coefficient have"),
+        ({"loss": {"type": "reinforce", "importance_weight": True}}, "warning", "importance_weight", "_weight has no"),
     ],
 )
-def test_bounds_of_a_ratio_that_is_always_1(algorithm: dict[str, Any], level: str, bounds: str) -> None:
+def test_settings_that_act_through_a_ratio_that_is_always_1(
+    algorithm: dict[str, Any], level: str, key: str, effect: str
+) -> None:
     config = RLVRConfig.model_validate(changed(MINIMAL, algorithm=algorithm))
-    [finding] = bounds_that_never_act(config.algorithm)
-    assert finding.level == level
-    assert f"every ratio is 1, so {bounds} never act" in finding.message
+    [finding] = ratio_settings_without_effect(config.algorithm)
+    assert (finding.level, finding.key) == (level, f"algorithm.loss.{key}")
+    assert "every ratio is 1, so " in finding.message
+    assert effect in finding.message
 
 
 @pytest.mark.parametrize(
-    "algorithm", [{"updates_per_step": 2}, {"old_logprobs": "behaviour"}, {"loss": "reinforce"}, {"loss": "gpg"}]
+    "algorithm",
+    [
+        {"updates_per_step": 2},
+        {"old_logprobs": "behaviour"},
+        {"loss": "kimi", "updates_per_step": 2},
+        {"loss": "reinforce"},
+        {"loss": "gpg"},
+    ],
 )
-def test_bounds_that_act(algorithm: dict[str, Any]) -> None:
+def test_settings_that_act_through_a_ratio_that_changes(algorithm: dict[str, Any]) -> None:
     config = RLVRConfig.model_validate(changed(MINIMAL, algorithm=algorithm))
-    assert [*bounds_that_never_act(config.algorithm)] == []
+    assert [*ratio_settings_without_effect(config.algorithm)] == []
+
+
+@pytest.mark.parametrize(
+    ("critic", "levels"),
+    [
+        ({}, ["note"]),
+        ({"value_clip": 0.5}, ["warning"]),
+        ({"value_clip": None}, []),
+        ({"value_clip": 0.5, "updates_per_step": 2}, []),
+    ],
+)
+def test_values_that_have_not_moved_are_not_clipped(critic: dict[str, Any], levels: list[str]) -> None:
+    values = changed(MINIMAL, critic=critic, algorithm={"advantage": "gae"})
+    config = RLVRConfig.model_validate(values)
+    found = [finding for finding in check_settings(config, plan(config)) if finding.key == "critic.value_clip"]
+    assert [finding.level for finding in found] == levels
+    assert all("set critic.updates_per_step to 2 or more" in finding.message for finding in found)
 
 
 def assert_refused(config_class: type[Any], values: dict[str, Any], key: str, why: str) -> None:

@@ -236,6 +236,16 @@ def test_overrides_that_cannot_be_applied(minimal: Path, override: str, expected
         ("algorithm.loss={type: ppo, cliplow: 1}", "did you mean `algorithm.loss.clip_low`?"),
         ("rewards.use.0.wieght=2", "did you mean `rewards.use.0.weight`?"),
         ("model.qqq=1", "model.qqq: unknown key; known here: path, tokenizer"),
+        ("rewards.pools={a: {rewards: [ifeval], wrkers: 2}}", "did you mean `rewards.pools.a.workers`?"),
+        (
+            "rewards.pools={a: {rewards: [ifeval], x: 2}}",
+            "rewards.pools.a.x: unknown key; known here: rewards, workers",
+        ),
+        ("domains={train: {rewards: [ifeval], difficulty: {of: mean, low: 0, hihg: 1}}}", "train.difficulty.high`?"),
+        ("difficulty=1", "`difficulty` belongs to algorithm.mask.difficulty or domains.<name>.difficulty"),
+        ("rewards.pools={a: {rewards: [ifeval], span: 1}}", "rewards.pools.a.span: unknown key; it is now called `dev"),
+        ("reference.refresh=iteration", "`pipeline: online_dpo` with `reference.mode: iteration`"),
+        ("algorithm.pairing=all", "it is now called `pairs.select`"),
     ],
 )
 def test_an_unknown_key_names_its_path_and_the_nearest(minimal: Path, override: str, expected: str) -> None:

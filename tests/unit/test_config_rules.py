@@ -98,6 +98,11 @@ def test_the_bases_of_these_tests_are_valid() -> None:
             "algorithm.old_logprobs",
             "every ratio is 1; set old_logprobs: behaviour",
         ),
+        (
+            changed(algorithm={"loss": "topr", "old_logprobs": "recompute"}),
+            "algorithm.old_logprobs",
+            "every ratio is 1; set old_logprobs: behaviour",
+        ),
         # domains
         (
             changed(domains={"mats": {"rewards": ["ifeval"]}}),

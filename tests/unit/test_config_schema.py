@@ -12,11 +12,13 @@ import pytest
 from config_files import MINIMAL, changed
 from pydantic import Field
 
+from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig
 from roll_like.builtin.pipelines.online_dpo.config import OnlineDPOConfig
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
 from roll_like.config.explain import OTHER_NAMES, all_keys, meaning_of, section_at
 from roll_like.config.schema import json_schema, markdown, write_json
+from roll_like.config.teachers import TeacherConfig
 from roll_like.registry import Registry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,6 +96,12 @@ def test_every_field_has_a_description() -> None:
     assert len(found) > 100
     # a plugin may narrow its `type`, whose description is written for it
     assert [key for key, info in found.items() if not meaning_of(info) and not key.endswith(".type")] == []
+
+
+def test_sections_below_names_of_choice_are_known() -> None:
+    assert section_at(("teachers", "any"), OnPolicyDistillConfig, {}) is TeacherConfig
+    assert ("teachers", "<name>", "devices") in all_keys(OnPolicyDistillConfig)
+    assert ("teachers", "any", "devices") in all_keys(OnPolicyDistillConfig, {"teachers": {"any": {}}})
 
 
 def test_names_from_other_tools_point_to_keys_that_exist() -> None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 
 import grimp
 import pytest
+
+import roll_like
+
+ROOT_FILES = {"__init__.py", "__init__.pyi", "cli.py", "errors.py", "py.typed", "registry.py", "types.py", "values.py"}
 
 
 def circle(imports: dict[str, set[str]]) -> list[str]:
@@ -32,3 +37,18 @@ def test_a_circle_is_found(length: int) -> None:
     files = [f"file_{number}" for number in range(length)]
     imports = {file: {files[(number + 1) % length]} for number, file in enumerate(files)}
     assert set(circle(imports)) == set(files)
+
+
+def files_at_the_root(package: Path) -> set[str]:
+    return {path.name for path in package.iterdir() if path.is_file()}
+
+
+def test_the_root_of_the_package_holds_no_further_file() -> None:
+    """A new module belongs into the folder of its layer; what every layer uses is in these files."""
+    assert files_at_the_root(Path(roll_like.__file__).parent) == ROOT_FILES
+
+
+def test_a_further_file_at_the_root_is_found(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "helpers.py").touch()
+    assert files_at_the_root(tmp_path) == {"helpers.py"}

@@ -13,10 +13,13 @@ import pytest
 import torch
 from config_files import MINIMAL, changed, write
 
+import roll_like
+from roll_like.config.inference import EngineConfig
 from roll_like.config.load import load_config
 from roll_like.config.plan import plan
 from roll_like.errors import ConfigError
 from roll_like.inference.interface import EngineSpec, GenerateRequest, InferenceEngine, Sampling
+from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.weight_transfer.sync import WeightSync
 from roll_like.registry import INFERENCE_ENGINES
 
@@ -129,3 +132,11 @@ def test_settings_of_engines_load_without_torch_vllm_and_ray() -> None:
     )
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_keys_that_one_engine_has_are_named_in_its_folder_only() -> None:
+    package = Path(roll_like.__file__).parent
+    own = set(VLLMConfig.model_fields) - set(EngineConfig.model_fields) - {"sleep"}
+    assert "kv_cache_gib" in own
+    texts = {file: file.read_text() for file in package.rglob("*.py") if "inference/vllm" not in file.as_posix()}
+    assert [(file.name, key) for file, text in texts.items() for key in own if f"inference.{key}" in text] == []

@@ -76,7 +76,7 @@ OPTIONS: dict[str, tuple[Mapping[str, Any], list[Any]]] = {
     "kl.adaptive.target": ({"kl": {"use": "loss", "coefficient": 0.1, "adaptive": {"horizon": 20}}}, [0.01, 10.0]),
     "kl.adaptive.horizon": ({"kl": {"use": "reward", "coefficient": 0.1, "adaptive": {"target": 0.01}}}, [20, 40]),
     "entropy_coefficient": ({}, [0.0, 0.1]),
-    "correction.type": ({"correction": {"cap": 1.2}}, ["none", "truncated", "masked"]),
+    "correction.type": ({}, ["none", "truncated", "masked"]),
     "correction.level": (
         {"correction": {"cap": 1.2}},
         ["token", "turn", "turn_geometric", "sequence", "geometric"],

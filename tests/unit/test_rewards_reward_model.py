@@ -151,6 +151,28 @@ def test_a_model_of_its_own_template_and_one_without(classifier: Path, tmp_path:
         make(path).start()
 
 
+def test_variables_of_the_template(classifier: Path, tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for message in messages %}{{ message.content }}{% endfor %}{{ mood }}")
+    plain = [result.value for result in results(make(classifier, chat_template=template))]
+    options = {"mood": "Rain falls."}
+    told = [result.value for result in results(make(classifier, chat_template=template, template_options=options))]
+    assert told != pytest.approx(plain)
+
+
+def test_a_conversation_that_the_template_refuses_is_lost_alone(classifier: Path, tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text(
+        "{% for message in messages %}{% if 'Bees' in message.content %}{{ raise_exception('no bees') }}{% endif %}"
+        "{{ message.content }}{% endfor %}"
+    )
+    *fine, lost = outcomes(make(classifier, chat_template=template), GROUP)
+    assert all(isinstance(outcome, RewardResult) for outcome in fine)
+    assert isinstance(lost, RewardError)
+    assert "the chat template refuses messages with the roles user, assistant: no bees" in str(lost)
+    assert "`chat_template` (or `template_options`) of the reward_model reward" in str(lost)
+
+
 def test_what_cannot_be_loaded_says_why(tmp_path: Path) -> None:
     with pytest.raises(RewardError, match="cannot be loaded"):
         make(tmp_path / "nowhere").start()

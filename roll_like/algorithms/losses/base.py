@@ -144,8 +144,8 @@ class PolicyLoss(ABC):
     needs_batch: ClassVar[bool] = False
     #: Whether tokens of advantage 0 change the gradient or the statistics; if not, their forward pass is skipped.
     zero_advantage_moves: ClassVar[bool] = False
-    #: Its settings that bound the ratio of new to old policy: without effect where that ratio is always 1.
-    ratio_bounds: ClassVar[tuple[str, ...]] = ()
+    #: Its settings that act through the ratio of new to old policy: without effect where that ratio is always 1.
+    ratio_settings: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: Any) -> None:
         self.config = config

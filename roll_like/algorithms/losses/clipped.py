@@ -51,7 +51,7 @@ class PPOLoss(PolicyLoss):
     with `dual_clip: null` it grows with ρ without a bound.
     """
 
-    ratio_bounds = ("clip_low", "clip_high", "dual_clip")
+    ratio_settings = ("clip_low", "clip_high", "dual_clip")
 
     class Config(PluginConfig):
         """PPO: the ratio of new to old policy, clipped."""
@@ -100,7 +100,7 @@ class GSPOLoss(PolicyLoss):
     and after it are not. For a sequence of one turn both are the same.
     """
 
-    ratio_bounds = ("clip_low", "clip_high")
+    ratio_settings = ("clip_low", "clip_high", "unit")
 
     class Config(PluginConfig):
         """GSPO: the geometric mean ratio of the sequence, clipped; its bounds are much narrower than PPO's."""
@@ -131,7 +131,7 @@ class CISPOLoss(PolicyLoss):
     The importance weight is clipped, not the objective: every token keeps its gradient.
     """
 
-    ratio_bounds = ("clip_low", "clip_high")
+    ratio_settings = ("clip_low", "clip_high")
 
     class Config(PluginConfig):
         """CISPO: importance weights clipped on both sides, no token loses its gradient."""
@@ -161,7 +161,7 @@ class SAPOLoss(PolicyLoss):
     ρ = 1 and vanishes smoothly for ρ far from 1, on both sides.
     """
 
-    ratio_bounds = ("tau_positive", "tau_negative")
+    ratio_settings = ("tau_positive", "tau_negative")
 
     class Config(PluginConfig):
         """SAPO: the ratio passes a sigmoid gate; a larger τ fades sooner."""
@@ -191,7 +191,7 @@ class GMPOLoss(PolicyLoss):
     gives the paper's mean over sequences.
     """
 
-    ratio_bounds = ("clip_low", "clip_high")
+    ratio_settings = ("clip_low", "clip_high")
 
     class Config(PluginConfig):
         """GMPO: the geometric mean of token ratios, each clipped in log space."""
@@ -220,7 +220,7 @@ class DPPOLoss(PolicyLoss):
     than a bound on the divergence. The divergence is binary: between "this token" and "any other token".
     """
 
-    ratio_bounds = ("clip_low", "clip_high", "ratio_cap")
+    ratio_settings = ("clip_low", "clip_high", "ratio_cap")
 
     @abstractmethod
     def divergence(self, logprobs_N: Tensor, old_logprobs_N: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ class ClipCovLoss(CovarianceLoss):
     Tokens are drawn at random from those with `low` < covariance < `high`; they have no gradient.
     """
 
-    ratio_bounds = ("clip_low", "clip_high")
+    ratio_settings = ("clip_low", "clip_high")
 
     class Config(PluginConfig):
         """Clip-Cov: tokens drawn from a band of large covariance are left out."""
@@ -135,6 +135,8 @@ class KLCovLoss(CovarianceLoss):
     Cui et al. 2025, arXiv:2505.22617. If tokens tie for the last place none of them is penalised; with equal advantages
     no token is.
     """
+
+    ratio_settings = ("fraction", "coefficient")
 
     class Config(PluginConfig):
         """KL-Cov: the tokens of largest covariance are held near the old policy; nothing is clipped."""

@@ -19,6 +19,8 @@ from roll_like.types import PolicySample
 class ReinforceLoss(PolicyLoss):
     """`reinforce`: −A·log π (Williams 1992), or −sg(ρ)·A·log π with `importance_weight`."""
 
+    ratio_settings = ("importance_weight",)
+
     class Config(PluginConfig):
         """REINFORCE: the policy gradient, not clipped."""
 
@@ -59,6 +61,7 @@ class DROLoss(PolicyLoss):
     """
 
     zero_advantage_moves = True
+    ratio_settings = ("beta",)
 
     class Config(PluginConfig):
         """DRO: the policy gradient with a quadratic penalty on the log-ratio of each token."""
@@ -83,6 +86,7 @@ class KimiLoss(PolicyLoss):
     """
 
     zero_advantage_moves = True
+    ratio_settings = ("tau",)
 
     class Config(PluginConfig):
         """Kimi k1.5: the policy gradient with a quadratic penalty on the log-ratio of the sequence."""

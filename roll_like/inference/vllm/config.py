@@ -69,6 +69,8 @@ class VLLMConfig(VLLMSettings, EngineConfig):
         weight_backends=frozenset({"shared_memory", "ipc", "nccl"}), tensor_parallel=True, sleep=True
     )
 
+    memory_key: ClassVar[str] = "kv_cache_gib"
+
     type: Literal["vllm"] = Field(default="vllm", description="This engine.")
     sleep: bool | None = Field(
         default=None,
