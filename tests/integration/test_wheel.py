@@ -24,6 +24,7 @@ from roll_like.registry import (
     PREFERENCE_LOSSES,
     REWARDS,
     TRACKERS,
+    TRAINING_BACKENDS,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,6 +39,7 @@ REGISTRIES = (
     DISTILLATION_LOSSES,
     INFERENCE_ENGINES,
     TRACKERS,
+    TRAINING_BACKENDS,
 )
 
 pytestmark = pytest.mark.integration
