@@ -15,6 +15,7 @@ from roll_like.config.rules_effect import EFFECT_RULES, POLICY_EFFECT_RULES, ove
 from roll_like.config.run import RunConfig
 from roll_like.config.sections import ReferenceConfig, TrainerConfig
 from roll_like.config.violations import Violation
+from roll_like.registry import TRAINING_BACKENDS
 
 
 def _batches_divide(config: PolicyGradientConfig) -> Iterator[Violation]:
@@ -176,6 +177,12 @@ def _device_can_do_it(config: RunConfig) -> Iterator[Violation]:
             )
 
 
+def _backend_takes_its_settings(config: RunConfig) -> Iterator[Violation]:
+    for section, trained in config.trained.items():
+        for violation in TRAINING_BACKENDS.get(trained.backend).violations(trained):
+            yield Violation((section, *violation.path), violation.message)
+
+
 def _engine_fits(config: SamplingRunConfig) -> Iterator[Violation]:
     engine, resources = config.inference, config.resources
     per_engine = len(resources.device_mapping.inference) // engine.replicas
@@ -221,6 +228,7 @@ RUN_RULES = (
     _device_ranges_fit,
     _device_ranges_are_equal_or_disjoint,
     _device_can_do_it,
+    _backend_takes_its_settings,
     _evaluation_runs,
     *EFFECT_RULES,
 )
