@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from roll_like.config.inference import DEFAULT_ENGINE, weight_backend, weight_backends
+from roll_like.config.inference import DEFAULT_ENGINE, WEIGHT_TRANSPORTS, weight_backend
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.roles import RolePlan
 from roll_like.config.rules_algorithm import ALGORITHM_RULES
@@ -193,10 +193,12 @@ def _engine_fits(config: SamplingRunConfig) -> Iterator[Violation]:
             f"set it to {len(resources.device_mapping.inference)}, or use inference.type: {DEFAULT_ENGINE}",
         )
     if weight_backend(engine, resources) is None:
+        here = [transport.name for transport in WEIGHT_TRANSPORTS if transport.works(resources)]
+        taken = sorted(transport.name for transport in engine.capabilities.weight_transports)
         yield Violation(
             ("inference", "type"),
-            f"weights would travel to the engines by {' or '.join(weight_backends(resources))} here, and the engine "
-            f"{engine.type!r} takes them by {', '.join(sorted(engine.capabilities.weight_backends))}; use "
+            f"weights would travel to the engines by {' or '.join(here)} here, and the engine "
+            f"{engine.type!r} takes them by {', '.join(taken)}; use "
             f"inference.type: {DEFAULT_ENGINE}, or one node",
         )
     yield from engine.violations(resources)
