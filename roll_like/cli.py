@@ -282,21 +282,15 @@ def _plugins(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from roll_like.errors import PluginError
     from roll_like.registry import REGISTRIES
 
     table = Table("kind", "name", title="Plugins", title_justify="left")
     table.add_column("from", overflow="fold")
-    broken: list[PluginError] = []
     for registry in REGISTRIES:
-        try:
-            names = registry.names()
-        except PluginError as error:
-            broken.append(error)
-            names = registry.names()  # those that came before the broken one
-        for name in names:
+        for name in registry.names():
             table.add_row(registry.kind, name, registry.origin(name))
     Console().print(table)
+    broken = [problem for registry in REGISTRIES if (problem := registry.broken()) is not None]
     for problem in broken:
         _report(problem, debug=arguments.debug)
     return FAILED if broken else OK

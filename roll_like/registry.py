@@ -1,7 +1,8 @@
 """Named plugins: pipelines, rewards, advantage estimators, losses, inference engines, training backends, trackers.
 
-Built-ins and users' plugins come in through the same two doors: the decorator
-(`@register_reward("name")`) and an entry-point group of an installed package.
+A plugin registers itself with a decorator (`@register_reward("name")`) when its module is imported. Modules are found
+through an entry-point group of an installed package, built-in pipelines, rewards, engines and training backends
+included, or imported by a run's `import:`.
 """
 
 from __future__ import annotations
@@ -74,9 +75,14 @@ class Registry(Generic[T]):
         return self._plugins[name]
 
     def names(self) -> list[str]:
-        """Return every registered name, sorted."""
+        """Return every registered name, sorted; without those in what could not be imported."""
         self._load()
         return sorted(self._plugins)
+
+    def broken(self) -> PluginError | None:
+        """Return the first entry point that could not be imported; None where all could be."""
+        self._load()
+        return self._broken
 
     def origin(self, name: str) -> str:
         """Return where the plugin called `name` is defined: `module.Class`."""
@@ -92,11 +98,12 @@ class Registry(Generic[T]):
             try:
                 point.load()
             except ImportError as error:
-                self._broken = PluginError(
+                broken = PluginError(
                     f"the entry point {point.name!r} of group {self.group!r} cannot be imported: {error}",
                     fix=f"reinstall or remove the package that declares {point.value!r}",
                 )
-                raise self._broken from error
+                broken.__cause__ = error
+                self._broken = self._broken or broken
 
 
 def _origin(plugin: Any) -> str:
@@ -116,14 +123,8 @@ PREFERENCE_LOSSES: Registry[Any] = Registry(
 DISTILLATION_LOSSES: Registry[Any] = Registry(
     "distillation loss", group="roll_like.distillation_losses", builtins=("roll_like.algorithms.distillation",)
 )
-INFERENCE_ENGINES: Registry[Any] = Registry(
-    "inference engine",
-    group="roll_like.inference_engines",
-    builtins=("roll_like.inference.hf.plugin", "roll_like.inference.vllm.plugin"),
-)
-TRAINING_BACKENDS: Registry[Any] = Registry(
-    "training backend", group="roll_like.training_backends", builtins=("roll_like.training.deepspeed",)
-)
+INFERENCE_ENGINES: Registry[Any] = Registry("inference engine", group="roll_like.inference_engines")
+TRAINING_BACKENDS: Registry[Any] = Registry("training backend", group="roll_like.training_backends")
 TRACKERS: Registry[Any] = Registry(
     "metrics tracker", group="roll_like.trackers", builtins=("roll_like.metrics.trackers",)
 )

@@ -16,7 +16,7 @@ from roll_like.config.sections import CriticConfig, TrainerConfig
 from roll_like.inference.plugin import EnginePlugin
 from roll_like.models.precision import cpu_has_bfloat16
 from roll_like.models.shape import ModelShape
-from roll_like.registry import INFERENCE_ENGINES, LOSSES
+from roll_like.registry import INFERENCE_ENGINES, LOSSES, TRAINING_BACKENDS
 
 
 def check_engine(config: SamplingRunConfig) -> Iterator[Finding]:
@@ -152,8 +152,8 @@ def sleep_without_effect(config: RunConfig) -> Iterator[Finding]:
             why = "resources.device is cpu, so states are in host memory already"
         elif "inference" not in devices or not devices[section].overlaps(devices["inference"]):
             why = "no inference engine works on the same GPUs"
-        elif settings.zero_stage != 3:
-            why = f"DeepSpeed moves states with {section}.zero_stage: 3 only"
+        elif (reason := TRAINING_BACKENDS.get(settings.backend).keeps_states(settings)) is not None:
+            why = reason
         else:
             continue
         yield Finding("warning", f"{section}.sleep", f"has no effect: {why}; remove the key")

@@ -6,9 +6,9 @@ under `roll_like/inference/` or by a user's module. Nothing outside that folder 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -19,8 +19,33 @@ from roll_like.registry import INFERENCE_ENGINES
 
 #: The engine of a section without `type`.
 DEFAULT_ENGINE = "vllm"
-#: How weights travel from trainer to engine.
-WeightBackend: TypeAlias = Literal["shared_memory", "ipc", "nccl"]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightTransport:
+    """A way for weights to travel from trainer to engine.
+
+    Attributes:
+        name: What `EnginePlugin.weight_transfer` is asked for.
+        works: Returns whether it can be used on a run's hardware.
+    """
+
+    name: str
+    works: Callable[[SamplingResourcesConfig], bool]
+
+
+def _same_gpus(resources: SamplingResourcesConfig) -> bool:
+    return resources.device_mapping.training.overlaps(resources.device_mapping.inference)
+
+
+#: From a trainer on the same GPUs.
+IPC = WeightTransport("ipc", lambda resources: resources.device != "cpu" and _same_gpus(resources))
+#: From a trainer on other GPUs.
+NCCL = WeightTransport("nccl", lambda resources: resources.device != "cpu" and not _same_gpus(resources))
+#: From a trainer on the same machine.
+SHARED_MEMORY = WeightTransport("shared_memory", lambda resources: resources.device == "cpu" or resources.nodes == 1)
+#: Those that built-in engines use, the fastest first.
+WEIGHT_TRANSPORTS = (IPC, NCCL, SHARED_MEMORY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +53,12 @@ class EngineCapabilities:
     """What an engine can do.
 
     Attributes:
-        weight_backends: How it can take weights: `shared_memory` from a trainer on the same machine, `ipc` from a
-            trainer on the same GPUs, `nccl` from a trainer on other GPUs.
+        weight_transports: How it can take weights, the fastest first: any of `WEIGHT_TRANSPORTS`, or its own.
         tensor_parallel: Whether one replica can divide the model among several GPUs.
         sleep: Whether it can free GPU memory while a trainer works on the same GPUs.
     """
 
-    weight_backends: frozenset[WeightBackend] = frozenset({"shared_memory"})
+    weight_transports: tuple[WeightTransport, ...] = (SHARED_MEMORY,)
     tensor_parallel: bool = False
     sleep: bool = False
 
@@ -87,19 +111,10 @@ def default_engine() -> EngineConfig:
     return config
 
 
-def weight_backends(resources: SamplingResourcesConfig) -> tuple[WeightBackend, ...]:
-    """Return how weights can travel on a run's hardware, the fastest first."""
-    if resources.device == "cpu":
-        return ("shared_memory",)
-    shared = resources.device_mapping.training.overlaps(resources.device_mapping.inference)
-    fastest: WeightBackend = "ipc" if shared else "nccl"
-    return (fastest, "shared_memory") if resources.nodes == 1 else (fastest,)
-
-
-def weight_backend(engine: EngineConfig, resources: SamplingResourcesConfig) -> WeightBackend | None:
-    """Return the fastest way for weights to travel that the engine can take; None where there is none."""
-    possible = engine.capabilities.weight_backends
-    return next((backend for backend in weight_backends(resources) if backend in possible), None)
+def weight_backend(engine: EngineConfig, resources: SamplingResourcesConfig) -> str | None:
+    """Return the name of the engine's fastest transport that works on a run's hardware; None where none does."""
+    transports = engine.capabilities.weight_transports
+    return next((transport.name for transport in transports if transport.works(resources)), None)
 
 
 def engines_share_gpus(resources: SamplingResourcesConfig) -> bool:

@@ -15,6 +15,7 @@ from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunCo
 from roll_like.config.roles import RolePlan
 from roll_like.config.run import RunConfig
 from roll_like.config.sections import TrainerConfig
+from roll_like.registry import TRAINING_BACKENDS
 
 GIB = 2**30
 #: Roles whose model is the one that is trained; the sizes of others are not known here.
@@ -235,12 +236,9 @@ def _tensor_parallel(config: SamplingRunConfig, role: RolePlan) -> int:
 
 
 def _training_memory(training: TrainerConfig, parameters: int, trained: int, width: int) -> tuple[tuple[str, int], ...]:
-    """Bytes of one rank: ZeRO shards the optimizer from stage 1, gradients from 2, weights from 3."""
+    """Bytes of one rank; its backend says what ranks divide."""
     # AdamW's two moments in float32, and a float32 copy of weights that are kept in less
     optimizer = trained * (8 if width == 4 else 12)
-    ranks = training.workers
-    return (
-        ("weights", parameters * width // (ranks if training.zero_stage >= 3 else 1)),
-        ("gradients", trained * width // (ranks if training.zero_stage >= 2 else 1)),
-        ("optimizer", optimizer // (ranks if training.zero_stage >= 1 else 1)),
-    )
+    divided = TRAINING_BACKENDS.get(training.backend).divided(training)
+    whole = {"weights": parameters * width, "gradients": trained * width, "optimizer": optimizer}
+    return tuple((part, size // (training.workers if part in divided else 1)) for part, size in whole.items())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from roll_like.config.inference import DEFAULT_ENGINE, weight_backend, weight_backends
+from roll_like.config.inference import DEFAULT_ENGINE, WEIGHT_TRANSPORTS, weight_backend
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.roles import RolePlan
 from roll_like.config.rules_algorithm import ALGORITHM_RULES
@@ -15,6 +15,7 @@ from roll_like.config.rules_effect import EFFECT_RULES, POLICY_EFFECT_RULES, ove
 from roll_like.config.run import RunConfig
 from roll_like.config.sections import ReferenceConfig, TrainerConfig
 from roll_like.config.violations import Violation
+from roll_like.registry import TRAINING_BACKENDS
 
 
 def _batches_divide(config: PolicyGradientConfig) -> Iterator[Violation]:
@@ -176,6 +177,12 @@ def _device_can_do_it(config: RunConfig) -> Iterator[Violation]:
             )
 
 
+def _backend_takes_its_settings(config: RunConfig) -> Iterator[Violation]:
+    for section, trained in config.trained.items():
+        for violation in TRAINING_BACKENDS.get(trained.backend).violations(trained):
+            yield Violation((section, *violation.path), violation.message)
+
+
 def _engine_fits(config: SamplingRunConfig) -> Iterator[Violation]:
     engine, resources = config.inference, config.resources
     per_engine = len(resources.device_mapping.inference) // engine.replicas
@@ -186,10 +193,12 @@ def _engine_fits(config: SamplingRunConfig) -> Iterator[Violation]:
             f"set it to {len(resources.device_mapping.inference)}, or use inference.type: {DEFAULT_ENGINE}",
         )
     if weight_backend(engine, resources) is None:
+        here = [transport.name for transport in WEIGHT_TRANSPORTS if transport.works(resources)]
+        taken = sorted(transport.name for transport in engine.capabilities.weight_transports)
         yield Violation(
             ("inference", "type"),
-            f"weights would travel to the engines by {' or '.join(weight_backends(resources))} here, and the engine "
-            f"{engine.type!r} takes them by {', '.join(sorted(engine.capabilities.weight_backends))}; use "
+            f"weights would travel to the engines by {' or '.join(here)} here, and the engine "
+            f"{engine.type!r} takes them by {', '.join(taken)}; use "
             f"inference.type: {DEFAULT_ENGINE}, or one node",
         )
     yield from engine.violations(resources)
@@ -221,6 +230,7 @@ RUN_RULES = (
     _device_ranges_fit,
     _device_ranges_are_equal_or_disjoint,
     _device_can_do_it,
+    _backend_takes_its_settings,
     _evaluation_runs,
     *EFFECT_RULES,
 )

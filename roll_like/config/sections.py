@@ -168,16 +168,6 @@ class TrainerConfig(ConfigModel):
             raise ValueError(f"{error.message}; {error.fix}") from error
         return name
 
-    @model_validator(mode="after")
-    def _offload_needs_sharding(self) -> Self:
-        needed = {"none": 0, "optimizer": 1, "optimizer_and_parameters": 3}[self.offload]
-        if self.zero_stage < needed:
-            raise ValueError(
-                f"offload: {self.offload} needs zero_stage ≥ {needed}, because DeepSpeed offloads only what ZeRO "
-                f"shards; found zero_stage: {self.zero_stage}"
-            )
-        return self
-
 
 class LoRAConfig(ConfigModel):
     """Trains a low-rank product beside each weight matrix, and not the matrix (Hu et al. 2021, arXiv:2106.09685)."""

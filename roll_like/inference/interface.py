@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from roll_like.config.inference import WeightBackend
 from roll_like.config.sections import Precision
 from roll_like.errors import GenerationError
 from roll_like.types import FloatArray, IntArray, Segment, StopReason
@@ -124,7 +123,7 @@ class EngineSpec:
         max_model_len: Longest prompt and response together. Tokens.
         seed: Seed of requests that have none.
         trust_remote_code: Whether the model may bring code.
-        weight_backend: How weights arrive.
+        weight_backend: How weights arrive: the name of a `WeightTransport`.
         shares_gpus: Whether a trainer works on the same GPUs, in turns.
     """
 
@@ -137,7 +136,7 @@ class EngineSpec:
     max_model_len: int
     seed: int
     trust_remote_code: bool = False
-    weight_backend: WeightBackend = "shared_memory"
+    weight_backend: str = "shared_memory"
     shares_gpus: bool = False
 
 

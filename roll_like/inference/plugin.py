@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, ClassVar
 
-from roll_like.config.inference import EngineConfig, JudgeConfig, WeightBackend
+from roll_like.config.inference import SHARED_MEMORY, EngineConfig, JudgeConfig
 from roll_like.config.sections import SamplingResourcesConfig
 from roll_like.config.violations import Finding
+from roll_like.errors import PluginError
 
 if TYPE_CHECKING:
     from roll_like.cluster import ClusterHandle
@@ -46,20 +47,29 @@ class EnginePlugin:
     @classmethod
     def weight_transfer(
         cls,
-        backend: WeightBackend,
+        backend: str,
         engines: ClusterHandle[InferenceEngine],
         gpus_per_engine: int,
         trainer_address: Callable[[], tuple[str, int]],
     ) -> WeightTransfer:
-        """Return the trainer's side of a transfer; an engine that takes weights by `ipc` or `nccl` overrides this.
+        """Return the trainer's side of a transfer; an engine with others than shared memory overrides this.
 
         Args:
-            backend: How weights travel in this run: one of `Config.capabilities.weight_backends`.
+            backend: How weights travel in this run: the name of one of `Config.capabilities.weight_transports`.
             engines: The replicas.
             gpus_per_engine: GPUs of each.
             trainer_address: Returns host and a free port of the trainer's rank 0.
+
+        Raises:
+            PluginError: The engine declares a transport that its plugin does not have.
         """
-        del backend, gpus_per_engine, trainer_address
+        del gpus_per_engine, trainer_address
+        if backend != SHARED_MEMORY.name:
+            raise PluginError(
+                f"{cls.__qualname__} declares the weight transport {backend!r} and has no transfer for it; "
+                f"without one of its own it has {SHARED_MEMORY.name!r} only",
+                fix=f"override {cls.__qualname__}.weight_transfer, or remove it from capabilities.weight_transports",
+            )
         from roll_like.inference.weight_transfer.shared_memory import SharedMemoryTransfer
 
         return SharedMemoryTransfer(engines)

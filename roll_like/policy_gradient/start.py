@@ -8,7 +8,7 @@ from typing import Any
 
 from roll_like.algorithms.kl import KLController
 from roll_like.cluster import Cluster, ResourceManager, thread_environment
-from roll_like.config.inference import WeightBackend, engines_share_gpus, weight_backend
+from roll_like.config.inference import engines_share_gpus, weight_backend
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.sections import DeviceRange
 from roll_like.inference.interface import EngineSpec, InferenceEngine
@@ -142,7 +142,7 @@ def start_weight_sync(
     return WeightSync(lambda salt: trained.everywhere(TrainingRank.send_weights, salt)[0], inference)
 
 
-def _weight_backend(config: SamplingRunConfig) -> WeightBackend:
+def _weight_backend(config: SamplingRunConfig) -> str:
     backend = weight_backend(config.inference, config.resources)
     assert backend is not None, "a rule of the configuration says so"
     return backend

@@ -14,7 +14,9 @@ from roll_like.models.load import ResolvedModel, from_anywhere, load_tokenizer, 
 from roll_like.models.lora import Adapter, adapter_parameters, add_adapters, load_adapters, named_weights
 from roll_like.models.modules import load_causal_lm
 from roll_like.models.precision import precision_of
+from roll_like.registry import TRAINING_BACKENDS
 from roll_like.run.checkpoint import read_checkpoint
+from roll_like.training.plugin import BackendPlugin
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +26,7 @@ _PREFIXES = ("causal_lm.", "classifier.")
 
 
 def export_checkpoint(checkpoint: Path, output: Path) -> None:
-    """Merge a checkpoint's shards, whatever its ZeRO stage and world size, into a Hugging Face directory.
+    """Merge a checkpoint's shards, whatever wrote them on however many ranks, into a Hugging Face directory.
 
     Args:
         checkpoint: A `step_…` directory of a run.
@@ -45,7 +47,7 @@ def export_checkpoint(checkpoint: Path, output: Path) -> None:
         steps=found.step,
         config_yaml=(checkpoint / "config.yaml").read_text(),
     )
-    weights, adapter = merged_weights(checkpoint), None
+    weights, adapter = merged_weights(checkpoint, config.training.backend), None
     if config.training.lora is not None:
         weights, adapter = _with_base(weights, config, model)
     save_hf_directory(
@@ -81,23 +83,24 @@ def _with_base(
     return {weight.name: weight.merged(weight.parameter.dtype) for weight in named_weights(loaded)}, adapter
 
 
-def merged_weights(checkpoint: Path) -> dict[str, Tensor]:
+def merged_weights(checkpoint: Path, backend: str) -> dict[str, Tensor]:
     """Return a checkpoint's whole parameters by their Hugging Face names; with adapters, only what was trained.
 
-    Raises:
-        CheckpointError: DeepSpeed cannot put the shards together.
-    """
-    import torch
-    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+    Args:
+        checkpoint: A `step_…` directory of a run.
+        backend: The training backend that wrote it.
 
-    # only ZeRO-3 shards parameters; the other stages keep them whole in rank 0's file
-    sharded = any((checkpoint / "engine").glob("zero_pp_rank_*_model_states.pt"))
+    Raises:
+        CheckpointError: The backend cannot put the shards together.
+    """
+    plugin: type[BackendPlugin] = TRAINING_BACKENDS.get(backend)
     try:
-        if sharded:
-            weights = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint), tag="engine")
-        else:
-            (file,) = (checkpoint / "engine").glob("mp_rank_00_model_states.pt")
-            weights = torch.load(file, map_location="cpu", weights_only=False)["module"]
+        weights = plugin.merged(checkpoint)
+    except NotImplementedError as error:
+        raise CheckpointError(
+            f"the training backend {backend!r} cannot merge the shards of a checkpoint",
+            fix="set checkpoint.export: true and resume the run, which writes a model directory after its last step",
+        ) from error
     except (OSError, RuntimeError, ValueError, KeyError, AssertionError) as error:
         raise CheckpointError(
             f"the shards in {checkpoint} cannot be merged: {type(error).__name__}: {error}"

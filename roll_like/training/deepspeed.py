@@ -6,13 +6,16 @@ normalised by the objectives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from roll_like.algorithms.lazy import torch  # the registry imports this file to know the names of backends
 from roll_like.config.sections import Precision, TrainerConfig
+from roll_like.config.violations import Violation
 from roll_like.registry import TRAINING_BACKENDS
+from roll_like.training.plugin import BackendPlugin, Part
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -22,7 +25,7 @@ TAG = "engine"
 
 
 @TRAINING_BACKENDS.register("deepspeed")
-class DeepSpeedBackend:
+class DeepSpeedBackend(BackendPlugin):
     """A DeepSpeed engine around one rank's module; a `TrainingBackend`.
 
     Args:
@@ -31,6 +34,8 @@ class DeepSpeedBackend:
         device: `cpu` or `cuda`.
         world_size: Number of ranks.
     """
+
+    start_keys: ClassVar[tuple[str, ...]] = ("zero_stage", "offload")
 
     def __init__(self, settings: TrainerConfig, *, dtype: Precision, device: str, world_size: int) -> None:
         self._settings = settings
@@ -43,6 +48,40 @@ class DeepSpeedBackend:
     def environment(device: str) -> Mapping[str, str]:
         """Return what a rank's process needs in its environment before it imports torch."""
         return {"DS_ACCELERATOR": device}
+
+    @staticmethod
+    def violations(settings: TrainerConfig) -> Iterator[Violation]:
+        """Yield an `offload` of what ZeRO does not shard."""
+        needed = {"none": 0, "optimizer": 1, "optimizer_and_parameters": 3}[settings.offload]
+        if settings.zero_stage < needed:
+            yield Violation(
+                ("offload",),
+                f"{settings.offload} needs zero_stage ≥ {needed}, because DeepSpeed offloads only what ZeRO shards; "
+                f"found zero_stage: {settings.zero_stage}",
+            )
+
+    @staticmethod
+    def keeps_states(settings: TrainerConfig) -> str | None:
+        """Return why DeepSpeed moves nothing below stage 3."""
+        return None if settings.zero_stage == 3 else "DeepSpeed moves states with zero_stage: 3 only"
+
+    @staticmethod
+    def divided(settings: TrainerConfig) -> frozenset[Part]:
+        """Return what ZeRO shards: the optimizer from stage 1, gradients from 2, weights from 3."""
+        parts: tuple[Part, ...] = ("optimizer", "gradients", "weights")
+        return frozenset(parts[: settings.zero_stage])
+
+    @staticmethod
+    def merged(directory: Path) -> dict[str, Tensor]:
+        """Return whole parameters from the files of any ZeRO stage and world size."""
+        # only ZeRO-3 shards parameters; the other stages keep them whole in rank 0's file
+        if any((directory / TAG).glob("zero_pp_rank_*_model_states.pt")):
+            from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+            return dict(get_fp32_state_dict_from_zero_checkpoint(str(directory), tag=TAG))
+        (file,) = (directory / TAG).glob("mp_rank_00_model_states.pt")
+        weights: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=False)["module"]
+        return weights
 
     def join(self) -> None:
         """Meet the other ranks; the process's environment says where."""
@@ -142,7 +181,8 @@ class DeepSpeedBackend:
             self._engine.reload_states()
 
     def _sleeps(self) -> bool:
-        return self._device == "cuda" and self._settings.sleep is not False and self._settings.zero_stage == 3
+        settings = self._settings
+        return self._device == "cuda" and settings.sleep is not False and self.keeps_states(settings) is None
 
     def close(self) -> None:
         """Leave the process group."""

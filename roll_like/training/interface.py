@@ -25,13 +25,9 @@ BatchT = TypeVar("BatchT", bound=MicroBatch)
 class TrainingBackend(Protocol):
     """One rank's module in the hands of a training library. Every rank calls the same method at the same time.
 
-    Registered in `TRAINING_BACKENDS`; chosen by `training.backend`. The constructor takes the section of the model and,
-    as keywords, `dtype`, `device` and `world_size`; it refuses settings that the library has nothing for.
+    Registered in `TRAINING_BACKENDS` as a class that derives from `BackendPlugin`; chosen by `training.backend`. The
+    constructor takes the section of the model and, as keywords, `dtype`, `device` and `world_size`.
     """
-
-    @staticmethod
-    def environment(device: str) -> Mapping[str, str]:
-        """Return what a rank's process needs in its environment before it imports torch."""
 
     def join(self) -> None:
         """Meet the other ranks; RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set. Also for frozen models."""

@@ -84,16 +84,16 @@ class TrainingRank:
         import_plugins(spec.imports)
         if spec.device == "cpu":
             torch.set_num_threads(spec.threads)
-        self._backend = TRAINING_BACKENDS.get(self._settings.backend)(
-            self._settings, dtype=spec.dtype, device=spec.device, world_size=self.world_size
-        )
+        backend = TRAINING_BACKENDS.get(self._settings.backend)
+        self._backend = backend(self._settings, dtype=spec.dtype, device=spec.device, world_size=self.world_size)
         try:
             self._backend.join()
             self.take(self._objective.load(spec).to(torch.device(spec.device)))
         except (RuntimeError, ValueError, OSError, AssertionError, NotImplementedError) as error:
+            keys = ("model.path", "model.dtype", *(f"{section}.{key}" for key in backend.start_keys))
             raise EngineError(
                 f"the {section} engine did not start on rank {self.rank}: {type(error).__name__}: {error}",
-                fix=f"check model.path, model.dtype, {section}.zero_stage and {section}.offload",
+                fix=f"check {', '.join(keys[:-1])} and {keys[-1]}",
             ) from error
 
     def take(self, module: nn.Module) -> None:

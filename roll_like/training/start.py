@@ -14,6 +14,7 @@ from roll_like.models.precision import precision_of
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training.engine import Timer, TrainingEngine
 from roll_like.training.interface import Objective, RankSpec, StepT
+from roll_like.training.plugin import BackendPlugin
 from roll_like.training.rank import TrainingRank
 
 
@@ -106,7 +107,8 @@ def start_trainer(
 
 def trainer_environment(placement: Placement, settings: TrainerConfig, device: str) -> Mapping[str, str]:
     """Return what a rank's process needs before it imports torch."""
-    own: Mapping[str, str] = TRAINING_BACKENDS.get(settings.backend).environment(device)
+    backend: type[BackendPlugin] = TRAINING_BACKENDS.get(settings.backend)
+    own = backend.environment(device)
     if device == "cpu":
         return {**thread_environment(len(placement.devices)), **own, "CUDA_VISIBLE_DEVICES": ""}
     return {**own, "TOKENIZERS_PARALLELISM": "false"}

@@ -287,7 +287,11 @@ def test_the_bases_of_these_tests_are_valid() -> None:
             "training.offload",
             "resources.device is cpu, where they are already; set offload: none",
         ),
-        (changed(training={"offload": "optimizer"}), "training", "needs zero_stage ≥ 1"),
+        (
+            changed(CUDA, training__offload="optimizer"),
+            "training.offload",
+            "optimizer needs zero_stage ≥ 1, because DeepSpeed offloads only what ZeRO shards; found zero_stage: 0",
+        ),
         (changed(CUDA, resources__nodes=2), "resources.address", "joins a Ray cluster that is already there"),
         (
             changed(CUDA, inference__sleep=False, inference__gpu_memory_utilization=0.9),

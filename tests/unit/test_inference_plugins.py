@@ -14,10 +14,18 @@ import torch
 from config_files import MINIMAL, changed, write
 
 import roll_like
-from roll_like.config.inference import EngineConfig
+from roll_like.config.inference import (
+    SHARED_MEMORY,
+    WEIGHT_TRANSPORTS,
+    EngineCapabilities,
+    EngineConfig,
+    WeightTransport,
+    weight_backend,
+)
 from roll_like.config.load import load_config
 from roll_like.config.plan import plan
-from roll_like.errors import ConfigError
+from roll_like.config.sections import SamplingResourcesConfig
+from roll_like.errors import ConfigError, PluginError
 from roll_like.inference.interface import EngineSpec, GenerateRequest, InferenceEngine, Sampling
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.weight_transfer.sync import WeightSync
@@ -89,6 +97,44 @@ def test_its_capabilities_decide_what_hardware_it_runs_on(users_engine: Path) ->
     with pytest.raises(ConfigError, match="'parrot' cannot divide a model among GPUs, and each replica would have 2"):
         configured(users_engine, *gpus)
     assert configured(users_engine, *gpus, "inference.replicas=2").inference.replicas == 2
+
+
+GPUS = ("resources.device=cuda", "resources.devices_per_node=1", "inference.replicas=2", "training.workers=2")
+
+
+def test_weights_travel_by_what_it_declares(users_engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = [*GPUS, "resources.nodes=2", "resources.address=auto"]
+    with pytest.raises(ConfigError, match="weights would travel to the engines by ipc here, and the engine 'parrot'"):
+        configured(users_engine, *cluster)
+    engine = type(configured(users_engine).inference)
+    pigeon = WeightTransport("pigeon", lambda resources: resources.nodes > 1)
+    monkeypatch.setattr(engine, "capabilities", EngineCapabilities(weight_transports=(pigeon, SHARED_MEMORY)))
+    config = configured(users_engine, *cluster)
+    assert weight_backend(config.inference, config.resources) == "pigeon"
+    config = configured(users_engine)
+    assert weight_backend(config.inference, config.resources) == "shared_memory"
+
+    replicas: Any = None
+    with pytest.raises(PluginError, match="Parrot declares the weight transport 'pigeon' and has no transfer for it"):
+        INFERENCE_ENGINES.get("parrot").weight_transfer("pigeon", replicas, 1, lambda: ("nowhere", 0))
+
+
+@pytest.mark.parametrize(
+    ("device", "nodes", "inference", "expected"),
+    [
+        ("cpu", 1, "0-1", ["shared_memory"]),
+        ("cuda", 1, "0-1", ["ipc", "shared_memory"]),
+        ("cuda", 1, "2-3", ["nccl", "shared_memory"]),
+        ("cuda", 2, "0-1", ["ipc"]),
+        ("cuda", 2, "2-3", ["nccl"]),
+    ],
+)
+def test_transports_follow_from_the_hardware(device: str, nodes: int, inference: str, expected: list[str]) -> None:
+    mapping = {"training": "0-1", "inference": inference}
+    resources = SamplingResourcesConfig.model_validate(
+        {"device": device, "nodes": nodes, "devices_per_node": 4, "device_mapping": mapping}
+    )
+    assert [transport.name for transport in WEIGHT_TRANSPORTS if transport.works(resources)] == expected
 
 
 async def test_it_generates(users_engine: Path) -> None:

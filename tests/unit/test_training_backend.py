@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,27 +11,36 @@ import numpy as np
 import pytest
 import torch
 from bigram_engine import OneRank
+from config_files import MINIMAL, changed
 from pydantic import ValidationError
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 from torch import Tensor, nn
 from trained_weights import trained_weights
 
+from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
+from roll_like.config.plan import plan
 from roll_like.config.sections import ModelConfig, Precision, TrainerConfig, TrainingConfig
+from roll_like.config.violations import Violation
+from roll_like.errors import CheckpointError, EngineError
 from roll_like.models.export import ModelCard
 from roll_like.registry import TRAINING_BACKENDS
+from roll_like.run.export import merged_weights
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.interface import RankSpec
 from roll_like.training.optimizer import adamw
+from roll_like.training.plugin import BackendPlugin
 from roll_like.training.rank import TrainingRank
+from roll_like.training.start import trainer_environment
 from roll_like.values import reduce
 
 
-class PlainBackend:
+class PlainBackend(BackendPlugin):
     """One rank of plain PyTorch."""
 
     module: nn.Module
     sharded = False
+    start_keys = ("optimizer",)
 
     def __init__(self, settings: TrainerConfig, *, dtype: Precision, device: str, world_size: int) -> None:
         assert (dtype, device, world_size) == ("float32", "cpu", 1)
@@ -39,8 +48,14 @@ class PlainBackend:
         self._boundaries: list[bool] = []
 
     @staticmethod
-    def environment(device: str) -> Mapping[str, str]:
-        return {}
+    def violations(settings: TrainerConfig) -> Iterator[Violation]:
+        if settings.workers > 1:
+            yield Violation(("workers",), "plain PyTorch has one rank; set it to 1")
+
+    @staticmethod
+    def merged(directory: Path) -> dict[str, Tensor]:
+        module, _ = torch.load(directory / "plain.pt")
+        return dict(module)
 
     def join(self) -> None:
         pass
@@ -171,3 +186,69 @@ def test_an_unknown_backend_suggests_the_nearest() -> None:
         TrainingConfig(backend="depspeed")
     assert TrainingConfig().backend == "deepspeed"
     assert TrainingConfig(backend="plain").frozen(workers=1, max_tokens_per_micro_batch=8).backend == "plain"
+
+
+def test_rules_of_a_backend_are_its_own() -> None:
+    wrong = changed(MINIMAL, training={"backend": "plain", "workers": 2, "offload": "optimizer"})
+    with pytest.raises(ValidationError) as caught:
+        RLVRConfig.model_validate(wrong)
+    found = [(".".join(map(str, error["loc"])), error["msg"]) for error in caught.value.errors()]
+    assert ("training.workers", "plain PyTorch has one rank; set it to 1") in found
+    # on CPU no backend can offload; that ZeRO must shard what is offloaded is DeepSpeed's rule
+    (offload,) = (message for key, message in found if key == "training.offload")
+    assert "resources.device is cpu" in offload
+
+
+def test_memory_is_divided_as_the_backend_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PlainBackend, "violations", BackendPlugin.violations)
+
+    class Sizes:
+        parameters, adapted_width = 1000, 0
+
+        def kv_bytes_per_token(self, bytes_per_value: int = 2) -> int:
+            return bytes_per_value
+
+    def parts(backend: str) -> dict[str, int]:
+        training = {"backend": backend, "workers": 2, "zero_stage": 3}
+        memory = plan(RLVRConfig.model_validate(changed(MINIMAL, training=training)), Sizes()).memory
+        return dict(next(line for line in memory if line.role == "training").parts)
+
+    whole, divided = parts("plain"), parts("deepspeed")
+    assert all(whole[part] == 2 * divided[part] > 0 for part in ("weights", "gradients", "optimizer"))
+
+
+@pytest.mark.parametrize(("backend", "own"), [("plain", {}), ("deepspeed", {"DS_ACCELERATOR": "cuda"})])
+def test_ranks_start_with_what_the_backend_needs(backend: str, own: dict[str, str]) -> None:
+    placement: Any = None  # matters on CPU only
+    environment = trainer_environment(placement, TrainingConfig(backend=backend), "cuda")
+    assert environment == {"TOKENIZERS_PARALLELISM": "false", **own}
+
+
+def test_a_failed_start_names_the_keys_of_the_backend(tmp_path: Path) -> None:
+    with pytest.raises(EngineError) as caught:
+        engine(tmp_path / "nothing")
+    assert caught.value.fix == "check model.path, model.dtype and training.optimizer"
+
+
+def test_the_backend_merges_what_its_ranks_saved(tiny_model: Path, tmp_path: Path) -> None:
+    trainer = engine(tiny_model)
+    trainer.save(tmp_path)
+    expected, merged = weights(trainer), merged_weights(tmp_path, "plain")
+    assert expected.keys() <= merged.keys()
+    assert all(np.array_equal(merged[name], array) for name, array in expected.items())
+    with pytest.raises(CheckpointError, match="cannot be merged: ValueError"):
+        merged_weights(tmp_path, "deepspeed")
+
+
+def test_deepspeed_merges_what_is_not_sharded(tmp_path: Path) -> None:
+    (tmp_path / "engine").mkdir()
+    module = {"causal_lm.head": torch.ones(2)}
+    torch.save({"module": module}, tmp_path / "engine" / "mp_rank_00_model_states.pt")
+    assert merged_weights(tmp_path, "deepspeed")["head"].tolist() == [1, 1]
+
+
+def test_a_backend_that_cannot_merge_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TRAINING_BACKENDS._plugins, "bare", BackendPlugin)
+    with pytest.raises(CheckpointError, match="training backend 'bare' cannot merge the shards") as caught:
+        merged_weights(tmp_path, "bare")
+    assert "checkpoint.export: true" in str(caught.value.fix)

@@ -1,10 +1,12 @@
 """Learning rates by hand, and what DeepSpeed is told."""
 
+from typing import Literal
+
 import pytest
 from pydantic import ValidationError
 
 from roll_like.config.sections import CriticConfig, OptimizerConfig, TrainingConfig
-from roll_like.training.deepspeed import deepspeed_config
+from roll_like.training.deepspeed import DeepSpeedBackend, deepspeed_config
 from roll_like.training.optimizer import learning_rate
 
 
@@ -35,14 +37,23 @@ def test_deepspeed_settings() -> None:
     assert deepspeed_config(TrainingConfig(), "float16")["fp16"]["enabled"]
 
 
+@pytest.mark.parametrize(
+    ("stage", "divided"),
+    [(0, ()), (1, ("optimizer",)), (2, ("optimizer", "gradients")), (3, ("optimizer", "gradients", "weights"))],
+)
+def test_deepspeeds_rules_follow_the_zero_stage(stage: Literal[0, 1, 2, 3], divided: tuple[str, ...]) -> None:
+    settings = TrainingConfig(zero_stage=stage, offload="optimizer_and_parameters")
+    assert DeepSpeedBackend.divided(settings) == set(divided)
+    assert (DeepSpeedBackend.keeps_states(settings) is None) == (stage == 3)
+    assert [violation.path for violation in DeepSpeedBackend.violations(settings)] == [("offload",)] * (stage < 3)
+
+
 def test_a_critic_has_the_engines_options_and_its_own() -> None:
     critic = CriticConfig(zero_stage=2, optimizer={"lr": 1e-5}, value_clip=None)
     assert (critic.workers, critic.path, critic.warmup_steps, critic.updates_per_step) == (1, None, 0, 1)
     assert critic.value_clip is None
     assert CriticConfig().value_clip == 0.2
     assert deepspeed_config(critic, "float32")["zero_optimization"]["stage"] == 2
-    with pytest.raises(ValidationError, match="needs zero_stage"):
-        CriticConfig(offload="optimizer")
     with pytest.raises(ValidationError, match="logprob_chunk_tokens"):
         CriticConfig(logprob_chunk_tokens=7)
     for wrong in ({"value_clip": 0}, {"warmup_steps": -1}, {"updates_per_step": 0}):

@@ -8,7 +8,13 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from roll_like.config.base import ConfigModel
-from roll_like.config.inference import EngineCapabilities, EngineConfig, JudgeConfig, engines_share_gpus
+from roll_like.config.inference import (
+    WEIGHT_TRANSPORTS,
+    EngineCapabilities,
+    EngineConfig,
+    JudgeConfig,
+    engines_share_gpus,
+)
 from roll_like.config.sections import Fraction, PositiveFloat, PositiveInt, SamplingResourcesConfig
 from roll_like.config.violations import Violation
 
@@ -66,7 +72,7 @@ class VLLMConfig(VLLMSettings, EngineConfig):
     """vLLM generates (default)."""
 
     capabilities: ClassVar[EngineCapabilities] = EngineCapabilities(
-        weight_backends=frozenset({"shared_memory", "ipc", "nccl"}), tensor_parallel=True, sleep=True
+        weight_transports=WEIGHT_TRANSPORTS, tensor_parallel=True, sleep=True
     )
 
     memory_key: ClassVar[str] = "kv_cache_gib"

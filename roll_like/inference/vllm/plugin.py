@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from roll_like.config.inference import EngineConfig, JudgeConfig, WeightBackend, engines_share_gpus
+from roll_like.config.inference import IPC, NCCL, EngineConfig, JudgeConfig, engines_share_gpus
 from roll_like.config.sections import SamplingResourcesConfig
 from roll_like.config.violations import Finding
 from roll_like.inference.plugin import EnginePlugin
@@ -49,13 +49,13 @@ class VLLMPlugin(EnginePlugin):
     @classmethod
     def weight_transfer(
         cls,
-        backend: WeightBackend,
+        backend: str,
         engines: ClusterHandle[InferenceEngine],
         gpus_per_engine: int,
         trainer_address: Callable[[], tuple[str, int]],
     ) -> WeightTransfer:
         """Return vLLM's own transfer between GPUs; on CPU the one through shared memory."""
-        if backend == "shared_memory":
+        if backend not in (IPC.name, NCCL.name):
             return super().weight_transfer(backend, engines, gpus_per_engine, trainer_address)
         from roll_like.inference.vllm.weight_transfer import VLLMTransfer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -29,7 +29,7 @@ class VLLMTransfer:
     """
 
     engines: ClusterHandle[InferenceEngine]
-    backend: Literal["nccl", "ipc"]
+    backend: str
     gpus_per_engine: int
     address: str
     port: int
