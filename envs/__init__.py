@@ -1,6 +1,6 @@
 """Environments that ship with roll_like, each a plugin like any user's.
 
-Importing this package registers them with Gymnasium; `roll_like.envs.make` does so by the entry-point
+Importing this package registers them with Gymnasium; `roll_like.make_env` does so by the entry-point
 group `gymnasium.envs`.
 """
 

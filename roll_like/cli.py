@@ -235,14 +235,16 @@ def _check_env(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from roll_like.config.load import import_plugins
-    from roll_like.envs import check_env, show
+    from roll_like.envs import check_env
 
     import_plugins(arguments.modules)
     options = {}
     for override in arguments.overrides:
         key, _, value = override.partition("=")
         options[key] = yaml.safe_load(value)
-    return show(check_env(arguments.id, **options), Console())
+    report = check_env(arguments.id, **options)
+    report.show(Console())
+    return OK if report.ok else FAILED
 
 
 def _rollouts(arguments: argparse.Namespace) -> int:

@@ -7,9 +7,16 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from roll_like import Completion, Reward, RewardConfig, RewardResult, register_reward
-from roll_like.errors import DataError
-from roll_like.types import StopReason, Task
+from roll_like import (
+    Completion,
+    DataError,
+    Reward,
+    RewardConfig,
+    RewardResult,
+    StopReason,
+    Task,
+    register_reward,
+)
 
 
 @register_reward("brief")

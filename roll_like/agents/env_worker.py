@@ -20,7 +20,7 @@ from roll_like.agents.env_manager import EnvironmentLost
 from roll_like.agents.episode import EnvironmentSpec, Started, Stepped
 from roll_like.cluster import Cluster, WorkerDied
 from roll_like.config.load import import_plugins
-from roll_like.envs import make, system_prompt_of, tools_of
+from roll_like.envs import make_env, system_prompt_of, tools_of
 from roll_like.errors import EnvError
 from roll_like.rewards.base import describe_error
 
@@ -99,7 +99,7 @@ class HostedEnvironment:
     """A Gymnasium environment, as episodes use it."""
 
     def __init__(self, spec: EnvironmentSpec) -> None:
-        self._env = make(spec.env_id, **dict(spec.kwargs))
+        self._env = make_env(spec.env_id, **dict(spec.kwargs))
 
     def reset(self, seed: int) -> Started:
         """Begin an episode."""

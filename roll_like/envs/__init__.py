@@ -1,6 +1,6 @@
 """Environments that a language model can play: any `gymnasium.Env` with text observations and text actions.
 
-    env = make("roll_like/FrozenLake-v0", size=4)
+    env = make_env("roll_like/FrozenLake-v0", size=4)
     observation, info = env.reset(seed=7)
     observation, reward, terminated, truncated, info = env.step("<action>down</action>")
 
@@ -17,10 +17,10 @@ What a policy is shown, and what a run reads besides:
 """
 
 from roll_like.envs.actions import read_action, read_tag, write_action
-from roll_like.envs.check import EnvReport, check_env, show
+from roll_like.envs.check import EnvReport, check_env
 from roll_like.envs.probes import Finding
 from roll_like.envs.prompts import FewShot, History, Instructions
-from roll_like.envs.registration import make, registered
+from roll_like.envs.registration import make_env, registered
 from roll_like.envs.scripts import examples, scripted_action, system_prompt_of, tools_of
 from roll_like.envs.spaces import Commands, FreeText
 from roll_like.envs.wrappers import (
@@ -50,12 +50,11 @@ __all__ = [
     "TurnLimit",
     "check_env",
     "examples",
-    "make",
+    "make_env",
     "read_action",
     "read_tag",
     "registered",
     "scripted_action",
-    "show",
     "system_prompt_of",
     "tools_of",
     "write_action",

@@ -60,6 +60,26 @@ class EnvReport:
         """True where there is no error."""
         return not self.errors
 
+    def show(self, console: Console) -> None:
+        """Print the first observation, the figures and the findings."""
+        if self.first_observation:
+            console.print("first observation", style="bold")
+            console.print(self.first_observation, markup=False, highlight=False)
+            figures = Table("figure", "value", title=self.env_id, title_justify="left")
+            for name, value in self.figures.items():
+                figures.add_row(name, f"{value:.4g}")
+            console.print(figures)
+        for finding in self.findings:
+            style = "red" if finding.level == "error" else "yellow"
+            console.print(
+                f"{finding.level}: {finding.check}: {finding.what}", style=style, markup=False, highlight=False
+            )
+            if finding.fix is not None:
+                console.print(f"  fix: {finding.fix}", markup=False, highlight=False)
+        console.print(
+            f"{self.env_id}: {len(self.errors)} errors, {len(self.warnings)} warnings", markup=False, highlight=False
+        )
+
 
 def check_env(
     env: str | AnyEnv | Callable[[], AnyEnv],
@@ -105,26 +125,6 @@ def check_env(
         probes.probe_pickle(played, findings)
     probes.probe_close(played, findings)
     return EnvReport(env_id=name, findings=tuple(findings.found), figures=figures, first_observation=first)
-
-
-def show(report: EnvReport, console: Console) -> int:
-    """Print a report; return the exit code: 0, or 1 where there are errors."""
-    if report.first_observation:
-        console.print("first observation", style="bold")
-        console.print(report.first_observation, markup=False, highlight=False)
-        figures = Table("figure", "value", title=report.env_id, title_justify="left")
-        for name, value in report.figures.items():
-            figures.add_row(name, f"{value:.4g}")
-        console.print(figures)
-    for finding in report.findings:
-        style = "red" if finding.level == "error" else "yellow"
-        console.print(f"{finding.level}: {finding.check}: {finding.what}", style=style, markup=False, highlight=False)
-        if finding.fix is not None:
-            console.print(f"  fix: {finding.fix}", markup=False, highlight=False)
-    console.print(
-        f"{report.env_id}: {len(report.errors)} errors, {len(report.warnings)} warnings", markup=False, highlight=False
-    )
-    return 0 if report.ok else 1
 
 
 def _first(env: AnyEnv, seed: int) -> tuple[str, float]:

@@ -25,7 +25,7 @@ GROUP = "gymnasium.envs"
 _NEAREST = 3
 
 
-def make(env_id: str, **kwargs: Any) -> AnyEnv:
+def make_env(env_id: str, **kwargs: Any) -> AnyEnv:
     """Return the environment registered as `env_id`: text observations and text actions.
 
     Args:
@@ -54,7 +54,7 @@ def make_any(env_id: str, **kwargs: Any) -> AnyEnv:
     """Return the environment registered as `env_id`, whatever its spaces are.
 
     Raises:
-        EnvError, PluginError: As `make`.
+        EnvError, PluginError: As `make_env`.
     """
     spec = find(env_id)
     _check_options(spec, kwargs)
@@ -169,7 +169,7 @@ def _check_options(spec: EnvSpec, kwargs: dict[str, Any]) -> None:
     if "**" in known:
         return
     for name in kwargs:
-        # Gymnasium's own: of `make`, not of the environment
+        # Gymnasium's own: of `gymnasium.make`, not of the environment
         if name not in {*known, "max_episode_steps"}:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known) or 'none'}"

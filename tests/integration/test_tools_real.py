@@ -15,7 +15,7 @@ import pytest
 from pydantic import ValidationError
 
 from roll_like.builtin.envs.tools import SHARED
-from roll_like.envs import make, tools_of
+from roll_like.envs import make_env, tools_of
 from roll_like.errors import ConfigError, EnvError
 from roll_like.sandbox import SandboxUnavailable
 from roll_like.tools import SharedTools, Toolbox, ToolCall, ToolError
@@ -163,7 +163,7 @@ def test_an_environment_is_played_with_the_tools_of_a_server(tmp_path: Path) -> 
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text('{"prompt": "What is 2 + 40?", "answer": "42"}')
     try:
-        env = make("roll_like/Tools-v0", path=str(tasks), tools=[stdio(tools=["add", "leave"]).model_dump()])
+        env = make_env("roll_like/Tools-v0", path=str(tasks), tools=[stdio(tools=["add", "leave"]).model_dump()])
         assert [tool["function"]["name"] for tool in tools_of(env)] == ["add", "leave"]
         env.reset(seed=0)
         observation, *_ = env.step('<tool_call>{"name": "add", "arguments": {"a": 2, "b": 40}}</tool_call>')

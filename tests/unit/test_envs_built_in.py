@@ -18,7 +18,16 @@ from roll_like.builtin.envs import planning, qa, single_turn
 from roll_like.builtin.envs.extras import need
 from roll_like.builtin.envs.frozen_lake import MOVES as LAKE_MOVES
 from roll_like.builtin.envs.sokoban import MOVES, Level, Position, make_level, moved
-from roll_like.envs import History, actions, check_env, examples, make, registered, scripted_action, system_prompt_of
+from roll_like.envs import (
+    History,
+    actions,
+    check_env,
+    examples,
+    make_env,
+    registered,
+    scripted_action,
+    system_prompt_of,
+)
 from roll_like.errors import DataError, EnvError
 
 ROWS = [{"prompt": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(10)]
@@ -68,7 +77,7 @@ each = pytest.mark.parametrize(
 def test_every_environment_passes_its_check(env_id: str, options: dict[str, Any]) -> None:
     if missing(env_id):
         with pytest.raises(EnvError, match="needs the package") as caught:
-            make(env_id, **options)
+            make_env(env_id, **options)
         assert "pip install" in str(caught.value.fix)
         return
     report = check_env(env_id, **options)
@@ -87,7 +96,7 @@ def test_every_environment_passes_its_check(env_id: str, options: dict[str, Any]
 def test_members_of_a_group_start_alike(env_id: str, options: dict[str, Any]) -> None:
     if missing(env_id):
         pytest.skip(f"needs {OPTIONAL[env_id]}")
-    members = [make(env_id, **options) for _ in range(3)]
+    members = [make_env(env_id, **options) for _ in range(3)]
     for seed in (0, 17):
         starts = [member.reset(seed=seed) for member in members]
         members[1].step("whatever one member does")  # is nothing to the others
@@ -102,13 +111,13 @@ def test_members_of_a_group_start_alike(env_id: str, options: dict[str, Any]) ->
 def test_prompts_are_short(env_id: str, options: dict[str, Any]) -> None:
     if missing(env_id):
         pytest.skip(f"needs {OPTIONAL[env_id]}")
-    env = make(env_id, **options)
+    env = make_env(env_id, **options)
     assert len(system_prompt_of(env) or "") < 500
     env.close()
 
 
 def solve(env_id: str, seed: int, **options: Any) -> tuple[float, bool]:
-    env = make(env_id, **options)
+    env = make_env(env_id, **options)
     env.reset(seed=seed)
     total, done = 0.0, False
     while not done:
@@ -130,16 +139,18 @@ def test_scripts_solve_every_seed(name: str, style: str) -> None:
 
 
 def test_frozen_lake_maps_differ_by_seed_and_can_be_given() -> None:
-    env = make("roll_like/FrozenLake-v0", view="grid")
+    env = make_env("roll_like/FrozenLake-v0", view="grid")
     assert len({env.reset(seed=seed)[0] for seed in range(20)}) > 10
-    fixed = make("roll_like/FrozenLake-v0", view="grid", lake=["SFF", "HHF", "FFG"])
+    fixed = make_env("roll_like/FrozenLake-v0", view="grid", lake=["SFF", "HHF", "FFG"])
     assert {fixed.reset(seed=seed)[0] for seed in range(3)} == {"P F F\nH H F\nF F G"}
     fixed.step("<action>right</action>")
     assert fixed.step("<action>right</action>")[0] == "F F P\nH H F\nF F G"
 
 
 def test_frozen_lake_in_words() -> None:
-    env = make("roll_like/FrozenLake-v0", view="words", lake=["SFF", "HHF", "FFG"], hole_reward=-0.5, step_reward=-0.1)
+    env = make_env(
+        "roll_like/FrozenLake-v0", view="words", lake=["SFF", "HHF", "FFG"], hole_reward=-0.5, step_reward=-0.1
+    )
     observation, info = env.reset(seed=0)
     assert observation == "left: wall, down: hole, right: ice, up: wall. Goal: 2 down, 2 right."
     assert info["state"] == "P F F\nH H F\nF F G"
@@ -153,17 +164,17 @@ def test_frozen_lake_in_words() -> None:
 
 def test_frozen_lake_starts_anywhere_from_where_the_goal_is_reached() -> None:
     lake = ["SFFF", "FHHH", "FHFF", "FFHG"]  # from the four tiles beside the goal the start is cut off
-    env = make("roll_like/FrozenLake-v0", view="grid", lake=lake, random_start=True)
+    env = make_env("roll_like/FrozenLake-v0", view="grid", lake=lake, random_start=True)
     tiles = {env.reset(seed=seed)[0].replace("\n", " ").split().index("P") for seed in range(60)}
     assert tiles == {10, 11}
-    plain = make("roll_like/FrozenLake-v0", random_start=True)
+    plain = make_env("roll_like/FrozenLake-v0", random_start=True)
     assert len({plain.reset(seed=seed)[0].replace("\n", " ").split().index("P") for seed in range(60)}) > 8
 
 
 def test_a_slippery_lake_is_the_same_for_the_same_seed_and_answers() -> None:
     courses = []
     for _ in range(2):
-        env = make("roll_like/FrozenLake-v0", slippery=True, size=6)
+        env = make_env("roll_like/FrozenLake-v0", slippery=True, size=6)
         seen = []
         for seed in range(10):
             env.reset(seed=seed)
@@ -173,7 +184,7 @@ def test_a_slippery_lake_is_the_same_for_the_same_seed_and_answers() -> None:
 
 
 def test_few_shot_examples_are_right_and_come_before_the_first_observation() -> None:
-    env = make("roll_like/FrozenLake-v0", random_start=True, view="words", examples=4)
+    env = make_env("roll_like/FrozenLake-v0", random_start=True, view="words", examples=4)
     observation, info = env.reset(seed=0)
     *shown, last = info["messages"]
     assert last == {"role": "user", "content": observation}
@@ -187,11 +198,11 @@ def test_few_shot_examples_are_right_and_come_before_the_first_observation() -> 
     assert "messages" not in env.step("<action>down</action>")[4]
     info["messages"].clear()  # an episode's messages are its own
     assert len(env.reset(seed=0)[1]["messages"]) == 9
-    assert "messages" not in make("roll_like/FrozenLake-v0").reset(seed=0)[1]
+    assert "messages" not in make_env("roll_like/FrozenLake-v0").reset(seed=0)[1]
 
 
 def test_examples_come_before_each_turn_that_starts_afresh() -> None:
-    env = History(make("roll_like/FrozenLake-v0", view="words", examples=1), turns=1)
+    env = History(make_env("roll_like/FrozenLake-v0", view="words", examples=1), turns=1)
     _, first = env.reset(seed=0)
     observation, _, _, _, info = env.step("<action>down</action>")
     assert info["messages"] == [*first["messages"][:2], {"role": "user", "content": observation}]
@@ -199,16 +210,16 @@ def test_examples_come_before_each_turn_that_starts_afresh() -> None:
 
 
 def test_making_examples_leaves_the_environments_own_generator_alone() -> None:
-    two = [make("roll_like/FrozenLake-v0", random_start=True, view="grid", examples=4) for _ in range(2)]
+    two = [make_env("roll_like/FrozenLake-v0", random_start=True, view="grid", examples=4) for _ in range(2)]
     first, second = ([env.reset()[0] for _ in range(8)] for env in two)
     assert first != second
 
 
 def test_examples_end_where_the_script_does() -> None:
-    assert examples(make("roll_like/FrozenLake-v0", lake=["SG", "FF"]), 9) == [
+    assert examples(make_env("roll_like/FrozenLake-v0", lake=["SG", "FF"]), 9) == [
         ("P G\nF F\nleft: wall, down: ice, right: goal, up: wall. Goal: 1 right.", "<action>right</action>")
     ]
-    assert examples(make("roll_like/Taxi-v0"), 0) == []
+    assert examples(make_env("roll_like/Taxi-v0"), 0) == []
 
 
 def test_planning_against_a_chain_solved_by_hand() -> None:
@@ -274,7 +285,9 @@ def test_sokoban_pushes_one_box_and_nothing_through_walls() -> None:
 
 
 def test_sokoban_shows_its_level_and_pays_for_boxes_on_targets() -> None:
-    env = make("roll_like/Sokoban-v0", size=5, walls=0.0, min_moves=1, max_moves=1, box_reward=0.25, step_reward=-0.5)
+    env = make_env(
+        "roll_like/Sokoban-v0", size=5, walls=0.0, min_moves=1, max_moves=1, box_reward=0.25, step_reward=-0.5
+    )
     observation, _ = env.reset(seed=3)
     tiles = observation.replace("\n", " ").split()
     assert len(tiles) == 25
@@ -285,7 +298,7 @@ def test_sokoban_shows_its_level_and_pays_for_boxes_on_targets() -> None:
 
 
 def test_sokobans_script_ends_off_its_way() -> None:
-    env = make("roll_like/Sokoban-v0", min_moves=5)
+    env = make_env("roll_like/Sokoban-v0", min_moves=5)
     env.reset(seed=0)
     planned = scripted_action(env)
     env.step(next(f"<action>{name}</action>" for name in MOVES if f"<action>{name}</action>" != planned))
@@ -294,14 +307,14 @@ def test_sokobans_script_ends_off_its_way() -> None:
 
 def test_sokoban_says_what_it_cannot_make() -> None:
     with pytest.raises(EnvError, match="1 ≤ min_moves ≤ max_moves"):
-        make("roll_like/Sokoban-v0", min_moves=9, max_moves=3)
-    env = make("roll_like/Sokoban-v0", size=4, boxes=1, min_moves=50, max_moves=60)
+        make_env("roll_like/Sokoban-v0", min_moves=9, max_moves=3)
+    env = make_env("roll_like/Sokoban-v0", size=4, boxes=1, min_moves=50, max_moves=60)
     with pytest.raises(EnvError, match=r"size 4 with 1 boxes .* 50 to 60 moves"):
         env.reset(seed=0)
 
 
 def test_taxi_says_in_words_what_the_picture_hides() -> None:
-    env = make("roll_like/Taxi-v0")
+    env = make_env("roll_like/Taxi-v0")
     observation, _ = env.reset(seed=1)
     for _ in range(20):
         passenger = "in the taxi" if "Passenger: in the taxi" in observation else "at "
@@ -317,7 +330,7 @@ def test_rewards_of_cliff_and_taxi_are_scaled() -> None:
     total, success = solve("roll_like/CliffWalking-v0", 0, reward_scale=0.5)
     assert success
     assert total == pytest.approx(-13 * 0.5)
-    env = make("roll_like/CliffWalking-v0")
+    env = make_env("roll_like/CliffWalking-v0")
     env.reset(seed=0)
     assert env.step("<action>right</action>")[1] == pytest.approx(-1.0)  # down the cliff: −100
 
@@ -359,7 +372,7 @@ def test_answers_are_read_where_the_style_says(text: str, style: Any, answer: st
 
 
 def test_questions_are_asked_once_and_in_the_order_of_seeds(rows: Path) -> None:
-    env = make("roll_like/QA-v0", path=str(rows), match="number", invalid_penalty=0.5)
+    env = make_env("roll_like/QA-v0", path=str(rows), match="number", invalid_penalty=0.5)
     asked = [env.reset(seed=seed)[0] for seed in range(12)]
     assert asked == [f"What is {n % 10} + {n % 10}?" for n in range(12)]
     assert {env.reset()[0] for _ in range(100)} == set(asked)
@@ -379,7 +392,7 @@ def test_questions_are_asked_once_and_in_the_order_of_seeds(rows: Path) -> None:
 def test_one_of_several_answers_is_enough(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"question": "Colour?", "key": ["red", "crimson"]}\n\n')
     options = {"prompt": "question", "answer": "key", "style": "text", "system_prompt": "Be brief."}
-    env = make("roll_like/QA-v0", path=str(tmp_path / "rows.jsonl"), **options)
+    env = make_env("roll_like/QA-v0", path=str(tmp_path / "rows.jsonl"), **options)
     assert system_prompt_of(env) == "Be brief."
     env.reset(seed=0)
     assert env.step("Crimson!")[1] == 1.0
@@ -403,7 +416,7 @@ def test_rows_that_are_wrong_are_named(text: str | None, options: dict[str, Any]
     if text is not None:
         file.write_text(text)
     with pytest.raises(DataError, match=message):
-        make("roll_like/QA-v0", path=str(file), **options)
+        make_env("roll_like/QA-v0", path=str(file), **options)
 
 
 def test_settings_of_questions_are_checked(rows: Path) -> None:
@@ -413,9 +426,9 @@ def test_settings_of_questions_are_checked(rows: Path) -> None:
         ({"invalid_penalty": -1}, "≥ 0"),
     ):
         with pytest.raises(EnvError, match=message):
-            make("roll_like/QA-v0", path=str(rows), **options)
+            make_env("roll_like/QA-v0", path=str(rows), **options)
     with pytest.raises(EnvError, match="missing 1 required positional argument: 'path'"):
-        make("roll_like/QA-v0")
+        make_env("roll_like/QA-v0")
 
 
 def test_a_package_that_is_missing_is_named_with_its_pip_command() -> None:
@@ -432,7 +445,7 @@ def test_examples_in_docstrings_are_so(module: Any) -> None:
 
 
 def test_moves_are_named_in_gymnasiums_order() -> None:
-    env = make("roll_like/FrozenLake-v0", lake=["FFF", "FSF", "FFG"], view="grid")
+    env = make_env("roll_like/FrozenLake-v0", lake=["FFF", "FSF", "FFG"], view="grid")
     for name, (down, right) in LAKE_MOVES.items():
         env.reset(seed=0)
         observation = env.step(f"<action>{name}</action>")[0]
@@ -446,7 +459,7 @@ class TestReasoningGym:
 
     def test_settings_make_the_questions(self) -> None:
         config = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
-        env = make("roll_like/ReasoningGym-v0", task="chain_sum", config=config)
+        env = make_env("roll_like/ReasoningGym-v0", task="chain_sum", config=config)
         questions = {env.reset(seed=seed)[0] for seed in range(20)}
         assert len(questions) > 10
         env.reset(seed=1)
@@ -457,9 +470,9 @@ class TestReasoningGym:
 
     def test_what_is_wrong_is_named(self) -> None:
         with pytest.raises(EnvError, match="did you mean 'chain_sum'"):
-            make("roll_like/ReasoningGym-v0", task="chainsum")
+            make_env("roll_like/ReasoningGym-v0", task="chainsum")
         with pytest.raises(EnvError, match="refuses the settings"):
-            make("roll_like/ReasoningGym-v0", config={"min_terms": 9, "max_terms": 2})
+            make_env("roll_like/ReasoningGym-v0", config={"min_terms": 9, "max_terms": 2})
 
 
 class TestTextArena:
@@ -468,7 +481,7 @@ class TestTextArena:
         pytest.importorskip("textarena")
 
     def test_a_game_is_won(self) -> None:
-        env = make("roll_like/TextArena-v0", config={"max_number": 8})
+        env = make_env("roll_like/TextArena-v0", config={"max_number": 8})
         env.reset(seed=0)
         low, high, done = 1, 8, False
         while not done:
@@ -483,7 +496,7 @@ class TestTextArena:
         import random
 
         def play(turns: int, beside: Any = None) -> list[str]:
-            env = make("roll_like/TextArena-v0", game="Blackjack-v0")
+            env = make_env("roll_like/TextArena-v0", game="Blackjack-v0")
             seen = [env.reset(seed=5)[0]]
             for _ in range(turns):
                 if beside is not None:
@@ -497,12 +510,12 @@ class TestTextArena:
         random.seed(1)
         alone = play(4)
         assert random.random() == expected
-        assert alone == play(4, make("roll_like/TextArena-v0", game="Blackjack-v0"))
+        assert alone == play(4, make_env("roll_like/TextArena-v0", game="Blackjack-v0"))
 
     def test_what_is_wrong_is_named(self) -> None:
         with pytest.raises(EnvError, match="did you mean 'Mastermind-v0'"):
-            make("roll_like/TextArena-v0", game="Mastermid-v0")
-        env = make("roll_like/TextArena-v0", game="TicTacToe-v0")
+            make_env("roll_like/TextArena-v0", game="Mastermid-v0")
+        env = make_env("roll_like/TextArena-v0", game="TicTacToe-v0")
         with pytest.raises(EnvError, match="could not start for one player"):
             env.reset(seed=0)
 
@@ -513,7 +526,7 @@ class TestTextWorld:
         pytest.importorskip("textworld")
 
     def test_an_episode_goes_on_from_a_pickle(self, games_folder: Path) -> None:
-        env = make("roll_like/TextWorld-v0", games=3, folder=str(games_folder), quest_length=2)
+        env = make_env("roll_like/TextWorld-v0", games=3, folder=str(games_folder), quest_length=2)
         env.reset(seed=1)
         env.step(str(scripted_action(env)))
         copy = pickle.loads(pickle.dumps(env))
@@ -523,12 +536,12 @@ class TestTextWorld:
             player.close()
 
     def test_games_are_made_once_and_found(self, games_folder: Path) -> None:
-        env = make("roll_like/TextWorld-v0", games=1, folder=str(games_folder))
+        env = make_env("roll_like/TextWorld-v0", games=1, folder=str(games_folder))
         env.reset(seed=0)
         env.close()
         (game,) = games_folder.glob("*-0.z8")
         made = game.stat().st_mtime_ns
-        again = make("roll_like/TextWorld-v0", path=str(game), show_commands=False, style="word", max_turns=1)
+        again = make_env("roll_like/TextWorld-v0", path=str(game), show_commands=False, style="word", max_turns=1)
         observation, _ = again.reset(seed=5)
         assert "Commands:" not in observation
         _, _, terminated, truncated, info = again.step("dance wildly")
@@ -538,6 +551,6 @@ class TestTextWorld:
 
     def test_what_is_wrong_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(EnvError, match="no TextWorld game at"):
-            make("roll_like/TextWorld-v0", path=str(tmp_path))
+            make_env("roll_like/TextWorld-v0", path=str(tmp_path))
         with pytest.raises(EnvError, match="at least 1"):
-            make("roll_like/TextWorld-v0", rooms=0)
+            make_env("roll_like/TextWorld-v0", rooms=0)

@@ -10,7 +10,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 from rich.console import Console
 
-from roll_like.envs import FreeText, check_env, show
+from roll_like.envs import FreeText, check_env
 from roll_like.errors import EnvError
 
 
@@ -260,11 +260,14 @@ def test_an_unknown_id_is_no_report() -> None:
         check_env("roll_like/FrozenLak-v0")
 
 
-@pytest.mark.parametrize(("env", "code"), [(Guess, 0), (ConstantStart, 0), (InfiniteReward, 1), (Numbers, 1)])
-def test_a_report_is_shown_with_its_exit_code(env: type[Guess], code: int) -> None:
+@pytest.mark.parametrize(
+    ("env", "ok"), [(Guess, True), (ConstantStart, True), (InfiniteReward, False), (Numbers, False)]
+)
+def test_a_report_is_shown(env: type[Guess], ok: bool) -> None:
     stream = io.StringIO()
     report = check_env(env)
-    assert show(report, Console(file=stream, width=300)) == code
+    report.show(Console(file=stream, width=300))
+    assert report.ok == ok
     shown = stream.getvalue()
     for finding in report.findings:
         assert f"{finding.level}: {finding.check}: {finding.what}" in shown

@@ -9,58 +9,58 @@ from pathlib import Path
 import gymnasium
 import pytest
 
-from roll_like.envs import make, registered, registration
+from roll_like.envs import make_env, registered, registration
 from roll_like.errors import EnvError, PluginError
 
 
 def test_an_environment_is_made_by_id_and_options() -> None:
-    env = make("roll_like/FrozenLake-v0", size=3, view="grid")
+    env = make_env("roll_like/FrozenLake-v0", size=3, view="grid")
     observation, _ = env.reset(seed=0)
     assert [len(line.split()) for line in observation.splitlines()] == [3, 3, 3]
     assert env.spec is not None
     assert env.spec.id == "roll_like/FrozenLake-v0"
-    assert make("roll_like.builtin.envs:roll_like/FrozenLake-v0").spec is not None
+    assert make_env("roll_like.builtin.envs:roll_like/FrozenLake-v0").spec is not None
 
 
 @pytest.mark.parametrize("wrong", ["roll_like/FrozenLak-v0", "FrozenLake", "roll_like/frozenlake-v0", "frozen_lake"])
 def test_an_unknown_id_names_the_nearest(wrong: str) -> None:
     with pytest.raises(EnvError, match=r"unknown environment .*'roll_like/FrozenLake-v0'") as caught:
-        make(wrong)
+        make_env(wrong)
     assert "import:" in str(caught.value.fix)
 
 
 def test_an_id_like_no_other() -> None:
     with pytest.raises(EnvError, match=r"\d+ ids are registered"):
-        make("zzzzzz/qqqqq-v0")
+        make_env("zzzzzz/qqqqq-v0")
 
 
 def test_an_unknown_option_names_the_nearest() -> None:
     with pytest.raises(EnvError, match="no option 'sise'; did you mean 'size'"):
-        make("roll_like/FrozenLake-v0", sise=3)
+        make_env("roll_like/FrozenLake-v0", sise=3)
 
 
 def test_an_option_that_the_environment_refuses() -> None:
     with pytest.raises(EnvError, match="size should be 2 to 20"):
-        make("roll_like/FrozenLake-v0", size=1)
+        make_env("roll_like/FrozenLake-v0", size=1)
     with pytest.raises(EnvError, match="grid, words, both"):
-        make("roll_like/FrozenLake-v0", view="picture")
+        make_env("roll_like/FrozenLake-v0", view="picture")
     with pytest.raises(EnvError, match=r"cannot be made with \{'size': 'big'\}: TypeError"):
-        make("roll_like/FrozenLake-v0", size="big")
+        make_env("roll_like/FrozenLake-v0", size="big")
 
 
 def test_spaces_that_are_no_text_name_the_wrapper_or_our_own() -> None:
     with pytest.raises(EnvError, match=r"Discrete\(16\)") as caught:
-        make("FrozenLake-v1")
+        make_env("FrozenLake-v1")
     assert "'roll_like/FrozenLake-v0', or make it with render_mode='ansi'" in str(caught.value.fix)
     with pytest.raises(EnvError, match="expected text") as caught:
-        make("CartPole-v1")
+        make_env("CartPole-v1")
     assert str(caught.value.fix).startswith("describe its observations")
     assert "DiscreteActions with 2 names" in str(caught.value.fix)
 
 
 def test_a_module_that_cannot_be_imported_is_named() -> None:
     with pytest.raises(PluginError, match="'no_such_module'"):
-        make("no_such_module:Maze-v0")
+        make_env("no_such_module:Maze-v0")
 
 
 PLUGIN = """
@@ -87,7 +87,7 @@ def test_installed_packages_bring_environments(
     monkeypatch.setattr(registration, "load_plugins", functools.cache(registration.load_plugins.__wrapped__))
     try:
         assert f"{name}-v0" in registered()
-        assert make(f"{name}-v0").unwrapped.__class__.__name__ == "Echo"
+        assert make_env(f"{name}-v0").unwrapped.__class__.__name__ == "Echo"
     finally:
         gymnasium.registry.pop(f"{name}-v0", None)
         sys.modules.pop(name.lower(), None)

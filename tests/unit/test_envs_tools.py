@@ -14,7 +14,7 @@ from gymnasium.error import ResetNeeded
 
 from roll_like.agents.conversation import Conversation
 from roll_like.builtin.envs import tools as tools_env
-from roll_like.envs import check_env, make, scripted_action, system_prompt_of, tools_of
+from roll_like.envs import check_env, make_env, scripted_action, system_prompt_of, tools_of
 from roll_like.errors import ConfigError, DataError, EnvError
 
 CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "12 * 3"}}</tool_call>'
@@ -53,7 +53,7 @@ def test_it_is_an_environment_that_can_be_trained_in(rows: str) -> None:
 
 
 def test_a_task_is_solved_with_a_tool(rows: str) -> None:
-    env = make("roll_like/Tools-v0", path=rows)
+    env = make_env("roll_like/Tools-v0", path=rows)
     task, info = env.reset(seed=3)
     assert task == "What is 12 · 3?"
     assert info["messages"] == [{"role": "user", "content": task}]
@@ -83,7 +83,7 @@ def test_a_task_is_solved_with_a_tool(rows: str) -> None:
     ],
 )
 def test_the_final_answer_is_judged(rows: str, said: str, reward: float, invalid: bool) -> None:
-    env = make("roll_like/Tools-v0", path=rows, invalid_penalty=0.25)
+    env = make_env("roll_like/Tools-v0", path=rows, invalid_penalty=0.25)
     env.reset(seed=0)
     _, found, terminated, _, info = env.step(said)
     assert (found, terminated) == (reward, True)
@@ -102,7 +102,7 @@ def test_the_final_answer_is_judged(rows: str, said: str, reward: float, invalid
 def test_calls_that_go_wrong_are_told_and_cost_if_they_reach_no_tool(
     rows: str, call: str, told: str, penalty: float
 ) -> None:
-    env = make("roll_like/Tools-v0", path=rows, invalid_penalty=0.5)
+    env = make_env("roll_like/Tools-v0", path=rows, invalid_penalty=0.5)
     env.reset(seed=0)
     observation, reward, terminated, _, info = env.step(f"<tool_call>{call}</tool_call>")
     assert told in observation
@@ -111,7 +111,7 @@ def test_calls_that_go_wrong_are_told_and_cost_if_they_reach_no_tool(
 
 
 def test_turns_and_calls_are_limited(rows: str) -> None:
-    env = make("roll_like/Tools-v0", path=rows, max_turns=2, max_calls=1)
+    env = make_env("roll_like/Tools-v0", path=rows, max_turns=2, max_calls=1)
     env.reset(seed=0)
     observation, _, _, truncated, info = env.step(CALL + CALL)
     assert observation == "36\nError: at most 1 calls in one turn"
@@ -124,7 +124,7 @@ def test_turns_and_calls_are_limited(rows: str) -> None:
 
 
 def test_states_are_those_of_the_same_results(rows: str) -> None:
-    env = make("roll_like/Tools-v0", path=rows)
+    env = make_env("roll_like/Tools-v0", path=rows)
 
     def states(seed: int, *turns: str) -> list[str]:
         found = [env.reset(seed=seed)[1]["state"]]
@@ -137,7 +137,7 @@ def test_states_are_those_of_the_same_results(rows: str) -> None:
 
 
 def test_templates_that_know_no_tools_are_given_words(rows: str) -> None:
-    env = make("roll_like/Tools-v0", path=rows, describe_tools=True, result_role="user", style="text")
+    env = make_env("roll_like/Tools-v0", path=rows, describe_tools=True, result_role="user", style="text")
     assert tools_of(env) == []
     prompt = system_prompt_of(env) or ""
     assert "- calculator(expression: string): Compute an arithmetic expression." in prompt
@@ -149,7 +149,7 @@ def test_templates_that_know_no_tools_are_given_words(rows: str) -> None:
 
 
 def test_examples_are_solved_by_the_real_tools_and_never_set(rows: str) -> None:
-    env = make("roll_like/Tools-v0", path=rows, examples=2)
+    env = make_env("roll_like/Tools-v0", path=rows, examples=2)
     for seed in range(3):
         task, info = env.reset(seed=seed)
         assert task == "What is 1 + 1?"
@@ -162,12 +162,12 @@ def test_examples_are_solved_by_the_real_tools_and_never_set(rows: str) -> None:
         "<answer>36</answer>",
     ]
     with pytest.raises(DataError, match="3 examples are asked for; 2 of its 3 tasks have a `script`"):
-        make("roll_like/Tools-v0", path=rows, examples=3)
+        make_env("roll_like/Tools-v0", path=rows, examples=3)
 
 
 @pytest.mark.parametrize("name", ["SmolLM2", "Qwen2.5", "Qwen3"])
 def test_episodes_are_one_token_exact_segment(rows: str, name: str) -> None:
-    env = make("roll_like/Tools-v0", path=rows, examples=1)
+    env = make_env("roll_like/Tools-v0", path=rows, examples=1)
     render = renderer(name)
     _, info = env.reset(seed=0)
     conversation = Conversation(render)
@@ -190,7 +190,7 @@ def test_episodes_are_one_token_exact_segment(rows: str, name: str) -> None:
 
 
 def test_a_failing_tool_is_no_fault_of_the_policy(rows: str) -> None:
-    env = make("roll_like/Tools-v0", path=rows, tools=[{"type": "function", "target": "test_envs_tools:broken"}])
+    env = make_env("roll_like/Tools-v0", path=rows, tools=[{"type": "function", "target": "test_envs_tools:broken"}])
     env.reset(seed=0)
     with pytest.raises(EnvError, match="tool 'broken' failed: KeyError: 'database'"):
         env.step('<tool_call>{"name": "broken", "arguments": {}}</tool_call>')
@@ -199,7 +199,7 @@ def test_a_failing_tool_is_no_fault_of_the_policy(rows: str) -> None:
 
 
 def test_an_episode_goes_on_after_pickling(rows: str) -> None:
-    env = make("roll_like/Tools-v0", path=rows)
+    env = make_env("roll_like/Tools-v0", path=rows)
     env.reset(seed=0)
     env.step(CALL)
     copy = pickle.loads(pickle.dumps(env))
@@ -219,11 +219,11 @@ def test_an_episode_goes_on_after_pickling(rows: str) -> None:
 )
 def test_wrong_options_are_named(rows: str, options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        make("roll_like/Tools-v0", path=rows, **options)
+        make_env("roll_like/Tools-v0", path=rows, **options)
 
 
 def test_a_script_is_a_list(tmp_path: Path) -> None:
     file = tmp_path / "tasks.jsonl"
     file.write_text(json.dumps({"prompt": "a", "answer": "b", "script": "c"}))
     with pytest.raises(DataError, match=r"tasks.jsonl:1: the script should be a list of texts, found 'c'"):
-        make("roll_like/Tools-v0", path=str(file))
+        make_env("roll_like/Tools-v0", path=str(file))

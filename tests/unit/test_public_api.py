@@ -3,42 +3,38 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import json
 import pickle
 import re
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import partial
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
 import roll_like
 from roll_like import errors
+from roll_like.config.base import ConfigModel
+from roll_like.registry import PIPELINES, REGISTRIES, Registry
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = {"roll_like", "pipelines", "envs", "rewards"}
-PUBLIC = {
-    "AgenticConfig",
-    "Completion",
-    "DPOConfig",
-    "DistillConfig",
-    "OnPolicyDistillConfig",
-    "OnlineDPOConfig",
-    "RLVRConfig",
-    "RewardModelRunConfig",
-    "SFTConfig",
-    "Outcome",
-    "Reward",
-    "RewardCase",
-    "RewardConfig",
-    "RewardReport",
-    "RewardResult",
-    "check_reward",
-    "register_reward",
-}
+PUBLIC = set(roll_like.__all__)
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "datasets", "mlflow", "matplotlib")
+WRITTEN = [
+    ROOT / "README.md",
+    *(
+        file
+        for folder in ("docs", "examples")
+        for file in sorted((ROOT / folder).rglob("*"))
+        if file.suffix in (".md", ".py", ".ipynb")
+    ),
+]
 ERRORS = [found for _, found in inspect.getmembers(errors, inspect.isclass) if issubclass(found, errors.RollLikeError)]
 
 
@@ -46,18 +42,76 @@ def run(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_the_public_names_are_those_that_are_exported() -> None:
-    assert set(roll_like.__all__) == PUBLIC
-    assert all(hasattr(roll_like, name) for name in PUBLIC)
-    assert not hasattr(roll_like, "no_such_name")
+def test_every_public_name_can_be_imported_and_no_other() -> None:
+    assert len(roll_like.__all__) == len(PUBLIC)
+    assert set(dir(roll_like)) >= PUBLIC
+    for name in PUBLIC:
+        exec(f"from roll_like import {name}", {})
+    with pytest.raises(AttributeError, match="no_such_name"):
+        roll_like.no_such_name  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_no_public_name_is_that_of_a_module() -> None:
+    """An import of the module would take its place."""
+    assert PUBLIC & {path.stem for path in (ROOT / "roll_like").iterdir()} == set()
 
 
 def test_the_stub_has_the_same_names_from_the_same_places() -> None:
     stub = ast.parse((ROOT / "roll_like" / "__init__.pyi").read_text(encoding="utf-8"))
-    places = {alias.asname: node.module for node in stub.body for alias in node.names}  # type: ignore[attr-defined]
-    assert set(places) == PUBLIC
-    for name, place in places.items():
+    found = [(alias.name, alias.asname, node.module) for node in stub.body for alias in node.names]  # type: ignore[attr-defined]
+    assert sorted(name for name, _, _ in found) == sorted(PUBLIC)
+    for name, shown_as, place in found:
+        assert shown_as == name
         assert getattr(importlib.import_module(place), name) is getattr(roll_like, name)
+
+
+def sections(annotation: Any) -> Iterator[type[ConfigModel]]:
+    """Yield every configuration class that an annotation holds."""
+    if isinstance(annotation, type) and issubclass(annotation, ConfigModel):
+        yield annotation
+        for field in annotation.model_fields.values():
+            yield from sections(field.annotation)
+    for part in get_args(annotation):
+        yield from sections(part)
+
+
+def test_every_section_of_a_built_in_pipeline_is_public() -> None:
+    found = {section for name in PIPELINES.names() for section in sections(PIPELINES.get(name))}
+    ours = {section for section in found if section.__module__.startswith("roll_like.")}
+    assert len(ours) > 50
+    assert {section.__name__ for section in ours} <= PUBLIC
+    assert all(getattr(roll_like, section.__name__) is section for section in ours)
+
+
+def test_every_error_and_registry_is_public() -> None:
+    assert all(getattr(roll_like, error.__name__) is error for error in ERRORS)
+    public = [value for value in map(partial(getattr, roll_like), PUBLIC) if isinstance(value, Registry)]
+    assert {id(value) for value in public} == {id(value) for value in REGISTRIES}
+
+
+def test_the_contributing_page_names_only_what_is_public() -> None:
+    page = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
+    table = page.partition("| to write | import from `roll_like` |")[2].partition("\n\n")[0]
+    named = re.findall(r"`(\w+)`", table)
+    assert len(named) > 50
+    assert set(named) <= PUBLIC
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_pages_and_examples_import_from_the_package_alone(path: Path) -> None:
+    """`cli`, a module, is the one exception, for calls of the program."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".ipynb":
+        text = "\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code")
+    elif path.suffix == ".md":
+        text = "\n".join(re.findall(r"^```python\n(.*?)^```$", text, flags=re.M | re.S))
+    named = {
+        name
+        for found in re.findall(r"^\s*from roll_like import (\([^)]*\)|.*)$", text, flags=re.M)
+        for name in re.findall(r"\w+", found)
+    }
+    assert named <= PUBLIC | {"cli"}
+    assert re.findall(r"^\s*(?:from|import) roll_like\..*$", text, flags=re.M) == []
 
 
 def test_no_file_lies_at_the_root_of_the_package_but_these() -> None:
@@ -79,11 +133,14 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 
 def test_the_configuration_classes_load_nothing_heavy() -> None:
-    code = f"import sys; from roll_like import RLVRConfig, DPOConfig; print([x for x in {HEAVY!r} if x in sys.modules])"
+    configs = sorted(name for name in PUBLIC if name.endswith(("Config", "Source", "Data", "Error")) or name.isupper())
+    code = f"import sys; from roll_like import {', '.join(configs)}; print([x for x in {HEAVY!r} if x in sys.modules])"
     assert run(code) == "[]"
 
 
-@pytest.mark.parametrize("config", ["rlvr_quickstart", "agentic_frozenlake", "online_dpo_quickstart", "sft_quickstart"])
+@pytest.mark.parametrize(
+    "config", ["rlvr_quickstart", "agentic_frozenlake", "online_dpo_quickstart", "sft_quickstart", "distill_quickstart"]
+)
 def test_a_configuration_is_loaded_without_anything_heavy(config: str) -> None:
     """A misspelt key is reported in a second: what an editor, a notebook's first cell and a typo need."""
     load = f"from roll_like.config.load import load_config; load_config({str(ROOT / 'configs' / config)!r} + '.yaml')"
@@ -120,9 +177,11 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-@pytest.mark.parametrize("name", sorted(PUBLIC - {"Outcome"}))
+@pytest.mark.parametrize("name", sorted(PUBLIC))
 def test_every_public_name_says_what_it_is(name: str) -> None:
-    assert inspect.getdoc(getattr(roll_like, name))
+    value = getattr(roll_like, name)
+    if inspect.isclass(value) or inspect.isfunction(value):  # no alias
+        assert value.__doc__
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)

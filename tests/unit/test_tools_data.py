@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from roll_like.envs import make, scripted_action
+from roll_like.envs import make_env, scripted_action
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "configs" / "data"
@@ -31,7 +31,7 @@ def test_training_and_evaluation_share_only_the_examples() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_task_can_be_solved_as_its_script_says(name: str) -> None:
-    env = make("roll_like/Tools-v0", path=str(DATA / name), tools=["calculator"], style="text", examples=2)
+    env = make_env("roll_like/Tools-v0", path=str(DATA / name), tools=["calculator"], style="text", examples=2)
     for seed in range(36):
         env.reset(seed=seed)
         for _ in range(2):

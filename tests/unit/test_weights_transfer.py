@@ -18,12 +18,12 @@ from roll_like.inference.interface import Fingerprints
 from roll_like.inference.weight_transfer.fingerprint import CHECKED_COLUMNS, checked_columns, fingerprint
 from roll_like.inference.weight_transfer.interface import SendReport, buckets_of
 from roll_like.inference.weight_transfer.shared_memory import (
+    BucketInfo,
     SharedMemory,
     SharedMemoryTransfer,
     as_payload,
     bucket_size,
     fill_bucket,
-    from_payload,
     read_bucket,
 )
 from roll_like.inference.weight_transfer.sync import WeightSync, compare
@@ -59,7 +59,7 @@ class DictEngines:
 
     def update_weights(self, info: Mapping[str, Any]) -> None:
         self.calls.append("update")
-        self.views.update(read_bucket(from_payload(info)))
+        self.views.update(read_bucket(BucketInfo(**info)))
 
     def start_weight_update(self) -> None:
         self.calls.append("start")
@@ -158,14 +158,14 @@ def test_a_bucket_survives_its_sender_and_dies_with_its_reader() -> None:
     tensors = [("a", torch.arange(1000)), ("b", torch.ones(3, 5, dtype=torch.bfloat16).T)]
     memory = SharedMemory(bucket_size(tensors))
     info = pickle.loads(pickle.dumps(as_payload(fill_bucket(memory, tensors))))
-    arrived = dict(read_bucket(from_payload(info)))
+    arrived = dict(read_bucket(BucketInfo(**info)))
     memory.close()
     assert torch.equal(arrived["a"], torch.arange(1000))
     assert torch.equal(arrived["b"], torch.ones(5, 3, dtype=torch.bfloat16))
     arrived.clear()
     assert my_shared_memory() == []
     with pytest.raises(WeightSyncError, match="cannot be mapped"):
-        read_bucket(from_payload(info))
+        read_bucket(BucketInfo(**info))
 
 
 def _hold_a_bucket(to_parent: Any) -> None:
@@ -182,13 +182,13 @@ def test_a_killed_sender_leaves_nothing_and_other_processes_can_read() -> None:
     before = set(os.listdir("/dev/shm"))
     sender.start()
     info = here.recv()
-    ((_, tensor),) = read_bucket(from_payload(info))
+    ((_, tensor),) = read_bucket(BucketInfo(**info))
     assert torch.equal(tensor, torch.arange(100_000))
     assert {name for name in os.listdir("/dev/shm") if "roll_like" in name} == set()
     sender.kill()
     sender.join()
     with pytest.raises(WeightSyncError, match="cannot be mapped"):
-        read_bucket(from_payload(info))
+        read_bucket(BucketInfo(**info))
     # other processes of the machine may make files of their own meanwhile
     left = set(os.listdir("/dev/shm")) - before
     assert not [name for name in left if "roll" in name or str(sender.pid) in name]

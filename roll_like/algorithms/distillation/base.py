@@ -16,13 +16,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
-from torch import Tensor
 
 from roll_like.config.base import PluginConfig
 from roll_like.config.sections import Fraction, PositiveFloat
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class DistillationConfig(PluginConfig):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from roll_like.algorithms.distillation.base import DistillationConfig, DistillationLoss, Outcomes
+from roll_like.algorithms.lazy import no_grad, torch
 from roll_like.config.sections import Fraction
 from roll_like.registry import DISTILLATION_LOSSES
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: So many of the teacher's most likely tokens usually contain the whole head; sorting the vocabulary takes longer.
 LIKELY = 256
@@ -157,7 +159,7 @@ class AdaptiveKL(DistillationLoss):
         share_N = self.head_share(outcomes)
         return share_N * forward_N + (1 - share_N) * reverse_N
 
-    @torch.no_grad()
+    @no_grad
     def head_share(self, outcomes: Outcomes) -> Tensor:
         """Return the head's share of Σ|q − p|, shape [N]; ½ where the two are equal.
 

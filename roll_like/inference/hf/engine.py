@@ -34,7 +34,7 @@ from roll_like.inference.interface import (
     response_text,
 )
 from roll_like.inference.weight_transfer.fingerprint import fingerprint
-from roll_like.inference.weight_transfer.shared_memory import from_payload, read_bucket
+from roll_like.inference.weight_transfer.shared_memory import BucketInfo, read_bucket
 from roll_like.models.modules import load_causal_lm
 from roll_like.types import Segment, StopReason
 
@@ -233,7 +233,7 @@ class HFEngine(PolledEngine):
     @torch.inference_mode()
     def _load_bucket(self, info: Mapping[str, Any]) -> None:
         parameters = dict(self._model.named_parameters())
-        for name, tensor in read_bucket(from_payload(info)):
+        for name, tensor in read_bucket(BucketInfo(**info)):
             if name not in parameters or parameters[name].shape != tensor.shape:
                 found = tuple(parameters[name].shape) if name in parameters else "nothing"
                 raise WeightSyncError(

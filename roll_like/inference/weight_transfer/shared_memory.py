@@ -11,7 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -157,11 +157,6 @@ def _view(memory: mmap.mmap, info: BucketInfo, index: int) -> Tensor:
 def as_payload(info: BucketInfo) -> dict[str, Any]:
     """Return a bucket's description as the plain dictionary that travels."""
     return dict(vars(info))
-
-
-def from_payload(payload: Mapping[str, Any]) -> BucketInfo:
-    """Undo `as_payload`."""
-    return BucketInfo(**payload)
 
 
 @dataclass(frozen=True, slots=True)
