@@ -1,4 +1,4 @@
-"""Tasks that are solved with tools: the policy calls them turn by turn, and is judged on its final answer."""
+"""Tasks that are solved with tools: the policy calls them turn by turn, and its final answer gets the reward."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class Tools(gymnasium.Env[str, str]):
         self._turn += 1
         text, calls = parse_tool_calls(action, self._call_style, self._schemas)
         if not calls:
-            return self._judged(text, self._row)
+            return self._scored(text, self._row)
         outcomes = self._run(calls)
         invalid = any(outcome.invalid for outcome in outcomes)
         messages = self._messages(calls, outcomes)
@@ -183,7 +183,7 @@ class Tools(gymnasium.Env[str, str]):
         over = ToolOutcome(f"Error: at most {self._max_calls} calls in one turn", failed=True, invalid=True)
         return [*outcomes, *([over] * (len(calls) - len(outcomes)))]
 
-    def _judged(self, text: str, row: Mapping[str, Any]) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def _scored(self, text: str, row: Mapping[str, Any]) -> tuple[str, float, bool, bool, dict[str, Any]]:
         self._row = None
         said = text.rpartition("</think>")[2].partition("<think>")[0]
         answer = read_answer(said, self._style)

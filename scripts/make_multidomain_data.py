@@ -2,7 +2,7 @@
 
     python scripts/make_multidomain_data.py        # configs/data/{math,code}_{train,eval}.jsonl
 
-Each prompt shows solved examples first: the model is small. Sums are judged by `math` (the boxed
+Each prompt shows solved examples first: the model is small. Sums are scored by `math` (the boxed
 number), functions by `code` (hidden calls in the sandbox). Training and evaluation share no task. The
 same arguments always write the same bytes.
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes .venv from the full lock in requirements/cpu.txt. Repeatable: does nothing when the lock has not changed.
+# Makes .venv from the full lock in requirements/cpu.txt. Repeatable: does nothing when lock and project are unchanged.
 # The lock is installed without dependency resolution: vLLM's CPU build asks for a torchvision that is linked
 # against CUDA and would break the CPU build of torch.
 set -euo pipefail
@@ -14,7 +14,7 @@ STAMP=$VENV/.setup-stamp
 say() { printf '\033[1msetup:\033[0m %s\n' "$*"; }
 fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
-wanted=$(cat "$LOCK" scripts/setup.sh | sha256sum | cut -d' ' -f1)
+wanted=$(cat "$LOCK" pyproject.toml scripts/setup.sh | sha256sum | cut -d' ' -f1)
 if [ -f "$STAMP" ] && [ "$(cat "$STAMP")" = "$wanted" ]; then exit 0; fi
 
 "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
@@ -28,9 +28,9 @@ if ! command -v bwrap > /dev/null; then
   if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
     say "installing bubblewrap, the sandbox of the code reward"
     { apt-get install --quiet --yes bubblewrap || { apt-get update && apt-get install --quiet --yes bubblewrap; }; } \
-      > /dev/null || say "bubblewrap could not be installed: programs of models cannot be judged until it is"
+      > /dev/null || say "bubblewrap could not be installed: the code reward will not run without it"
   else
-    say "bubblewrap is missing, so programs of models cannot be judged: sudo apt-get install bubblewrap"
+    say "bubblewrap is missing, so the code reward will not run: sudo apt-get install bubblewrap"
   fi
 fi
 

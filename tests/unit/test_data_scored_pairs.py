@@ -49,8 +49,8 @@ def rewards_tokens(render: Renderer, prompt: str, text: str) -> list[int]:
     from roll_like.builtin.rewards.reward_model import RewardModel, RewardModelConfig
 
     reward = RewardModel(RewardModelConfig(path="none"))
-    reward._tokenizer = render.tokenizer
-    return reward._encode(completion(text, prompt=prompt))
+    reward._renderer = render
+    return [int(token) for token in reward._encode(completion(text, prompt=prompt))]
 
 
 @pytest.mark.parametrize(

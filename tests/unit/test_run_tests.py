@@ -27,7 +27,7 @@ def tools(tmp_path: Path) -> Path:
             "for word in sys.argv:\n"
             "    if word.startswith('--junitxml='):\n"
             "        kind = sys.argv[1].removeprefix('tests/')\n"
-            f"        report = {REPORT!r}.format(kind, {{'unit': 3.25, 'integration': 40.5}}.get(kind, 1))\n"
+            f"        report = {REPORT!r}.format(kind, {{'unit': 3.25, 'chaos': 40.5}}.get(kind, 1))\n"
             "        pathlib.Path(word.removeprefix('--junitxml=')).write_text(report)\n"
             f"failing = pathlib.Path({str(tmp_path / 'failing')!r}).read_text().split('|')\n"
             "sys.exit(any(called.startswith(start) for start in failing if start))\n"
@@ -56,7 +56,7 @@ def test_what_fails_hides_nothing_and_is_named_at_the_end(tools: Path) -> None:
     assert code == 1
     for start in ("ruff check .", "ruff format", "mypy", "lint-imports", "pytest tests/unit tests/oracle -n"):
         assert sum(call.startswith(start) for call in calls) == 1, start
-    for start in ("pytest tests/sandbox -n", "pytest tests/integration tests/chaos"):
+    for start in ("pytest tests/sandbox -n", "pytest tests/chaos tests/integration"):
         assert sum(call.startswith(start) and "-m not gpu and not slow" in call for call in calls) == 1, start
     assert "said by mypy" in output
     verdicts = re.findall(r"^ +[\d.]+ s  (.*?) +(passed|FAILED|FAILED: .*)$", output, re.MULTILINE)
@@ -76,6 +76,6 @@ def test_the_slowest_tests_of_all_stages_are_listed(tools: Path) -> None:
     assert code == 0
     assert output.endswith("all passed\n")
     table = output.partition("=== slowest tests\n")[2].splitlines()
-    assert [line.split(" s ")[1].strip() for line in table[:2]] == ["tests.integration::test_a", "tests.unit::test_a"]
+    assert [line.split(" s ")[1].strip() for line in table[:2]] == ["tests.chaos::test_a", "tests.unit::test_a"]
     assert table[0].strip().startswith("40.5 s")
     assert sum("-m not gpu --junitxml" in call for call in calls) == 2
