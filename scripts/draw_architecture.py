@@ -119,7 +119,7 @@ def draw_processes(axes: Any) -> None:
         ["InferenceEngine, one a replica:", "vLLM, or transformers", "takes requests at any time"],
         copies=3,
     )
-    box(axes, Box(130, 59, 34, 17), "actor", "rewards", ["RewardWorker pool:", "rules, math, judges, yours"], copies=3)
+    box(axes, Box(130, 59, 34, 17), "actor", "rewards", ["RewardWorker pool:", "rules, math, LLM judges, yours"], copies=3)
     box(
         axes,
         Box(2, 31, 34, 14),
@@ -148,9 +148,9 @@ def draw_types(axes: Any) -> None:
     chain = [
         ("", "Task", ["prompt tokens,", "reference answer"]),
         ("sample", "Trajectory", ["tokens, who sampled them,", "behaviour log-probs"]),
-        ("judge", "Scored", ["reward, each reward’s", "value, details"]),
-        ("credit", "PolicySample", ["advantage", "of each token"]),
-        ("refer", "ReferencedSample", ["reference model’s", "log-probs"]),
+        ("score", "Scored", ["reward, each reward’s", "value, details"]),
+        ("assign", "PolicySample", ["advantage", "of each token"]),
+        ("KL term", "ReferencedSample", ["reference model’s", "log-probs"]),
         ("lay out", "MicroBatch", ["padded rows, tensors", "inside the engine only"]),
     ]
     width, gap = 22.0, 6.0
