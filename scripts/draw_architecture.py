@@ -119,7 +119,14 @@ def draw_processes(axes: Any) -> None:
         ["InferenceEngine, one a replica:", "vLLM, or transformers", "takes requests at any time"],
         copies=3,
     )
-    box(axes, Box(130, 59, 34, 17), "actor", "rewards", ["RewardWorker pool:", "rules, math, LLM judges, yours"], copies=3)
+    box(
+        axes,
+        Box(130, 59, 34, 17),
+        "actor",
+        "rewards",
+        ["RewardWorker pool:", "rules, math, LLM judges, yours"],
+        copies=3,
+    )
     box(
         axes,
         Box(2, 31, 34, 14),

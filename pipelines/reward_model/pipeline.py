@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
+from roll_like.builtin.pipelines.reward_model.check import check_score
 from roll_like.builtin.pipelines.reward_model.config import RewardModelRunConfig
 from roll_like.builtin.pipelines.reward_model.objective import RewardModelObjective
+from roll_like.builtin.pipelines.reward_model.scored_pairs import ScoredPair, load_scored_pairs
 from roll_like.check import Report
-from roll_like.check.model import check_score
 from roll_like.cluster import ResourceManager
 from roll_like.data.chat import Renderer
 from roll_like.data.samples import SampleSet
-from roll_like.data.scored_pairs import ScoredPair, load_scored_pairs
 from roll_like.models.classifier import pad_token_id
 from roll_like.models.load import load_tokenizer, resolve_model
 from roll_like.models.shape import ModelShape

@@ -12,7 +12,6 @@ from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunCo
 from roll_like.config.run import RunConfig
 from roll_like.config.sections import LoRAConfig, ModelConfig, ReferenceSection
 from roll_like.errors import ConfigError, RollLikeError
-from roll_like.models.classifier import check_outputs
 from roll_like.models.load import ModelShape, load_model_shape, load_tokenizer, resolve_model
 from roll_like.models.lora import adapted_width
 from roll_like.models.modules import empty_model
@@ -135,18 +134,6 @@ def check_reference(config: RunConfig, reference: ReferenceSection | None, shape
         )
         findings.append(Finding("error", "reference.path", message))
     return findings
-
-
-def check_score(config: RunConfig, shape: ModelShape | None) -> list[Finding]:
-    """Return what is wrong with the model that a reward model starts from; nothing where it is out of reach."""
-    model = localised(config.model, "model.path", []) if shape is not None else None
-    if model is None:
-        return []
-    try:
-        check_outputs(resolve_model(model).path, trust_remote_code=model.trust_remote_code)
-    except RollLikeError as error:
-        return [failed("model.path", error)]
-    return []
 
 
 def check_critic(config: PolicyGradientConfig, shape: ModelShape | None) -> list[Finding]:
