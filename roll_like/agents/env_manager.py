@@ -29,7 +29,7 @@ from roll_like.agents.episode import (
 )
 from roll_like.errors import EnvError
 from roll_like.inference.interface import Sampling, derived_seed
-from roll_like.rollout.collection import Collected, CollectionPlan, GroupCollector, SampleCounter
+from roll_like.rollout.collection import Collected, CollectionPlan, GroupCollector, GroupRunner, SampleCounter
 from roll_like.rollout.router import SampleLost
 from roll_like.types import Failure, Group, Scored, Task
 
@@ -127,8 +127,11 @@ class EnvManager:
             GenerationError: No replica is left.
         """
         counter = SampleCounter(plan.episodes_per_group, self._progress)
-        runner = _EpisodeRunner(self, plan, counter, next(self._serial))
-        return await GroupCollector(tasks, plan, runner, counter).run()
+        return await GroupCollector(tasks, plan, self.runner(plan, counter), counter).run()
+
+    def runner(self, plan: EpisodePlan, counter: SampleCounter) -> GroupRunner:
+        """Return what runs groups of episodes by `plan`, counting in `counter`."""
+        return _EpisodeRunner(self, plan, counter, next(self._serial))
 
     async def episode(self, task: Task, plan: EpisodePlan, index: int, name: str, seed: int | None) -> Scored | Failure:
         """Run one episode, again where something failed; return it, or why there is none."""

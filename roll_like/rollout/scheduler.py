@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from roll_like.inference.interface import GenerateRequest, Generation, Sampling, derived_seed
-from roll_like.rollout.collection import Collected, CollectionPlan, GroupCollector, SampleCounter
+from roll_like.rollout.collection import Collected, CollectionPlan, GroupCollector, GroupRunner, SampleCounter
 from roll_like.rollout.router import Replica, RequestAborted, Router, SampleLost
 from roll_like.types import Failure, Group, Part, Scored, Task, Trajectory
 
@@ -84,8 +84,11 @@ class GenerateScheduler:
             GenerationError: No replica is left.
         """
         counter = SampleCounter(plan.requests_per_group, self._progress)
-        runner = _PromptRunner(self._router, self._scorer, plan, counter, next(self._serial))
-        return await GroupCollector(tasks, plan, runner, counter).run()
+        return await GroupCollector(tasks, plan, self.runner(plan, counter), counter).run()
+
+    def runner(self, plan: GroupPlan, counter: SampleCounter) -> GroupRunner:
+        """Return what samples and scores groups by `plan`, counting in `counter`."""
+        return _PromptRunner(self._router, self._scorer, plan, counter, next(self._serial))
 
 
 class _PromptRunner:
@@ -106,6 +109,13 @@ class _PromptRunner:
         """Sample one group and have it scored."""
         requests = [self._request(task, group, sample) for sample in range(self._plan.requests_per_group)]
         self._requested[group] = [request.request_id for request in requests]
+        try:
+            return await self._sample_and_score(group, task, requests)
+        finally:
+            del self._requested[group]
+            self._stopped.discard(group)
+
+    async def _sample_and_score(self, group: int, task: Task, requests: Sequence[GenerateRequest]) -> Group[Scored]:
         results = await asyncio.gather(
             *(self._sample(group, task, sample, request) for sample, request in enumerate(requests))
         )
@@ -123,7 +133,7 @@ class _PromptRunner:
 
     async def stop(self, groups: Collection[int]) -> None:
         """Stop what is still generating, and wait until replicas have dropped it."""
-        self._stopped |= set(groups)
+        self._stopped |= self._requested.keys() & set(groups)
         await self._router.abort([request_id for group in groups for request_id in self._requested.get(group, ())])
 
     async def _sample(
