@@ -36,13 +36,14 @@ _MODULES = {
         "DistillationAlgorithmConfig DistillationDataConfig DistillationEvaluationConfig DistillationSource"
     ),
     "builtin.pipelines.dpo.config": (
-        "LabelledDataConfig LabelledEvaluationConfig PreferenceAlgorithmConfig PreferenceDataConfig "
-        "PreferenceDeviceMappingConfig PreferenceEvaluationConfig PreferenceReferenceConfig PreferenceResourcesConfig"
+        "LabelledData LabelledDataConfig LabelledEvaluationConfig LabelledSource PreferenceAlgorithmConfig "
+        "PreferenceDataConfig PreferenceDeviceMappingConfig PreferenceEvaluationConfig PreferenceReferenceConfig "
+        "PreferenceResourcesConfig"
     ),
     "builtin.pipelines.on_policy_distill.config": "OptionalRewardsConfig TeacherSignalConfig",
     "builtin.pipelines.online_dpo.config": "OnlineReferenceConfig OnlineRolloutConfig PairEvaluationConfig PairsConfig",
     "builtin.pipelines.reward_model.config": (
-        "RewardModelAlgorithmConfig RewardModelDataConfig RewardModelEvaluationConfig"
+        "RewardModelAlgorithmConfig RewardModelDataConfig RewardModelEvaluationConfig ScoredPairData ScoredPairSource"
     ),
     "builtin.pipelines.sft.config": "SFTDataConfig SFTEvaluationConfig",
     "check": "Report",
@@ -64,10 +65,7 @@ _MODULES = {
         "SamplingResourcesConfig TrainerConfig TrainerDeviceMappingConfig TrainerResourcesConfig TrainingConfig"
     ),
     "config.teachers": "TeacherConfig",
-    "config.training_data": (
-        "ConversationData ConversationSource LabelledData LabelledSource PairData PairSource ScoredPairData "
-        "ScoredPairSource"
-    ),
+    "config.training_data": "ConversationData ConversationSource PairData PairSource",
     "config.violations": "Finding Violation",
     "data.chat": "Renderer",
     "data.conversations": "load_conversations",
