@@ -58,4 +58,3 @@ class BackendPlugin:
         """Return what ranks divide among themselves; each rank holds the rest whole."""
         del settings
         return frozenset()
-
