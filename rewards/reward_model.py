@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, RewardResult, register_reward
-from roll_like.data.chat import Renderer
+from roll_like import Completion, Outcome, Renderer, Reward, RewardCase, RewardConfig, RewardResult, register_reward
 from roll_like.errors import EnvError, RefusedAnswerError, RewardError
 from roll_like.types import IntArray
 

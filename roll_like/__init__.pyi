@@ -31,8 +31,10 @@ from roll_like.builtin.pipelines.distill.config import DistillationEvaluationCon
 from roll_like.builtin.pipelines.distill.config import DistillationSource as DistillationSource
 from roll_like.builtin.pipelines.distill.config import DistillConfig as DistillConfig
 from roll_like.builtin.pipelines.dpo.config import DPOConfig as DPOConfig
+from roll_like.builtin.pipelines.dpo.config import LabelledData as LabelledData
 from roll_like.builtin.pipelines.dpo.config import LabelledDataConfig as LabelledDataConfig
 from roll_like.builtin.pipelines.dpo.config import LabelledEvaluationConfig as LabelledEvaluationConfig
+from roll_like.builtin.pipelines.dpo.config import LabelledSource as LabelledSource
 from roll_like.builtin.pipelines.dpo.config import PreferenceAlgorithmConfig as PreferenceAlgorithmConfig
 from roll_like.builtin.pipelines.dpo.config import PreferenceDataConfig as PreferenceDataConfig
 from roll_like.builtin.pipelines.dpo.config import PreferenceDeviceMappingConfig as PreferenceDeviceMappingConfig
@@ -51,6 +53,8 @@ from roll_like.builtin.pipelines.reward_model.config import RewardModelAlgorithm
 from roll_like.builtin.pipelines.reward_model.config import RewardModelDataConfig as RewardModelDataConfig
 from roll_like.builtin.pipelines.reward_model.config import RewardModelEvaluationConfig as RewardModelEvaluationConfig
 from roll_like.builtin.pipelines.reward_model.config import RewardModelRunConfig as RewardModelRunConfig
+from roll_like.builtin.pipelines.reward_model.config import ScoredPairData as ScoredPairData
+from roll_like.builtin.pipelines.reward_model.config import ScoredPairSource as ScoredPairSource
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig as RLVRConfig
 from roll_like.builtin.pipelines.sft.config import SFTConfig as SFTConfig
 from roll_like.builtin.pipelines.sft.config import SFTDataConfig as SFTDataConfig
@@ -113,12 +117,8 @@ from roll_like.config.sections import TrainingConfig as TrainingConfig
 from roll_like.config.teachers import TeacherConfig as TeacherConfig
 from roll_like.config.training_data import ConversationData as ConversationData
 from roll_like.config.training_data import ConversationSource as ConversationSource
-from roll_like.config.training_data import LabelledData as LabelledData
-from roll_like.config.training_data import LabelledSource as LabelledSource
 from roll_like.config.training_data import PairData as PairData
 from roll_like.config.training_data import PairSource as PairSource
-from roll_like.config.training_data import ScoredPairData as ScoredPairData
-from roll_like.config.training_data import ScoredPairSource as ScoredPairSource
 from roll_like.config.violations import Finding as Finding
 from roll_like.config.violations import Violation as Violation
 from roll_like.data.chat import Renderer as Renderer

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from roll_like.algorithms.distillation.base import DistillationLoss, Outcomes
-from roll_like.algorithms.distillation.teacher import TeacherHead, TeacherLogits, TeacherTopK
+from roll_like.algorithms.distillation.teacher import TeacherHead, TeacherTopK
 from roll_like.registry import DISTILLATION_LOSSES
 
 
@@ -48,14 +48,15 @@ class Pair:
     def head(self) -> TeacherHead:
         return TeacherHead(hidden_NE=self.teacher_hidden_NE, weight_VE=self.teacher_weight_VE, bias=self.teacher_bias)
 
-    @property
-    def logits(self) -> TeacherLogits:
-        return TeacherLogits(logits_NV=self.teacher_logits_NV)
-
     def top_k(self, k: int, temperature: float = 1.0) -> TeacherTopK:
         """The teacher's top-k, from all of its logits."""
         logprobs_NK, ids_NK = (self.teacher_logits_NV / temperature).log_softmax(-1).topk(k)
         return TeacherTopK(ids_NK=ids_NK, logprobs_NK=logprobs_NK, temperature=temperature)
+
+
+def teacher_of(logits_NV: Tensor) -> TeacherHead:
+    """A teacher of these logits, finite ones or NaN."""
+    return TeacherHead(hidden_NE=logits_NV, weight_VE=torch.eye(logits_NV.shape[1], dtype=logits_NV.dtype))
 
 
 def make_pair(tokens: int, vocabulary: int = 11, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> Pair:

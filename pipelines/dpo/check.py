@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from roll_like.algorithms.preference.unpaired import KTOLoss
 from roll_like.builtin.pipelines.dpo.config import DPOConfig
+from roll_like.builtin.pipelines.dpo.labelled_data import Preference, labelled_samples
 from roll_like.check.findings import Finding
-from roll_like.data.pairs import Preference, labelled_samples
 from roll_like.data.samples import SampleSet
 from roll_like.registry import PREFERENCE_LOSSES
 

@@ -22,9 +22,21 @@ from roll_like.config.sections import (
     TrainerDeviceMappingConfig,
     TrainerResourcesConfig,
 )
-from roll_like.config.training_data import LabelledData, LabelledSource, PairData, PairSource, RowLimits
+from roll_like.config.training_data import ConversationSource, PairData, PairSource, RowLimits
 from roll_like.config.violations import Violation
 from roll_like.registry import PIPELINES, PREFERENCE_LOSSES
+
+
+class LabelledSource(ConversationSource):
+    """Conversations that are labelled as desirable or not."""
+
+    label_field: str = Field(default="label", description="Field with the result: true or false, 1 or 0.")
+
+
+class LabelledData(RowLimits):
+    """What training on unpaired results reads."""
+
+    sources: Annotated[tuple[LabelledSource, ...], Field(min_length=1)] = Field(description="Datasets, weighted.")
 
 
 class PreferenceDataConfig(PairData):

@@ -42,11 +42,13 @@ class LabelledStep:
 
     Attributes:
         answers: What is trained on.
+        pair_places: Places in `answers` of each pair's desirable and undesirable answer, shape [pairs, 2].
         mismatched: Answers after other answers' prompts: only scored, for the baseline; none where the loss has none.
         reference: Log-probability of each of `sequences` under the reference model; None where the loss has none.
     """
 
     answers: Sequence[LabelledAnswer]
+    pair_places: IntArray
     mismatched: Sequence[TrainingSample] = ()
     reference: FloatArray | None = None
 
@@ -64,20 +66,6 @@ class LabelledStep:
     def desirable(self) -> BoolArray:
         """Whether each answer is desirable."""
         return np.array([answer.desirable for answer in self.answers])
-
-    @property
-    def pair_places(self) -> IntArray | None:
-        """Places in `answers` of each pair's desirable and undesirable answer; None where they are no pairs.
-
-        They are pairs if a desirable and an undesirable answer to the same prompt follow each other throughout.
-        """
-        if len(self.answers) % 2:
-            return None
-        places_P2 = np.arange(len(self.answers)).reshape(-1, 2)
-        desirable_P2 = self.desirable[places_P2]
-        prompts_P2 = np.array([answer.group_id for answer in self.answers])[places_P2]
-        paired = np.all(desirable_P2 == [True, False]) and np.array_equal(prompts_P2[:, 0], prompts_P2[:, 1])
-        return places_P2 if paired else None
 
     @property
     def answers_reference(self) -> FloatArray | None:
@@ -164,8 +152,7 @@ class LabelledObjective(AnswersObjective[LabelledStep, MicroBatch]):
     def measure(self, step: LabelledStep, engine: Engine) -> dict[str, Metric]:
         """Return the metrics of answers under the current weights.
 
-        Where the answers are those of pairs (`LabelledStep.pair_places`), they include
-        `preference/pair_accuracy`, the share of pairs whose desirable answer has the higher reward.
+        Of pairs, they include `preference/pair_accuracy`: the share whose desirable answer has the higher reward.
         """
         logprobs, count = AnswerLogprobs(engine).sequence_logprobs(step.sequences), len(step.answers)
         loss = of_step(self.preference_loss, step.mismatched_responses(logprobs[count:]), torch.device("cpu"))
@@ -178,8 +165,8 @@ class LabelledObjective(AnswersObjective[LabelledStep, MicroBatch]):
             reference_logprobs_S=None if reference is None else torch.from_numpy(reference),
         )
         metrics = _with_margin(preference_objective(inputs, loss)[1])
-        if (pairs_P2 := step.pair_places) is not None:
-            desirable_P, undesirable_P = loss(inputs).rewards_S.double()[torch.from_numpy(pairs_P2)].unbind(1)
+        if len(step.pair_places):
+            desirable_P, undesirable_P = loss(inputs).rewards_S.double()[torch.from_numpy(step.pair_places)].unbind(1)
             right_P = (desirable_P > undesirable_P).double() + 0.5 * (desirable_P == undesirable_P).double()
             metrics["preference/pair_accuracy"] = Mean(float(right_P.mean()), len(right_P))
         return metrics

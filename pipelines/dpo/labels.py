@@ -16,25 +16,27 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from roll_like.builtin.pipelines.dpo.labelled_data import Preference, labelled_samples
 from roll_like.builtin.pipelines.dpo.labelled_objective import LabelledAnswer, LabelledStep
-from roll_like.data.conversations import LabelledSample
+from roll_like.data.pairs import PairSample
 from roll_like.data.samples import ConversationSample
 from roll_like.errors import DataError
-from roll_like.types import TrainingSample
+from roll_like.types import IntArray, TrainingSample
 
 
-def labelled_step(labelled: Sequence[LabelledSample], *, max_tokens: int, baseline: bool) -> LabelledStep:
+def labelled_step(preferences: Sequence[Preference], *, max_tokens: int, baseline: bool) -> LabelledStep:
     """Return what a step trains on, and for a loss with a baseline as many mismatched answers.
 
     Args:
-        labelled: The answers of one step.
+        preferences: Labelled answers of one step, or pairs of a desirable and an undesirable one.
         max_tokens: Longest sequence. An answer after a longer prompt than its own is cut there.
         baseline: Whether the loss has one.
 
     Raises:
         DataError: All answers have one prompt, so that none can be mismatched.
     """
-    samples = [each.sample for each in labelled]
+    labelled = [*labelled_samples(preferences)]
+    samples, pair_places = [each.sample for each in labelled], _pair_places(preferences)
     answers = [
         LabelledAnswer(
             group_id=_prompt_id(sample),
@@ -46,7 +48,7 @@ def labelled_step(labelled: Sequence[LabelledSample], *, max_tokens: int, baseli
         for sample, each in zip(samples, labelled, strict=True)
     ]
     if not baseline:
-        return LabelledStep(answers=answers)
+        return LabelledStep(answers=answers, pair_places=pair_places)
     mismatched = [_after(samples[prompt], samples[answer], max_tokens) for prompt, answer in _moved_on(samples)]
     if not mismatched:
         raise DataError(
@@ -54,7 +56,14 @@ def labelled_step(labelled: Sequence[LabelledSample], *, max_tokens: int, baseli
             "loss needs answers to other prompts beside them",
             fix="raise data.samples_per_step (or pairs_per_step), or set data.shuffle: true",
         )
-    return LabelledStep(answers=answers, mismatched=mismatched)
+    return LabelledStep(answers=answers, pair_places=pair_places, mismatched=mismatched)
+
+
+def _pair_places(preferences: Sequence[Preference]) -> IntArray:
+    """Return the places that each pair's two answers have among all answers, shape [pairs, 2]."""
+    first = np.cumsum([0, *(len(each.sequences) for each in preferences)])
+    paired = [at for at, each in zip(first, preferences, strict=False) if isinstance(each, PairSample)]
+    return np.array([(at, at + 1) for at in paired], np.int32).reshape(-1, 2)
 
 
 def _moved_on(samples: Sequence[ConversationSample]) -> Iterator[tuple[int, int]]:

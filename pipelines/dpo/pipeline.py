@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from roll_like.builtin.pipelines.dpo.check import label_findings
 from roll_like.builtin.pipelines.dpo.config import DPOConfig
+from roll_like.builtin.pipelines.dpo.labelled_data import Preference, load_preferences
 from roll_like.builtin.pipelines.dpo.preferences import (
     Reference,
     batch_of,
@@ -23,7 +24,6 @@ from roll_like.check import Report
 from roll_like.check.model import check_reference
 from roll_like.cluster import ResourceManager
 from roll_like.data.chat import Renderer
-from roll_like.data.pairs import Preference, load_preferences
 from roll_like.data.samples import SampleSet
 from roll_like.models.load import resolve_model
 from roll_like.models.shape import ModelShape

@@ -9,13 +9,14 @@ from itertools import chain
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 from roll_like.builtin.pipelines.dpo.config import DPOConfig, PreferenceRunConfig
+from roll_like.builtin.pipelines.dpo.labelled_data import Preference
 from roll_like.builtin.pipelines.dpo.labelled_objective import LabelledObjective, LabelledStep
 from roll_like.builtin.pipelines.dpo.labels import labelled_step
 from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, AnswersObjective, PairedObjective, PairStep
 from roll_like.builtin.pipelines.dpo.precomputed_reference import PrecomputedReference
 from roll_like.cluster import ResourceManager
 from roll_like.config.run import ScheduleConfig
-from roll_like.data.pairs import PairSample, Preference, labelled_samples
+from roll_like.data.pairs import PairSample
 from roll_like.data.samples import ConversationSample, SampleSet
 from roll_like.models.load import ResolvedModel, resolve_model
 from roll_like.offline.evaluator import OfflineEvaluator, pair_evaluator
@@ -41,7 +42,7 @@ def batch_of(config: DPOConfig, preferences: Sequence[Preference]) -> Preference
     if loss.paired:
         # the configuration's rules let nothing else in
         return pair_step(cast("Sequence[PairSample]", preferences))
-    return labelled_step([*labelled_samples(preferences)], max_tokens=config.data.max_tokens, baseline=loss.needs_batch)
+    return labelled_step(preferences, max_tokens=config.data.max_tokens, baseline=loss.needs_batch)
 
 
 def pair_step(pairs: Sequence[PairSample]) -> PairStep:

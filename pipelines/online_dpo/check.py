@@ -12,7 +12,7 @@ from roll_like.check.machine import check_engine, warm_up_that_never_ends
 from roll_like.check.model import check_engines, check_reference, check_window
 from roll_like.config.plan import Plan, plan
 from roll_like.data.chat import Renderer
-from roll_like.data.pairs import load_preferences
+from roll_like.data.pairs import load_pairs
 from roll_like.models.shape import ModelShape
 from roll_like.offline.check import load_findings
 
@@ -32,6 +32,6 @@ def online_dpo_findings(
     yield from check_reference(config, config.reference, shape)
     yield from prompt_findings(config, renderer, report)
     if config.pair_evaluation is not None:
-        yield from load_findings({"pair_evaluation": config.pair_evaluation}, load_preferences, renderer, report)
+        yield from load_findings({"pair_evaluation": config.pair_evaluation}, load_pairs, renderer, report)
     yield from check_engine(config)
     yield from warm_up_that_never_ends("training", config.training, report.plan.updates)

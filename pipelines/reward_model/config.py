@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -12,9 +12,31 @@ from roll_like.config.offline import OfflineRunConfig, RowsEvaluationConfig
 from roll_like.config.rules import budget_holds_a_pair
 from roll_like.config.run import NAME_PATTERN, Rule
 from roll_like.config.sections import PositiveInt, Task, TrainingConfig
-from roll_like.config.training_data import ScoredPairData, ScoredPairSource
+from roll_like.config.training_data import PairSource, RowLimits
 from roll_like.config.violations import Violation
 from roll_like.registry import PIPELINES
+
+
+class ScoredPairSource(PairSource):
+    """Two responses to one prompt, the preferred one of which is to be scored higher."""
+
+    margin_field: str | None = Field(
+        default=None,
+        description="Field with a number of at least 0: by how much the preferred response should score higher; none "
+        "by default.",
+    )
+
+
+class ScoredPairData(RowLimits):
+    """What the training of a reward model reads."""
+
+    sources: Annotated[tuple[ScoredPairSource, ...], Field(min_length=1)] = Field(description="Datasets, weighted.")
+    max_tokens: PositiveInt = Field(default=1024, description="Longest conversation, prompt included. Tokens.")
+    too_long: Literal["skip", "refuse"] = Field(
+        default="skip",
+        description="Conversations over the limit: leave their pair out and count it, or stop. They are not cut: the "
+        "score is read at the end.",
+    )
 
 
 class RewardModelDataConfig(ScoredPairData):

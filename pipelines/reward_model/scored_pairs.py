@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from roll_like.config.training_data import ScoredPairData, ScoredPairSource
+from roll_like.builtin.pipelines.reward_model.config import ScoredPairData, ScoredPairSource
 from roll_like.data.bad_rows import BadRow, Problem
 from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.data.conversations import require_words

@@ -23,6 +23,7 @@ The penalty is used in one of two ways (`algorithm.kl.use`):
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import neg
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -46,14 +47,6 @@ MAX_K3 = 10.0
 ADAPTION_LIMIT = 0.2
 
 
-def _k1(log_ratio: Tensor) -> Tensor:
-    return -log_ratio
-
-
-def _abs(log_ratio: Tensor) -> Tensor:
-    return log_ratio.abs()
-
-
 def _k2(log_ratio: Tensor) -> Tensor:
     return 0.5 * log_ratio.square()
 
@@ -64,7 +57,7 @@ def _k3(log_ratio: Tensor) -> Tensor:
     return (torch.expm1(bounded) - bounded).clamp(max=MAX_K3)
 
 
-_ESTIMATORS: dict[KLEstimator, Callable[[Tensor], Tensor]] = {"k1": _k1, "abs": _abs, "k2": _k2, "k3": _k3}
+_ESTIMATORS: dict[KLEstimator, Callable[[Tensor], Tensor]] = {"k1": neg, "abs": abs, "k2": _k2, "k3": _k3}
 
 
 def divergence(

@@ -11,7 +11,7 @@ from roll_like.check.findings import Finding, Report, failed, is_hub_id
 from roll_like.config.prompts import PromptRunConfig
 from roll_like.config.sections import DataSource
 from roll_like.data.chat import ChatMessage, Renderer
-from roll_like.data.tasks import TaskSet, TaskSource, load_source
+from roll_like.data.tasks import TaskSource, load_source
 from roll_like.errors import RollLikeError
 from roll_like.registry import REWARDS
 from roll_like.rewards.base import RewardConfig
@@ -133,7 +133,7 @@ def check_rewards(config: PromptRunConfig, sources: Sequence[TaskSource]) -> Ite
 def _rows_suit(reward: Any, name: str, key: str, source: TaskSource) -> Iterator[Finding]:
     """Yield the first row that the reward cannot score."""
     try:
-        TaskSet(sources=(source,)).require(reward.required_fields, f"reward {name!r}")
+        source.require(reward.required_fields, f"reward {name!r}")
     except RollLikeError as error:
         yield failed(key, error)
         return

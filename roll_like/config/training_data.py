@@ -28,12 +28,6 @@ class ConversationSource(RowSource):
     )
 
 
-class LabelledSource(ConversationSource):
-    """Conversations that are labelled as desirable or not."""
-
-    label_field: str = Field(default="label", description="Field with the result: true or false, 1 or 0.")
-
-
 class PairSource(RowSource):
     """Two responses to one prompt, of which one is preferred.
 
@@ -44,16 +38,6 @@ class PairSource(RowSource):
         default="chosen", description="Field with the preferred response: a string, or messages with or without prompt."
     )
     rejected_field: str = Field(default="rejected", description="Field with the other response, in the same form.")
-
-
-class ScoredPairSource(PairSource):
-    """Two responses to one prompt, the preferred one of which is to be scored higher."""
-
-    margin_field: str | None = Field(
-        default=None,
-        description="Field with a number of at least 0: by how much the preferred response should score higher; none "
-        "by default.",
-    )
 
 
 class RowLimits(ConfigModel):
@@ -84,25 +68,7 @@ class ConversationData(RowLimits):
     )
 
 
-class LabelledData(RowLimits):
-    """What training on unpaired results reads."""
-
-    sources: Annotated[tuple[LabelledSource, ...], Field(min_length=1)] = Field(description="Datasets, weighted.")
-
-
 class PairData(RowLimits):
     """What preference training reads."""
 
     sources: Annotated[tuple[PairSource, ...], Field(min_length=1)] = Field(description="Datasets, weighted.")
-
-
-class ScoredPairData(RowLimits):
-    """What the training of a reward model reads."""
-
-    sources: Annotated[tuple[ScoredPairSource, ...], Field(min_length=1)] = Field(description="Datasets, weighted.")
-    max_tokens: PositiveInt = Field(default=1024, description="Longest conversation, prompt included. Tokens.")
-    too_long: Literal["skip", "refuse"] = Field(
-        default="skip",
-        description="Conversations over the limit: leave their pair out and count it, or stop. They are not cut: the "
-        "score is read at the end.",
-    )

@@ -16,13 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from roll_like.config.training_data import (
-    ConversationData,
-    ConversationSource,
-    LabelledData,
-    LabelledSource,
-    RowLimits,
-)
+from roll_like.config.training_data import ConversationData, ConversationSource, RowLimits
 from roll_like.data.bad_rows import BadRow, Problem, SampleCounter
 from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.data.messages import (
@@ -49,39 +43,35 @@ from roll_like.errors import DataError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LabelledSample:
-    """A response that is desirable or not.
-
-    Attributes:
-        sample: The conversation; what is trained is the response.
-        label: Whether it is desirable.
-    """
-
-    sample: ConversationSample
-    label: bool
-
-    @property
-    def origin(self) -> str:
-        """`file:line` of its row."""
-        return self.sample.origin
-
-    @property
-    def sequences(self) -> tuple[ConversationSample, ...]:
-        """Its sequence of tokens."""
-        return (self.sample,)
-
-    def content(self) -> bytes:
-        """Return everything that training sees of it, for fingerprints."""
-        return self.sample.content() + bytes([self.label])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Conversation:
+class Conversation:
     """A row's messages, tools, and where its response begins (0 where the row does not say)."""
 
     messages: list[ChatMessage]
     tools: tuple[Mapping[str, Any], ...]
     response: int
+
+    def assistant_turns(self) -> list[int]:
+        """Return the indices of the assistant's messages; of the response alone, where the row says what that is.
+
+        Raises:
+            BadRow: There is none.
+        """
+        turns = [at for at in range(self.response, len(self.messages)) if self.messages[at]["role"] == "assistant"]
+        if turns:
+            return turns
+        roles = ", ".join(str(message["role"]) for message in self.messages)
+        raise BadRow(
+            Problem.NO_ASSISTANT, f"expected a message of the role 'assistant', found {roles}", fix="correct the row"
+        )
+
+    def sequences(self, renderer: Renderer, turns: Sequence[int]) -> list[list[Piece]]:
+        """Return the texts to train the assistant's messages `turns` on, which `roll_like.data.turns.sequences` makes.
+
+        Raises:
+            BadRow: One of them is empty, or the chat template refuses the messages.
+        """
+        require_words(self.messages, turns)
+        return sequences(renderer, self.messages, self.tools, turns)
 
 
 def load_conversations(
@@ -100,34 +90,12 @@ def load_conversations(
 
     def load(source: ConversationSource, key: str) -> SampleSource[ConversationSample]:
         def draft(row: Row) -> list[list[Piece]]:
-            found = _conversation(row, source, key)
-            turns = _turns(found)
-            return _sequences(renderer, found, turns if data.train_on == "all" else turns[-1:])
+            found = read_conversation(row, source, key)
+            turns = found.assistant_turns()
+            return found.sequences(renderer, turns if data.train_on == "all" else turns[-1:])
 
         reader = Reader(draft=draft, finish=partial(_fitting, limits=data, section=section))
         return load_source(source, reader, renderer, data, key=key, section=section)
-
-    return load_sources(data.sources, load, section)
-
-
-def load_labelled(data: LabelledData, renderer: Renderer, *, section: str = "data") -> SampleSet[LabelledSample]:
-    """Read responses with a label each.
-
-    Of a row with messages, the last assistant turn is what the label is about. Arguments and errors are those of
-    `load_conversations`.
-    """
-
-    def load(source: LabelledSource, key: str) -> SampleSource[LabelledSample]:
-        def draft(row: Row) -> list[list[Piece]]:
-            _label(row, source, key)
-            found = _conversation(row, source, key)
-            return whole(_sequences(renderer, found, _turns(found)[0 if found.response else -1 :]))
-
-        def finish(row: Row, parts: list[ConversationSample], counter: SampleCounter) -> list[LabelledSample]:
-            sample = fit(_usable(parts[0]), data, counter, section)
-            return [LabelledSample(sample=sample, label=_label(row, source, key))]
-
-        return load_source(source, Reader(draft=draft, finish=finish), renderer, data, key=key, section=section)
 
     return load_sources(data.sources, load, section)
 
@@ -154,13 +122,18 @@ def _fitting(
     kept = []
     for part in parts:
         try:
-            kept.append(fit(_usable(part), limits, counter, section))
+            kept.append(fit(usable(part), limits, counter, section))
         except BadRow as bad:
             counter.leave(part.origin, bad)
     return kept
 
 
-def _usable(sample: ConversationSample) -> ConversationSample:
+def usable(sample: ConversationSample) -> ConversationSample:
+    """Return a sample of which something is trained.
+
+    Raises:
+        BadRow: Nothing is.
+    """
     if sample.trained_tokens:
         return sample
     raise BadRow(
@@ -170,18 +143,24 @@ def _usable(sample: ConversationSample) -> ConversationSample:
     )
 
 
-def _conversation(row: Row, source: ConversationSource, key: str) -> _Conversation:
+def read_conversation(row: Row, source: ConversationSource, key: str) -> Conversation:
+    """Return a row's conversation, in whichever of the two forms it is told.
+
+    Raises:
+        DataError: A field is missing or holds something else.
+        BadRow: There is nothing in it.
+    """
     tools = read_tools(row, source, key)
     in_two = source.prompt_field in row.fields or source.completion_field in row.fields
     # a table has every column in every row: what is null there may be told in the other form
     if not in_two or row.fields.get(source.messages_field) is not None:
         require_fields(row, {source.messages_field: f"{key}.messages_field, or prompt_field and completion_field,"})
         messages = read_messages(row, source.messages_field, "user", f"{key}.messages_field")
-        return _Conversation(messages=with_system(messages, row, source, key), tools=tools, response=0)
+        return Conversation(messages=with_system(messages, row, source, key), tools=tools, response=0)
     fields = {source.prompt_field: f"{key}.prompt_field", source.completion_field: f"{key}.completion_field"}
     require_fields(row, fields)
     prompt = with_system(read_prompt(row, source, key), row, source, key)
-    return _Conversation(
+    return Conversation(
         messages=[*prompt, *read_response(row, source.completion_field, f"{key}.completion_field")],
         tools=tools,
         response=len(prompt),
@@ -206,27 +185,6 @@ def read_response(row: Row, field: str, key: str) -> list[ChatMessage]:
     return messages
 
 
-def _turns(conversation: _Conversation) -> list[int]:
-    """Return the indices of the assistant's messages; of the response alone, where the row says what that is.
-
-    Raises:
-        BadRow: There is none.
-    """
-    messages = conversation.messages
-    turns = [at for at in range(conversation.response, len(messages)) if messages[at]["role"] == "assistant"]
-    if not turns:
-        roles = ", ".join(str(message["role"]) for message in messages)
-        raise BadRow(
-            Problem.NO_ASSISTANT, f"expected a message of the role 'assistant', found {roles}", fix="correct the row"
-        )
-    return turns
-
-
-def _sequences(renderer: Renderer, conversation: _Conversation, turns: Sequence[int]) -> list[list[Piece]]:
-    require_words(conversation.messages, turns)
-    return sequences(renderer, conversation.messages, conversation.tools, turns)
-
-
 def require_words(messages: Sequence[ChatMessage], turns: Sequence[int]) -> None:
     """Check that turns are not empty.
 
@@ -236,14 +194,3 @@ def require_words(messages: Sequence[ChatMessage], turns: Sequence[int]) -> None
     for at in turns:
         if says_nothing(messages[at]):
             raise BadRow(Problem.EMPTY, f"message {at} is the assistant's and is empty", fix="correct the row")
-
-
-def _label(row: Row, source: LabelledSource, key: str) -> bool:
-    require_fields(row, {source.label_field: f"{key}.label_field"})
-    label = row.fields[source.label_field]
-    if label in (0, 1) and isinstance(label, int):
-        return bool(label)
-    raise DataError(
-        f"{row.origin}: expected true or false (or 1 or 0) in {source.label_field!r}, found {short(label)}",
-        fix=f"correct the row, or {key}.label_field",
-    )

@@ -8,23 +8,20 @@ Three kinds of rows:
 
 Responses given as messages may begin with the prompt. Without a prompt, what both conversations begin with alike is the
 prompt, up to the assistant's message in which they part. Only turns of the responses are trained.
-
-Labels of single responses (`{prompt, completion, label}`) are read by
-`roll_like.data.conversations.load_labelled`; `labelled_samples` makes them of pairs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 
-from roll_like.config.training_data import LabelledData, PairData, PairSource, RowLimits
+from roll_like.config.training_data import PairData, PairSource, RowLimits
 from roll_like.data.bad_rows import BadRow, Problem, SampleCounter
 from roll_like.data.chat import ChatMessage, Renderer
-from roll_like.data.conversations import LabelledSample, load_labelled, read_response, require_words, whole
+from roll_like.data.conversations import read_response, require_words, whole
 from roll_like.data.messages import read_messages, read_prompt, read_tools, require_fields, with_system
 from roll_like.data.rows import Row
 from roll_like.data.samples import (
@@ -78,16 +75,6 @@ class PairSample(Pair):
 
 PairT = TypeVar("PairT", bound=Pair)
 SourceT = TypeVar("SourceT", bound=PairSource)
-#: What preferences are told by.
-Preference: TypeAlias = PairSample | LabelledSample
-
-
-def load_preferences(
-    data: PairData | LabelledData, renderer: Renderer, *, section: str = "data"
-) -> SampleSet[Preference]:
-    """Read pairs, or responses with a label each, as `load_pairs` and `load_labelled` do."""
-    load: Any = load_pairs if isinstance(data, PairData) else load_labelled
-    return cast("SampleSet[Preference]", load(data, renderer, section=section))
 
 
 def load_pairs(data: PairData, renderer: Renderer, *, section: str = "data") -> SampleSet[PairSample]:
@@ -127,16 +114,6 @@ def read_pairs(
         return load_source(source, Reader(draft=draft, finish=finish), renderer, limits, key=key, section=section)
 
     return load_sources(sources, load, section)
-
-
-def labelled_samples(preferences: Iterable[Preference]) -> Iterator[LabelledSample]:
-    """Yield responses with a label each: of a pair, the chosen one and then the rejected one."""
-    for each in preferences:
-        if isinstance(each, LabelledSample):
-            yield each
-        else:
-            yield LabelledSample(sample=each.chosen, label=True)
-            yield LabelledSample(sample=each.rejected, label=False)
 
 
 def _pieces(

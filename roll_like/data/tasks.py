@@ -7,13 +7,13 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import islice, product
 
 from roll_like.config.sections import DataSource
 from roll_like.data.chat import Renderer
 from roll_like.data.messages import field_names, read_prompt, require_fields, short, with_system
 from roll_like.data.rows import Row, read_rows
-from roll_like.errors import ConfigError, DataError, EnvError
+from roll_like.errors import DataError, EnvError
 from roll_like.types import Message, Task
 
 _BATCH = 1024  # prompts tokenised in one call
@@ -66,6 +66,27 @@ class TaskSource:
     answer_field: str | None
     report: SourceReport
 
+    def require(self, fields: Sequence[str], why: str) -> None:
+        """Check that every task has what a reward needs.
+
+        Args:
+            fields: Row fields; `answer` means the task's reference answer.
+            why: Who needs them, for the message: `reward 'math'`.
+
+        Raises:
+            DataError: A field is missing in a row, or is null; names file and line.
+        """
+        for task, field in product(self.tasks, fields):
+            if (task.answer if field == "answer" else task.metadata.get(field)) is not None:
+                continue
+            found = f"it has fields {field_names(task.metadata)}"
+            if field == "answer":
+                fix = f"set {self.key}.answer_field to the field that holds the reference answer"
+            else:
+                found = "it is null" if field in task.metadata else found
+                fix = f"add {field!r} to every row of the source, or leave the source out of that reward's `sources`"
+            raise DataError(f"{task.origin}: {why} needs the field {field!r}; {found}", fix=fix)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSet:
@@ -100,43 +121,6 @@ class TaskSet:
     def __iter__(self) -> Iterator[Task]:
         for source in self.sources:
             yield from source.tasks
-
-    def require(self, fields: Sequence[str], why: str, sources: Sequence[str] | None = None) -> None:
-        """Check that every task has what a reward needs.
-
-        Args:
-            fields: Row fields; `answer` means the task's reference answer.
-            why: Who needs them, for the message: `reward 'math'`.
-            sources: Names of the sources that it scores; default: all.
-
-        Raises:
-            ConfigError: `sources` names a source that does not exist.
-            DataError: A field is missing in a row, or is null; names file and line.
-        """
-        known = [source.name for source in self.sources]
-        for name in sources or ():
-            if name not in known:
-                raise ConfigError(
-                    f"{why} names the data source {name!r}; there are: {', '.join(known)}",
-                    fix="correct `sources` of that reward, or give the data source that name",
-                )
-        for source in self.sources:
-            if sources is None or source.name in sources:
-                for task in source.tasks:
-                    _require(task, source, fields, why)
-
-
-def _require(task: Task, source: TaskSource, fields: Sequence[str], why: str) -> None:
-    for field in fields:
-        if (task.answer if field == "answer" else task.metadata.get(field)) is not None:
-            continue
-        if field == "answer":
-            found = f"it has fields {field_names(task.metadata)}"
-            fix = f"set {source.key}.answer_field to the field that holds the reference answer"
-        else:
-            found = "it is null" if field in task.metadata else f"it has fields {field_names(task.metadata)}"
-            fix = f"add {field!r} to every row of the source, or leave the source out of that reward's `sources`"
-        raise DataError(f"{task.origin}: {why} needs the field {field!r}; {found}", fix=fix)
 
 
 def load_tasks(

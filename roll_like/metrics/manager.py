@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -24,10 +24,10 @@ from roll_like.metrics.console import Console, Progress, make_console
 from roll_like.metrics.rollouts import KINDS, ROLLOUT_FIELDS, Kind, read_rollouts, rollout_steps, spread, with_ids
 from roll_like.metrics.sinks import Payload, Sink
 from roll_like.metrics.summary import ARTIFACTS, Summary, versions, write_summary
-from roll_like.metrics.timing import memory_metrics
+from roll_like.metrics.timing import process_tree_rss_gib
 from roll_like.metrics.trackers import Status, TraceTracker, Tracker
 from roll_like.registry import TRACKERS
-from roll_like.values import Metrics, merge, reduce
+from roll_like.values import Max, Metrics, merge, reduce
 
 #: Steps whose rollouts wait for a tracker that does not take them; the oldest are given up beyond it.
 TRACED_STEPS = 8
@@ -49,7 +49,6 @@ class MetricsManager:
         state: `state()` of an earlier process, to continue its run. Lines of steps that it had not
             reached are removed: those steps are run again. Without it, what an earlier run left in
             the folder is moved to `earlier-N`.
-        pids: Process ids of workers that do not descend from this process, for memory figures.
     """
 
     def __init__(
@@ -62,7 +61,6 @@ class MetricsManager:
         *,
         evaluations: Collection[int] = (),
         state: Mapping[str, Any] | None = None,
-        pids: Sequence[int] = (),
     ) -> None:
         self.summary: Summary | None = None
         #: Step and figures of every training step, those before a resumption included.
@@ -73,7 +71,6 @@ class MetricsManager:
         self._total_steps = total_steps
         self._params = params
         self._resumed = state
-        self._pids = pids
         self._step = 0 if state is None else int(state["step"])
         self._start = time.monotonic() - (0.0 if state is None else float(state["elapsed"]))
         self._progress = Progress(total_steps, evaluations)
@@ -143,7 +140,7 @@ class MetricsManager:
             raise ValueError(f"step {step} was logged after step {self._step}; steps count up from 1, each once")
         merged = merge(parts)
         if "memory/rss_gib" not in merged:
-            merged = merge([merged, memory_metrics(pids=self._pids)])
+            merged = merge([merged, {"memory/rss_gib": Max(process_tree_rss_gib())}])
         values = _with_throughput(reduce(merged))
         self._record(files.METRICS, step, values)
         self._step = step

@@ -239,7 +239,6 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("throughput/samples_per_second", "samples/s", "samples/s", "Samples of the step over its wall time."),
     ("throughput/<name>", "", "<name>", "A further rate."),
     ("memory/rss_gib", "GiB", "memory", "Resident memory of all processes of the run; shared pages count in each."),
-    ("memory/gpu_peak_gib", "GiB", "GPU memory", "Largest peak of allocated GPU memory among the workers."),
     ("memory/trainer_gib", "GiB", "trainer", "Resident memory of the training ranks together."),
     ("memory/trainer_gpu_gib", "GiB", "trainer GPU", "Largest peak of allocated GPU memory among the training ranks."),
     ("memory/critic_gib", "GiB", "critic", "Resident memory of the critic's ranks together."),

@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
-
-
-@contextmanager
-def lock(path: Path) -> Iterator[None]:
-    """Hold a lock on a file, against other processes."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def check_database(path: Path) -> None:

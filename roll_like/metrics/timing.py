@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +16,7 @@ from contextlib import contextmanager, suppress
 
 import psutil
 
-from roll_like.values import Max, Metric, Sum
+from roll_like.values import Metric, Sum
 
 GIB = 2**30
 Interval = tuple[float, float]
@@ -102,32 +101,13 @@ def _length_of_union(intervals: Iterable[Interval]) -> float:
     return total
 
 
-def process_tree_rss_gib(pids: Iterable[int] = ()) -> float:
-    """Return the resident memory of this process, of `pids` and of all their descendants, in GiB.
+def process_tree_rss_gib() -> float:
+    """Return the resident memory of this process and all its descendants, in GiB.
 
     Pages that processes share (weights in shared memory, libraries) count in each of them.
     """
-    family: set[psutil.Process] = set()
-    for pid in (os.getpid(), *pids):
-        with suppress(psutil.NoSuchProcess):  # it has ended, and its memory with it
-            root = psutil.Process(pid)
-            family |= {root, *root.children(recursive=True)}
-    total = 0
-    for process in family:
-        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+    this, total = psutil.Process(), 0
+    for process in (this, *this.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it has ended, and its memory with it
             total += process.memory_info().rss
     return total / GIB
-
-
-def memory_metrics(*, pids: Iterable[int] = (), gpu_peak_bytes: Iterable[int] = ()) -> dict[str, Metric]:
-    """Return the memory of a run.
-
-    Args:
-        pids: Roots beside this process, for workers that are not its descendants.
-        gpu_peak_bytes: `torch.cuda.max_memory_allocated()` of every worker; empty on CPU.
-    """
-    metrics: dict[str, Metric] = {"memory/rss_gib": Max(process_tree_rss_gib(pids))}
-    peaks = list(gpu_peak_bytes)
-    if peaks:
-        metrics["memory/gpu_peak_gib"] = Max(max(peaks) / GIB)
-    return metrics

@@ -19,12 +19,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
+from filelock import FileLock
 from pydantic import Field
 
 from roll_like.config.base import PluginConfig
 from roll_like.errors import PluginError
 from roll_like.metrics.rollouts import Kind, Row
-from roll_like.metrics.sqlite_store import check_database, cut_series, lock
+from roll_like.metrics.sqlite_store import check_database, cut_series
 from roll_like.metrics.traces import TraceStore
 from roll_like.registry import TRACKERS
 
@@ -161,7 +162,7 @@ class MLflowTracker:
         if uri.startswith("sqlite:///"):
             database = Path(uri.removeprefix("sqlite:///"))
             check_database(database)
-        with lock(folder / ".mlflow.lock"), _quiet_mlflow():
+        with FileLock(folder / ".mlflow.lock"), _quiet_mlflow():
             self._client = _open_mlflow(uri)
             artifacts = None if self._config.tracking_uri else (folder / "mlartifacts").as_uri()
             experiment = self._experiment(
@@ -270,15 +271,13 @@ class TensorBoardConfig(PluginConfig):
 
 @TRACKERS.register("tensorboard")
 class TensorBoardTracker:
-    """Writes TensorBoard's event files with its own writer, without PyTorch or TensorFlow."""
+    """Writes TensorBoard's event files with PyTorch's writer."""
 
     Config = TensorBoardConfig
 
     def __init__(self, config: TensorBoardConfig) -> None:
         self._config = config
         self._writer: Any = None
-        self._events: Any = None
-        self._summaries: Any = None
 
     def start(
         self,
@@ -290,36 +289,19 @@ class TensorBoardTracker:
         resume_step: int | None,
     ) -> str:
         """Open a new event file; steps after `resume_step` in older files are hidden."""
-        writers = _optional("tensorboard.summary.writer.event_file_writer", "tensorboard")
-        self._events = _optional("tensorboard.compat.proto.event_pb2", "tensorboard")
-        self._summaries = _optional("tensorboard.compat.proto.summary_pb2", "tensorboard")
+        writers = _optional("torch.utils.tensorboard", "tensorboard")
         folder = run_dir / self._config.folder
-        self._writer = writers.EventFileWriter(str(folder))
-        # hides what earlier event files of this folder hold from that step on
-        log = self._events.SessionLog(status=self._events.SessionLog.START)
-        self._add(0 if resume_step is None else resume_step + 1, session_log=log)
+        purged = 0 if resume_step is None else resume_step + 1
+        self._writer = writers.SummaryWriter(str(folder), purge_step=purged)
         if resume_step is None:
-            self._add(0, summary=self._text("config", flatten(params)))
+            rows = (f"| {key} | {value} |" for key, value in flatten(params).items())
+            self._writer.add_text("config", "\n".join(["| key | value |", "|---|---|", *rows]))
         return str(folder.relative_to(run_dir))
 
-    def _add(self, step: int, **content: Any) -> None:
-        self._writer.add_event(self._events.Event(wall_time=time.time(), step=step, **content))
-
-    def _text(self, tag: str, params: Mapping[str, str]) -> Any:
-        tensors = _optional("tensorboard.compat.proto.tensor_pb2", "tensorboard")
-        types = _optional("tensorboard.compat.proto.types_pb2", "tensorboard")
-        table = "\n".join(["| key | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in params.items())])
-        tensor = tensors.TensorProto(dtype=types.DT_STRING, string_val=[table.encode()])
-        metadata = self._summaries.SummaryMetadata(
-            plugin_data=self._summaries.SummaryMetadata.PluginData(plugin_name="text")
-        )
-        value = self._summaries.Summary.Value(tag=tag, tensor=tensor, metadata=metadata)
-        return self._summaries.Summary(value=[value])
-
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Write one event that holds all values of a step."""
-        entries = [self._summaries.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        self._add(step, summary=self._summaries.Summary(value=entries))
+        """Write the values of a step."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def artifact(self, path: Path) -> None:

@@ -41,7 +41,6 @@ class ModelCard:
         evaluation: Metric name → (before, after); None where it was not measured.
         figures: Further numbers of the run, by metric name.
         config_yaml: The resolved configuration.
-        license: SPDX id of the base model's licence, if known.
     """
 
     name: str
@@ -51,7 +50,6 @@ class ModelCard:
     evaluation: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
     figures: Mapping[str, float] = field(default_factory=dict)
     config_yaml: str = ""
-    license: str | None = None
 
 
 def render_model_card(card: ModelCard, task: Task = "text-generation") -> str:
@@ -59,8 +57,6 @@ def render_model_card(card: ModelCard, task: Task = "text-generation") -> str:
     header = ["library_name: transformers", f"pipeline_tag: {task}"]
     if re.fullmatch(r"[\w.-]+/[\w.-]+", card.base_model):  # the hub takes nothing but its own ids here
         header.append(f"base_model: {json.dumps(card.base_model)}")
-    if card.license is not None:
-        header.append(f"license: {json.dumps(card.license)}")
     header += ["tags:", "- roll_like", "- reinforcement-learning", f"- {card.pipeline}"]
     lines = ["---", *header, "---", "", f"# {card.name}", ""]
     lines += [f"`{card.base_model}` after {card.steps} steps of the `{card.pipeline}` pipeline of roll_like.", ""]

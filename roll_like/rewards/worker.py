@@ -18,7 +18,7 @@ class RewardWorker:
 
     Any number of groups may be scored at a time. A reward that holds Python's interpreter lock (a
     runaway regular expression) stops the whole process, its time-outs too: whoever waits for a
-    worker should allow a group `limit_seconds` once it is being scored, and replace the process then.
+    worker should give a group `timeout_seconds` for each attempt, and replace the process then.
 
     Args:
         config: The `rewards` section.
@@ -44,7 +44,6 @@ class RewardWorker:
             REWARDS.register(name)(plugin)
         configs = cast(Sequence[RewardConfig], config.use)  # `register_reward` takes no other
         self._scorer = Scorer(configs, timeout_seconds=config.timeout_seconds, retries=config.retries, domains=domains)
-        self.limit_seconds = config.timeout_seconds * (config.retries + 1)
 
     async def score(self, group: Group[Trajectory]) -> Group[Scored]:
         """Return the group with its results; samples that could not be scored are in its failures.

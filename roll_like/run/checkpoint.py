@@ -12,6 +12,7 @@ and the one before it is used.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -27,7 +28,6 @@ from roll_like.errors import CheckpointError
 
 _NAME = re.compile(r"step_(\d{6,})")
 _TEMPORARY = ".writing-"
-_CHUNK = 16 * 2**20
 FORMAT = 1
 
 
@@ -203,11 +203,8 @@ def _describe(directory: Path) -> dict[str, dict[str, Any]]:
 
 
 def _checksum(path: Path) -> str:
-    digest = xxhash.xxh3_128()
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def _sync_tree(directory: Path) -> None:

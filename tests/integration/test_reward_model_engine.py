@@ -12,13 +12,12 @@ import torch
 from reward_support import completion
 from trained_weights import trained_weights
 
-from roll_like.builtin.pipelines.reward_model.config import RewardModelAlgorithmConfig
+from roll_like.builtin.pipelines.reward_model.config import RewardModelAlgorithmConfig, ScoredPairData
 from roll_like.builtin.pipelines.reward_model.objective import RewardModelObjective
 from roll_like.builtin.pipelines.reward_model.scored_pairs import ScoredPair, load_scored_pairs
 from roll_like.builtin.rewards.reward_model import RewardModel, RewardModelConfig
 from roll_like.cluster import ResourceManager
 from roll_like.config.sections import DeviceRange, ModelConfig, TrainingConfig
-from roll_like.config.training_data import ScoredPairData
 from roll_like.data.chat import Renderer
 from roll_like.models.classifier import load_classifier
 from roll_like.models.export import ModelCard

@@ -53,7 +53,6 @@ def ours(case: DistillationCase, name: str, teacher: str = "head", **settings: A
     pair = case.pair
     teachers = {
         "head": lambda: pair.head,
-        "logits": lambda: pair.logits,
         "top_k": lambda: case.teacher_top_k,
         "student_top_k": lambda: case.student_top_k,
     }

@@ -67,7 +67,7 @@ def verl_advantages(case: tuple[list[float], list[float]], estimator: str) -> to
 
 
 ROWS = [
-    row("forward_kl", "torch kl_div", partial(reference.torch_kl, order="forward"), "logits"),
+    row("forward_kl", "torch kl_div", partial(reference.torch_kl, order="forward"), "head"),
     row("forward_kl", "TRL GKDTrainer, β = 0", partial(reference.trl_gkd, beta=0)),
     row("forward_kl", "TRL DistillationTrainer, β = 0", partial(reference.trl_chunked, beta=0.0)),
     row("forward_kl", "liger-kernel jsd, β = 0", partial(reference.liger_jsd, beta=0.0)),
@@ -88,7 +88,7 @@ ROWS = [
     row(
         "forward_kl", "verl forward_kl_topk, K = V", partial(reference.verl_top_k, chunked=False), "top_k", whole_top_k
     ),
-    row("reverse_kl", "torch kl_div", partial(reference.torch_kl, order="reverse"), "logits"),
+    row("reverse_kl", "torch kl_div", partial(reference.torch_kl, order="reverse"), "head"),
     row("reverse_kl", "TRL GKDTrainer, β = 1", partial(reference.trl_gkd, beta=1)),
     row("reverse_kl", "TRL DistillationTrainer, β = 1", partial(reference.trl_chunked, beta=1.0)),
     row("reverse_kl", "liger-kernel jsd, β = 1", partial(reference.liger_jsd, beta=1.0)),

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from preference_cases import Responses, figures, head_cases, loss_and_gradient, loss_and_head_gradients, responses
 
+from roll_like.builtin.pipelines.dpo.labelled_data import LabelledSample
 from roll_like.builtin.pipelines.dpo.labels import labelled_step
-from roll_like.data.conversations import LabelledSample
 from roll_like.data.samples import ConversationSample
 
 any_responses = responses()

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from roll_like.algorithms.aggregation import Aggregation, token_weights
 from roll_like.config.algorithm import AlgorithmConfig
-from roll_like.errors import ConfigError
 
 MASKS = [[0, 1, 1, 1], [0, 1], [0, 0, 0], [1, 0, 1]]
 
@@ -65,10 +64,3 @@ def test_totals(masks):
 
 def test_the_configuration_knows_the_same_names():
     assert get_args(AlgorithmConfig.model_fields["aggregation"].annotation) == get_args(Aggregation)
-
-
-def test_bad_settings_are_refused():
-    with pytest.raises(ConfigError, match="unknown aggregation 'mean'; known: token_mean"):
-        token_weights([], "mean", max_response_tokens=1)
-    with pytest.raises(ConfigError, match="max_response_tokens is 0"):
-        token_weights([], "token_sum_norm", max_response_tokens=0)

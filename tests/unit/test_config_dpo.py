@@ -11,13 +11,13 @@ import pytest
 from config_files import changed
 from pydantic import ValidationError
 
-from roll_like.builtin.pipelines.dpo.config import DPOConfig
+from roll_like.builtin.pipelines.dpo.config import DPOConfig, LabelledData
 from roll_like.builtin.pipelines.dpo.labelled_objective import LabelledStep
 from roll_like.builtin.pipelines.dpo.pipeline import DPOPipeline
 from roll_like.builtin.pipelines.dpo.precomputed_reference import PrecomputedReference
 from roll_like.builtin.pipelines.dpo.preferences import batch_of, reference_inputs
 from roll_like.check import Report
-from roll_like.config.training_data import LabelledData, PairData
+from roll_like.config.training_data import PairData
 from roll_like.offline.check import offline_plan
 
 MINIMAL: dict[str, Any] = {

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from tiny_model import make_tiny_tokenizer
 
-from roll_like.config.training_data import ConversationData, LabelledData, PairData
+from roll_like.builtin.pipelines.dpo.config import LabelledData
+from roll_like.builtin.pipelines.dpo.labelled_data import load_labelled
+from roll_like.config.training_data import ConversationData, PairData
 from roll_like.data.bad_rows import BadRow, LeftOut, Problem, RowsReport, SampleCounter
 from roll_like.data.chat import Renderer
-from roll_like.data.conversations import load_conversations, load_labelled
+from roll_like.data.conversations import load_conversations
 from roll_like.data.pairs import load_pairs
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from algorithm_samples import same_cases
-from distillation_samples import Pair, distillation_loss, make_pair, plain_losses
+from distillation_samples import Pair, distillation_loss, make_pair, plain_losses, teacher_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -18,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from roll_like.algorithms import blocks
 from roll_like.algorithms.distillation.objective import distillation_losses, distillation_objective
 from roll_like.algorithms.distillation.student import TEMPORARIES
-from roll_like.algorithms.distillation.teacher import Teacher, TeacherHead, TeacherLogits, TeacherTopK, teacher_topk
+from roll_like.algorithms.distillation.teacher import Teacher, TeacherHead, TeacherTopK, teacher_topk
 from roll_like.algorithms.losses.base import TokenLosses
 from roll_like.errors import ConfigError, EngineError
 from roll_like.registry import DISTILLATION_LOSSES
@@ -55,13 +56,13 @@ def gradients(pair: Pair, losses_N: Tensor) -> tuple[Tensor, ...]:
     chunk=chunks,
     temperature=st.sampled_from([1.0, 0.6, 2.0]),
     ce_weight=st.sampled_from([0.0, 0.3, 1.0]),
-    kind=st.sampled_from(["head", "logits", "top_k"]),
+    kind=st.sampled_from(["head", "top_k"]),
     seed=st.integers(0, 1000),
 )
 def test_values_and_gradients_equal_those_of_all_logits(tile, name, tokens, chunk, temperature, ce_weight, kind, seed):
     pair = make_pair(tokens, VOCABULARY, seed=seed)
     # with K = V a top-k is the whole distribution
-    teacher = {"head": pair.head, "logits": pair.logits, "top_k": pair.top_k(VOCABULARY, temperature)}[kind]
+    teacher = {"head": pair.head, "top_k": pair.top_k(VOCABULARY, temperature)}[kind]
     loss = distillation_loss(name, temperature=temperature, ce_weight=ce_weight)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks, "CPU_TILE", tile)
@@ -163,7 +164,7 @@ def test_small_weights_survive_half_precision():
     hidden = half.hidden_ND.detach().expand(tokens, -1)
     logprobs, ids = exact.teacher_logits_NV.log_softmax(-1).topk(VOCABULARY)
     for teacher in (
-        TeacherLogits(logits_NV=exact.teacher_logits_NV.expand(tokens, -1)),
+        teacher_of(exact.teacher_logits_NV.expand(tokens, -1)),
         TeacherTopK(ids_NK=ids.expand(tokens, -1), logprobs_NK=logprobs.expand(tokens, -1)),
     ):
         loss = distillation_loss("forward_kl")
@@ -188,7 +189,7 @@ def test_only_what_needs_a_gradient_gets_one(frozen: str):
 
 def test_works_without_gradients_without_bias_and_under_autocast():
     pair = make_pair(5, VOCABULARY, dtype=torch.float32)
-    for teacher in (TeacherLogits(logits_NV=pair.teacher_logits_NV), pair.top_k(4)):
+    for teacher in (teacher_of(pair.teacher_logits_NV), pair.top_k(4)):
         plain = losses_of(pair, teacher, "js")
         with torch.autocast("cpu", dtype=torch.bfloat16):
             cast = losses_of(pair, teacher, "js")
@@ -268,7 +269,7 @@ def test_tokens_of_weight_0_are_not_even_looked_at():
         ids_NK=pair.top_k(4).ids_NK.masked_fill(~kept[:, None], 3),  # one token four times
         logprobs_NK=pair.top_k(4).logprobs_NK.masked_fill(~kept[:, None], math.nan),
     )
-    for clean, broken in ((pair.logits, TeacherLogits(logits_NV=logits)), (pair.top_k(4), broken_top_k)):
+    for clean, broken in ((pair.head, teacher_of(logits)), (pair.top_k(4), broken_top_k)):
         expected, found = (
             distillation_objective(losses_of(pair, teacher, ce_weight=0.5, weights_N=given), weights)
             for teacher, given in ((clean, None), (broken, weights))
@@ -286,7 +287,7 @@ def test_losses_that_are_computed_all_the_same_are_left_out_of_the_objective():
     pair = make_pair(3, VOCABULARY)
     logits = pair.teacher_logits_NV.clone()
     logits[1] = math.nan
-    losses = losses_of(pair, TeacherLogits(logits_NV=logits))
+    losses = losses_of(pair, teacher_of(logits))
     weights = torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64)
     objective, metrics = distillation_objective(losses, weights)
     assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(objective, pair.learned))
@@ -321,7 +322,7 @@ def test_figures_by_hand():
     eye = torch.eye(3, dtype=torch.float64)
     given: dict[str, Any] = {"targets_N": torch.tensor([0, 2]), **WHOLE}
     loss = distillation_loss("reverse_kl", ce_weight=0.25)
-    losses = distillation_losses(student, eye, TeacherLogits(logits_NV=teacher), loss, **given)
+    losses = distillation_losses(student, eye, teacher_of(teacher), loss, **given)
     metrics = reduce(distillation_objective(losses, torch.tensor([0.5, 0.5]))[1])
     forward = [
         0.7 * math.log(1.4) + 0.2 * math.log(2 / 3) + 0.1 * math.log(0.5),
@@ -373,7 +374,7 @@ def test_extreme_logits_stay_finite(name: str, kind: str):
     hidden = torch.tensor([[1.0, -1, 0, 0], [-1, 1, 1, -1], [1, 0, 0, 0]], requires_grad=True)
     logits = 1e4 * torch.tensor([[-1.0, 1, 0, 0], [1, -1, -1, 1], [1, 0, 0, 0]])
     logprobs, ids = logits.log_softmax(-1).topk(2)
-    teacher = TeacherLogits(logits_NV=logits) if kind == "logits" else TeacherTopK(ids_NK=ids, logprobs_NK=logprobs)
+    teacher = teacher_of(logits) if kind == "logits" else TeacherTopK(ids_NK=ids, logprobs_NK=logprobs)
     losses = distillation_losses(hidden, eye, teacher, distillation_loss(name), **WHOLE).losses_N
     assert losses.isfinite().all()
     assert losses[0] > 0.1
@@ -446,9 +447,9 @@ def test_bad_input_is_refused():
     with pytest.raises(EngineError, match=r"\[N, K\] of both was expected"):
         losses_of(pair, broken(logprobs_NK=top.logprobs_NK[:, :3]))
     with pytest.raises(EngineError, match="the teacher has 12 logits a token, the student 11"):
-        losses_of(pair, TeacherLogits(logits_NV=torch.zeros(3, 12)))
+        losses_of(pair, teacher_of(torch.zeros(3, 12)))
     with pytest.raises(EngineError, match="do not fit"):
-        losses_of(pair, TeacherLogits(logits_NV=torch.zeros(2, VOCABULARY)))
+        losses_of(pair, teacher_of(torch.zeros(2, VOCABULARY)))
     with pytest.raises(EngineError, match="do not fit"):
         losses_of(pair, top, weights_N=torch.ones(4))
     with pytest.raises(EngineError, match="target tokens run from 0 to 11"):
@@ -460,10 +461,10 @@ def test_bad_input_is_refused():
 
 def test_a_loss_that_is_not_finite_is_refused():
     pair = make_pair(3, VOCABULARY)
-    logits = pair.teacher_logits_NV.clone()
-    logits[1, 4] = -math.inf
-    excluded = TeacherLogits(logits_NV=logits)
+    bias = pair.teacher_bias.clone()
+    bias[4] = -math.inf
+    excluded = replace(pair.head, bias=bias)
     losses = losses_of(pair, excluded, "reverse_kl")
-    with pytest.raises(EngineError, match=r"is inf at token 1 of this micro-batch \(1 of 3 tokens\)"):
+    with pytest.raises(EngineError, match=r"is inf at token 0 of this micro-batch \(3 of 3 tokens\)"):
         distillation_objective(losses, torch.ones(3))
     assert distillation_objective(losses_of(pair, excluded, "js"), torch.ones(3))[0].isfinite()

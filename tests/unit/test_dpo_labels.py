@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roll_like.builtin.pipelines.dpo.labelled_data import LabelledSample, Preference
 from roll_like.builtin.pipelines.dpo.labels import labelled_step
-from roll_like.data.conversations import LabelledSample
-from roll_like.data.pairs import PairSample, labelled_samples
+from roll_like.data.pairs import PairSample
 from roll_like.data.samples import ConversationSample
 from roll_like.errors import DataError
 
@@ -28,13 +30,12 @@ def verdict(prompt: int, answer: list[int], label: bool = True) -> LabelledSampl
     return LabelledSample(sample=sequence(prompt, answer), label=label)
 
 
-def mismatched(labelled: list[LabelledSample], max_tokens: int = 99) -> list[tuple[list[int], list[int]]]:
+def mismatched(labelled: Sequence[Preference], max_tokens: int = 99) -> list[tuple[list[int], list[int]]]:
     """Prompt and answer of each mismatched sample."""
     made = labelled_step(labelled, max_tokens=max_tokens, baseline=True)
     assert made.trained == made.answers
-    assert len(made.answers) == len(labelled)
     found = []
-    for sample in made.sequences[len(labelled) :]:
+    for sample in made.sequences[len(made.answers) :]:
         tokens = sample.token_ids.tolist()
         assert sample.sampled.tolist() == [False] * sample.prompt_length + [True] * (len(tokens) - sample.prompt_length)
         found.append((tokens[: sample.prompt_length], tokens[sample.prompt_length :]))
@@ -46,6 +47,7 @@ def test_answers_keep_their_tokens_and_verdicts() -> None:
     step = labelled_step(labelled, max_tokens=99, baseline=False)
     first, second = step.answers
     assert not step.mismatched
+    assert step.pair_places.shape == (0, 2)
     assert (first.token_ids.tolist(), first.prompt_length, first.desirable) == ([5, 60, 61], 1, True)
     assert (second.token_ids.tolist(), second.prompt_length, second.desirable) == ([6, 6, 62], 2, False)
     assert first.group_id != second.group_id
@@ -63,13 +65,14 @@ def test_both_answers_of_a_pair_go_to_another_prompt() -> None:
         PairSample(chosen=sequence(at, [60 + at]), rejected=sequence(at, [70 + at]), prompt_length=at + 1, origin="")
         for at in range(3)
     ]
-    found = mismatched([*labelled_samples(pairs)])
+    found = mismatched(pairs)
     assert sorted(answer for _, answer in found) == [[60], [61], [62], [70], [71], [72]]
     assert sorted(found) == sorted(
         [([5], [62]), ([5], [72]), *(([6] * 2, [60 + k]) for k in (0, 10)), *(([7] * 3, [61 + k]) for k in (0, 10))]
     )
-    labelled = labelled_step([*labelled_samples(pairs)], max_tokens=99, baseline=False).answers
-    assert labelled[0].group_id == labelled[1].group_id  # computed with one prompt
+    step = labelled_step(pairs, max_tokens=99, baseline=False)
+    assert step.answers[0].group_id == step.answers[1].group_id  # computed with one prompt
+    assert step.pair_places.tolist() == [[0, 1], [2, 3], [4, 5]]
 
 
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=20))

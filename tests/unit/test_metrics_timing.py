@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from roll_like.metrics.timing import GIB, StepTimer, memory_metrics, process_tree_rss_gib
-from roll_like.values import Max, Sum, reduce
+from roll_like.metrics.timing import StepTimer, process_tree_rss_gib
+from roll_like.values import Sum, reduce
 
 
 class Clock:
@@ -102,13 +102,6 @@ def test_memory_counts_a_child_process() -> None:
         assert child.stdout is not None
         child.stdout.readline()
         during = process_tree_rss_gib()
-        named_twice = process_tree_rss_gib([child.pid])
         child.communicate(b"\n")
     assert 0.19 < during - before < 0.4
-    assert named_twice == pytest.approx(during, abs=0.05)
-    assert process_tree_rss_gib([child.pid]) < during - 0.15  # it has ended; that is no error
-
-
-def test_gpu_peaks_are_the_largest_of_the_workers() -> None:
-    assert "memory/gpu_peak_gib" not in memory_metrics()
-    assert memory_metrics(gpu_peak_bytes=[3 * GIB, 5 * GIB])["memory/gpu_peak_gib"] == Max(5.0)
+    assert process_tree_rss_gib() < during - 0.15

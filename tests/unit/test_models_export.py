@@ -153,14 +153,12 @@ def test_the_card_tells_the_run(trained, tmp_path):
         evaluation={"avg@4": (0.25, 0.5), "pass@4": (None, 0.75)},
         figures={"rollout/reward/mean": 0.625},
         config_yaml="steps: 40\n",
-        license="apache-2.0",
     )
     out = save_hf_directory(model.state_dict(), model.config, tokenizer, tmp_path / "out", card)
     text = (out / "README.md").read_text()
     _, header, body = text.split("---\n", 2)
     meta = yaml.safe_load(header)
     assert meta["base_model"] == "org/base"
-    assert meta["license"] == "apache-2.0"
     assert meta["library_name"] == "transformers"
     assert "rlvr" in meta["tags"]
     assert "# quickstart\n\n`org/base` after 40 steps of the `rlvr` pipeline" in body

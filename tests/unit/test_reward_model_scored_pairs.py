@@ -14,10 +14,10 @@ from reward_support import completion
 from tiny_model import make_tiny_tokenizer
 from transformers import AutoModelForSequenceClassification
 
+from roll_like.builtin.pipelines.reward_model.config import ScoredPairData
 from roll_like.builtin.pipelines.reward_model.objective import ScoreModule, read_pairs
 from roll_like.builtin.pipelines.reward_model.scored_pairs import ScoredPair, load_scored_pairs
 from roll_like.config.sections import ModelConfig
-from roll_like.config.training_data import ScoredPairData
 from roll_like.data.chat import Renderer
 from roll_like.data.samples import SampleSet
 from roll_like.errors import ConfigError, DataError, EngineError

@@ -107,7 +107,6 @@ def test_settings_are_checked_with_the_plugins_own_config(user_module: str) -> N
 def test_a_worker_with_a_hanging_reward_asks_to_be_replaced(user_module: str) -> None:
     config = RewardsConfig.model_validate({"use": [{"type": "user_hang"}], "timeout_seconds": 0.1, "retries": 1})
     worker = RewardWorker(config)
-    assert worker.limit_seconds == pytest.approx(0.2)
     start = time.monotonic()
     scored = asyncio.run(worker.score(make_group("yes")))
     assert time.monotonic() - start < 0.9

@@ -252,3 +252,14 @@ def test_a_backend_that_cannot_merge_says_what_to_do(tmp_path: Path, monkeypatch
     with pytest.raises(CheckpointError, match="training backend 'bare' cannot merge the shards") as caught:
         merged_weights(tmp_path, "bare")
     assert "checkpoint.export: true" in str(caught.value.fix)
+
+
+def test_a_gap_in_the_library_is_not_taken_for_a_backend_that_cannot_merge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def merged(_: Path) -> dict[str, Tensor]:
+        raise NotImplementedError("no kernel for this dtype")
+
+    monkeypatch.setattr(TRAINING_BACKENDS.get("deepspeed"), "merged", merged)
+    with pytest.raises(CheckpointError, match="cannot be merged: NotImplementedError: no kernel for this dtype"):
+        merged_weights(tmp_path, "deepspeed")

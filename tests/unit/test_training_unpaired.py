@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from roll_like.algorithms.preference.paired import DPOLoss
+from roll_like.builtin.pipelines.dpo.labelled_data import LabelledSample, Preference
 from roll_like.builtin.pipelines.dpo.labelled_objective import LabelledObjective, LabelledStep, of_step
 from roll_like.builtin.pipelines.dpo.labels import labelled_step
 from roll_like.config.sections import TrainingConfig
-from roll_like.data.conversations import LabelledSample
+from roll_like.data.pairs import PairSample
 from roll_like.data.samples import ConversationSample
 from roll_like.errors import EngineError
 from roll_like.registry import PREFERENCE_LOSSES
@@ -57,14 +58,19 @@ def logprobs(batch: MicroBatch) -> FloatArray:
     return -batch.targets.astype(np.float32) / 10
 
 
-def batch(verdicts: Sequence[tuple[int, list[int], bool]]) -> LabelledStep:
-    """Answers to prompts of one token, and the same after other prompts."""
-    labelled = []
+def labelled(verdicts: Sequence[tuple[int, list[int], bool]]) -> list[LabelledSample]:
+    """Answers to prompts of one token."""
+    samples = []
     for prompt, answer, label in verdicts:
         tokens = np.array([prompt, *answer], np.int32)
         sample = ConversationSample(token_ids=tokens, trained=np.arange(len(tokens)) > 0, origin="")
-        labelled.append(LabelledSample(sample=sample, label=label))
-    return labelled_step(labelled, max_tokens=64, baseline=True)
+        samples.append(LabelledSample(sample=sample, label=label))
+    return samples
+
+
+def batch(verdicts: Sequence[tuple[int, list[int], bool]]) -> LabelledStep:
+    """The same, also after other prompts."""
+    return labelled_step(labelled(verdicts), max_tokens=64, baseline=True)
 
 
 def engine(cluster: TokenCluster, **settings: Any) -> TrainingEngine[LabelledStep]:
@@ -131,17 +137,21 @@ def test_figures_without_a_step_by_hand() -> None:
     ("reference", "expected"),
     [([-4.0, -3.5, -3.0, -3.5], 0.5), ([-4.0, -3.5, -4.0, -3.5], 1.0), ([-3.0, -3.0, -4.0, -3.5], 0.75)],
 )
-def test_pairs_are_known_by_their_order(reference: list[float], expected: float) -> None:
+def test_pairs_are_measured_as_pairs_and_labelled_answers_are_not(reference: list[float], expected: float) -> None:
     verdicts = [(1, [30], True), (1, [10, 20], False), (2, [25, 5], True), (2, [29, 1], False)]
+    one, two, three, four = (each.sample for each in labelled(verdicts))
+    pairs = [
+        PairSample(chosen=chosen, rejected=rejected, prompt_length=1, origin="")
+        for chosen, rejected in ((one, two), (three, four))
+    ]
     sums = np.array([*reference, *[-3.0] * 4], np.float32)
-    assert (
-        reduce(engine(TokenCluster()).measure(replace(batch(verdicts), reference=sums)))["preference/pair_accuracy"]
-        == expected
-    )
-    swapped = [verdicts[1], verdicts[0], *verdicts[2:]]
-    assert "preference/pair_accuracy" not in reduce(
-        engine(TokenCluster()).measure(replace(batch(swapped), reference=sums))
-    )
+
+    def measured(preferences: Sequence[Preference]) -> dict[str, float]:
+        step = labelled_step(preferences, max_tokens=64, baseline=True)
+        return reduce(engine(TokenCluster()).measure(replace(step, reference=sums)))
+
+    assert measured(pairs)["preference/pair_accuracy"] == expected
+    assert "preference/pair_accuracy" not in measured(labelled(verdicts))
 
 
 def test_a_baseline_needs_a_reference_and_a_loss_on_single_answers() -> None:

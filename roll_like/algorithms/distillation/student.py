@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from roll_like.algorithms.blocks import Blocks, Cut
 from roll_like.algorithms.distillation.base import DistillationLoss, Outcomes
 from roll_like.algorithms.distillation.divergences import kl
-from roll_like.algorithms.distillation.teacher import TeacherHead, TeacherLogits
+from roll_like.algorithms.distillation.teacher import TeacherHead
 
 #: Tensors of a tile's size that a divergence and its gradient make.
 TEMPORARIES = 12
@@ -120,7 +120,7 @@ class FullDivergence(torch.autograd.Function):
         weight_VD: Tensor,
         bias: Tensor | None,
         targets_N: Tensor | None,
-        teacher: TeacherLogits | TeacherHead,
+        teacher: TeacherHead,
         loss: DistillationLoss,
         cut: Cut,
     ) -> tuple[Tensor, ...]:
@@ -229,20 +229,17 @@ class _TeacherRows:
     Products are computed a block at a time, of the rows that the student's block has, and read tile by tile.
     """
 
-    def __init__(self, teacher: TeacherLogits | TeacherHead, whole: Cut, wide: torch.dtype) -> None:
+    def __init__(self, teacher: TeacherHead, whole: Cut, wide: torch.dtype) -> None:
         self.teacher, self.wide, self.block = teacher, wide, slice(0, 0)
-        if isinstance(teacher, TeacherHead):
-            weight_VE = teacher.weight_VE.to(teacher.hidden_NE.dtype)
-            self.blocks = Blocks(teacher.hidden_NE, weight_VE, None, whole, temporaries=TEMPORARIES)
-            self.logits_CV = self.blocks.buffer
+        weight_VE = teacher.weight_VE.to(teacher.hidden_NE.dtype)
+        self.blocks = Blocks(teacher.hidden_NE, weight_VE, None, whole, temporaries=TEMPORARIES)
+        self.logits_CV = self.blocks.buffer
 
     def logprobs(self, rows: slice, temperature: float) -> Tensor:
         """Return log q at the temperature of rows that lie within one of the student's blocks, shape [R, V]."""
         return (self._logits(rows).to(self.wide) / temperature).log_softmax(-1)
 
     def _logits(self, rows: slice) -> Tensor:
-        if isinstance(self.teacher, TeacherLogits):
-            return self.teacher.logits_NV[rows].detach()
         if not self.block.start <= rows.start < self.block.stop:
             self.block = next(block for block in self.blocks.tokens if block.start <= rows.start < block.stop)
             self.logits_CV = self.blocks.compute(self.block, slice(0, len(self.teacher.weight_VE)))

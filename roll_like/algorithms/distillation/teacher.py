@@ -1,4 +1,4 @@
-"""What a teacher says of each token: its most likely tokens, all of its logits, or what its logits come from."""
+"""What a teacher says of each token: its most likely tokens, or what all of its logits come from."""
 
 from __future__ import annotations
 
@@ -82,25 +82,6 @@ class TeacherTopK:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TeacherLogits:
-    """All logits of the teacher, before any temperature, shape [N, V]: for small vocabularies."""
-
-    logits_NV: Tensor
-
-    def __len__(self) -> int:
-        return len(self.logits_NV)
-
-    def select(self, rows_N: Tensor) -> TeacherLogits:
-        """Return the rows where `rows_N` is true."""
-        return TeacherLogits(logits_NV=self.logits_NV[rows_N])
-
-    @property
-    def vocabulary(self) -> int:
-        """Number of tokens."""
-        return self.logits_NV.shape[1]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TeacherHead:
     """What the teacher's logits come from: hidden states [N, E] and output projection [V, E].
 
@@ -124,7 +105,7 @@ class TeacherHead:
         return len(self.weight_VE)
 
 
-Teacher: TypeAlias = TeacherTopK | TeacherLogits | TeacherHead
+Teacher: TypeAlias = TeacherTopK | TeacherHead
 
 
 def _refuse_rows(wrong_N: Tensor, what: str) -> None:

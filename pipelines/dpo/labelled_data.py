@@ -1,0 +1,106 @@
+"""Datasets of preferences in DPO runs: pairs, or single responses with a label each.
+
+    {"prompt": "Hi", "completion": "Hello", "label": true}
+
+Labelled rows are those of `roll_like.data.conversations` with a label; pairs are read by `roll_like.data.pairs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+from roll_like.builtin.pipelines.dpo.config import LabelledData, LabelledSource
+from roll_like.config.training_data import PairData
+from roll_like.data.bad_rows import SampleCounter
+from roll_like.data.chat import Renderer
+from roll_like.data.conversations import read_conversation, usable, whole
+from roll_like.data.messages import require_fields, short
+from roll_like.data.pairs import PairSample, load_pairs
+from roll_like.data.rows import Row
+from roll_like.data.samples import ConversationSample, Reader, SampleSet, SampleSource, fit, load_source, load_sources
+from roll_like.data.turns import Piece
+from roll_like.errors import DataError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelledSample:
+    """A response that is desirable or not.
+
+    Attributes:
+        sample: The conversation; what is trained is the response.
+        label: Whether it is desirable.
+    """
+
+    sample: ConversationSample
+    label: bool
+
+    @property
+    def origin(self) -> str:
+        """`file:line` of its row."""
+        return self.sample.origin
+
+    @property
+    def sequences(self) -> tuple[ConversationSample, ...]:
+        """Its sequence of tokens."""
+        return (self.sample,)
+
+    def content(self) -> bytes:
+        """Return everything that training sees of it, for fingerprints."""
+        return self.sample.content() + bytes([self.label])
+
+
+#: What preferences are told by.
+Preference: TypeAlias = PairSample | LabelledSample
+
+
+def load_preferences(
+    data: PairData | LabelledData, renderer: Renderer, *, section: str = "data"
+) -> SampleSet[Preference]:
+    """Read pairs, or responses with a label each, as `load_pairs` and `load_labelled` do."""
+    load: Any = load_pairs if isinstance(data, PairData) else load_labelled
+    return cast("SampleSet[Preference]", load(data, renderer, section=section))
+
+
+def load_labelled(data: LabelledData, renderer: Renderer, *, section: str = "data") -> SampleSet[LabelledSample]:
+    """Read responses with a label each.
+
+    Of a row with messages, the last assistant turn is what the label is about. Arguments and errors are those of
+    `load_conversations`.
+    """
+
+    def load(source: LabelledSource, key: str) -> SampleSource[LabelledSample]:
+        def draft(row: Row) -> list[list[Piece]]:
+            _label(row, source, key)
+            found = read_conversation(row, source, key)
+            return whole(found.sequences(renderer, found.assistant_turns()[0 if found.response else -1 :]))
+
+        def finish(row: Row, parts: list[ConversationSample], counter: SampleCounter) -> list[LabelledSample]:
+            sample = fit(usable(parts[0]), data, counter, section)
+            return [LabelledSample(sample=sample, label=_label(row, source, key))]
+
+        return load_source(source, Reader(draft=draft, finish=finish), renderer, data, key=key, section=section)
+
+    return load_sources(data.sources, load, section)
+
+
+def labelled_samples(preferences: Iterable[Preference]) -> Iterator[LabelledSample]:
+    """Yield responses with a label each: of a pair, the chosen one and then the rejected one."""
+    for each in preferences:
+        if isinstance(each, LabelledSample):
+            yield each
+        else:
+            yield LabelledSample(sample=each.chosen, label=True)
+            yield LabelledSample(sample=each.rejected, label=False)
+
+
+def _label(row: Row, source: LabelledSource, key: str) -> bool:
+    require_fields(row, {source.label_field: f"{key}.label_field"})
+    label = row.fields[source.label_field]
+    if label in (0, 1) and isinstance(label, int):
+        return bool(label)
+    raise DataError(
+        f"{row.origin}: expected true or false (or 1 or 0) in {source.label_field!r}, found {short(label)}",
+        fix=f"correct the row, or {key}.label_field",
+    )
