@@ -96,6 +96,8 @@ from roll_like.config.prompts import RolloutConfig as RolloutConfig
 from roll_like.config.run import Rule as Rule
 from roll_like.config.run import RunConfig as RunConfig
 from roll_like.config.run import ScheduleConfig as ScheduleConfig
+from roll_like.config.schedule import AsyncSchedule as AsyncSchedule
+from roll_like.config.schedule import SyncSchedule as SyncSchedule
 from roll_like.config.sections import CheckpointConfig as CheckpointConfig
 from roll_like.config.sections import CriticConfig as CriticConfig
 from roll_like.config.sections import DataConfig as DataConfig

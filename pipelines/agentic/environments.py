@@ -23,7 +23,7 @@ from roll_like.policy_gradient.workers import Progress
 from roll_like.rollout.evaluate import Evaluator, evaluation_sampling
 from roll_like.rollout.handles import ActorReplica
 from roll_like.rollout.router import Router
-from roll_like.rollout.source import SynchronousRollouts, sampling_of
+from roll_like.rollout.source import GroupFilter, GroupSource, sampling_of
 
 
 class EnvironmentWorkers:
@@ -136,10 +136,8 @@ def limits_of(config: AgenticConfig) -> EpisodeLimits:
     return EpisodeLimits(turns=config.rollout.max_turns, tokens=config.rollout.max_episode_tokens)
 
 
-def episode_rollouts(
-    config: AgenticConfig, manager: EnvManager, runner: DriverLoop
-) -> SynchronousRollouts[EpisodePlan]:
-    """Return the source of a step's groups of episodes."""
+def episode_groups(config: AgenticConfig, manager: EnvManager) -> GroupSource[EpisodePlan]:
+    """Return where groups of episodes come from."""
     order = EpisodeOrder(
         [(spec_of(one), one.weight, SeedRange(first=one.first_seed, count=one.seeds)) for one in config.environments]
     )
@@ -150,7 +148,7 @@ def episode_rollouts(
         sampling=sampling_of(config.rollout),
         limits=limits_of(config),
     )
-    return SynchronousRollouts(manager, order, plan, config.rollout, seed=config.seed, runner=runner)
+    return GroupSource(collector=manager, order=order, plan=plan, accept=GroupFilter(config.rollout))
 
 
 def episode_evaluator(config: AgenticConfig, manager: EnvManager, runner: DriverLoop) -> Evaluator[EpisodePlan] | None:

@@ -8,11 +8,12 @@ from typing import Self
 
 from roll_like.builtin.pipelines.agentic.check import environment_findings
 from roll_like.builtin.pipelines.agentic.config import AgenticConfig
-from roll_like.builtin.pipelines.agentic.environments import EnvironmentWorkers, episode_evaluator, episode_rollouts
+from roll_like.builtin.pipelines.agentic.environments import EnvironmentWorkers, episode_evaluator, episode_groups
 from roll_like.check import Report, check
 from roll_like.cluster import ResourceManager
 from roll_like.policy_gradient.objective import with_reference
 from roll_like.policy_gradient.pipeline import PolicyGradientPipeline
+from roll_like.policy_gradient.rollouts import start_rollouts
 from roll_like.policy_gradient.workers import start_engines, start_workers
 from roll_like.rollout.metrics import rollout_metrics
 from roll_like.run.state import Evaluates, RunContext
@@ -45,8 +46,8 @@ class AgenticPipeline(PolicyGradientPipeline[AgenticConfig]):
         environments = EnvironmentWorkers(config, run.resources, run.stack)
         workers = start_workers(config, run, environments)
         manager = environments.manager(workers.inference, workers.runner, workers.progress)
-        rollouts = episode_rollouts(config, manager, workers.runner)
-        run.state.keep(workers.saved_engines, rollouts=rollouts, advantages=workers.advantages)
+        rollouts = start_rollouts(config, run, workers, episode_groups(config, manager))
+        run.state.keep([*workers.saved_engines, rollouts], rollouts=rollouts, advantages=workers.advantages)
         evaluator = episode_evaluator(config, manager, workers.runner)
         return cls(config=config, run_state=run.state, workers=workers, rollouts=rollouts, evaluator=evaluator)
 

@@ -100,6 +100,12 @@ def _teacher_has_its_place(config: OnPolicyDistillConfig) -> Iterator[Violation]
                 ("distillation", "discount"),
                 "a loss looks at each token alone; remove it, or set distillation.use: advantage",
             )
+        if config.rollout.schedule.type == "async":
+            yield Violation(
+                ("rollout", "schedule", "type"),
+                "with distillation.use: loss the teachers' divergence is not weighted for samples of older policies; "
+                "set distillation.use: advantage, or type: sync",
+            )
     if config.rollout.temperature == 0:
         yield Violation(
             ("rollout", "temperature"),

@@ -18,7 +18,8 @@ from roll_like.check import Report, check
 from roll_like.cluster import ResourceManager
 from roll_like.policy_gradient.objective import with_reference
 from roll_like.policy_gradient.pipeline import PolicyGradientPipeline
-from roll_like.policy_gradient.reward_workers import prompt_rollouts
+from roll_like.policy_gradient.reward_workers import prompt_groups
+from roll_like.policy_gradient.rollouts import start_rollouts
 from roll_like.policy_gradient.workers import start_engines, start_workers
 from roll_like.rollout.metrics import rollout_metrics
 from roll_like.run.state import Evaluates, RunContext
@@ -56,8 +57,9 @@ class OnPolicyDistillPipeline(PolicyGradientPipeline[OnPolicyDistillConfig]):
         teachers = TeacherWorkers(config, run.resources, run.stack, run.state.timer)
         workers = start_workers(config.with_teacher_in_loss(), run, teachers, difficulty=config.domain_difficulty)
         scheduler = teachers.scheduler(workers.inference, workers.progress)
-        rollouts = prompt_rollouts(config, scheduler, workers.runner, run.state.metrics.warn)
-        run.state.keep(workers.saved_engines, rollouts=rollouts, advantages=workers.advantages)
+        source = prompt_groups(config, scheduler, run.state.metrics.warn)
+        rollouts = start_rollouts(config, run, workers, source)
+        run.state.keep([*workers.saved_engines, rollouts], rollouts=rollouts, advantages=workers.advantages)
         return cls(
             config=config,
             run_state=run.state,

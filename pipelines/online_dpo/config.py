@@ -19,6 +19,7 @@ from roll_like.config.prompts import EvaluationConfig, PromptRunConfig
 from roll_like.config.rules import SAMPLING_RULES, budget_holds_a_pair
 from roll_like.config.rules_effect import prompts_are_shared_anyway
 from roll_like.config.rules_rewards import PROMPT_RULES
+from roll_like.config.rules_schedule import only_synchronous
 from roll_like.config.run import NAME_PATTERN, Rule, ScheduleConfig
 from roll_like.config.sections import DeviceRange, PositiveFloat, PositiveInt, ReferenceSection
 from roll_like.config.training_data import PairData
@@ -180,6 +181,9 @@ class OnlineDPOConfig(PromptRunConfig, PreferenceRunConfig):
         _ranks_have_work,
         _iteration_reference_is_the_policy,
         _pair_evaluation_runs,
+        only_synchronous(
+            "an iteration trains many steps on pairs of one policy, so its answers are sampled at once; set type: sync"
+        ),
     )
 
     pipeline: Literal["online_dpo"] = Field(default="online_dpo", description="This pipeline.")

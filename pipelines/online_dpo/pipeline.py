@@ -29,9 +29,10 @@ from roll_like.data.pairs import load_pairs
 from roll_like.inference.interface import InferenceEngine
 from roll_like.models.load import load_renderer, resolve_model
 from roll_like.offline.samples import samples_metrics
-from roll_like.policy_gradient.reward_workers import RewardWorkers, prompt_evaluator, prompt_rollouts
+from roll_like.policy_gradient.reward_workers import RewardWorkers, prompt_evaluator, prompt_groups
 from roll_like.policy_gradient.start import shares_gpus, start_inference, start_weight_sync
 from roll_like.policy_gradient.workers import start_engines
+from roll_like.rollout.source import SynchronousRollouts
 from roll_like.run.pipeline import Pipeline
 from roll_like.run.state import Evaluates, RunContext
 from roll_like.training.rank import TrainingRank
@@ -87,7 +88,8 @@ class OnlineDPOPipeline(Pipeline[OnlineDPOConfig]):
             shared=[trainer] if shares_gpus(config, config.resources.device_mapping.training) else [],
         )
         scheduler = rewards.scheduler(inference, lambda done, total: state.metrics.phase("generating", done, total))
-        rollouts = prompt_rollouts(config, scheduler, runner, state.metrics.warn, unit="iteration")
+        source = prompt_groups(config, scheduler, state.metrics.warn)
+        rollouts = SynchronousRollouts(source, config.rollout, seed=config.seed, runner=runner, unit="iteration")
         pairs = SampledPairs(config, rollouts, engines, state, refreshed)
         state.keep([trainer], pairs=pairs)
         evaluators: list[Evaluates] = []

@@ -12,7 +12,8 @@ from roll_like.check.data import prompt_findings
 from roll_like.cluster import ResourceManager
 from roll_like.policy_gradient.objective import with_reference
 from roll_like.policy_gradient.pipeline import PolicyGradientPipeline
-from roll_like.policy_gradient.reward_workers import RewardWorkers, prompt_evaluator, prompt_rollouts
+from roll_like.policy_gradient.reward_workers import RewardWorkers, prompt_evaluator, prompt_groups
+from roll_like.policy_gradient.rollouts import start_rollouts
 from roll_like.policy_gradient.workers import start_engines, start_workers
 from roll_like.rollout.metrics import rollout_metrics
 from roll_like.run.state import Evaluates, RunContext
@@ -45,8 +46,9 @@ class RLVRPipeline(PolicyGradientPipeline[RLVRConfig]):
         rewards = RewardWorkers(config, run.resources, run.stack)
         workers = start_workers(config, run, rewards, difficulty=config.domain_difficulty)
         scheduler = rewards.scheduler(workers.inference, workers.progress)
-        rollouts = prompt_rollouts(config, scheduler, workers.runner, run.state.metrics.warn)
-        run.state.keep(workers.saved_engines, rollouts=rollouts, advantages=workers.advantages)
+        source = prompt_groups(config, scheduler, run.state.metrics.warn)
+        rollouts = start_rollouts(config, run, workers, source)
+        run.state.keep([*workers.saved_engines, rollouts], rollouts=rollouts, advantages=workers.advantages)
         evaluator = prompt_evaluator(config, scheduler, workers.runner)
         return cls(config=config, run_state=run.state, workers=workers, rollouts=rollouts, evaluator=evaluator)
 

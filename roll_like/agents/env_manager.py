@@ -214,6 +214,13 @@ class _EpisodeRunner:
         for group in groups:
             await _stopped(self._running.get(group, set()))
 
+    def hurry(self, groups: Collection[int]) -> None:
+        """Nothing yet."""
+
+    def describe(self, group: int) -> str:
+        """Return how many episodes of a group are under way."""
+        return f"{len(self._running.get(group, ()))} of its episodes under way"
+
     async def _episode(self, group: int, task: Task, index: int) -> Scored | Failure:
         seed = derived_seed(self._plan.seed, group, index)
         result = await self._manager.episode(task, self._plan, index, f"{self._serial}-{group}-{index}", seed)

@@ -12,6 +12,7 @@ from roll_like.config.inference import DEFAULT_ENGINE, engines_share_gpus
 from roll_like.config.plan import GIB, Plan, trained_parameters
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.run import RunConfig
+from roll_like.config.schedule import AsyncSchedule
 from roll_like.config.sections import CriticConfig, TrainerConfig
 from roll_like.inference.plugin import EnginePlugin
 from roll_like.models.precision import cpu_has_bfloat16
@@ -108,6 +109,7 @@ def check_settings(config: PolicyGradientConfig, made: Plan) -> Iterator[Finding
         yield from value_clip_without_effect(config.critic)
     yield from warm_up_that_never_ends("training", config.training, made.updates - sat_out)
     yield from ratio_settings_without_effect(config.algorithm)
+    yield from doubtful_staleness(config)
     yield from truncated_sampling(config)
 
 
@@ -128,6 +130,38 @@ def ratio_settings_without_effect(algorithm: AlgorithmConfig) -> Iterator[Findin
         f"{', '.join(idle)} {'has' if len(idle) == 1 else 'have'} no effect; set algorithm.updates_per_step to 2 or "
         "more, or old_logprobs: behaviour",
     )
+
+
+def doubtful_staleness(config: PolicyGradientConfig) -> Iterator[Finding]:
+    """Yield what an asynchronous run may suffer from, and how many updates its oldest samples lag behind."""
+    schedule, updates = config.rollout.schedule, config.algorithm.updates_per_step
+    if not isinstance(schedule, AsyncSchedule):
+        return
+    bound, key = schedule.max_staleness, "rollout.schedule.max_staleness"
+    lag = bound * updates + updates - 1
+    yield Finding(
+        "note",
+        key,
+        f"the oldest tokens that are trained on lag {lag} optimizer updates behind: {bound} versions of {updates} each"
+        + (f", and the {updates - 1} before the last of the step" if updates > 1 else ""),
+    )
+    if bound > 4:
+        yield Finding("warning", key, f"{bound} versions: samples this old slow learning down; 1 to 4 are usual")
+    elif bound > 1 and config.critic is not None:
+        yield Finding(
+            "warning",
+            key,
+            f"the critic's values are those of the current policy, and returns those of one up to {bound} versions "
+            "older; set it to 1, or use an advantage estimator without a critic",
+        )
+    correction = config.algorithm.correction
+    if bound > 2 and correction.reject is None and config.algorithm.old_logprobs != "behaviour":
+        yield Finding(
+            "warning",
+            "algorithm.correction.reject",
+            f"with samples up to {bound} versions old, leave out what the policy has moved away from: set "
+            "reject: {high: 2}, or algorithm.old_logprobs: behaviour",
+        )
 
 
 def value_clip_without_effect(critic: CriticConfig) -> Iterator[Finding]:

@@ -56,11 +56,13 @@ class EngineCapabilities:
         weight_transports: How it can take weights, the fastest first: any of `WEIGHT_TRANSPORTS`, or its own.
         tensor_parallel: Whether one replica can divide the model among several GPUs.
         sleep: Whether it can free GPU memory while a trainer works on the same GPUs.
+        pause: Whether its `sleep` freezes requests that are under way.
     """
 
     weight_transports: tuple[WeightTransport, ...] = (SHARED_MEMORY,)
     tensor_parallel: bool = False
     sleep: bool = False
+    pause: bool = False
 
 
 class EngineConfig(PluginConfig):

@@ -11,6 +11,7 @@ from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.config.inference import InferenceConfig, default_engine
 from roll_like.config.roles import RolePlan, model_role
 from roll_like.config.run import RunConfig, ScheduleConfig
+from roll_like.config.schedule import RolloutSchedule, SyncSchedule
 from roll_like.config.sections import (
     CriticConfig,
     Fraction,
@@ -43,6 +44,9 @@ class GroupRolloutConfig(SamplingConfig):
         default=0.1, description="End the run when more than this share of a step's samples is lost to failures."
     )
     retries: Annotated[int, Field(ge=0)] = Field(default=2, description="Further attempts after a failure.")
+    schedule: RolloutSchedule = Field(
+        default_factory=SyncSchedule, description="Whether sampling takes turns with training, or goes on meanwhile."
+    )
 
     @property
     @abstractmethod

@@ -12,6 +12,7 @@ from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunCo
 from roll_like.config.roles import RolePlan
 from roll_like.config.rules_algorithm import ALGORITHM_RULES
 from roll_like.config.rules_effect import EFFECT_RULES, POLICY_EFFECT_RULES, oversampling_replaces_something
+from roll_like.config.rules_schedule import SCHEDULE_RULES
 from roll_like.config.run import RunConfig
 from roll_like.config.sections import ReferenceConfig, TrainerConfig
 from roll_like.config.violations import Violation
@@ -247,4 +248,5 @@ POLICY_GRADIENT_RULES = (
     _no_device_mapping_without_a_critic,
     *SAMPLING_RULES,
     *POLICY_EFFECT_RULES,
+    *SCHEDULE_RULES,
 )

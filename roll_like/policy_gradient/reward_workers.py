@@ -28,7 +28,7 @@ from roll_like.rollout.evaluate import Evaluator, evaluation_sampling
 from roll_like.rollout.handles import ActorReplica, RewardPool
 from roll_like.rollout.reward_pools import RewardPools, RewardShare
 from roll_like.rollout.scheduler import GenerateScheduler, GroupPlan
-from roll_like.rollout.source import SynchronousRollouts, sampling_of
+from roll_like.rollout.source import GroupFilter, GroupSource, sampling_of
 
 #: Added to the rewards' own limits before their worker is taken for dead: it has to start first. Seconds.
 REWARD_GRACE = 60.0
@@ -84,22 +84,15 @@ def tasks_of(config: PromptRunConfig) -> TaskSet:
     return load_tasks(config.data.sources, load_renderer(config.model), config.data.max_prompt_tokens)
 
 
-def prompt_rollouts(
-    config: PromptRunConfig,
-    scheduler: GenerateScheduler,
-    runner: DriverLoop,
-    warn: Callable[[str], None],
-    *,
-    unit: str = "step",
-) -> SynchronousRollouts[GroupPlan]:
-    """Return the source of a step's groups of answers.
+def prompt_groups(
+    config: PromptRunConfig, scheduler: GenerateScheduler, warn: Callable[[str], None]
+) -> GroupSource[GroupPlan]:
+    """Return where groups of answers come from.
 
     Args:
         config: The run's configuration.
         scheduler: Collects groups.
-        runner: The driver's event loop.
         warn: Told about prompts that are left out.
-        unit: What the groups are sampled for, for messages.
     """
     tasks = tasks_of(config)
     for report in tasks.report:
@@ -107,21 +100,16 @@ def prompt_rollouts(
             warn(str(report))
     sampling = sampling_of(config.rollout)
     baseline = config.greedy_baseline
-    return SynchronousRollouts(
-        scheduler,
-        TaskOrder(tasks, seed=config.seed, shuffle=config.data.shuffle),
-        partial(
+    return GroupSource(
+        collector=scheduler,
+        order=TaskOrder(tasks, seed=config.seed, shuffle=config.data.shuffle),
+        plan=partial(
             GroupPlan,
             samples_per_group=config.rollout.samples_per_group,
             sampling=sampling,
             baseline=replace(sampling, temperature=0.0) if baseline else None,
         ),
-        config.rollout,
-        seed=config.seed,
-        runner=runner,
-        needs_baseline=baseline,
-        filters=config.domain_filters,
-        unit=unit,
+        accept=GroupFilter(config.rollout, needs_baseline=baseline, domains=config.domain_filters),
     )
 
 

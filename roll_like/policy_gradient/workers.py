@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from roll_like.algorithms.advantages import AdvantageEstimator
@@ -59,6 +59,7 @@ class Workers:
         inference: The engines' cluster.
         weights: Actor to engines.
         time_shared: What is trained on the inference engines' GPUs: they must make room for each other.
+        on_push: Called with each new policy version, as soon as the engines sample with it.
     """
 
     state: RunState
@@ -70,6 +71,7 @@ class Workers:
     inference: Cluster[InferenceEngine]
     weights: WeightSync
     time_shared: Sequence[TrainingEngine[Any]]
+    on_push: list[Callable[[int], None]] = field(default_factory=list)
 
     @property
     def saved_engines(self) -> list[TrainingEngine[Any]]:
@@ -92,7 +94,10 @@ class Workers:
     def push(self) -> SyncReport:
         """Hand the actor's weights to the engines."""
         with self.state.timer("sync"):
-            return self.weights.push()
+            report = self.weights.push()
+        for listener in self.on_push:
+            listener(report.version)
+        return report
 
     @contextmanager
     def training(self) -> Iterator[None]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from roll_like.errors import GenerationError
 from roll_like.types import Failure, Group, Scored, Task
+from roll_like.values import Metric
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,7 @@ class Collected:
         generate_seconds: From the first request to the last sample.
         wait_reward_seconds: From the last sample to the last result.
         tokens: Sampled tokens, rejected groups included.
+        metrics: Figures of the source itself, for the step.
     """
 
     groups: tuple[Group[Scored], ...]
@@ -56,6 +58,7 @@ class Collected:
     generate_seconds: float
     wait_reward_seconds: float
     tokens: int
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
 
     def refuse_too_many_failures(self, accepted: float, what: str) -> None:
         """Raise when infrastructure lost more samples than the configuration accepts.
@@ -88,6 +91,12 @@ class GroupRunner(Protocol):
 
     async def stop(self, groups: Collection[int]) -> None:
         """Cancel running groups, and wait until nothing of them generates."""
+
+    def hurry(self, groups: Collection[int]) -> None:
+        """Serve the requests of running groups before those of others."""
+
+    def describe(self, group: int) -> str:
+        """Return what a running group does, in a few words, for a message."""
 
 
 class SampleCounter:

@@ -11,7 +11,7 @@ import numpy as np
 
 from roll_like.metrics.rollouts import SOLVED, message_text, transcript
 from roll_like.rollout.collection import Collected
-from roll_like.types import Group, Scored, StopReason, Task
+from roll_like.types import Group, Scored, StopReason, Task, Trajectory
 from roll_like.values import Max, Mean, Metric, Sum, merge
 
 
@@ -24,7 +24,7 @@ def rollout_metrics(collected: Collected, policy_version: int) -> dict[str, Metr
     """
     groups = _with_success([*collected.groups, *collected.rejected])
     samples = [sample for group in groups for sample in group.samples]
-    metrics: dict[str, Metric] = merge(_sample_metrics(sample, policy_version) for sample in samples)
+    metrics: dict[str, Metric] = merge(_sample_metrics(sample) for sample in samples)
     metrics |= {
         "rollout/tokens": Sum(float(collected.tokens)),
         "rollout/samples": Sum(float(len(samples))),
@@ -34,6 +34,8 @@ def rollout_metrics(collected: Collected, policy_version: int) -> dict[str, Metr
         "rollout/groups/aborted": Sum(float(len(collected.unfinished))),
         "rollout/groups/zero_variance": Mean(_share_zero_variance(groups), len(groups)),
         "time/reward": Sum(collected.wait_reward_seconds),
+        **staleness_metrics(collected.groups, policy_version),
+        **collected.metrics,
     }
     if samples:
         rewards = np.array([sample.reward for sample in samples])
@@ -46,6 +48,39 @@ def rollout_metrics(collected: Collected, policy_version: int) -> dict[str, Metr
         metrics[f"{prefix}/zero_variance"] = Mean(_share_zero_variance(members), len(members))
         metrics[f"{prefix}/groups"] = Sum(float(len(members)))
     return metrics
+
+
+def staleness_metrics(groups: Sequence[Group[Scored]], policy_version: int) -> dict[str, Metric]:
+    """Return how old a step's samples are, in policy versions.
+
+    Args:
+        groups: What the step trains on.
+        policy_version: Version of the weights that it trains.
+    """
+    metrics: dict[str, Metric] = merge(
+        _sample_staleness(sample.trajectory, policy_version) for group in groups for sample in group.samples
+    )
+    versions = [
+        [segment.policy_version for sample in group.samples for segment in sample.trajectory.segments]
+        for group in groups
+    ]
+    ranges = [float(np.ptp(of_group)) for of_group in versions if of_group]
+    if ranges:
+        metrics["staleness/group_range"] = Mean(float(np.mean(ranges)), len(ranges))
+    return metrics
+
+
+def _sample_staleness(trajectory: Trajectory, policy_version: int) -> dict[str, Metric]:
+    age = float(policy_version - trajectory.policy_version)
+    lengths = [segment.end - segment.start for segment in trajectory.segments]
+    ages = [policy_version - segment.policy_version for segment in trajectory.segments]
+    return {
+        "staleness/mean": Mean(age),
+        "staleness/max": Max(age),
+        "staleness/tokens": Mean(float(np.average(ages, weights=lengths)), sum(lengths)),
+        "staleness/mixed": Mean(float(len(set(ages)) > 1)),
+        "schedule/off_policy": Mean(float(age > 0)),
+    }
 
 
 def evaluation_metrics(collected: Collected, k: int) -> dict[str, Metric]:
@@ -132,10 +167,9 @@ def _episode(task: Task, sample: Scored) -> dict[str, Any]:
     return row
 
 
-def _sample_metrics(sample: Scored, policy_version: int) -> dict[str, Metric]:
+def _sample_metrics(sample: Scored) -> dict[str, Metric]:
     trajectory = sample.trajectory
     length = float(trajectory.response_length)
-    age = float(policy_version - trajectory.policy_version)
     return {
         "rollout/reward/mean": Mean(sample.reward),
         **{f"rollout/reward/{name}": Mean(value) for name, value in sample.rewards.items()},
@@ -145,8 +179,6 @@ def _sample_metrics(sample: Scored, policy_version: int) -> dict[str, Metric]:
         "rollout/response_length/mean": Mean(length),
         "rollout/response_length/max": Max(length),
         "rollout/truncated": Mean(float(trajectory.stop_reason is StopReason.LENGTH)),
-        "staleness/mean": Mean(age),
-        "staleness/max": Max(age),
     }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -103,6 +104,7 @@ class _PromptRunner:
         self._counter = counter
         self._serial = serial
         self._requested: dict[int, list[str]] = {}
+        self._sampled: Counter[int] = Counter()
         self._stopped: set[int] = set()
 
     async def run(self, group: int, task: Task) -> Group[Scored]:
@@ -112,7 +114,7 @@ class _PromptRunner:
         try:
             return await self._sample_and_score(group, task, requests)
         finally:
-            del self._requested[group]
+            del self._requested[group], self._sampled[group]
             self._stopped.discard(group)
 
     async def _sample_and_score(self, group: int, task: Task, requests: Sequence[GenerateRequest]) -> Group[Scored]:
@@ -136,6 +138,15 @@ class _PromptRunner:
         self._stopped |= self._requested.keys() & set(groups)
         await self._router.abort([request_id for group in groups for request_id in self._requested.get(group, ())])
 
+    def hurry(self, groups: Collection[int]) -> None:
+        """Nothing yet."""
+
+    def describe(self, group: int) -> str:
+        """Return how many samples of a group are finished."""
+        requests = len(self._requested.get(group, ()))
+        sampled = self._sampled[group]
+        return "waiting for its rewards" if sampled >= requests else f"{sampled} of {requests} samples finished"
+
     async def _sample(
         self, group: int, task: Task, sample: int, request: GenerateRequest
     ) -> Trajectory | Failure | None:
@@ -146,6 +157,7 @@ class _PromptRunner:
             return None
         except SampleLost as error:
             return Failure(stage="generate", name=f"sample {sample}", error=error.message, origin=task.origin)
+        self._sampled[group] += 1
         if group not in self._stopped:
             self._counter.sampled(len(generation.token_ids))
         return _trajectory(task, sample, generation)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -12,7 +14,7 @@ import numpy as np
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.policy_gradient import GroupRolloutConfig
 from roll_like.inference.interface import Sampling, derived_seed
-from roll_like.rollout.collection import Collected
+from roll_like.rollout.collection import Collected, GroupRunner, SampleCounter
 from roll_like.types import Group, Scored, Task
 
 PlanT = TypeVar("PlanT")
@@ -34,6 +36,12 @@ class RolloutSource(Protocol):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` was taken."""
+
+    def save(self, directory: Path) -> None:
+        """Write what of the last `state` is no JSON into a checkpoint."""
+
+    def load(self, directory: Path) -> None:
+        """Read back what `save` wrote; `load_state` was called before."""
 
 
 class Order(Protocol):
@@ -58,6 +66,9 @@ class Collector(Protocol[PlanT_contra]):
     async def collect(self, tasks: Iterator[Task], plan: PlanT_contra) -> Collected:
         """Return scored groups of tasks."""
 
+    def runner(self, plan: PlanT_contra, counter: SampleCounter) -> GroupRunner:
+        """Return what samples and scores single groups."""
+
 
 class PlanMaker(Protocol[PlanT_co]):
     """Makes a collector's plan from what every plan has; the rest is bound already."""
@@ -74,42 +85,73 @@ class PlanMaker(Protocol[PlanT_co]):
         """Return the plan of one collection."""
 
 
+class GroupFilter:
+    """Tells which scored groups are trained on.
+
+    Args:
+        config: The `rollout` section.
+        needs_baseline: Whether groups without `baselines` are of no use.
+        domains: Whether groups with zero reward variance are replaced, for domains with a setting of their own.
+    """
+
+    def __init__(
+        self, config: GroupRolloutConfig, *, needs_baseline: bool = False, domains: Mapping[str, bool] | None = None
+    ) -> None:
+        self._drop_zero_variance = config.drop_zero_variance_groups
+        self._needs_baseline = needs_baseline
+        self._domains = domains or {}
+
+    def __call__(self, group: Group[Scored]) -> bool:
+        """Return whether a group is trained on."""
+        rewards = [sample.reward for sample in group.samples]
+        if self._needs_baseline and not group.baselines:  # it was lost to a failure: nothing to compare with
+            return False
+        if self._domains.get(group.task.domain, self._drop_zero_variance):
+            return len(rewards) > 1 and not np.allclose(rewards, rewards[0], rtol=0, atol=1e-8)
+        return len(rewards) > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupSource(Generic[PlanT]):
+    """Where groups come from, whatever the schedule.
+
+    Attributes:
+        collector: Samples and scores groups.
+        order: What they attempt.
+        plan: Makes the collector's plan.
+        accept: Whether a scored group is trained on.
+    """
+
+    collector: Collector[PlanT]
+    order: Order
+    plan: PlanMaker[PlanT]
+    accept: Callable[[Group[Scored]], bool]
+
+
 class SynchronousRollouts(Generic[PlanT]):
     """Generates a step's groups with the current policy, while nothing else happens.
 
     Args:
-        collector: Samples and scores groups.
-        order: What they attempt.
-        plan: Makes the collector's plan.
+        source: Where groups come from.
         config: The `rollout` section.
         seed: Seed of the run.
         runner: The driver's event loop.
-        needs_baseline: Whether groups without `baselines` are of no use.
-        filters: Whether groups with zero reward variance are replaced, for domains with a setting of their own.
         unit: What groups are collected for, for messages.
     """
 
     def __init__(
         self,
-        collector: Collector[PlanT],
-        order: Order,
-        plan: PlanMaker[PlanT],
+        source: GroupSource[PlanT],
         config: GroupRolloutConfig,
         *,
         seed: int,
         runner: DriverLoop,
-        needs_baseline: bool = False,
-        filters: Mapping[str, bool] | None = None,
         unit: str = "step",
     ) -> None:
-        self._collector = collector
-        self._order = order
-        self._plan = plan
+        self._source = source
         self._config = config
         self._seed = seed
         self._runner = runner
-        self._needs_baseline = needs_baseline
-        self._filters = filters or {}
         self._unit = unit
         self._returned: deque[Task] = deque()
         self._acceptance = 1.0
@@ -122,14 +164,14 @@ class SynchronousRollouts(Generic[PlanT]):
         """
         config = self._config
         most = math.floor(config.groups * config.max_oversampling)
-        plan = self._plan(
+        plan = self._source.plan(
             groups=config.groups,
             initial_groups=min(most, math.ceil(config.groups / max(self._acceptance, 0.05))),
             max_groups=most,
-            accept=self._accept,
+            accept=self._source.accept,
             seed=derived_seed(self._seed, step) if config.seeded else None,
         )
-        collected = self._runner.run(self._collector.collect(self._tasks(), plan))
+        collected = self._runner.run(self._source.collector.collect(self._tasks(), plan))
         self._returned.extendleft(reversed(collected.unfinished))
         scored = len(collected.groups) + len(collected.rejected)
         if scored:
@@ -141,28 +183,26 @@ class SynchronousRollouts(Generic[PlanT]):
     def state(self) -> dict[str, Any]:
         """Return the data position, with the tasks that were started and given back."""
         return {
-            "order": self._order.state(),
+            "order": self._source.order.state(),
             "returned": [task.task_id for task in self._returned],
             "acceptance": self._acceptance,
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` was taken."""
-        self._order.load_state(state["order"])
-        self._returned = deque(self._order.find(task_id) for task_id in state["returned"])
+        self._source.order.load_state(state["order"])
+        self._returned = deque(self._source.order.find(task_id) for task_id in state["returned"])
         self._acceptance = state["acceptance"]
 
     def _tasks(self) -> Iterator[Task]:
         while True:
-            yield self._returned.popleft() if self._returned else self._order.next()
+            yield self._returned.popleft() if self._returned else self._source.order.next()
 
-    def _accept(self, group: Group[Scored]) -> bool:
-        rewards = [sample.reward for sample in group.samples]
-        if self._needs_baseline and not group.baselines:  # it was lost to a failure: nothing to compare with
-            return False
-        if self._filters.get(group.task.domain, self._config.drop_zero_variance_groups):
-            return len(rewards) > 1 and not np.allclose(rewards, rewards[0], rtol=0, atol=1e-8)
-        return len(rewards) > 0
+    def save(self, directory: Path) -> None:
+        """Write nothing: between two steps no group is left."""
+
+    def load(self, directory: Path) -> None:
+        """Read nothing. Groups of an asynchronous run that were ready are sampled again."""
 
 
 def sampling_of(config: GroupRolloutConfig) -> Sampling:

@@ -24,7 +24,7 @@ from roll_like.rollout.collection import Collected
 from roll_like.rollout.evaluate import Evaluator, evaluation_sampling
 from roll_like.rollout.metrics import evaluation_metrics, pass_at_k, rollout_metrics, rollout_rows
 from roll_like.rollout.scheduler import GroupPlan
-from roll_like.rollout.source import SynchronousRollouts, sampling_of
+from roll_like.rollout.source import GroupFilter, GroupSource, SynchronousRollouts, sampling_of
 from roll_like.types import Failure, Group, Scored, StopReason, Task
 from roll_like.values import reduce
 
@@ -79,8 +79,13 @@ def source(  # type: ignore[no-untyped-def]
 ) -> SynchronousRollouts[GroupPlan]:
     config = RolloutConfig(prompts_per_step=3, samples_per_prompt=2, **changes)
     plan = partial(GroupPlan, samples_per_group=2, sampling=sampling_of(config))
-    order = TaskOrder(taskset(), seed=0)
-    return SynchronousRollouts(scheduler, order, plan, config, seed=7, runner=runner, filters=filters)
+    groups = GroupSource(
+        collector=scheduler,
+        order=TaskOrder(taskset(), seed=0),
+        plan=plan,
+        accept=GroupFilter(config, domains=filters),
+    )
+    return SynchronousRollouts(groups, config, seed=7, runner=runner)
 
 
 def test_a_resumed_source_goes_on_with_the_same_tasks_and_seeds() -> None:
@@ -112,13 +117,13 @@ def test_oversampling_follows_the_share_of_accepted_groups() -> None:
 
 
 def test_the_filter_wants_different_rewards() -> None:
-    with DriverLoop() as runner:
-        plain = source(FakeScheduler(), runner)
-        filtering = source(FakeScheduler(), runner, drop_zero_variance_groups=True, max_oversampling=2.0)
+    config = RolloutConfig(prompts_per_step=3, samples_per_prompt=2)
+    plain = GroupFilter(config)
+    filtering = GroupFilter(config.model_copy(update={"drop_zero_variance_groups": True}))
     same, different, lonely = (group(task(), rewards) for rewards in ([0.1 + 0.2, 0.3], [0.0, 1.0], [1.0]))
-    assert [plain._accept(one) for one in (same, different, lonely)] == [True, True, True]
-    assert [filtering._accept(one) for one in (same, different, lonely)] == [False, True, False]
-    assert not plain._accept(group(task(), []))
+    assert [plain(one) for one in (same, different, lonely)] == [True, True, True]
+    assert [filtering(one) for one in (same, different, lonely)] == [False, True, False]
+    assert not plain(group(task(), []))
 
 
 def test_too_many_failures_end_the_run_and_show_the_first() -> None:
@@ -143,7 +148,7 @@ def test_rollout_metrics_are_over_samples_not_over_groups() -> None:
     assert values["rollout/truncated"] == pytest.approx(2 / 6)
     assert values["rollout/groups/zero_variance"] == 1.0
     assert values["rollout/reward/pass"] == pytest.approx(1 / 3)
-    assert values["staleness/mean"] == pytest.approx(2 * 5 / 6)
+    assert values["staleness/mean"] == pytest.approx(2 * 3 / 4)  # of trained samples only
     assert values["staleness/max"] == 2
     assert values["rollout/samples"] == 6
 
@@ -203,7 +208,9 @@ def test_a_greedy_baseline_is_asked_for_and_needed(monkeypatch: pytest.MonkeyPat
         "algorithm": {"advantage": {"type": "remax"}},
     }
     with DriverLoop() as runner:
-        rollouts = reward_workers.prompt_rollouts(RLVRConfig.model_validate(values), scheduler, runner, pytest.fail)
+        config = RLVRConfig.model_validate(values)
+        groups = reward_workers.prompt_groups(config, scheduler, pytest.fail)
+        rollouts = SynchronousRollouts(groups, config.rollout, seed=config.seed, runner=runner)
         rollouts.collect(0)
         source(scheduler, runner).collect(0)
     greedy, plain = scheduler.plans
@@ -211,8 +218,8 @@ def test_a_greedy_baseline_is_asked_for_and_needed(monkeypatch: pytest.MonkeyPat
     assert (greedy.baseline.temperature, greedy.baseline.top_k, greedy.sampling.temperature) == (0.0, 5, 0.7)
     assert plain.baseline is None
     complete = group(task(), [0.0, 1.0])
-    assert rollouts._accept(replace(complete, baselines=complete.samples[:1]))
-    assert not rollouts._accept(complete)  # the greedy sample was lost: there is nothing to compare with
+    assert groups.accept(replace(complete, baselines=complete.samples[:1]))
+    assert not groups.accept(complete)  # the greedy sample was lost: there is nothing to compare with
 
 
 def test_an_evaluation_names_the_k_of_its_schedule() -> None:
@@ -228,9 +235,9 @@ def test_an_evaluation_names_the_k_of_its_schedule() -> None:
 
 def test_domains_have_filters_and_figures_of_their_own() -> None:
     maths, code = (replace(task(index), domain=domain) for index, domain in enumerate(("maths", "code")))
-    with DriverLoop() as runner:
-        rollouts = source(FakeScheduler(), runner, filters={"maths": True}, max_oversampling=2.0)
-    assert [rollouts._accept(group(one, [1.0, 1.0])) for one in (maths, code)] == [False, True]
+    config = RolloutConfig(prompts_per_step=3, samples_per_prompt=2, max_oversampling=2.0)
+    accept = GroupFilter(config, domains={"maths": True})
+    assert [accept(group(one, [1.0, 1.0])) for one in (maths, code)] == [False, True]
     groups = [group(maths, [1.0, 0.0]), group(code, [0.5, 0.5])]
     values = reduce(rollout_metrics(collected(groups), policy_version=1))
     assert values["rollout/domain/maths/reward"] == values["rollout/domain/code/reward"] == 0.5

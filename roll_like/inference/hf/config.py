@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from roll_like.config.inference import EngineConfig
+from roll_like.config.inference import EngineCapabilities, EngineConfig
 from roll_like.config.sections import PositiveInt
 
 
 class HFConfig(EngineConfig):
     """Transformers generates: deterministic, slow, for comparison and small cases."""
+
+    capabilities: ClassVar[EngineCapabilities] = EngineCapabilities(pause=True)
 
     type: Literal["hf"] = Field(default="hf", description="This engine.")
     max_running: PositiveInt = Field(default=32, description="Sequences decoded together.")

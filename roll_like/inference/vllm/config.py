@@ -72,7 +72,7 @@ class VLLMConfig(VLLMSettings, EngineConfig):
     """vLLM generates (default)."""
 
     capabilities: ClassVar[EngineCapabilities] = EngineCapabilities(
-        weight_transports=WEIGHT_TRANSPORTS, tensor_parallel=True, sleep=True
+        weight_transports=WEIGHT_TRANSPORTS, tensor_parallel=True, sleep=True, pause=True
     )
 
     memory_key: ClassVar[str] = "kv_cache_gib"

@@ -1,0 +1,61 @@
+"""When groups are sampled: in turns with training, or while it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from roll_like.config.base import ConfigModel
+from roll_like.config.sections import PositiveFloat, PositiveInt
+
+
+class SyncSchedule(ConfigModel):
+    """Sample a step's groups, then train on them."""
+
+    type: Literal["sync"] = Field(default="sync", description="Generation and training take turns; the default.")
+
+
+class AsyncSchedule(ConfigModel):
+    """Sample while the policy is trained. No group is discarded for its age, and none is older than `max_staleness`."""
+
+    type: Literal["async"] = Field(description="Generation goes on while the policy is trained.")
+    max_staleness: PositiveInt = Field(
+        default=1,
+        description="Most policy versions between the oldest token of a trained sample and the weights that it trains. "
+        "2 to 4 where some groups take much longer than others.",
+    )
+    ahead: PositiveFloat = Field(
+        default=1.0,
+        description="Groups in flight or waiting beyond those of the step, as a multiple of them; about the mean "
+        "staleness of samples. At most `max_staleness`.",
+    )
+    stall_seconds: PositiveFloat = Field(
+        default=1800.0, description="End the run when a step waits this long and no group ends. Seconds."
+    )
+
+    @model_validator(mode="after")
+    def _bound_can_be_kept(self) -> Self:
+        if self.ahead > self.max_staleness:
+            raise ValueError(
+                f"ahead: {self.ahead:g} keeps more groups waiting than can be trained while they are at most "
+                f"max_staleness: {self.max_staleness} versions old; lower ahead to {self.max_staleness}, or raise "
+                "max_staleness"
+            )
+        return self
+
+
+def _type_of(value: Any) -> Any:
+    """Return the type that a value names; the default where it names none."""
+    return value.get("type", "sync") if isinstance(value, Mapping) else getattr(value, "type", None)
+
+
+RolloutSchedule: TypeAlias = Annotated[
+    Annotated[SyncSchedule, Tag("sync")] | Annotated[AsyncSchedule, Tag("async")],
+    Discriminator(
+        _type_of,
+        custom_error_type="schedule",
+        custom_error_message="a schedule is a mapping with a type: sync or async, as {type: async, max_staleness: 2}",
+    ),
+]

@@ -1,0 +1,38 @@
+"""The source of a run's groups, by its schedule."""
+
+from __future__ import annotations
+
+from roll_like.config.policy_gradient import PolicyGradientConfig
+from roll_like.config.schedule import AsyncSchedule
+from roll_like.policy_gradient.workers import Workers
+from roll_like.rollout.asynchronous import AsyncRollouts
+from roll_like.rollout.source import GroupSource, PlanT, RolloutSource, SynchronousRollouts
+from roll_like.run.state import RunContext
+
+
+def start_rollouts(
+    config: PolicyGradientConfig, run: RunContext, workers: Workers, source: GroupSource[PlanT]
+) -> RolloutSource:
+    """Return what brings the groups of each step.
+
+    Args:
+        config: The run's configuration.
+        run: What it is built on; closes the source before the engines.
+        workers: Trainer and engines; asynchronous rollouts follow the versions that they push.
+        source: Where groups come from.
+    """
+    schedule = config.rollout.schedule
+    if not isinstance(schedule, AsyncSchedule):
+        return SynchronousRollouts(source, config.rollout, seed=config.seed, runner=workers.runner)
+    rollouts = AsyncRollouts(
+        source,
+        config.rollout,
+        schedule,
+        steps=config.total_steps,
+        seed=config.seed,
+        runner=workers.runner,
+        progress=workers.progress,
+    )
+    run.stack.callback(rollouts.close)
+    workers.on_push.append(rollouts.published)
+    return rollouts

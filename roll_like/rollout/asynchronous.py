@@ -1,0 +1,199 @@
+"""Asynchronous rollouts behind the same `collect`: groups are sampled and scored while the policy is trained."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roll_like.cluster.driver_loop import DriverLoop
+from roll_like.config.policy_gradient import GroupRolloutConfig
+from roll_like.config.schedule import AsyncSchedule
+from roll_like.inference.interface import derived_seed
+from roll_like.rollout.collection import Collected, SampleCounter
+from roll_like.rollout.ledger import Ledger
+from roll_like.rollout.source import GroupSource, PlanT
+from roll_like.rollout.storage import read_groups, write_groups
+from roll_like.rollout.stream import GroupStream, Since
+from roll_like.types import Group, Scored, Task
+from roll_like.values import Last, Mean, Metric, Sum
+
+#: Where a checkpoint has the groups that wait to be trained.
+BUFFER = "rollouts"
+
+
+class AsyncRollouts:
+    """Brings a step's groups out of a stream that never stops; waits only for those that are missing.
+
+    The stream runs on the driver's event loop. Every call from the pipeline's thread goes through the loop, so that one
+    thread changes the stream.
+
+    Args:
+        source: Where groups come from.
+        config: The `rollout` section.
+        schedule: Its `schedule`.
+        steps: Steps of the whole run.
+        seed: Seed of the run.
+        runner: The driver's event loop.
+        progress: Called with (samples that are ready, samples of a step) while a step waits for them.
+    """
+
+    def __init__(
+        self,
+        source: GroupSource[PlanT],
+        config: GroupRolloutConfig,
+        schedule: AsyncSchedule,
+        *,
+        steps: int,
+        seed: int,
+        runner: DriverLoop,
+        progress: Callable[[int, int], None],
+    ) -> None:
+        self._order = source.order
+        self._config = config
+        self._seed = seed
+        self._runner = runner
+        self._progress = progress
+        self._ledger = Ledger(
+            groups=config.groups,
+            max_staleness=schedule.max_staleness,
+            ahead=schedule.ahead,
+            batches=steps,
+            max_filtered=math.floor(config.groups * config.max_oversampling) - config.groups,
+        )
+        self._counter = SampleCounter(config.samples_per_group, self._show)
+        plan = source.plan(
+            groups=config.groups,
+            initial_groups=config.groups,
+            max_groups=config.groups,
+            accept=source.accept,
+            seed=seed if config.seeded else None,
+        )
+        self._stream = GroupStream(
+            source.collector.runner(plan, self._counter),
+            self._tasks(),
+            self._ledger,
+            source.accept,
+            clock=time.monotonic,
+            stall_seconds=schedule.stall_seconds,
+        )
+        self._collecting = False
+        self._restored: Mapping[str, Any] | None = None
+        self._buffer: list[Group[Scored]] = []
+        self._began = time.monotonic()
+
+    def collect(self, step: int) -> Collected:
+        """Return the groups of a step, in an order that depends on the step's seed only.
+
+        Raises:
+            GenerationError: More samples were lost to failures than `rollout.max_failure_fraction`, or nothing has
+                ended for `stall_seconds`. What a group raised meanwhile is raised here.
+        """
+        collected = self._runner.run(self._collect(step))
+        collected.refuse_too_many_failures(self._config.max_failure_fraction, f"step {step + 1}")
+        return collected
+
+    def published(self, version: int) -> None:
+        """Note that the engines sample with a new version, and start the groups it makes room for."""
+        self._runner.run(_call(partial(self._publish, version)))
+
+    def state(self) -> dict[str, Any]:
+        """Return the data position, the groups that run, and which are ready; `save` writes those."""
+        return self._runner.run(_call(self._snapshot))
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken, as soon as `load` has brought the groups that were ready."""
+        self._order.load_state(state["order"])
+        self._restored = state
+
+    def save(self, directory: Path) -> None:
+        """Write the groups that were ready when `state` was last called."""
+        write_groups(directory / BUFFER, self._buffer)
+
+    def load(self, directory: Path) -> None:
+        """Read what `save` wrote; a checkpoint of a synchronous run has no groups."""
+        assert self._restored is not None, "`load_state` comes first"
+        stream = self._restored.get("stream")
+        if stream is None:
+            stream = Ledger.beginning(self._restored["returned"])
+            groups: list[Group[Scored]] = []
+        else:
+            groups = read_groups(directory / BUFFER)
+        self._runner.run(_call(partial(self._stream.restore, stream, groups, self._order.find)))
+
+    def close(self) -> None:
+        """Stop every group that runs."""
+        self._runner.run(self._stream.close())
+
+    def _publish(self, version: int) -> None:
+        if self._ledger.version == 0:  # the first version of this process: a step was trained from each before it
+            self._ledger.taken = version - 1
+        self._stream.published(version)
+
+    async def _collect(self, step: int) -> Collected:
+        began = time.monotonic()
+        self._collecting = True
+        try:
+            batch = await self._stream.batch()
+        finally:
+            self._collecting = False
+        groups = [entry.group for entry in batch if entry.group is not None]
+        order = np.random.default_rng(derived_seed(self._seed, step)).permutation(len(groups))
+        since, tokens = self._stream.report(), self._counter.tokens
+        self._counter.tokens = 0
+        return Collected(
+            groups=tuple(groups[index] for index in order),
+            rejected=tuple(since.rejected),
+            unfinished=(),
+            failures=tuple(since.failures),
+            started=since.started,
+            generate_seconds=time.monotonic() - began,
+            wait_reward_seconds=0.0,  # rewards are computed while other groups are sampled
+            tokens=tokens,
+            metrics=self._metrics(since, began),
+        )
+
+    def _metrics(self, since: Since, began: float) -> dict[str, Metric]:
+        """Return the figures of the time since the last step's groups were there."""
+        now = time.monotonic()
+        seconds, self._began = max(now - self._began, 1e-9), now
+        return {
+            "schedule/ready": Last(float(self._stream.ready)),
+            "schedule/open": Last(float(self._stream.running)),
+            "schedule/filtered": Sum(float(sum(bool(group.samples) for group in since.rejected))),
+            "schedule/discarded": Sum(float(since.discarded)),
+            "time/blocked": Sum(since.blocked_seconds),
+            "util/trainer_wait": Mean((now - began) / seconds),
+        }
+
+    def _snapshot(self) -> dict[str, Any]:
+        stream, self._buffer = self._stream.snapshot()
+        pairs = zip(stream["ready"], self._buffer, strict=True)
+        ready = [[serial, group.task.task_id] for (serial, _), group in pairs]
+        # `returned` is what a synchronous run continues with
+        return {
+            "order": self._order.state(),
+            "returned": [task_id for _, task_id in sorted([*stream["open"], *ready])],
+            "acceptance": 1.0,
+            "stream": stream,
+        }
+
+    def _show(self, done: int, total: int) -> None:
+        del done, total  # of all groups since the start of the run
+        if self._collecting:
+            samples, groups = self._config.samples_per_group, self._config.groups
+            self._progress(min(self._stream.ready, groups) * samples, groups * samples)
+
+    def _tasks(self) -> Iterator[Task]:
+        while True:
+            yield self._order.next()
+
+
+async def _call(function: Callable[[], Any]) -> Any:
+    """Run a function on the event loop."""
+    return function()

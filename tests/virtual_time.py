@@ -1,0 +1,13 @@
+"""Runs coroutines in virtual time, by the event loop of the benchmarks."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_NAMES = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "virtual_loop.py"))
+
+run_virtually: Callable[..., Any] = _NAMES["run_virtually"]
+Deadlock: type[RuntimeError] = _NAMES["Deadlock"]
