@@ -59,6 +59,8 @@ class Workers:
         inference: The engines' cluster.
         weights: Actor to engines.
         time_shared: What is trained on the inference engines' GPUs: they must make room for each other.
+        takes_turns: Whether requests may be under way while the trainer works on the engines' devices: they freeze
+            then, also where no memory has to be freed.
     """
 
     state: RunState
@@ -70,6 +72,7 @@ class Workers:
     inference: Cluster[InferenceEngine]
     weights: WeightSync
     time_shared: Sequence[TrainingEngine[Any]]
+    takes_turns: bool = False
 
     @property
     def saved_engines(self) -> list[TrainingEngine[Any]]:
@@ -90,20 +93,21 @@ class Workers:
                 yield
 
     def push(self) -> SyncReport:
-        """Hand the actor's weights to the engines."""
+        """Hand the actor's weights to the engines, which go on generating then."""
         with self.state.timer("sync"):
             return self.weights.push()
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Give the devices to the trainer."""
+        """Give the devices to the trainer. Engines that slept meanwhile generate again after `push`."""
+        sleeps = self.takes_turns or bool(self.time_shared)
         with self.state.timer("train"):
-            if self.time_shared:
+            if sleeps:
                 self.runner.run(self.inference.ask_everywhere(InferenceEngine.sleep))
-                for engine in self.time_shared:
-                    engine.reload()
+            for engine in self.time_shared:
+                engine.reload()
             yield
-            if self.time_shared:
+            if sleeps:
                 self.runner.run(self.inference.ask_everywhere(InferenceEngine.wake))
 
 
@@ -157,7 +161,8 @@ def start_workers(
             difficulty=difficulty or {},
         ),
         inference=inference,
-        weights=start_weight_sync(config, actor.cluster, inference),
+        # one push a step: a resumed run's first push has the number that it had in the run before
+        weights=start_weight_sync(config, actor.cluster, inference, version=run.state.first_step),
         time_shared=time_shared(config, actor, critic),
     )
 
