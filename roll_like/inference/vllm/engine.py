@@ -170,7 +170,7 @@ class VLLMEngine(PolledEngine):
     # ---- GPU memory and weights -------------------------------------------------------------------
 
     async def sleep(self) -> None:
-        """Freeze generation; on GPUs shared with a trainer, move weights to host memory and drop the key-value cache."""
+        """Freeze generation; on GPUs shared with a trainer, weights move to host memory and the cache is dropped."""
         self._require_alive()
         if sleeps(self._config, self._spec):
             await self._llm.sleep(level=1, mode="keep")
