@@ -183,6 +183,7 @@ def test_a_killed_engine_process_is_an_error_and_nothing_is_left(float_model: Pa
     assert not without_others(new)
 
 
+@pytest.mark.usefixtures("vllm")  # a first import of vLLM warns
 @pytest.mark.parametrize("shares_gpus", [False, True])
 @pytest.mark.parametrize("pushes", [False, True])
 async def test_the_calls_of_a_turn_of_the_trainer_are_vllms_own_and_in_order(

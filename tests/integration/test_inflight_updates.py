@@ -246,13 +246,16 @@ def test_requests_freeze_while_vllm_sleeps_and_go_on_after_resume(
     versions = Versions(float_model, vllm)
     first = versions.push(1)
     crossing, waiting = request("crossing", 200, temperature=0.7), request("waiting", 4)
+    dropped = request("dropped", 200, seed=1)
     undisturbed = vllm.generate([replace(crossing, request_id="undisturbed")])["undisturbed"]
-    vllm.run(engine.submit([crossing]))
-    assert advance(vllm, [crossing], 8) == {}
+    vllm.run(engine.submit([crossing, dropped]))
+    assert advance(vllm, [crossing, dropped], 8) == {}
 
     vllm.run(engine.sleep())
     vllm.run(engine.submit([waiting]))
-    kept = vllm.run(tokens_so_far(engine))["crossing"]
+    kept, lost = (vllm.run(tokens_so_far(engine))[name] for name in ("crossing", "dropped"))
+    vllm.run(engine.abort(["dropped"]))
+    assert len(vllm.collect(1)["dropped"].token_ids) == lost > 0
     assert 0 < kept < len(undisturbed.token_ids)
     assert vllm.run(engine.poll(0.2)) == []
     vllm.run(engine.wake())
