@@ -11,7 +11,8 @@ Trainer and engine are processes of their own, without Ray, which would add abou
 
 The second part syncs while requests are under way, each at the start of its response to a prompt of its own.
 Their keys and values are computed again with the new weights: `recompute_seconds` is the time from the sync's end
-to the first token of one more request, which waits behind all of them.
+to the first token of one more request, which waits behind all of them. `prefill_seconds` is what the same prompts
+took at first.
 """
 
 from __future__ import annotations
@@ -98,10 +99,11 @@ def main(options: argparse.Namespace) -> None:
             copies.append(copy)
     inflight = []
     for turn in range(-1, options.repetitions):
-        push, recompute = sync_while_running(engine, sync, options.running, options.context)
-        say(f"sync with {options.running} requests under way {push:.3f} s, then {recompute:.3f} s until all went on")
+        draw = np.random.default_rng(turn + 1)  # other prompts in each turn: the engine keeps those of the last one
+        prefill, push, recompute = sync_while_running(engine, sync, options.running, options.context, draw)
+        say(f"prefill {prefill:.3f} s, sync while they run {push:.3f} s, prefill again {recompute:.3f} s")
         if turn >= 0:
-            inflight.append((push, recompute))
+            inflight.append((prefill, push, recompute))
     sender.close()
     engine.close()
     seconds, plain = statistics.median(push.seconds for push in pushes), statistics.median(copies)
@@ -121,18 +123,19 @@ def main(options: argparse.Namespace) -> None:
             "tensors_checked": pushes[0].checked,
             "running": options.running,
             "context": options.context,
-            "running_seconds": statistics.median(push for push, _ in inflight),
-            "recompute_seconds": statistics.median(recompute for _, recompute in inflight),
+            "prefill_seconds": statistics.median(prefill for prefill, _, _ in inflight),
+            "running_seconds": statistics.median(push for _, push, _ in inflight),
+            "recompute_seconds": statistics.median(recompute for _, _, recompute in inflight),
             "dtype": dtype,
         },
     )
 
 
-def sync_while_running(engine: Engine, sync: Any, running: int, context: int) -> tuple[float, float]:
-    """Return the seconds of a sync with requests under way, and those until every one of them has its next token."""
+def sync_while_running(
+    engine: Engine, sync: Any, running: int, context: int, draw: np.random.Generator
+) -> tuple[float, float, float]:
+    """Return the seconds of requests' first prefill, of a sync while they run, and until each has its next token."""
     from roll_like.inference.interface import GenerateRequest, Sampling
-
-    draw = np.random.default_rng(0)
 
     def request(name: str, prompt: int, response: int) -> GenerateRequest:
         prompt_ids = draw.integers(100, 1000, prompt).astype(np.int32)
@@ -145,9 +148,11 @@ def sync_while_running(engine: Engine, sync: Any, running: int, context: int) ->
             pass
 
     under_way = [request(f"{index}", context, RESPONSE) for index in range(running)]
+    submitted = time.perf_counter()
     # requests are served in the order in which they come: when the last one ends, all others have a token
     engine.run(engine.engine.submit([*under_way, request("all have begun", 1, 1)]))
     wait_for("all have begun")
+    prefill = time.perf_counter() - submitted
     push = sync.push()
     began = time.perf_counter()
     engine.run(engine.engine.submit([request("all went on", 1, 1)]))
@@ -156,7 +161,7 @@ def sync_while_running(engine: Engine, sync: Any, running: int, context: int) ->
     engine.run(engine.engine.abort([item.request_id for item in under_way]))
     while engine.run(engine.engine.poll(1.0)):
         pass
-    return push.seconds, recompute
+    return prefill, push.seconds, recompute
 
 
 class Policy:
