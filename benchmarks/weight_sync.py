@@ -2,11 +2,17 @@
 
     python benchmarks/weight_sync.py                    # the quickstart's model
     python benchmarks/weight_sync.py --model DIRECTORY
+    python benchmarks/weight_sync.py --running 32 --context 512
 
 A sync is everything between freezing and going on: gathering, copying into shared memory, checksums on
 both sides, loading and packing in vLLM's process, resetting its prefix cache, and the comparison of every
 tensor. The plain copy is `torch.Tensor.copy_` from tensor to tensor into memory that is already there.
 Trainer and engine are processes of their own, without Ray, which would add about a millisecond a call.
+
+The second part syncs while requests are under way, each at the start of its response to a prompt of its own.
+Their keys and values are computed again with the new weights: `recompute_seconds` is the time from the sync's end
+to the first token of one more request, which waits behind all of them. `prefill_seconds` is what the same prompts
+took at first.
 """
 
 from __future__ import annotations
@@ -21,16 +27,21 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 from common import Options, add_common_arguments, environment_of, finish, quickstart, say
 
 T = TypeVar("T")
+#: Most tokens of a response. Requests are aborted long before.
+RESPONSE = 256
 
 
 def parser() -> Options:
-    arguments = Options(__doc__, repetitions=1)
+    arguments = Options(__doc__, repetitions=1, running=2, context=8)
     add_common_arguments(arguments, repetitions=5)
     arguments.add_argument("--model", help="directory of a model; default: the quickstart's")
     arguments.add_argument("--bucket-mib", type=int, default=64, help="size of one bucket")
+    arguments.add_argument("--running", type=int, default=16, help="requests under way in the second part")
+    arguments.add_argument("--context", type=int, default=256, help="tokens of the prompt of each")
     return arguments
 
 
@@ -38,19 +49,19 @@ class Engine:
     """An inference engine on an event loop of its own; for the sync, the cluster of this one engine."""
 
     def __init__(self, engine: Any) -> None:
-        self._engine = engine
+        self.engine = engine
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
-        self._run(engine.start())
+        self.run(engine.start())
 
-    def _run(self, call: Coroutine[Any, Any, T]) -> T:
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()
 
     def everywhere(self, method: Callable[..., Any], *arguments: Any) -> list[Any]:
-        return [self._run(getattr(self._engine, method.__name__)(*arguments))]
+        return [self.run(getattr(self.engine, method.__name__)(*arguments))]
 
     def close(self) -> None:
-        self._run(self._engine.close())
+        self.run(self.engine.close())
 
 
 def main(options: argparse.Namespace) -> None:
@@ -71,7 +82,7 @@ def main(options: argparse.Namespace) -> None:
         device="cpu",
         threads=options.threads,
         tensor_parallel_size=1,
-        max_model_len=256,
+        max_model_len=options.context + RESPONSE,
         seed=0,
     )
     engine = Engine(INFERENCE_ENGINES.get(config.inference.type).engine()(config.inference, spec))
@@ -86,6 +97,13 @@ def main(options: argparse.Namespace) -> None:
         if turn >= 0:  # the first turn touches fresh memory
             pushes.append(push)
             copies.append(copy)
+    inflight = []
+    for turn in range(-1, options.repetitions):
+        draw = np.random.default_rng(turn + 1)  # other prompts in each turn: the engine keeps those of the last one
+        prefill, push, recompute = sync_while_running(engine, sync, options.running, options.context, draw)
+        say(f"prefill {prefill:.3f} s, sync while they run {push:.3f} s, prefill again {recompute:.3f} s")
+        if turn >= 0:
+            inflight.append((prefill, push, recompute))
     sender.close()
     engine.close()
     seconds, plain = statistics.median(push.seconds for push in pushes), statistics.median(copies)
@@ -103,9 +121,47 @@ def main(options: argparse.Namespace) -> None:
             "plain_copy_gb_per_second": size / 1e9 / plain,
             "ratio": seconds / plain,
             "tensors_checked": pushes[0].checked,
+            "running": options.running,
+            "context": options.context,
+            "prefill_seconds": statistics.median(prefill for prefill, _, _ in inflight),
+            "running_seconds": statistics.median(push for _, push, _ in inflight),
+            "recompute_seconds": statistics.median(recompute for _, _, recompute in inflight),
             "dtype": dtype,
         },
     )
+
+
+def sync_while_running(
+    engine: Engine, sync: Any, running: int, context: int, draw: np.random.Generator
+) -> tuple[float, float, float]:
+    """Return the seconds of requests' first prefill, of a sync while they run, and until each has its next token."""
+    from roll_like.inference.interface import GenerateRequest, Sampling
+
+    def request(name: str, prompt: int, response: int) -> GenerateRequest:
+        prompt_ids = draw.integers(100, 1000, prompt).astype(np.int32)
+        return GenerateRequest(
+            request_id=name, prompt_ids=prompt_ids, sampling=Sampling(max_tokens=response), seed=None
+        )
+
+    def wait_for(name: str) -> None:
+        while name not in {result.request_id for result in engine.run(engine.engine.poll(60.0))}:
+            pass
+
+    under_way = [request(f"{index}", context, RESPONSE) for index in range(running)]
+    submitted = time.perf_counter()
+    # requests are served in the order in which they come: when the last one ends, all others have a token
+    engine.run(engine.engine.submit([*under_way, request("all have begun", 1, 1)]))
+    wait_for("all have begun")
+    prefill = time.perf_counter() - submitted
+    push = sync.push()
+    began = time.perf_counter()
+    engine.run(engine.engine.submit([request("all went on", 1, 1)]))
+    wait_for("all went on")
+    recompute = time.perf_counter() - began
+    engine.run(engine.engine.abort([item.request_id for item in under_way]))
+    while engine.run(engine.engine.poll(1.0)):
+        pass
+    return prefill, push.seconds, recompute
 
 
 class Policy:

@@ -107,6 +107,7 @@ class SampledPairs:
             "iteration": self._iteration,
             "collections": self._collections,
             "left": self._left,
+            "version": self._engines.version,
             "rollouts": self._rollouts.state(),
             "order": self._order.state() if unfinished and self._order is not None else None,
             "pairs": self._encoded if unfinished else None,
@@ -119,6 +120,7 @@ class SampledPairs:
             CheckpointError: The pairs are damaged, or prompts, seed or reference are others.
         """
         self._iteration, self._collections, self._left = state["iteration"], state["collections"], state["left"]
+        self._engines.continue_from(state["version"])
         self._rollouts.load_state(state["rollouts"])
         if state["pairs"] is None:
             return

@@ -46,17 +46,23 @@ class PolicyEngines:
         """Version of the weights that they sample with."""
         return self.weights.version
 
+    def continue_from(self, version: int) -> None:
+        """Number the next weights after `version`, which a resumed run has had."""
+        self.weights.version = version
+
     @contextmanager
     def sampling(self) -> Iterator[Metrics]:
         """Give the engines the newest weights and the devices; yield the figures of that. SIGTERM may cut it short."""
         if self.asleep:
             self.runner.run(self.inference.ask_everywhere(InferenceEngine.wake))
-            self.asleep = False
         figures: Metrics = {}
         if self.behind:
             with self.state.timer("sync"):
                 figures = self.weights.push().metrics
             self.behind = False
+        elif self.asleep:
+            self.runner.run(self.inference.ask_everywhere(InferenceEngine.resume))
+        self.asleep = False
         for engine in self.shared:
             engine.offload()
         with self.state.timer("generate"), self.state.interruptible():

@@ -145,6 +145,13 @@ class InferenceEngine(ABC):
 
     In a run it lives in a Ray actor of its own. Every method is asynchronous; one event loop owns an engine. After
     `EngineDied` nothing but `close` works.
+
+    `sleep` and `start_weight_update` freeze generation: requests under way keep the tokens that they have, new ones
+    wait, and none gets another token before `resume`. Whatever comes between, in this order:
+
+        sleep ─▶ wake ─▶ start_weight_update ─▶ update_weights … ─▶ finish_weight_update ─▶ resume
+
+    `resume` may follow `wake` without an update; without `sleep`, an update begins while requests run.
     """
 
     @abstractmethod
@@ -177,17 +184,20 @@ class InferenceEngine(ABC):
         """Stop requests; they come out of `poll` as aborted, with their tokens so far. Unknown ids are ignored."""
 
     async def sleep(self) -> None:  # noqa: B027 - optional
-        """Free GPU memory while a trainer works on the same GPUs; for engines that declare `sleep`."""
+        """Freeze generation while a trainer works on the same devices.
+
+        Engines that declare `sleep` free their GPU memory too. One that cannot freeze goes on with the weights it has.
+        """
 
     async def wake(self) -> None:  # noqa: B027 - optional
-        """Take GPU memory again."""
+        """Take memory for the weights again; generation stays frozen, and the key-value cache away, until `resume`."""
 
     async def init_weight_transfer(self, info: Mapping[str, Any]) -> None:  # noqa: B027 - optional
         """Connect to the trainer, for weight backends that need it. Called once."""
 
     @abstractmethod
     async def start_weight_update(self) -> None:
-        """Freeze generation until `resume`, and get ready for new weights."""
+        """Freeze generation until `resume`, and get ready for new weights. May follow `wake`: it is frozen then."""
 
     @abstractmethod
     async def update_weights(self, info: Mapping[str, Any]) -> None:
@@ -199,7 +209,11 @@ class InferenceEngine(ABC):
 
     @abstractmethod
     async def finish_weight_update(self, version: int) -> None:
-        """Put the new weights to work as policy `version`: nothing computed with the old ones is reused."""
+        """Put the new weights to work as policy `version`.
+
+        Requests under way keep their tokens and log-probabilities. Nothing else that the old weights computed is
+        reused: keys and values of prompts and of tokens so far are computed again.
+        """
 
     @abstractmethod
     async def fingerprints(self, names: Sequence[str], salt: int) -> Fingerprints:
@@ -207,7 +221,7 @@ class InferenceEngine(ABC):
 
     @abstractmethod
     async def resume(self) -> None:
-        """Continue generating after a weight update."""
+        """Continue generating after a weight update or `wake`; an engine that slept takes its other memory again."""
 
     @abstractmethod
     async def close(self) -> None:

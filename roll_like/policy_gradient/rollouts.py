@@ -34,5 +34,7 @@ def start_rollouts(
         progress=workers.progress,
     )
     run.stack.callback(rollouts.close)
+    mapping = config.resources.device_mapping
+    workers.takes_turns = mapping.training.overlaps(mapping.inference)
     workers.on_push.append(rollouts.published)
     return rollouts

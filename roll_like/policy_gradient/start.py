@@ -128,9 +128,16 @@ def start_inference(
 
 
 def start_weight_sync(
-    config: SamplingRunConfig, trained: Cluster[TrainingRank], inference: Cluster[InferenceEngine]
+    config: SamplingRunConfig, trained: Cluster[TrainingRank], inference: Cluster[InferenceEngine], *, version: int = 0
 ) -> WeightSync:
-    """Connect the ranks of the model that is trained with the engines."""
+    """Connect the ranks of the model that is trained with the engines.
+
+    Args:
+        config: The run's configuration.
+        trained: The ranks.
+        inference: The engines.
+        version: Number of the last version that the run had before it was resumed; the first push makes it one more.
+    """
     plugin: type[EnginePlugin] = INFERENCE_ENGINES.get(config.inference.type)
     transfer = plugin.weight_transfer(
         _weight_backend(config),
@@ -139,7 +146,7 @@ def start_weight_sync(
         lambda: trained.on(0, TrainingRank.address),
     )
     trained.everywhere(TrainingRank.connect_weights, transfer)
-    return WeightSync(lambda salt: trained.everywhere(TrainingRank.send_weights, salt)[0], inference)
+    return WeightSync(lambda salt: trained.everywhere(TrainingRank.send_weights, salt)[0], inference, version=version)
 
 
 def _weight_backend(config: SamplingRunConfig) -> str:

@@ -60,6 +60,8 @@ class Workers:
         weights: Actor to engines.
         time_shared: What is trained on the inference engines' GPUs: they must make room for each other.
         on_push: Called with each new policy version, as soon as the engines sample with it.
+        takes_turns: Whether requests may be under way while the trainer works on the engines' devices: they freeze
+            then, also where no memory has to be freed.
     """
 
     state: RunState
@@ -72,6 +74,7 @@ class Workers:
     weights: WeightSync
     time_shared: Sequence[TrainingEngine[Any]]
     on_push: list[Callable[[int], None]] = field(default_factory=list)
+    takes_turns: bool = False
 
     @property
     def saved_engines(self) -> list[TrainingEngine[Any]]:
@@ -92,7 +95,7 @@ class Workers:
                 yield
 
     def push(self) -> SyncReport:
-        """Hand the actor's weights to the engines."""
+        """Hand the actor's weights to the engines, which go on generating then."""
         with self.state.timer("sync"):
             report = self.weights.push()
         for listener in self.on_push:
@@ -101,14 +104,15 @@ class Workers:
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Give the devices to the trainer."""
+        """Give the devices to the trainer. Engines that slept meanwhile generate again after `push`."""
+        sleeps = self.takes_turns or bool(self.time_shared)
         with self.state.timer("train"):
-            if self.time_shared:
+            if sleeps:
                 self.runner.run(self.inference.ask_everywhere(InferenceEngine.sleep))
-                for engine in self.time_shared:
-                    engine.reload()
+            for engine in self.time_shared:
+                engine.reload()
             yield
-            if self.time_shared:
+            if sleeps:
                 self.runner.run(self.inference.ask_everywhere(InferenceEngine.wake))
 
 
@@ -162,7 +166,8 @@ def start_workers(
             difficulty=difficulty or {},
         ),
         inference=inference,
-        weights=start_weight_sync(config, actor.cluster, inference),
+        # one push a step: a resumed run's first push has the number that it had in the run before
+        weights=start_weight_sync(config, actor.cluster, inference, version=run.state.first_step),
         time_shared=time_shared(config, actor, critic),
     )
 

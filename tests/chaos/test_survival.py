@@ -72,6 +72,11 @@ def test_kill_9_and_resume_give_the_same_series(
     assert code == 0, output
     same(series(run), undisturbed)
     assert [line["step"] for line in read_lines(run / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert {line["staleness/max"] for line in read_lines(run / "metrics.jsonl")} == {0}
+    # the first push comes before the first step; after a resumption its number goes on
+    for step in range(1, 5):
+        rows = read_lines(run / "rollouts" / f"step_{step:06}.jsonl")
+        assert {row["policy_version"] for row in rows} == {step}, f"of step {step}"
 
 
 @pytest.mark.slow

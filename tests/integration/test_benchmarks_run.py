@@ -28,7 +28,10 @@ COLUMNS = {
         *("engine_gflops_per_second", "engine_mfu", "bare_gflops_per_second", "bare_mfu"),
     },
     "vs_trl": {"samples_per_second", "trl_samples_per_second", "ratio", "dtype"},
-    "weight_sync": {"seconds", "plain_copy_seconds", "ratio", "tensors_checked", "dtype"},
+    "weight_sync": {
+        *("seconds", "plain_copy_seconds", "ratio", "tensors_checked", "dtype"),
+        *("running_seconds", "recompute_seconds"),
+    },
 }
 WITH_TRL = {"trl_tokens_per_second", "trl_gflops_per_second", "trl_mfu", "ratio_to_trl"}
 

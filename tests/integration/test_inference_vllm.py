@@ -6,7 +6,10 @@ import gc
 import os
 import signal
 import warnings
+from dataclasses import replace
 from pathlib import Path
+from typing import get_args
+from unittest.mock import ANY, call, create_autospec
 
 import numpy as np
 import psutil
@@ -178,6 +181,44 @@ def test_a_killed_engine_process_is_an_error_and_nothing_is_left(float_model: Pa
     # Python's resource tracker removes semaphores when this process ends
     new = {path for path in set(Path("/dev/shm").iterdir()) - before if not path.name.startswith("sem.")}
     assert not without_others(new)
+
+
+@pytest.mark.usefixtures("vllm")  # a first import of vLLM warns
+@pytest.mark.parametrize("shares_gpus", [False, True])
+@pytest.mark.parametrize("pushes", [False, True])
+async def test_the_calls_of_a_turn_of_the_trainer_are_vllms_own_and_in_order(
+    float_model: Path, shares_gpus: bool, pushes: bool
+) -> None:
+    from vllm.v1.engine import PauseMode
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.executor.abstract import SLEEP_TAGS
+
+    assert "keep" in get_args(PauseMode)
+    assert set(SLEEP_TAGS) == {"weights", "kv_cache"}
+    llm = create_autospec(AsyncLLM, instance=True, errored=False)  # refuses calls that vLLM would not take
+    llm.wake_up.side_effect = [False, True]  # whether everything is awake
+    engine = VLLMEngine(VLLMConfig(), replace(spec(float_model), shares_gpus=shares_gpus))
+    engine._llm = llm
+    await engine.sleep()
+    await engine.wake()
+    if pushes:
+        await engine.start_weight_update()
+        await engine.update_weights({"names": []})
+        await engine.finish_weight_update(3)
+    await engine.resume()
+    update = [
+        call.pause_generation(mode="keep", clear_cache=True),
+        call.start_weight_update(),
+        call.update_weights(ANY),
+        call.finish_weight_update("3"),
+    ]
+    on_gpu = ([call.sleep(level=1, mode="keep"), call.wake_up(["weights"])], [call.wake_up(["kv_cache"])])
+    on_cpu = ([call.pause_generation(mode="keep", clear_cache=False)], [call.resume_generation()])
+    before, after = on_gpu if shares_gpus else on_cpu
+    assert llm.mock_calls == before + (update if pushes else []) + after
+    llm.reset_mock()
+    await engine.resume()  # what is awake is not woken again
+    assert llm.mock_calls == [call.resume_generation()]
 
 
 async def test_a_failed_start_says_why(tmp_path: Path, float_model: Path) -> None:

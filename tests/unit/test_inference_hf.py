@@ -120,22 +120,54 @@ async def test_aborts_keep_tokens_and_weight_updates_keep_requests(engine: HFEng
     assert (await collect(engine, 1))["waits"].stop_reason is StopReason.LENGTH
 
 
-async def test_new_weights_start_a_new_segment(engine: HFEngine, tiny_model: Path) -> None:
-    await begin(engine, "long")
+async def push(engine: HFEngine, model: Path, version: int) -> list[str]:
+    """Give the engine other weights than the model's; return the tensors' names."""
     await engine.start_weight_update()
-    weights = [
-        (name, tensor.detach() + 1) for name, tensor in load_causal_lm(tiny_model, "bfloat16").named_parameters()
-    ]
+    weights = [(name, tensor.detach() + 1) for name, tensor in load_causal_lm(model, "bfloat16").named_parameters()]
     memory = SharedMemory(bucket_size(weights))
     await engine.update_weights(as_payload(fill_bucket(memory, weights)))
     memory.close()
-    await engine.finish_weight_update(5)
+    await engine.finish_weight_update(version)
+    return [name for name, _ in weights]
+
+
+async def test_new_weights_start_a_new_segment(engine: HFEngine, tiny_model: Path) -> None:
+    await begin(engine, "long")
+    names = await push(engine, tiny_model, 5)
     await engine.resume()
     generation = (await collect(engine, 1))["long"]
     assert [segment.policy_version for segment in generation.segments] == [0, 5]
     assert generation.segments[0].end == generation.segments[1].start
-    held = await engine.fingerprints([name for name, _ in weights], 1)
+    held = await engine.fingerprints(names, 1)
     assert held.tied == {"lm_head.weight": "model.embed_tokens.weight"}
+
+
+@pytest.mark.parametrize("pushes", [False, True])
+async def test_requests_freeze_while_the_engine_sleeps_and_go_on_after_resume(
+    engine: HFEngine, tiny_model: Path, pushes: bool
+) -> None:
+    undisturbed = (await generate(engine, request("long", max_tokens=80)))["long"]
+    await begin(engine, "long")
+    await engine.sleep()
+    await engine.submit([request("comes later")])
+    kept = list(engine._samples["long"].tokens)
+    assert 0 < len(kept) < len(undisturbed.token_ids)
+    assert await engine.poll(0.1) == []
+    await engine.wake()
+    if pushes:
+        await push(engine, tiny_model, 5)
+    assert await engine.poll(0.1) == []
+    assert engine._samples["long"].tokens == kept
+    assert engine._samples["comes later"].tokens == []
+    await engine.resume()
+    results = await collect(engine, 2)
+    assert results["long"].token_ids[: len(kept)].tolist() == kept
+    if pushes:
+        assert results["long"].segments[0] == Segment(start=0, end=len(kept), policy_version=0)
+        assert [segment.policy_version for segment in results["comes later"].segments] == [5]
+    else:
+        np.testing.assert_array_equal(results["long"].token_ids, undisturbed.token_ids)
+        np.testing.assert_array_equal(results["long"].logprobs, undisturbed.logprobs)
 
 
 async def test_foreign_tensors_are_refused(engine: HFEngine) -> None:

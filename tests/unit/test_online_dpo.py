@@ -66,6 +66,9 @@ class FakeEngines:
     def fall_behind(self) -> None:
         self.behind = True
 
+    def continue_from(self, version: int) -> None:
+        self.version = version
+
 
 class FakePolicy:
     """Says a number that goes down with every question."""
@@ -151,6 +154,7 @@ def test_a_resumed_run_goes_on_in_the_middle_of_an_iteration(taken: int) -> None
             resumed.reference.sequence_logprobs(answers_of(held)).tolist()
             == begun.reference.sequence_logprobs(answers_of(held)).tolist()
         )
+    assert resumed.engines.version == begun.engines.version
     assert found + [resumed.take() for _ in range(8 - taken)] == expected
     assert resumed.rollouts.asked == whole.rollouts.asked
     assert (
@@ -220,7 +224,8 @@ def test_engines_get_weights_when_they_are_behind_and_devices_when_those_are_sha
     with engines.sampling():
         said.append("sample")
     first = ["push", "offload", "sample 1", "sleep", "reload"]
-    again = ["wake", "offload", "sample 0", "sleep", "reload", "wake", "push", "offload", "sample", "sleep", "reload"]
+    again = ["wake", "resume", "offload", "sample 0", "sleep", "reload"]
+    again += ["wake", "push", "offload", "sample", "sleep", "reload"]
     assert said == (first + again if shared else ["push", "sample 1", "sample 0", "push", "sample"])
 
 

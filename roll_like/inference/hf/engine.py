@@ -78,7 +78,7 @@ class HFEngine(PolledEngine):
         self._samples: dict[str, _Sample] = {}  # in order of arrival: the first max_running are running
         self._work = asyncio.Event()  # something for the loop
         self._computing = asyncio.Lock()  # held over a tick, and over anything that touches the model
-        self._updating = False
+        self._frozen = False
         self._loop_task: asyncio.Task[None] | None = None
         self._version = 0
 
@@ -150,7 +150,7 @@ class HFEngine(PolledEngine):
     async def _run(self) -> None:
         while True:
             await self._work.wait()
-            if self._updating or not self._samples:
+            if self._frozen or not self._samples:
                 self._work.clear()
                 continue
             async with self._computing:
@@ -219,12 +219,16 @@ class HFEngine(PolledEngine):
 
     # ---- weights -------------------------------------------------------------------------------
 
-    async def start_weight_update(self) -> None:
-        """Freeze generation."""
+    async def sleep(self) -> None:
+        """Freeze generation; no memory is freed."""
         self._require_alive()
-        self._updating = True
+        self._frozen = True
         async with self._computing:
             pass
+
+    async def start_weight_update(self) -> None:
+        """Freeze generation."""
+        await self.sleep()
 
     async def update_weights(self, info: Mapping[str, Any]) -> None:
         """Load one bucket."""
@@ -251,7 +255,7 @@ class HFEngine(PolledEngine):
     async def resume(self) -> None:
         """Continue generating."""
         self._require_alive()
-        self._updating = False
+        self._frozen = False
         self._work.set()
 
     async def fingerprints(self, names: Sequence[str], salt: int) -> Fingerprints:

@@ -54,6 +54,7 @@ class VLLMEngine(PolledEngine):
         self._tokenizer: Any = None
         self._output = ProcessOutput()
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._cache_asleep = False
 
     # ---- start and end -------------------------------------------------------------------------
 
@@ -169,16 +170,23 @@ class VLLMEngine(PolledEngine):
     # ---- GPU memory and weights -------------------------------------------------------------------
 
     async def sleep(self) -> None:
-        """Move weights to host memory and drop the key-value cache."""
+        """Freeze generation; on GPUs shared with a trainer, weights move to host memory and the cache is dropped."""
         self._require_alive()
         if sleeps(self._config, self._spec):
             await self._llm.sleep(level=1, mode="keep")
+            self._cache_asleep = True
+        else:
+            await self._llm.pause_generation(mode="keep", clear_cache=False)
 
     async def wake(self) -> None:
-        """Undo `sleep`; requests that were frozen go on."""
+        """Bring the weights back.
+
+        vLLM resumes by itself as soon as everything is awake. So the key-value cache sleeps on until `resume`:
+        otherwise frozen requests would go on with the old weights before new ones arrive.
+        """
         self._require_alive()
-        if sleeps(self._config, self._spec):
-            await self._llm.wake_up()
+        if self._cache_asleep:
+            await self._llm.wake_up(["weights"])
 
     async def init_weight_transfer(self, info: Mapping[str, Any]) -> None:
         """Meet the trainer, where the transfer needs it."""
@@ -188,7 +196,11 @@ class VLLMEngine(PolledEngine):
             await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=dict(info)))
 
     async def start_weight_update(self) -> None:
-        """Freeze generation and open vLLM's layer-by-layer reload."""
+        """Freeze generation and open vLLM's layer-by-layer reload.
+
+        `clear_cache` takes running requests back to the queue, with their tokens, and forgets every key and value.
+        Nothing is scheduled until `resume`, which computes them again from the tokens, with the new weights.
+        """
         with self._weight_errors():
             await self._llm.pause_generation(mode="keep", clear_cache=True)
             await self._llm.start_weight_update()
@@ -201,15 +213,19 @@ class VLLMEngine(PolledEngine):
             await self._llm.update_weights(WeightTransferUpdateRequest(update_info=dict(info)))
 
     async def finish_weight_update(self, version: int) -> None:
-        """Close the reload; requests under way are computed again from their tokens, with the new weights."""
+        """Close the reload; tokens sampled from now on carry `version`."""
         with self._weight_errors():
             await self._llm.finish_weight_update(str(version))
-            await self._llm.reset_prefix_cache(reset_running_requests=True)
 
     async def resume(self) -> None:
-        """Continue generating."""
+        """Continue generating; after `sleep` and `wake`, with a key-value cache that has memory again."""
         self._require_alive()
-        await self._llm.resume_generation()
+        if self._cache_asleep:
+            awake = await self._llm.wake_up(["kv_cache"])  # resumes generation: nothing sleeps any more
+            assert awake, "the weights wake first"
+            self._cache_asleep = False
+        else:
+            await self._llm.resume_generation()
 
     async def fingerprints(self, names: Sequence[str], salt: int) -> Fingerprints:
         """Return fingerprints of the weights as vLLM computes with them."""
