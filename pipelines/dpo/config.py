@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -19,6 +18,7 @@ from roll_like.config.sections import (
     ModelConfig,
     PositiveInt,
     ReferenceSection,
+    SamplingResourcesConfig,
     TrainerDeviceMappingConfig,
     TrainerResourcesConfig,
 )
@@ -133,6 +133,7 @@ class PreferenceRunConfig(RunConfig):
 
     if TYPE_CHECKING:  # declared by each pipeline, with the modes that it has
         reference: ReferenceSection | None
+        resources: PreferenceResourcesConfig | SamplingResourcesConfig
 
     #: What the reference model starts from, where `model` is another one to measure.
     _starting_model: ModelConfig | None = PrivateAttr(default=None)
@@ -150,9 +151,10 @@ class PreferenceRunConfig(RunConfig):
         return measured
 
     @property
-    @abstractmethod
     def reference_devices(self) -> DeviceRange:
         """Devices of a reference model of its own."""
+        device_mapping = self.resources.device_mapping
+        return device_mapping.reference or device_mapping.training
 
     @property
     def roles(self) -> tuple[RolePlan, ...]:
@@ -212,8 +214,7 @@ def loss_and_reference_agree(config: PreferenceRunConfig) -> Iterator[Violation]
 
 def adapters_can_be_switched_off(config: PreferenceRunConfig) -> Iterator[Violation]:
     """Yield what does not go with `reference.mode: adapter_off`."""
-    devices = getattr(config.resources.device_mapping, "reference", None)
-    yield from adapter_off_means_something(config.reference, config.training, devices)
+    yield from adapter_off_means_something(config.reference, config.training, config.resources.device_mapping.reference)
 
 
 @PIPELINES.register("dpo")
@@ -253,9 +254,3 @@ class DPOConfig(OfflineRunConfig, PreferenceRunConfig):
         limits = {name: getattr(self.data, name) for name in RowLimits.model_fields}
         rows = PairData if self.evaluation.type == "pairs" else LabelledData
         return rows.model_validate({**limits, "sources": self.evaluation.sources})
-
-    @property
-    def reference_devices(self) -> DeviceRange:
-        """Devices of a reference model of its own."""
-        device_mapping = self.resources.device_mapping
-        return device_mapping.reference or device_mapping.training

@@ -21,7 +21,7 @@ from roll_like.config.rules_effect import prompts_are_shared_anyway
 from roll_like.config.rules_rewards import PROMPT_RULES
 from roll_like.config.rules_schedule import only_synchronous
 from roll_like.config.run import NAME_PATTERN, Rule, ScheduleConfig
-from roll_like.config.sections import DeviceRange, PositiveFloat, PositiveInt, ReferenceSection
+from roll_like.config.sections import PositiveFloat, PositiveInt, ReferenceSection
 from roll_like.config.training_data import PairData
 from roll_like.config.violations import Violation
 from roll_like.errors import ConfigError
@@ -155,14 +155,6 @@ def _iteration_reference_is_the_policy(config: OnlineDPOConfig) -> Iterator[Viol
         )
 
 
-def _pair_evaluation_runs(config: OnlineDPOConfig) -> Iterator[Violation]:
-    evaluation = config.pair_evaluation
-    if evaluation is not None and not (evaluation.before or evaluation.after or evaluation.every):
-        yield Violation(
-            ("pair_evaluation",), "it would never run: before and after are false and every is 0; set one, or remove it"
-        )
-
-
 @PIPELINES.register("online_dpo")
 class OnlineDPOConfig(PromptRunConfig, PreferenceRunConfig):
     """One run of preference training on the policy's own answers: everything a YAML file may say."""
@@ -180,7 +172,6 @@ class OnlineDPOConfig(PromptRunConfig, PreferenceRunConfig):
         _groups_make_pairs,
         _ranks_have_work,
         _iteration_reference_is_the_policy,
-        _pair_evaluation_runs,
         only_synchronous(
             "an iteration trains many steps on pairs of one policy, so its answers are sampled at once; set type: sync"
         ),
@@ -199,12 +190,6 @@ class OnlineDPOConfig(PromptRunConfig, PreferenceRunConfig):
     pair_evaluation: PairEvaluationConfig | None = Field(
         default=None, description="How progress is measured by given pairs; none by default."
     )
-
-    @property
-    def reference_devices(self) -> DeviceRange:
-        """Devices of a reference model of its own."""
-        device_mapping = self.resources.device_mapping
-        return device_mapping.reference or device_mapping.training
 
     def evaluating(self, model: str) -> Self:
         """Return the same configuration for another model, which is compared with the reference of this one.

@@ -150,14 +150,19 @@ def check_critic(config: PolicyGradientConfig, shape: ModelShape | None) -> list
             "all of the policy's tokens; use a model of the same family, or leave the key out"
         )
         findings.append(Finding("error", "critic.path", message))
+    return [*findings, *samples_fit(config, theirs, "critic.path")]
+
+
+def samples_fit(config: RunConfig, shape: ModelShape, key: str) -> Iterator[Finding]:
+    """Yield samples that are longer than a model beside the trained one allows; `key` names it: `critic.path`."""
     longest = config.longest_sample
-    if theirs.max_positions is not None and longest > theirs.max_positions:
-        message = (
-            f"samples of {longest} tokens are longer than the {theirs.max_positions} that the critic was made for; "
-            f"use another model, or lower {config.longest_sample_terms}"
+    if shape.max_positions is not None and longest > shape.max_positions:
+        yield Finding(
+            "error",
+            key,
+            f"samples of {longest} tokens are longer than the {shape.max_positions} that this model was made for; use "
+            f"another model, or lower {config.longest_sample_terms}",
         )
-        findings.append(Finding("error", "critic.path", message))
-    return findings
 
 
 def localised(config: ModelConfig, key: str, findings: list[Finding]) -> ModelConfig | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from roll_like.check.findings import Finding, failed
-from roll_like.check.model import localised
+from roll_like.check.model import localised, samples_fit
 from roll_like.config.run import RunConfig
 from roll_like.config.teachers import TeacherConfig, teacher_model
 from roll_like.data.chat import Renderer
@@ -65,11 +65,4 @@ def _sizes_fit(
             "algorithm.top_k",
             f"{top_k} is more than the {theirs.vocab_size} tokens of the teacher; lower it, or set it to null",
         )
-    longest = config.longest_sample
-    if theirs.max_positions is not None and longest > theirs.max_positions:
-        yield Finding(
-            "error",
-            key,
-            f"samples of {longest} tokens are longer than the {theirs.max_positions} that the teacher was made for; "
-            f"use another model, or lower {config.longest_sample_terms}",
-        )
+    yield from samples_fit(config, theirs, key)

@@ -13,7 +13,7 @@ from roll_like.config.roles import RolePlan
 from roll_like.config.rules_algorithm import ALGORITHM_RULES
 from roll_like.config.rules_effect import EFFECT_RULES, POLICY_EFFECT_RULES, oversampling_replaces_something
 from roll_like.config.rules_schedule import SCHEDULE_RULES
-from roll_like.config.run import RunConfig
+from roll_like.config.run import RunConfig, ScheduleConfig
 from roll_like.config.sections import ReferenceConfig, TrainerConfig
 from roll_like.config.violations import Violation
 from roll_like.registry import TRAINING_BACKENDS
@@ -219,11 +219,12 @@ def _evaluation_means_something(config: SamplingRunConfig) -> Iterator[Violation
 
 
 def _evaluation_runs(config: RunConfig) -> Iterator[Violation]:
-    evaluation = config.evaluation
-    if evaluation is not None and not (evaluation.before or evaluation.after or evaluation.every):
-        yield Violation(
-            ("evaluation",), "it would never run: before and after are false and every is 0; set one, or remove it"
-        )
+    for section in ("evaluation", "pair_evaluation"):
+        schedule: ScheduleConfig | None = getattr(config, section, None)
+        if schedule is not None and not (schedule.before or schedule.after or schedule.every):
+            yield Violation(
+                (section,), "it would never run: before and after are false and every is 0; set one, or remove it"
+            )
 
 
 #: What holds for every run.

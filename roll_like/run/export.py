@@ -94,17 +94,17 @@ def merged_weights(checkpoint: Path, backend: str) -> dict[str, Tensor]:
         CheckpointError: The backend cannot put the shards together.
     """
     plugin: type[BackendPlugin] = TRAINING_BACKENDS.get(backend)
-    if plugin.merged is None:
-        raise CheckpointError(
-            f"the training backend {backend!r} cannot merge the shards of a checkpoint",
-            fix="set checkpoint.export: true and resume the run, which writes a model directory after its last step",
-        )
     try:
         weights = plugin.merged(checkpoint)
     except (OSError, RuntimeError, ValueError, KeyError, AssertionError) as error:
         raise CheckpointError(
             f"the shards in {checkpoint} cannot be merged: {type(error).__name__}: {error}"
         ) from error
+    if weights is None:
+        raise CheckpointError(
+            f"the training backend {backend!r} cannot merge the shards of a checkpoint",
+            fix="set checkpoint.export: true and resume the run, which writes a model directory after its last step",
+        )
     return {
         name.removeprefix(prefix): weight.detach()
         for name, weight in weights.items()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -154,11 +154,9 @@ class RunState:
             self.metrics.log_rollouts(self.finished, rollout_rows(collected.groups), kind="eval")
         self._score = evaluator.score(values)
 
-    @contextmanager
-    def interruptible(self) -> Iterator[None]:
+    def interruptible(self) -> AbstractContextManager[None]:
         """Let SIGTERM cut this block short."""
-        with self._signal.interruptible():
-            yield
+        return self._signal.interruptible()
 
     def write_checkpoint(self) -> None:
         """Write the state of the last finished step, unless that is on disk already."""

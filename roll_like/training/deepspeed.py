@@ -25,18 +25,6 @@ TAG = "engine"
 
 
 @TRAINING_BACKENDS.register("deepspeed")
-def _merged(directory: Path) -> dict[str, Tensor]:
-    """Return whole parameters from the files of any ZeRO stage and world size."""
-    # only ZeRO-3 shards parameters; the other stages keep them whole in rank 0's file
-    if any((directory / TAG).glob("zero_pp_rank_*_model_states.pt")):
-        from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
-
-        return dict(get_fp32_state_dict_from_zero_checkpoint(str(directory), tag=TAG))
-    (file,) = (directory / TAG).glob("mp_rank_00_model_states.pt")
-    weights: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=False)["module"]
-    return weights
-
-
 class DeepSpeedBackend(BackendPlugin):
     """A DeepSpeed engine around one rank's module; a `TrainingBackend`.
 
@@ -48,7 +36,6 @@ class DeepSpeedBackend(BackendPlugin):
     """
 
     start_keys: ClassVar[tuple[str, ...]] = ("zero_stage", "offload")
-    merged: ClassVar[Callable[[Path], dict[str, Tensor]] | None] = staticmethod(_merged)
 
     def __init__(self, settings: TrainerConfig, *, dtype: Precision, device: str, world_size: int) -> None:
         self._settings = settings
@@ -83,6 +70,18 @@ class DeepSpeedBackend(BackendPlugin):
         """Return what ZeRO shards: the optimizer from stage 1, gradients from 2, weights from 3."""
         parts: tuple[Part, ...] = ("optimizer", "gradients", "weights")
         return frozenset(parts[: settings.zero_stage])
+
+    @staticmethod
+    def merged(directory: Path) -> dict[str, Tensor]:
+        """Return whole parameters from the files of any ZeRO stage and world size."""
+        # only ZeRO-3 shards parameters; the other stages keep them whole in rank 0's file
+        if any((directory / TAG).glob("zero_pp_rank_*_model_states.pt")):
+            from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+            return dict(get_fp32_state_dict_from_zero_checkpoint(str(directory), tag=TAG))
+        (file,) = (directory / TAG).glob("mp_rank_00_model_states.pt")
+        weights: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=False)["module"]
+        return weights
 
     def join(self) -> None:
         """Meet the other ranks; the process's environment says where."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -25,11 +25,6 @@ class BackendPlugin:
 
     #: Keys of its section to check when a rank does not start.
     start_keys: ClassVar[tuple[str, ...]] = ()
-
-    #: Returns whole parameters, by their names in the module, of what all ranks saved in a directory; None if the
-    #: backend cannot do so without ranks. It serves `roll-like export`. With adapters only what was trained needs to be
-    #: in it. Missing or damaged files raise OSError, RuntimeError, ValueError, KeyError or AssertionError.
-    merged: ClassVar[Callable[[Path], dict[str, Tensor]] | None] = None
 
     @staticmethod
     def environment(device: str) -> Mapping[str, str]:
@@ -58,3 +53,16 @@ class BackendPlugin:
         """Return what ranks divide among themselves; each rank holds the rest whole."""
         del settings
         return frozenset()
+
+    @staticmethod
+    def merged(directory: Path) -> dict[str, Tensor] | None:
+        """Return whole parameters, by their names in the module, of what all ranks saved in a directory.
+
+        Without ranks, for `roll-like export`; None if the backend cannot do that. With adapters only what was trained
+        needs to be in it.
+
+        Raises:
+            OSError, RuntimeError, ValueError, KeyError, AssertionError: The files are missing or damaged.
+        """
+        del directory
+        return None

@@ -143,7 +143,7 @@ def test_a_critic_from_a_model_of_its_own(make: Make, files: Path, tiny_model: P
     )
     (other / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 50}))
     message = only(make(algorithm=gae, critic={"path": str(other)}))
-    assert "error: critic.path: samples of 96 tokens are longer than the 50 that the critic was made for" in message
+    assert "error: critic.path: samples of 96 tokens are longer than the 50 that this model was made for" in message
     assert only(make(algorithm=gae, critic={"path": "./nowhere"})).startswith("error: critic.path: ")
 
 
