@@ -181,6 +181,8 @@ class Scored:
         turn_rewards: What each turn earned, in order; their sum is the reward. Empty where only the whole was scored.
         turn_states: A key of the state that each turn acted in, for estimators that compare turns; empty without.
         record: The turns as people read them; empty for single answers.
+        answer: The final answer that a reward found in it, equal texts for equal answers: of the first reward that
+            compares answers. Empty where there was none, None without such a reward.
     """
 
     trajectory: Trajectory
@@ -191,6 +193,7 @@ class Scored:
     turn_rewards: tuple[float, ...] = ()
     turn_states: tuple[str, ...] = ()
     record: tuple[TurnRecord, ...] = ()
+    answer: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

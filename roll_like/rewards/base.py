@@ -62,10 +62,18 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class RewardResult:
-    """A reward's value and figures to report beside it."""
+    """What a reward gives for one completion.
+
+    Attributes:
+        value: The reward.
+        details: Figures to report beside it.
+        answer: The final answer that was compared, written so that equal answers are equal texts; evaluations vote over
+            it (`eval/maj@k`). Empty where the completion has none, None where the reward compares no answers.
+    """
 
     value: float
     details: Mapping[str, float] = field(default_factory=dict)
+    answer: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -109,5 +109,6 @@ def _sum(results: Sequence[Scored]) -> Scored:
             rewards={**first.rewards, **other.rewards},
             details={**first.details, **other.details},
             weights={**first.weights, **other.weights},
+            answer=other.answer if first.answer is None else first.answer,
         )
     return first

@@ -184,3 +184,13 @@ def test_the_schema_of_the_configuration_is_finite() -> None:
 def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         CompositeConfig.model_validate(settings)
+
+
+def test_the_answer_is_that_of_the_first_part_that_compares_answers() -> None:
+    register_reward("answering")(lambda item: RewardResult(1.0, answer=item.text))
+    for combine in ("weighted", "product", "gated"):
+        made = Composite(CompositeConfig.model_validate({"combine": combine, "use": ["part", "answering"]}))
+        (result,) = outcomes(made, [completion("42", a=1.0)])
+        assert isinstance(result, RewardResult)
+        assert result.answer == "42"
+        made.close()
