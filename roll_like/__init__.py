@@ -39,7 +39,7 @@ _MODULES = {
         "LabelledDataConfig LabelledEvaluationConfig PreferenceAlgorithmConfig PreferenceDataConfig "
         "PreferenceDeviceMappingConfig PreferenceEvaluationConfig PreferenceReferenceConfig PreferenceResourcesConfig"
     ),
-    "builtin.pipelines.on_policy_distill.config": "OptionalRewardsConfig TeacherSignalConfig",
+    "builtin.pipelines.on_policy_distill.config": "TeacherSignalConfig",
     "builtin.pipelines.online_dpo.config": "OnlineReferenceConfig OnlineRolloutConfig PairEvaluationConfig PairsConfig",
     "builtin.pipelines.reward_model.config": (
         "RewardModelAlgorithmConfig RewardModelDataConfig RewardModelEvaluationConfig"
@@ -56,7 +56,8 @@ _MODULES = {
     "config.load": "dump_config load_config",
     "config.offline": "OfflineRunConfig RowsEvaluationConfig",
     "config.policy_gradient": "PolicyGradientConfig SamplingRunConfig",
-    "config.prompts": "DomainConfig EvaluationConfig PromptConfig RewardPoolConfig RewardsConfig RolloutConfig",
+    "config.prompts": "DomainConfig EvaluationConfig PromptConfig RolloutConfig",
+    "config.rewards": "OptionalRewardsConfig RewardPoolConfig RewardsConfig",
     "config.run": "Rule RunConfig ScheduleConfig",
     "config.sections": (
         "CheckpointConfig CriticConfig DataConfig DataSource DeviceMappingConfig DeviceRange LoRAConfig MetricsConfig "

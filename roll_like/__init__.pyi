@@ -40,7 +40,6 @@ from roll_like.builtin.pipelines.dpo.config import PreferenceEvaluationConfig as
 from roll_like.builtin.pipelines.dpo.config import PreferenceReferenceConfig as PreferenceReferenceConfig
 from roll_like.builtin.pipelines.dpo.config import PreferenceResourcesConfig as PreferenceResourcesConfig
 from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig as OnPolicyDistillConfig
-from roll_like.builtin.pipelines.on_policy_distill.config import OptionalRewardsConfig as OptionalRewardsConfig
 from roll_like.builtin.pipelines.on_policy_distill.config import TeacherSignalConfig as TeacherSignalConfig
 from roll_like.builtin.pipelines.online_dpo.config import OnlineDPOConfig as OnlineDPOConfig
 from roll_like.builtin.pipelines.online_dpo.config import OnlineReferenceConfig as OnlineReferenceConfig
@@ -86,8 +85,8 @@ from roll_like.config.policy_gradient import SamplingRunConfig as SamplingRunCon
 from roll_like.config.prompts import DomainConfig as DomainConfig
 from roll_like.config.prompts import EvaluationConfig as EvaluationConfig
 from roll_like.config.prompts import PromptConfig as PromptConfig
-from roll_like.config.prompts import RewardPoolConfig as RewardPoolConfig
-from roll_like.config.prompts import RewardsConfig as RewardsConfig
+from roll_like.config.rewards import RewardPoolConfig as RewardPoolConfig
+from roll_like.config.rewards import RewardsConfig as RewardsConfig
 from roll_like.config.prompts import RolloutConfig as RolloutConfig
 from roll_like.config.run import Rule as Rule
 from roll_like.config.run import RunConfig as RunConfig

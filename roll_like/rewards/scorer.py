@@ -148,12 +148,13 @@ class _Entry:
 def to_completion(trajectory: Trajectory) -> Completion:
     """Return a trajectory as rewards see it."""
     return Completion(
-        text=trajectory.text,
+        text=trajectory.record[-1].text if trajectory.record else trajectory.text,
         messages=trajectory.task.messages,
         answer=trajectory.task.answer,
         metadata=trajectory.task.metadata,
         stop_reason=trajectory.stop_reason,
         response_tokens=trajectory.response_length,
+        turns=trajectory.record,
     )
 
 

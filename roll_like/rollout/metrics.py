@@ -125,7 +125,7 @@ def _episode(task: Task, sample: Scored) -> dict[str, Any]:
     row: dict[str, Any] = {
         "prompt": message_text(turns[0]["shown"][-1]) if turns[0]["shown"] else _prompt(task),
         "text": transcript(turns),
-        "return": sum(sample.turn_rewards),
+        "return": sum(record.reward for record in sample.record),
         "cuts": int(sample.details.get("cuts", 0)),
         "turns": turns,
     }

@@ -13,7 +13,7 @@ from reward_support import completion, outcomes, row
 
 from roll_like import Completion, Outcome, Reward, RewardConfig, RewardResult, register_reward
 from roll_like.builtin.rewards.composite import Composite, CompositeConfig
-from roll_like.config.prompts import RewardsConfig
+from roll_like.config.rewards import RewardsConfig
 from roll_like.config.schema import json_schema
 from roll_like.errors import DataError, RewardError
 from roll_like.registry import REWARDS
