@@ -81,7 +81,8 @@ def table(name: str, runs: Sequence[Run]) -> dict[str, Any]:
     figure = measure(runs, EVALUATION, "evaluations")
     curves = [series(run.evaluations, figure) for run in runs]
     before, after = ([curve[at(curve)] for curve in curves] for at in (min, max))
-    pass_at_k = next(name for run in runs for line in run.evaluations for name in line if name.startswith("eval/pass@"))
+    names = {name for run in runs for line in run.evaluations for name in line if name.startswith("eval/pass@")}
+    pass_at_k = max(names, key=lambda name: int(name.rpartition("@")[2]))
     passes = [series(run.evaluations, pass_at_k) for run in runs]
     last_pass = [curve[max(curve)] for curve in passes]
     print(f"\n{name}: {figure}\n")

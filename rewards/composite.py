@@ -162,20 +162,22 @@ class Composite(Reward):
     def _combine(self, results: Mapping[str, ResultOrError]) -> Outcome:
         values: dict[str, float] = {}
         details: dict[str, float] = {}
+        answer: str | None = None
         for name, result in results.items():
             if isinstance(result, RewardError):
                 return RewardError(f"the part {name!r} failed: {result}")
             values[name] = details[name] = result.value
+            answer = result.answer if answer is None else answer
             details |= {f"{name}/{key}": value for key, value in result.details.items()}
         if self.config.combine == "product":
-            return RewardResult(math.prod(values.values()), details)
+            return RewardResult(math.prod(values.values()), details, answer)
         weighed = self.config.parts
         if self.config.combine == "gated":
             weighed = weighed[1:]
             if reward_name(weighed[0]) not in values:
-                return RewardResult(self.config.closed, details | {"gate": 0.0})
+                return RewardResult(self.config.closed, details | {"gate": 0.0}, answer)
             details["gate"] = 1.0
-        return RewardResult(sum(part.weight * values[reward_name(part)] for part in weighed), details)
+        return RewardResult(sum(part.weight * values[reward_name(part)] for part in weighed), details, answer)
 
 
 __all__ = ["Composite", "CompositeConfig"]

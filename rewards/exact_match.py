@@ -109,7 +109,7 @@ class _Compared(Reward, ABC):
         except RewardError as error:
             return error
         value = max(self.compare(found, reference) for reference in gold)
-        return RewardResult(value, {"parsed": float(bool(found))})
+        return RewardResult(value, {"parsed": float(bool(found))}, " ".join(found))
 
     def _taken(self, text: str) -> str:
         if self.config.take == "boxed":

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from string import Template
+from typing import Any
 
+from roll_like.metrics.rollouts import message_text
 from roll_like.types import Message
 
 SCORE = """\
@@ -84,6 +86,6 @@ def fenced(response: str) -> str:
     return f"===== begin {mark} =====\n{response}\n===== end {mark} ====="
 
 
-def conversation(messages: Sequence[Message]) -> str:
-    """Return the prompt as a judge reads it."""
-    return "\n\n".join(f"[{message['role']}] {message['content']}" for message in messages)
+def conversation(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return messages as a judge reads them."""
+    return "\n\n".join(f"[{message['role']}] {message_text(message)}" for message in messages)

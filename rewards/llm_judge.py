@@ -165,13 +165,14 @@ class LLMJudge(Reward):
             return list(await asyncio.gather(*(self._score_one(client, completion) for completion in completions)))
 
     async def _score_one(self, client: httpx.AsyncClient, completion: Completion) -> Outcome:
-        if not completion.text.strip():
+        response = _response(completion)
+        if not response:
             return RewardResult(0.0, {"empty": 1.0})
         lowest, highest = self.config.lowest, self.config.highest
         schema = _schema({"score": {"type": "number", "minimum": lowest, "maximum": highest}})
         try:
             values = self._values(completion) | {
-                "response": judge_prompts.fenced(completion.text),
+                "response": judge_prompts.fenced(response),
                 "lowest": f"{lowest:g}",
                 "highest": f"{highest:g}",
             }
@@ -203,10 +204,10 @@ class LLMJudge(Reward):
         self, client: httpx.AsyncClient, first: Completion, second: Completion
     ) -> tuple[float, float] | RewardError:
         """Return the first one's wins and how many judges changed their mind with the order, both as shares."""
-        if first.text.strip() == second.text.strip():
+        if _response(first).strip() == _response(second).strip():
             return 0.5, 0.0
-        if not first.text.strip() or not second.text.strip():
-            return float(bool(first.text.strip())), 0.0
+        if not _response(first) or not _response(second):
+            return float(bool(_response(first))), 0.0
         schema = _schema({"winner": {"type": "string", "enum": list(_WINS)}})
         try:
             asked = [
@@ -225,8 +226,8 @@ class LLMJudge(Reward):
 
     def _pair(self, first: Completion, second: Completion) -> list[Any]:
         values = self._values(first) | {
-            "response_a": judge_prompts.fenced(first.text),
-            "response_b": judge_prompts.fenced(second.text),
+            "response_a": judge_prompts.fenced(_response(first)),
+            "response_b": judge_prompts.fenced(_response(second)),
         }
         return judge_prompts.fill(self._template, values)
 
@@ -252,6 +253,14 @@ class LLMJudge(Reward):
         if isinstance(score, bool) or not isinstance(score, int | float) or not lowest <= score <= highest:
             raise MalformedError(f"`score` should be a number from {lowest:g} to {highest:g}, found {score!r}")
         return (score - lowest) / (highest - lowest)
+
+
+def _response(completion: Completion) -> str:
+    """Return what is judged: the response, or an episode after its first messages; empty where nothing was written."""
+    if not any(turn.text.strip() for turn in completion.turns):
+        return "" if completion.turns or not completion.text.strip() else completion.text
+    first = len(completion.turns[0].shown)
+    return judge_prompts.conversation(completion.conversation[first:])
 
 
 def _read_winner(answer: Mapping[str, Any]) -> float:
@@ -281,7 +290,7 @@ def _record(
             return result
         wins.append(result[0] if index == match.first else 1.0 - result[0])
         changed.append(result[1])
-    empty = not completion.text.strip()
+    empty = not _response(completion)
     details = {"order_decides": sum(changed) / len(changed), "empty": float(empty)}
     # among empty responses a tie would be worth something
     return RewardResult(0.0 if empty else sum(wins) / len(wins), details)

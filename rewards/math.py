@@ -104,16 +104,16 @@ class Math(Reward):
         self._pool.close()
 
 
-def _outcome(result: tuple[bool, bool, bool] | Exception, gold: str) -> Outcome:
+def _outcome(result: tuple[bool, str, bool] | Exception, gold: str) -> Outcome:
     if isinstance(result, Exception):
         return RewardError(
             f"comparing with {gold!r} failed: {result}",
             fix="raise `timeout_seconds` or `memory_mib` of the math reward",
         )
-    gold_parsed, parsed, equal = result
+    gold_parsed, answer, equal = result
     if not gold_parsed:
         return RewardError(f"the reference answer {gold!r} cannot be parsed as mathematics", fix="correct the row")
-    return RewardResult(float(equal), {"parsed": float(parsed)})
+    return RewardResult(float(equal), {"parsed": float(bool(answer))}, answer)
 
 
 __all__ = ["Math", "MathConfig"]

@@ -1,9 +1,9 @@
 """The process that compares mathematical answers. Run as a script by `rewards.child_pool`.
 
 It reads `(gold, response, boxed)` from the pipe whose file descriptor is its first argument. It writes
-None once, when it is ready, and `(gold_parsed, response_parsed, equal)` for each request; `response` is
-None when only the gold answer is to be parsed. It ends when the pipe is closed, and its own alarm kills
-it if the pool is gone.
+None once, when it is ready, and `(gold_parsed, answer, equal)` for each request: `answer` is the response's
+answer as text, empty where it has none. `response` is None when only the gold answer is to be parsed. It ends
+when the pipe is closed, and its own alarm kills it if the pool is gone.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 import resource
 import signal
 import sys
+from fractions import Fraction
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -21,6 +22,7 @@ from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, veri
 _PLAIN_NUMBER = re.compile(r"[-+]?\$?\d[\d,]*(?:\.\d+)?\s*%?")
 # GSM8K's mark of a final answer; `#### 1. Introduction` and `#### Step 2` are Markdown headings
 _MARKED = re.compile(r"^[ \t]*####[ \t]*(?!\d+[.)][ \t]+[A-Za-z])([-+$\\(\[{.\d].*)$", re.MULTILINE)
+_DECIMAL = re.compile(r"\d+\.\d+(?:e[-+]?\d{1,3})?")
 _ONLY_PROSE = re.compile(r"(?:[A-Za-z]{2,}[\s.,'-]*)+")
 
 
@@ -34,15 +36,26 @@ def parse_gold(answer: str) -> list[Any]:
     return [] if not text or _ONLY_PROSE.fullmatch(text) else _expressions(f"${text}$")
 
 
-def compare(gold: str, response: str | None, boxed: bool) -> tuple[bool, bool, bool]:
-    """Return whether the gold answer and the response are mathematics, and whether they are equal."""
+def compare(gold: str, response: str | None, boxed: bool) -> tuple[bool, str, bool]:
+    """Return whether the gold answer is mathematics, the response's answer, and whether they are equal.
+
+    Equal answers are equal texts where sympy writes them alike (1/2 and 0.5, x+1 and 1+x). All that equal the gold
+    answer have its text, so that right answers are one, as the reward sees them; a wrong one may have several texts.
+    """
     expected = parse_gold(gold)
     if response is None or not expected:
-        return bool(expected), False, False
+        return bool(expected), "", False
     found = _boxed(response) if boxed else _final(response)
     if not found:
-        return True, False, False
-    return True, True, bool(verify(expected, found, timeout_seconds=None))
+        return True, "", False
+    equal = bool(verify(expected, found, timeout_seconds=None))
+    return True, _text(expected if equal else found), equal
+
+
+def _text(found: list[Any]) -> str:
+    """Return the first expression as text, its decimals as fractions."""
+    first = next(item for item in found if not isinstance(item, str))
+    return _DECIMAL.sub(lambda match: str(Fraction(match[0])), str(first))
 
 
 def _expressions(text: str, *targets: LatexExtractionConfig) -> list[Any]:

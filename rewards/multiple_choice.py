@@ -97,7 +97,7 @@ class MultipleChoice(Reward):
         except ValueError as error:
             raise RewardError(str(error), fix="correct the row") from error
         chosen = choice(completion.text, self.config.letters, options, boxed=self.config.boxed)
-        return RewardResult(float(chosen == gold), {"parsed": float(chosen is not None)})
+        return RewardResult(float(chosen == gold), {"parsed": float(chosen is not None)}, chosen or "")
 
     def _gold(self, answer: str | None, metadata: Mapping[str, Any]) -> tuple[str, list[str]]:
         """Return the right letter and the options' texts; ValueError if the row has none."""

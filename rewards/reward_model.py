@@ -164,9 +164,11 @@ class RewardModel(Reward):
             )
 
     def _encode(self, completion: Completion) -> IntArray | RewardError:
-        """Return the tokens of the prompt and the response, written by the chat template, shape [T]."""
+        """Return the tokens of the prompt and the response (or all turns), written by the chat template, shape [T]."""
         assert self._renderer is not None
-        messages = [*completion.messages, {"role": "assistant", "content": completion.text}]
+        # what an episode's environment said last is answered by no turn, and the model scores the end
+        unanswered = len(completion.turns[-1].after) if completion.turns else 0
+        messages = completion.conversation[: len(completion.conversation) - unanswered]
         try:
             return self._renderer.encode(self._renderer.render(messages, (), generation_prompt=False))
         except EnvError as error:

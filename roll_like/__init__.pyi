@@ -22,6 +22,7 @@ from roll_like.builtin.pipelines.agentic.config import AgenticConfig as AgenticC
 from roll_like.builtin.pipelines.agentic.config import EnvironmentConfig as EnvironmentConfig
 from roll_like.builtin.pipelines.agentic.config import EnvWorkersConfig as EnvWorkersConfig
 from roll_like.builtin.pipelines.agentic.config import EpisodeEvaluationConfig as EpisodeEvaluationConfig
+from roll_like.builtin.pipelines.agentic.config import EpisodeRewardsConfig as EpisodeRewardsConfig
 from roll_like.builtin.pipelines.agentic.config import EpisodeRolloutConfig as EpisodeRolloutConfig
 from roll_like.builtin.pipelines.agentic.config import ProgramConfig as ProgramConfig
 from roll_like.builtin.pipelines.agentic.config import ProxyConfig as ProxyConfig
@@ -42,7 +43,6 @@ from roll_like.builtin.pipelines.dpo.config import PreferenceEvaluationConfig as
 from roll_like.builtin.pipelines.dpo.config import PreferenceReferenceConfig as PreferenceReferenceConfig
 from roll_like.builtin.pipelines.dpo.config import PreferenceResourcesConfig as PreferenceResourcesConfig
 from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig as OnPolicyDistillConfig
-from roll_like.builtin.pipelines.on_policy_distill.config import OptionalRewardsConfig as OptionalRewardsConfig
 from roll_like.builtin.pipelines.on_policy_distill.config import TeacherSignalConfig as TeacherSignalConfig
 from roll_like.builtin.pipelines.online_dpo.config import OnlineDPOConfig as OnlineDPOConfig
 from roll_like.builtin.pipelines.online_dpo.config import OnlineReferenceConfig as OnlineReferenceConfig
@@ -90,9 +90,10 @@ from roll_like.config.policy_gradient import SamplingRunConfig as SamplingRunCon
 from roll_like.config.prompts import DomainConfig as DomainConfig
 from roll_like.config.prompts import EvaluationConfig as EvaluationConfig
 from roll_like.config.prompts import PromptConfig as PromptConfig
-from roll_like.config.prompts import RewardPoolConfig as RewardPoolConfig
-from roll_like.config.prompts import RewardsConfig as RewardsConfig
 from roll_like.config.prompts import RolloutConfig as RolloutConfig
+from roll_like.config.rewards import OptionalRewardsConfig as OptionalRewardsConfig
+from roll_like.config.rewards import RewardPoolConfig as RewardPoolConfig
+from roll_like.config.rewards import RewardsConfig as RewardsConfig
 from roll_like.config.run import Rule as Rule
 from roll_like.config.run import RunConfig as RunConfig
 from roll_like.config.run import ScheduleConfig as ScheduleConfig

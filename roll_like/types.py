@@ -93,50 +93,8 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trajectory:
-    """One token-exact attempt at a task: one turn, or an episode of many.
-
-    An episode is one sequence that grows with every turn, unless its chat template rewrote history: then it is cut, and
-    its parts stand one after another in the arrays. They were sampled in contexts of their own, and share one return.
-
-    Attributes:
-        task: What was attempted.
-        sample_index: Its place in the group, 0-based.
-        token_ids: Prompt and response tokens, shape [T].
-        sampled: True where the policy sampled the token, shape [T].
-        logprobs: Behaviour log-probability of each sampled token in nats, 0 elsewhere, shape [T].
-        turns: Index of the turn that sampled the token, −1 where not sampled, shape [T].
-        parts: The sequences that the engine saw, in order; one, unless history was rewritten.
-        segments: Which policy version sampled which tokens.
-        text: The response, decoded once, for rewards and people; never tokenised again.
-        stop_reason: Why it ended.
-    """
-
-    task: Task
-    sample_index: int
-    token_ids: IntArray
-    sampled: BoolArray
-    logprobs: FloatArray
-    turns: IntArray
-    parts: tuple[Part, ...]
-    segments: tuple[Segment, ...]
-    text: str
-    stop_reason: StopReason
-
-    @property
-    def response_length(self) -> int:
-        """Number of sampled tokens."""
-        return int(self.sampled.sum())
-
-    @property
-    def policy_version(self) -> int:
-        """Oldest policy version among its segments."""
-        return min(segment.policy_version for segment in self.segments)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRecord:
-    """One turn of an episode, for people.
+    """One turn of an episode, for rewards and people.
 
     Attributes:
         shown: Messages that the policy was shown since its last turn; with its first turn, the beginning of the
@@ -169,6 +127,50 @@ class TurnRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """One token-exact attempt at a task: one turn, or an episode of many.
+
+    An episode is one sequence that grows with every turn, unless its chat template rewrote history: then it is cut, and
+    its parts stand one after another in the arrays. They were sampled in contexts of their own, and share one return.
+
+    Attributes:
+        task: What was attempted.
+        sample_index: Its place in the group, 0-based.
+        token_ids: Prompt and response tokens, shape [T].
+        sampled: True where the policy sampled the token, shape [T].
+        logprobs: Behaviour log-probability of each sampled token in nats, 0 elsewhere, shape [T].
+        turns: Index of the turn that sampled the token, −1 where not sampled, shape [T].
+        parts: The sequences that the engine saw, in order; one, unless history was rewritten.
+        segments: Which policy version sampled which tokens.
+        text: The response, decoded once, for rewards and people; never tokenised again.
+        stop_reason: Why it ended.
+        record: The turns of an episode, for rewards and people; empty for single answers.
+    """
+
+    task: Task
+    sample_index: int
+    token_ids: IntArray
+    sampled: BoolArray
+    logprobs: FloatArray
+    turns: IntArray
+    parts: tuple[Part, ...]
+    segments: tuple[Segment, ...]
+    text: str
+    stop_reason: StopReason
+    record: tuple[TurnRecord, ...] = ()
+
+    @property
+    def response_length(self) -> int:
+        """Number of sampled tokens."""
+        return int(self.sampled.sum())
+
+    @property
+    def policy_version(self) -> int:
+        """Oldest policy version among its segments."""
+        return min(segment.policy_version for segment in self.segments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
     """A trajectory with its results.
 
@@ -180,7 +182,8 @@ class Scored:
         weights: The weight of each reward in the sum, by the same names.
         turn_rewards: What each turn earned, in order; their sum is the reward. Empty where only the whole was scored.
         turn_states: A key of the state that each turn acted in, for estimators that compare turns; empty without.
-        record: The turns as people read them; empty for single answers.
+        answer: The final answer that a reward found in it, equal texts for equal answers: of the first reward that
+            compares answers. Empty where there was none, None without such a reward.
     """
 
     trajectory: Trajectory
@@ -190,7 +193,12 @@ class Scored:
     weights: Mapping[str, float]
     turn_rewards: tuple[float, ...] = ()
     turn_states: tuple[str, ...] = ()
-    record: tuple[TurnRecord, ...] = ()
+    answer: str | None = None
+
+    @property
+    def record(self) -> tuple[TurnRecord, ...]:
+        """The trajectory's record."""
+        return self.trajectory.record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

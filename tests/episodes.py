@@ -43,12 +43,13 @@ def episode(words: list[str], *, reward: float = 1.0, index: int = 0, sample: in
     records = [turn(number, text, reward if number == last else 0.0) for number, text in enumerate(words)]
     records[-1] = replace(records[-1], **{"after": ({"role": "user", "content": "It is over."},), **changes})
     owner = replace(task(index, source="lake"), messages=records[0].shown, metadata={"seed": index})
+    said = scored(owner, reward, sample=sample, response=sum(record.tokens for record in records))
     return replace(
-        scored(owner, reward, sample=sample, response=sum(record.tokens for record in records)),
+        said,
+        trajectory=replace(said.trajectory, record=tuple(records)),
         details={"turns": float(len(words)), "cuts": 0.0, "success": float(reward >= 1)},
         turn_rewards=tuple(record.reward for record in records),
         turn_states=tuple(record.state for record in records),
-        record=tuple(records),
     )
 
 

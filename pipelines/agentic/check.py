@@ -1,20 +1,26 @@
-"""Environments and programs: whether each can be begun, and whether its first prompt fits."""
+"""Environments, programs and rewards: whether each can be begun, its first prompt fits, and rewards can score it."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from roll_like.agents.agent_program import found_program
+from roll_like.agents.env_manager import episode_task
 from roll_like.agents.env_worker import HostedEnvironment
 from roll_like.agents.episode import EnvironmentSpec, ProgramSpec
 from roll_like.builtin.pipelines.agentic.config import AgenticConfig, EnvironmentConfig
-from roll_like.builtin.pipelines.agentic.environments import environment_spec_of, spec_of
+from roll_like.builtin.pipelines.agentic.environments import environment_spec_of, spec_of, specs_of
+from roll_like.check.data import each_reward, task_suits
 from roll_like.check.findings import Finding, Report, failed
 from roll_like.config.load import import_plugins
 from roll_like.data.chat import Renderer
 from roll_like.errors import RollLikeError
+from roll_like.rewards.base import RewardConfig
+from roll_like.rewards.scorer import scores_task
 
 
 def environment_findings(
@@ -22,7 +28,7 @@ def environment_findings(
     renderer: Renderer | None,
     report: Report,  # noqa: ARG001 - what every pipeline's check is given
 ) -> Iterator[Finding]:
-    """Yield what is wrong with the environments: each is begun once, from its first seed; programs are looked for."""
+    """Yield what is wrong: environments are begun once, from their first seed; programs are found; rewards made."""
     import_plugins(config.import_)
     for index, environment in enumerate(config.environments):
         yield from _playable(config, environment, environment.first_seed, f"environments.{index}", renderer)
@@ -30,6 +36,25 @@ def environment_findings(
     for index, environment in enumerate(evaluation.environments if evaluation is not None else ()):
         key = f"evaluation.environments.{index}"
         yield from _playable(config, environment, evaluation.first_seed if evaluation else 0, key, renderer)
+    yield from each_reward(config, partial(_scorable, config))
+
+
+def _scorable(config: AgenticConfig, reward: Any, section: RewardConfig, key: str) -> Iterator[Finding]:
+    """Yield why a reward cannot score episodes: they have no rows."""
+    for spec in specs_of([*config.environments, *config.evaluated]):
+        task = episode_task(spec, 0)
+        if not scores_task(section, task, config.domain_rewards):
+            continue
+        missing = [field for field in reward.required_fields if task.metadata.get(field) is None]
+        if missing:
+            yield Finding(
+                "error",
+                key,
+                f"reward {section.type!r} needs the field {missing[0]!r}, and episodes of {spec.name!r} have only "
+                f"{' and '.join(map(repr, task.metadata))}; use a reward that needs none, or let the environment score",
+            )
+        else:
+            yield from task_suits(reward, section.type, key, task)
 
 
 def _playable(

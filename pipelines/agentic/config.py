@@ -10,9 +10,12 @@ from pydantic import Field
 
 from roll_like.config.base import ConfigModel
 from roll_like.config.policy_gradient import EvaluationSchedule, GroupRolloutConfig, PolicyGradientConfig
+from roll_like.config.reward_names import RETURN
+from roll_like.config.rewards import OptionalRewardsConfig, RewardedRunConfig, name_of
 from roll_like.config.rules import POLICY_GRADIENT_RULES
+from roll_like.config.rules_rewards import REWARD_RULES
 from roll_like.config.run import NAME_PATTERN, Rule
-from roll_like.config.sections import PositiveFloat, PositiveInt
+from roll_like.config.sections import PositiveFloat, PositiveInt, ResourcesConfig
 from roll_like.config.violations import Violation
 from roll_like.registry import ADVANTAGES, PIPELINES
 
@@ -122,6 +125,17 @@ class ProxyConfig(ConfigModel):
 
     host: str = Field(default="127.0.0.1", description="Address to listen on; programs run on the driver's machine.")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(default=0, description="Port to listen on; 0: any free one.")
+
+
+class EpisodeRewardsConfig(OptionalRewardsConfig):
+    """How episodes are scored beside their environments' own rewards; by default they are not.
+
+    An episode's reward is environment_weight × return + Σ weight × reward.
+    """
+
+    environment_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        default=1.0, description="Factor of the environment's own rewards in the sum; with `use`."
+    )
 
 
 class EpisodeEvaluationConfig(EvaluationSchedule):
@@ -263,6 +277,46 @@ def _no_greedy_baseline(config: AgenticConfig) -> Iterator[Violation]:
         )
 
 
+def _rewards_are_used(config: AgenticConfig) -> Iterator[Violation]:
+    if config.rewards.use:
+        return
+    for name, field in type(config.rewards).model_fields.items():
+        if getattr(config.rewards, name) != field.get_default(call_default_factory=True):
+            yield Violation(
+                ("rewards", name), "there are no rewards beside the environment's; add `rewards.use`, or remove this"
+            )
+
+
+def _rewards_fit(config: AgenticConfig) -> Iterator[Violation]:
+    played = [environment.label for environment in (*config.environments, *config.evaluated)]
+    known = list(dict.fromkeys(played))
+    for index, reward in enumerate(config.rewards.use):
+        if name_of(reward) == RETURN:
+            yield Violation(
+                ("rewards", "use", index),
+                f"the environment's own reward is called {RETURN!r}; give this one another `name`",
+            )
+        for name in getattr(reward, "sources", None) or ():
+            if name not in known:
+                yield Violation(
+                    ("rewards", "use", index, "sources"),
+                    f"no environment is called {name!r}; known: {', '.join(known)}",
+                )
+    if config.rewards.use and config.rewards.environment_weight == 0:
+        for environment in config.environments:
+            if not any(_weighs(reward, environment.label) for reward in config.rewards.use):
+                yield Violation(
+                    ("rewards", "environment_weight"),
+                    f"0, and no reward with a weight scores {environment.label!r}, so nothing can be learned there; "
+                    "add one to `rewards.use`, or raise this",
+                )
+
+
+def _weighs(reward: Any, environment: str) -> bool:
+    sources = getattr(reward, "sources", None)
+    return getattr(reward, "weight", 1.0) != 0 and (sources is None or environment in sources)
+
+
 #: What to check between environments, rollout and evaluation.
 _RULES = (
     _something_is_played,
@@ -273,15 +327,17 @@ _RULES = (
     _evaluation_is_of_other_seeds,
     _evaluation_plays_every_seed,
     _no_greedy_baseline,
+    _rewards_are_used,
+    _rewards_fit,
 )
 
 
 @PIPELINES.register("agentic")
-class AgenticConfig(PolicyGradientConfig):
+class AgenticConfig(RewardedRunConfig, PolicyGradientConfig):
     """One agentic run: everything a YAML file may say."""
 
     implementation: ClassVar[str] = "roll_like.builtin.pipelines.agentic.pipeline:AgenticPipeline"
-    rules: ClassVar[tuple[Rule, ...]] = (*POLICY_GRADIENT_RULES, *_RULES)
+    rules: ClassVar[tuple[Rule, ...]] = (*POLICY_GRADIENT_RULES, *_RULES, *REWARD_RULES)
 
     pipeline: Literal["agentic"] = Field(default="agentic", description="This pipeline.")
     name: str = Field(default="agentic", pattern=NAME_PATTERN, description="Name of the run and of its folder.")
@@ -290,12 +346,16 @@ class AgenticConfig(PolicyGradientConfig):
         description="What the policy plays, weighted."
     )
     env_workers: EnvWorkersConfig = Field(default_factory=EnvWorkersConfig)
+    rewards: EpisodeRewardsConfig = Field(default_factory=EpisodeRewardsConfig)
     proxy: ProxyConfig | None = Field(
         default=None, description="The server that answers programs; by default on this machine, at any free port."
     )
     evaluation: EpisodeEvaluationConfig | None = Field(
         default=None, description="How progress is measured, on seeds that are not trained on; none by default."
     )
+
+    # pydantic takes a field from the first base that has it
+    resources: ResourcesConfig
 
     @property
     def evaluated(self) -> tuple[EnvironmentConfig, ...]:
@@ -324,5 +384,5 @@ class AgenticConfig(PolicyGradientConfig):
 
     @property
     def processes(self) -> dict[str, int]:
-        """The environments' processes."""
-        return {"environment workers": self.env_workers.workers}
+        """The environments' processes, and reward workers where there are some."""
+        return {"environment workers": self.env_workers.workers, **super().processes}

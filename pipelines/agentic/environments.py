@@ -12,6 +12,7 @@ from roll_like.agents.env_manager import EnvManager, EpisodePlan, episode_task
 from roll_like.agents.env_worker import EnvPool, EnvWorker, notebook_environments
 from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits, EpisodeSpec, ProgramSpec
 from roll_like.agents.episode_order import EpisodeOrder, SeedRange
+from roll_like.agents.episode_rewards import EpisodeRewards
 from roll_like.agents.proxy import Proxy
 from roll_like.builtin.pipelines.agentic.config import AgenticConfig, EnvironmentConfig, ProxyConfig
 from roll_like.cluster import Cluster, ResourceManager, thread_environment
@@ -19,6 +20,7 @@ from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.errors import ConfigError
 from roll_like.inference.interface import InferenceEngine
 from roll_like.models.load import load_renderer
+from roll_like.policy_gradient.reward_workers import RewardWorkers
 from roll_like.policy_gradient.workers import Progress
 from roll_like.rollout.evaluate import Evaluator, evaluation_sampling
 from roll_like.rollout.handles import ActorReplica
@@ -27,7 +29,7 @@ from roll_like.rollout.source import GroupFilter, GroupSource, sampling_of
 
 
 class EnvironmentWorkers:
-    """The environment workers of a run.
+    """The environment workers of a run, and its reward workers where it has rewards beside the environments' own.
 
     Args:
         config: The run's configuration.
@@ -39,10 +41,12 @@ class EnvironmentWorkers:
         self._config = config
         self._resources = resources
         self._stack = stack
+        self._rewards = RewardWorkers(config, resources, stack)
         self._workers: Cluster[EnvWorker]
 
     def start(self) -> None:
-        """Start the processes."""
+        """Start the processes; a judge loads its model from now on."""
+        self._rewards.start()
         entries = (*self._config.environments, *self._config.evaluated)
         notebook = notebook_environments(entry.id for entry in entries if entry.id is not None)
         self._workers = Cluster(
@@ -56,12 +60,14 @@ class EnvironmentWorkers:
         self._stack.callback(self._workers.close, EnvWorker.shut_down)
 
     def wait(self) -> None:
-        """Wait until they can host environments.
+        """Wait until they can host environments and score episodes.
 
         Raises:
             PluginError: A module of `import` cannot be imported there.
+            RollLikeError: A reward cannot be built, or the judge did not start.
         """
         self._workers.everywhere(EnvWorker.hosted)
+        self._rewards.wait()
 
     def manager(
         self,
@@ -83,8 +89,18 @@ class EnvironmentWorkers:
         programs = None
         if any(isinstance(spec, ProgramSpec) for spec in specs):
             programs = AgentPrograms(self._started_proxy(router, renderer, runner), environments)
+        rewards = None
+        if config.rewards.use:
+            rewards = EpisodeRewards(self._rewards.pools, environment_weight=config.rewards.environment_weight)
         return EnvManager(
-            router, environments, specs, renderer, retries=rollout.retries, progress=progress, programs=programs
+            router,
+            environments,
+            specs,
+            renderer,
+            retries=rollout.retries,
+            progress=progress,
+            programs=programs,
+            rewards=rewards,
         )
 
     def _started_proxy(self, router: Router, renderer: Renderer, runner: DriverLoop) -> Proxy:

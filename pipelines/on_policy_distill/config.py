@@ -8,9 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from roll_like.config.algorithm import AlgorithmConfig, KLConfig
-from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
+from roll_like.config.base import ConfigModel
 from roll_like.config.policy_gradient import PolicyGradientConfig
-from roll_like.config.prompts import PromptConfig, RewardsConfig
+from roll_like.config.prompts import PromptConfig
+from roll_like.config.rewards import OptionalRewardsConfig
 from roll_like.config.roles import RolePlan
 from roll_like.config.rules import POLICY_GRADIENT_RULES
 from roll_like.config.rules_algorithm import groups_can_be_compared
@@ -19,15 +20,7 @@ from roll_like.config.run import NAME_PATTERN, Rule
 from roll_like.config.sections import Fraction, PositiveFloat
 from roll_like.config.teachers import Teachers, teacher_roles, teachers_fit
 from roll_like.config.violations import Violation
-from roll_like.registry import PIPELINES, REWARDS
-
-
-class OptionalRewardsConfig(RewardsConfig):
-    """How answers are scored beside the teachers; by default they are not."""
-
-    use: tuple[Annotated[PluginConfig, PluginSetting(REWARDS)], ...] = Field(
-        default=(), description="Rewards, weighted; each is reported on its own."
-    )
+from roll_like.registry import PIPELINES
 
 
 class TeacherSignalConfig(ConfigModel):

@@ -193,5 +193,5 @@ def reverse_kl(samples: Sequence[PolicySample], teacher_logprobs: Sequence[Float
 
 def without_rewards(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
     """Return metrics without those of rewards, in a run that has none."""
-    of_rewards = ("/reward", "/zero_variance", "/avg", "/pass@")
+    of_rewards = ("/reward", "/zero_variance", "/avg", "/pass@", "/maj@")
     return {name: metric for name, metric in metrics.items() if not any(part in name for part in of_rewards)}

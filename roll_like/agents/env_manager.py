@@ -27,6 +27,7 @@ from roll_like.agents.episode import (
     ProgramSpec,
     play,
 )
+from roll_like.agents.episode_rewards import EpisodeRewards
 from roll_like.errors import EnvError
 from roll_like.inference.interface import Sampling, derived_seed
 from roll_like.rollout.collection import Collected, CollectionPlan, GroupCollector, GroupRunner, SampleCounter
@@ -77,7 +78,7 @@ def episode_task(spec: EpisodeSpec, seed: int) -> Task:
         messages=(),
         prompt_ids=np.zeros(0, np.int32),
         answer=None,
-        metadata={"seed": seed},
+        metadata={"environment": spec.name, "seed": seed},
         origin=f"{what} with seed {seed}",
     )
 
@@ -93,6 +94,7 @@ class EnvManager:
         retries: Further attempts of an episode whose environment or turn failed.
         progress: Called with (finished episodes, expected episodes).
         programs: Runs the programs; None where there are none.
+        rewards: Adds rewards to those of the environments; None where there are none.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class EnvManager:
         retries: int,
         progress: Callable[[int, int], None] = lambda done, total: None,
         programs: AgentPrograms | None = None,
+        rewards: EpisodeRewards | None = None,
     ) -> None:
         if programs is None and any(isinstance(spec, ProgramSpec) for spec in specs):
             raise ValueError("`specs` has programs and `programs` is None; pass AgentPrograms")
@@ -115,6 +118,7 @@ class EnvManager:
         self._retries = retries
         self._progress = progress
         self._programs = programs
+        self._rewards = rewards
         self._serial = itertools.count()
 
     async def collect(self, tasks: Iterator[Task], plan: EpisodePlan) -> Collected:
@@ -132,6 +136,10 @@ class EnvManager:
     def runner(self, plan: EpisodePlan, counter: SampleCounter) -> GroupRunner:
         """Return what runs groups of episodes by `plan`, counting in `counter`."""
         return _EpisodeRunner(self, plan, counter, next(self._serial))
+
+    async def rewarded(self, group: Group[Scored]) -> Group[Scored]:
+        """Return a finished group with the rewards beside the environment's; other groups are played meanwhile."""
+        return group if self._rewards is None else await self._rewards.add(group)
 
     async def episode(self, task: Task, plan: EpisodePlan, index: int, name: str, seed: int | None) -> Scored | Failure:
         """Run one episode, again where something failed; return it, or why there is none."""
@@ -191,10 +199,12 @@ class _EpisodeRunner:
         self._running[group] = running
         kept: list[Scored] = []
         failures: list[Failure] = []
+        stopped = False
         try:
             while running and len(kept) < wanted:
                 ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 running -= ended
+                stopped = stopped or any(one.cancelled() for one in ended)
                 for result in (one.result() for one in ended if not one.cancelled()):
                     if isinstance(result, Failure):
                         failures.append(result)
@@ -207,7 +217,8 @@ class _EpisodeRunner:
         begun = kept[0].trajectory.task if kept else task
         # one task object for the whole group
         samples = tuple(replace(sample, trajectory=replace(sample.trajectory, task=begun)) for sample in kept)
-        return Group(task=begun, samples=samples, failures=tuple(failures))
+        played = Group(task=begun, samples=samples, failures=tuple(failures))
+        return played if stopped else await self._manager.rewarded(played)
 
     async def stop(self, groups: Collection[int]) -> None:
         """Stop the episodes of running groups."""

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from roll_like.agents.conversation import ChatMessage, Conversation, Renderer, Segmented
+from roll_like.config.reward_names import RETURN
 from roll_like.inference.interface import GenerateRequest, Generation, Sampling, derived_seed
 from roll_like.types import IntArray, Message, Part, Scored, StopReason, Task, Trajectory, TurnRecord
 
@@ -308,16 +309,16 @@ def scored_episode(
         ),
         text=text,
         stop_reason=stop,
+        record=tuple(turns),
     )
     total = sum(turn.reward for turn in turns)
     solved = {} if success is None else {"success": float(success)}
     return Scored(
         trajectory=trajectory,
         reward=total,
-        rewards={"return": total},
+        rewards={RETURN: total},
         details={"turns": float(len(turns)), **details, **solved},
-        weights={"return": 1.0},
+        weights={RETURN: 1.0},
         turn_rewards=tuple(turn.reward for turn in turns),
         turn_states=tuple(turn.state for turn in turns),
-        record=tuple(turns),
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 
 from roll_like.check.findings import Finding, Report, failed, is_hub_id
 from roll_like.config.prompts import PromptRunConfig
+from roll_like.config.rewards import RewardedRunConfig
 from roll_like.config.sections import DataSource
 from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.data.tasks import TaskSource, load_source
@@ -16,7 +17,7 @@ from roll_like.errors import RollLikeError
 from roll_like.registry import REWARDS
 from roll_like.rewards.base import RewardConfig
 from roll_like.rewards.scorer import scores_task
-from roll_like.types import IntArray
+from roll_like.types import IntArray, Task
 
 
 def prompt_findings(config: PromptRunConfig, renderer: Renderer | None, report: Report) -> Iterator[Finding]:
@@ -112,6 +113,24 @@ def check_tasks(config: PromptRunConfig, tasks: dict[str, list[TaskSource]]) -> 
 
 def check_rewards(config: PromptRunConfig, sources: Sequence[TaskSource]) -> Iterator[Finding]:
     """Yield, for each reward and source, the first row that the reward cannot score."""
+
+    def rows(reward: Any, section: RewardConfig, key: str) -> Iterator[Finding]:
+        for source in sources:
+            if scores_task(section, source.tasks[0], config.domain_rewards):
+                yield from _rows_suit(reward, section.type, key, source)
+
+    yield from each_reward(config, rows)
+
+
+def each_reward(
+    config: RewardedRunConfig, suits: Callable[[Any, RewardConfig, str], Iterator[Finding]]
+) -> Iterator[Finding]:
+    """Make each reward, without starting it; yield why that fails, or what `suits` yields of it.
+
+    Args:
+        config: The run's configuration.
+        suits: Given the reward, its settings and their key.
+    """
     for index, section in enumerate(config.rewards.use):
         key = f"rewards.use.{index}"
         try:
@@ -123,9 +142,7 @@ def check_rewards(config: PromptRunConfig, sources: Sequence[TaskSource]) -> Ite
             yield Finding("error", key, f"reward {section.type!r} cannot be made: {type(error).__name__}: {error}")
             continue
         try:
-            for source in sources:
-                if scores_task(cast(RewardConfig, section), source.tasks[0], config.domain_rewards):
-                    yield from _rows_suit(reward, section.type, key, source)
+            yield from suits(reward, cast(RewardConfig, section), key)
         finally:
             reward.close()
 
@@ -138,11 +155,16 @@ def _rows_suit(reward: Any, name: str, key: str, source: TaskSource) -> Iterator
         yield failed(key, error)
         return
     for task in source.tasks:
-        try:
-            reward.check_row(task)
-        except RollLikeError as error:
-            yield failed(key, error)
+        for finding in task_suits(reward, name, key, task):
+            yield finding
             return
-        except Exception as error:  # noqa: BLE001 - as above
-            yield Finding("error", key, f"{task.origin}: reward {name!r} fails: {type(error).__name__}: {error}")
-            return
+
+
+def task_suits(reward: Any, name: str, key: str, task: Task) -> Iterator[Finding]:
+    """Yield why a reward cannot score a task, beside fields that are missing."""
+    try:
+        reward.check_row(task)
+    except RollLikeError as error:
+        yield failed(key, error)
+    except Exception as error:  # noqa: BLE001 - a plugin may raise anything; it becomes a finding
+        yield Finding("error", key, f"{task.origin}: reward {name!r} fails: {type(error).__name__}: {error}")

@@ -7,17 +7,15 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from roll_like.config.algorithm import DifficultyConfig
-from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
-from roll_like.config.inference import JudgeServerConfig
+from roll_like.config.base import ConfigModel
 from roll_like.config.policy_gradient import (
     EvaluationSchedule,
     GroupRolloutConfig,
     PolicyGradientConfig,
-    SamplingRunConfig,
 )
-from roll_like.config.roles import RolePlan, model_role
-from roll_like.config.sections import DataConfig, DataSource, DeviceRange, PositiveFloat, PositiveInt, ResourcesConfig
-from roll_like.registry import ADVANTAGES, REWARDS
+from roll_like.config.rewards import RewardedRunConfig
+from roll_like.config.sections import DataConfig, DataSource, PositiveInt, ResourcesConfig
+from roll_like.registry import ADVANTAGES
 
 
 class RolloutConfig(GroupRolloutConfig):
@@ -54,35 +52,6 @@ class EvaluationConfig(EvaluationSchedule):
     max_tasks: PositiveInt | None = Field(default=None, description="Use the first so many tasks; default: all.")
 
 
-class RewardPoolConfig(ConfigModel):
-    """Workers of their own for some rewards."""
-
-    rewards: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
-        description="Names of the rewards in `rewards.use` that its workers hold; no other pool does."
-    )
-    workers: PositiveInt = Field(default=1, description="Worker processes.")
-    devices: DeviceRange | None = Field(
-        default=None, description="Devices that the workers share, for rewards with a model; none by default."
-    )
-
-
-class RewardsConfig(ConfigModel):
-    """How answers are scored."""
-
-    use: Annotated[tuple[Annotated[PluginConfig, PluginSetting(REWARDS)], ...], Field(min_length=1)] = Field(
-        description="Rewards, weighted; each is reported on its own."
-    )
-    workers: PositiveInt = Field(default=1, description="Worker processes of the rewards that are in no pool.")
-    pools: dict[str, RewardPoolConfig] = Field(
-        default_factory=dict, description="Workers of their own for some rewards; none by default."
-    )
-    groups_per_worker: PositiveInt = Field(
-        default=8, description="Groups that one worker scores side by side; further ones wait for room."
-    )
-    timeout_seconds: PositiveFloat = Field(default=60.0, description="Limit of one group's scoring.")
-    retries: Annotated[int, Field(ge=0)] = Field(default=1, description="Further attempts after a failure.")
-
-
 class DomainConfig(ConfigModel):
     """How the tasks of one domain are scored and chosen."""
 
@@ -97,14 +66,10 @@ class DomainConfig(ConfigModel):
     )
 
 
-class PromptRunConfig(SamplingRunConfig):
+class PromptRunConfig(RewardedRunConfig):
     """A run whose policy answers prompts, and whose answers get rewards."""
 
     data: DataConfig
-    rewards: RewardsConfig
-    judge: JudgeServerConfig | None = Field(
-        default=None, description="A model that judges, for `llm_judge` rewards; none by default."
-    )
     domains: dict[str, DomainConfig] = Field(
         default_factory=dict,
         description="How the tasks of each domain (`data.sources[].domain`) are scored and chosen. Domains that are "
@@ -139,25 +104,6 @@ class PromptRunConfig(SamplingRunConfig):
             return None
         longest = self.data.max_prompt_tokens + self.evaluation.max_response_tokens
         return longest, f"data.max_prompt_tokens + evaluation.max_response_tokens = {longest}"
-
-    @property
-    def roles(self) -> tuple[RolePlan, ...]:
-        """The same, with the judge, and reward pools that have devices of their own."""
-        resources, roles = self.resources, [*super().roles]
-        if self.judge is not None:
-            devices = resources.device_mapping.judge or resources.device_mapping.inference
-            roles.append(model_role(resources, "judge", self.judge.replicas, "judge.replicas", devices))
-        for name, pool in self.rewards.pools.items():
-            if pool.devices is not None:
-                key, path = f"rewards.pools.{name}.workers", ("rewards", "pools", name, "devices")
-                roles.append(model_role(resources, f"rewards {name}", pool.workers, key, pool.devices, path))
-        return tuple(roles)
-
-    @property
-    def processes(self) -> dict[str, int]:
-        """The reward workers."""
-        pools = self.rewards.pools.values()
-        return {"reward workers": self.rewards.workers + sum(pool.workers for pool in pools)}
 
     @property
     def greedy_baseline(self) -> bool:

@@ -3,6 +3,9 @@
 #: The pool of all rewards that no other pool has.
 DEFAULT_POOL = "rewards"
 
+#: The environment's own reward among those of an episode.
+RETURN = "return"
+
 #: What a reward writes in place of an address.
 JUDGE_URL = "judge"
 #: Environment variable of reward workers with the addresses of its replicas, separated by commas.

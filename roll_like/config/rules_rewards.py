@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from roll_like.config.prompts import PromptRunConfig
 from roll_like.config.reward_names import DEFAULT_POOL, JUDGE_URL
+from roll_like.config.rewards import RewardedRunConfig, name_of
 from roll_like.config.sections import DataSource
 from roll_like.config.violations import Violation
 
 
 def _all_sources(config: PromptRunConfig) -> list[DataSource]:
     return [*config.data.sources, *(config.evaluation.sources if config.evaluation is not None else ())]
-
-
-def _name_of(reward: Any) -> str:
-    name: str = getattr(reward, "name", None) or reward.type
-    return name
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
@@ -46,10 +41,13 @@ def _sources_have_rewards(config: PromptRunConfig) -> Iterator[Violation]:
             )
 
 
-def _rewards_have_names_and_weights(config: PromptRunConfig) -> Iterator[Violation]:
-    names = [_name_of(reward) for reward in config.rewards.use]
+def _rewards_have_names(config: RewardedRunConfig) -> Iterator[Violation]:
+    names = [name_of(reward) for reward in config.rewards.use]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield Violation(("rewards", "use"), f"two rewards are called {name!r}; give each a `name` of its own")
+
+
+def _rewards_have_weights(config: PromptRunConfig) -> Iterator[Violation]:
     if all(getattr(reward, "weight", 1.0) == 0 for reward in config.rewards.use):
         yield Violation(("rewards", "use"), "every reward has weight 0, so nothing can be learned; give one a weight")
 
@@ -57,7 +55,7 @@ def _rewards_have_names_and_weights(config: PromptRunConfig) -> Iterator[Violati
 def _domains_fit(config: PromptRunConfig) -> Iterator[Violation]:
     sources = _all_sources(config)
     domains = list(dict.fromkeys(source.domain_label for source in sources))
-    rewards = {_name_of(reward): reward for reward in config.rewards.use}
+    rewards = {name_of(reward): reward for reward in config.rewards.use}
     for name, domain in config.domains.items():
         if name not in domains:
             yield Violation(("domains", name), f"no data source is of this domain; {_nearest(name, domains)}")
@@ -83,8 +81,8 @@ def _domains_fit(config: PromptRunConfig) -> Iterator[Violation]:
                 )
 
 
-def _pools_fit(config: PromptRunConfig) -> Iterator[Violation]:
-    names = [_name_of(reward) for reward in config.rewards.use]
+def _pools_fit(config: RewardedRunConfig) -> Iterator[Violation]:
+    names = [name_of(reward) for reward in config.rewards.use]
     owners: dict[str, str] = {}
     if DEFAULT_POOL in config.rewards.pools:
         yield Violation(
@@ -112,7 +110,7 @@ def _replacing_is_possible(config: PromptRunConfig, name: str) -> Iterator[Viola
         yield Violation(path, "a group of one always has equal rewards, so every group would be dropped")
 
 
-def _judge_is_used(config: PromptRunConfig) -> Iterator[Violation]:
+def _judge_is_used(config: RewardedRunConfig) -> Iterator[Violation]:
     asking = [
         index
         for index, reward in enumerate(config.rewards.use)
@@ -146,12 +144,14 @@ def _evaluation_sources_have_names(config: PromptRunConfig) -> Iterator[Violatio
         )
 
 
+#: What to check of rewards, whatever they score.
+REWARD_RULES = (_rewards_have_names, _pools_fit, _judge_is_used)
+
 #: What to check between data, domains and rewards.
 PROMPT_RULES = (
     _sources_have_rewards,
-    _rewards_have_names_and_weights,
+    _rewards_have_weights,
     _domains_fit,
-    _pools_fit,
-    _judge_is_used,
+    *REWARD_RULES,
     _evaluation_sources_have_names,
 )

@@ -27,7 +27,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from roll_like.metrics.names import describe
+from roll_like.metrics.names import describe, without_smaller_passes
 
 Mode = Literal["auto", "live", "plain", "quiet"]
 
@@ -243,7 +243,7 @@ def evaluation_line(progress: Progress, step: int, values: Mapping[str, float]) 
     What a reward reports beside its value has a path of its own (`eval/ifeval/…`) and is in `evaluations.jsonl`.
     """
     when = "before training" if step == 0 else f"after step {step}"
-    names = [name for name in values if name.count("/") == 1 and name.startswith("eval/")]
+    names = without_smaller_passes(name for name in values if name.count("/") == 1 and name.startswith("eval/"))
     names += [name for name in values if name.count("/") > 1 and name.endswith("/avg")]
     return "  ".join(
         [f"evaluation {when}", *(f"{name.removeprefix('eval/')} {figure(progress, name)}" for name in names)]

@@ -1,11 +1,12 @@
 """What every metric is called, what it means and in which unit: one table for console, plots and docs.
 
-A part in angle brackets stands for any text: `rollout/reward/<name>`, `eval/pass@<k>`. The first row that fits counts.
+A part in angle brackets stands for any text: `rollout/reward/<name>`, `eval/pass@<j>`. The first row that fits counts.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -186,17 +187,31 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("util/<name>", "share", "<name>", "Share of a step's time in which something was busy, or waited."),
     ("eval/avg", "", "eval", "Mean reward over all samples of the evaluation tasks (avg@k)."),
     (
-        "eval/pass@<k>",
+        "eval/pass@<j>",
         "share",
-        "eval pass@<k>",
-        "Share of tasks that at least one of k samples solves (unbiased), over evaluation tasks with k scored samples.",
+        "eval pass@<j>",
+        "Share of tasks that at least one of j samples solves (unbiased), for j = 1, 2, 4, … and k, over evaluation "
+        "tasks with k scored samples.",
+    ),
+    (
+        "eval/maj@<k>",
+        "share",
+        "eval maj@<k>",
+        "Share of the same tasks whose most frequent answer among k is right (majority vote), where a reward compares "
+        "answers.",
     ),
     ("eval/reward/<name>", "", "<name>", "Mean of one configured reward over the evaluation's samples."),
     ("eval/domain/<name>/avg", "", "<name>", "Mean reward of one domain in the evaluation."),
-    ("eval/domain/<name>/pass@<k>", "share", "<name>", "The same share over the tasks of one domain."),
+    ("eval/domain/<name>/pass@<j>", "share", "<name>", "`eval/pass@<j>` over the tasks of one domain."),
+    ("eval/domain/<name>/maj@<k>", "share", "<name>", "`eval/maj@<k>` over the tasks of one domain."),
     ("eval/response_length", "tokens", "eval length", "Mean response length in the evaluation."),
     ("eval/failures", "samples", "eval failures", "Answers of the evaluation that infrastructure lost."),
-    ("eval/incomplete_tasks", "tasks", "incomplete", "Tasks with fewer than k scored samples; pass@k leaves them out."),
+    (
+        "eval/incomplete_tasks",
+        "tasks",
+        "incomplete",
+        "Tasks with fewer than k scored samples; pass@j and maj@k omit them.",
+    ),
     ("eval/truncated", "share", "eval truncated", "Share of the evaluation's responses that the token limit cut."),
     (
         "eval/accuracy",
@@ -267,6 +282,18 @@ _EXACT = {info.name: info for info in METRICS if not info.is_pattern}
 _PATTERNS = tuple(
     (re.compile(re.sub(r"<(\w+)>", r"(?P<\1>.+)", re.escape(info.name))), info) for info in METRICS if info.is_pattern
 )
+
+
+def without_smaller_passes(names: Iterable[str]) -> list[str]:
+    """Return names without `eval/pass@j` for any j but the largest, for views with room for one.
+
+    >>> without_smaller_passes(["eval/avg", "eval/pass@1", "eval/pass@2", "eval/pass@4"])
+    ['eval/avg', 'eval/pass@4']
+    """
+    names = list(names)
+    passes = [name for name in names if name.startswith("eval/pass@")]
+    largest = max(passes, key=lambda name: int(name.rpartition("@")[2]), default="")
+    return [name for name in names if name not in passes or name == largest]
 
 
 @lru_cache(maxsize=1024)

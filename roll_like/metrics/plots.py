@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from roll_like.metrics.names import describe
+from roll_like.metrics.names import describe, without_smaller_passes
 
 Record = Mapping[str, Any]
 
@@ -80,7 +80,9 @@ def _panels(steps: Sequence[Record], evaluations: Sequence[Record]) -> list[Call
         _draw_reward(axis, steps)
 
     costs = [of_steps("Gradient norm before clipping", "train/grad_norm"), lambda axis: _draw_time(axis, steps)]
-    passes = sorted({name for record in evaluations for name in record if name.startswith("eval/pass@")})
+    measured = without_smaller_passes(sorted({name for record in evaluations for name in record}, reverse=True))
+    # pass@k before maj@k: an axis has room for three
+    solved = [name for name in measured if name.startswith(("eval/success", "eval/pass@", "eval/maj@"))]
     if any("train/perplexity" in record for record in steps):
         return [
             of_steps("Loss", "train/loss"),
@@ -93,7 +95,7 @@ def _panels(steps: Sequence[Record], evaluations: Sequence[Record]) -> list[Call
         paired = ["eval/pair_accuracy"] if any("eval/pair_accuracy" in record for record in evaluations) else []
         sampled = any("rollout/reward/mean" in record for record in steps)
         given = not sampled or any("eval/accuracy" in record for record in evaluations)
-        of_rewards = [reward, of_evaluations("eval/avg", *passes)]
+        of_rewards = [reward, of_evaluations("eval/avg", *solved)]
         kinds = ("chosen", "rejected")
         what = "score" if any("preference/score_chosen" in record for record in steps) else "reward"
         return [
@@ -115,9 +117,7 @@ def _panels(steps: Sequence[Record], evaluations: Sequence[Record]) -> list[Call
     on_policy_distill = any("distill/reverse_kl" in record for record in steps)
     panels = [
         of_steps("Reverse KL to the teachers", "distill/reverse_kl") if on_policy_distill else reward,
-        of_evaluations(
-            *(("eval/reverse_kl", "eval/avg") if on_policy_distill else ("eval/avg", "eval/success", *passes))
-        ),
+        of_evaluations(*(("eval/reverse_kl", "eval/avg") if on_policy_distill else ("eval/avg", *solved))),
         of_steps("Response length", "rollout/response_length/mean"),
         of_steps("KL from reference, engine mismatch", "train/kl", "mismatch/kl"),
         *costs,

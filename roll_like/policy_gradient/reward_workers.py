@@ -1,4 +1,4 @@
-"""Rewards of answers to prompts: the processes of reward workers and of a judge model, and the driver's handles."""
+"""Rewards of answers and episodes: the processes of reward workers and of a judge model, and the driver's handles."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import cast
 
 from roll_like.cluster import Cluster, ResourceManager, thread_environment
 from roll_like.cluster.driver_loop import DriverLoop
-from roll_like.config.prompts import PromptRunConfig, RewardPoolConfig, RewardsConfig
+from roll_like.config.prompts import PromptRunConfig
 from roll_like.config.reward_names import DEFAULT_POOL, JUDGE_URLS_VARIABLE
+from roll_like.config.rewards import RewardedRunConfig, RewardPoolConfig, RewardsConfig
 from roll_like.config.sections import ModelConfig
 from roll_like.data.order import TaskOrder
 from roll_like.data.tasks import TaskSet, load_tasks
@@ -41,21 +42,24 @@ class RewardWorkers:
         config: The run's configuration.
         resources: Where they go.
         stack: Ends them when it is closed.
+
+    Attributes:
+        pools: They as one scorer; there is one from `start` on.
     """
 
-    def __init__(self, config: PromptRunConfig, resources: ResourceManager, stack: ExitStack) -> None:
+    def __init__(self, config: RewardedRunConfig, resources: ResourceManager, stack: ExitStack) -> None:
         self._config = config
         self._resources = resources
         self._stack = stack
         self._wait_for_judge: Callable[[], object] = lambda: None
-        self._rewards: RewardPools
+        self.pools: RewardPools
 
     def start(self) -> None:
         """Start the processes; the judge loads its model from now on."""
         judge = _start_judge(self._config, self._resources, self._stack)
         if judge is not None:
             self._wait_for_judge = judge.begin(JudgeServer.start)
-        self._rewards = _start_rewards(self._config, self._resources, self._stack, judge)
+        self.pools = _start_rewards(self._config, self._resources, self._stack, judge)
 
     def wait(self) -> None:
         """Wait until they can score.
@@ -64,7 +68,7 @@ class RewardWorkers:
             RollLikeError: A reward cannot be built, or the judge did not start.
         """
         self._wait_for_judge()
-        self._rewards.wait_until_ready()
+        self.pools.wait_until_ready()
 
     def scheduler(
         self, inference: Cluster[InferenceEngine], progress: Progress = lambda done, total: None
@@ -72,7 +76,7 @@ class RewardWorkers:
         """Return what collects groups from the engines and has them scored here."""
         return GenerateScheduler(
             [ActorReplica(inference, rank) for rank in range(len(inference))],
-            self._rewards,
+            self.pools,
             max_in_flight=self._config.rollout.max_in_flight,
             retries=self._config.rollout.retries,
             progress=progress,
@@ -138,7 +142,9 @@ def prompt_evaluator(
     )
 
 
-def _start_judge(config: PromptRunConfig, resources: ResourceManager, stack: ExitStack) -> Cluster[JudgeServer] | None:
+def _start_judge(
+    config: RewardedRunConfig, resources: ResourceManager, stack: ExitStack
+) -> Cluster[JudgeServer] | None:
     """Start the judge's processes, or nothing where there is none; their models are loaded by `JudgeServer.start`."""
     judge = config.judge
     if judge is None:
@@ -171,7 +177,7 @@ def _start_judge(config: PromptRunConfig, resources: ResourceManager, stack: Exi
 
 
 def _start_rewards(
-    config: PromptRunConfig, resources: ResourceManager, stack: ExitStack, judge: Cluster[JudgeServer] | None
+    config: RewardedRunConfig, resources: ResourceManager, stack: ExitStack, judge: Cluster[JudgeServer] | None
 ) -> RewardPools:
     """Start the pools of reward workers: those of `rewards.pools`, and one for all other rewards."""
     urls = [] if judge is None else judge.everywhere(JudgeServer.url)
@@ -190,7 +196,7 @@ def _start_rewards(
 
 
 def _start_pool(
-    config: PromptRunConfig,
+    config: RewardedRunConfig,
     name: str,
     pool: RewardPoolConfig,
     section: RewardsConfig,

@@ -28,7 +28,7 @@ from pydantic import Field
 from roll_like.config.base import PluginConfig
 from roll_like.errors import PluginError, RewardError
 from roll_like.registry import REWARDS
-from roll_like.types import Message, StopReason, Task
+from roll_like.types import Message, StopReason, Task, TurnRecord
 
 
 class RewardConfig(PluginConfig):
@@ -41,15 +41,16 @@ class RewardConfig(PluginConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """One answer, as a reward sees it.
+    """One answer or one episode, as a reward sees it.
 
     Attributes:
-        text: The response, special tokens removed.
-        messages: The prompt.
+        text: The response, special tokens removed; of an episode the policy's last turn.
+        messages: The prompt; of an episode its first messages.
         answer: Reference answer, where the dataset has one.
-        metadata: The other fields of the row.
+        metadata: The other fields of the row; of an episode `environment` (its name) and `seed`.
         stop_reason: Why the response ended.
-        response_tokens: Its length in tokens.
+        response_tokens: Its length in tokens; of an episode the tokens of all turns.
+        turns: The turns of an episode, with tool calls and the environment's rewards; empty for single answers.
     """
 
     text: str
@@ -58,14 +59,33 @@ class Completion:
     metadata: Mapping[str, Any]
     stop_reason: StopReason
     response_tokens: int
+    turns: tuple[TurnRecord, ...] = ()
+
+    @property
+    def conversation(self) -> tuple[Mapping[str, Any], ...]:
+        """Every message from the prompt to the end; the policy's have the role `assistant` and its text as written."""
+        if not self.turns:
+            return (*self.messages, Message(role="assistant", content=self.text))
+        played = (
+            message for turn in self.turns for message in (*turn.shown, Message(role="assistant", content=turn.text))
+        )
+        return (*played, *self.turns[-1].after)
 
 
 @dataclass(frozen=True, slots=True)
 class RewardResult:
-    """A reward's value and figures to report beside it."""
+    """What a reward gives for one completion.
+
+    Attributes:
+        value: The reward.
+        details: Figures to report beside it.
+        answer: The final answer that was compared, written so that equal answers are equal texts; evaluations vote over
+            it (`eval/maj@k`). Empty where the completion has none, None where the reward compares no answers.
+    """
 
     value: float
     details: Mapping[str, float] = field(default_factory=dict)
+    answer: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -148,8 +148,12 @@ def _read_outcome(outcome: Outcome) -> ResultOrError:
     ):
         if not isinstance(value, Real | np.bool_) or not math.isfinite(value):
             return RewardError(f"the {what} should be a finite number, found {value!r} ({type(value).__name__})")
+    if reward_result.answer is not None and not isinstance(reward_result.answer, str):
+        return RewardError(f"the answer should be a text or None, found {reward_result.answer!r}")
     return RewardResult(
-        float(reward_result.value), {str(key): float(value) for key, value in reward_result.details.items()}
+        float(reward_result.value),
+        {str(key): float(value) for key, value in reward_result.details.items()},
+        reward_result.answer,
     )
 
 

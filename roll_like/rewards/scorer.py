@@ -148,12 +148,13 @@ class _Entry:
 def to_completion(trajectory: Trajectory) -> Completion:
     """Return a trajectory as rewards see it."""
     return Completion(
-        text=trajectory.text,
+        text=trajectory.record[-1].text if trajectory.record else trajectory.text,
         messages=trajectory.task.messages,
         answer=trajectory.task.answer,
         metadata=trajectory.task.metadata,
         stop_reason=trajectory.stop_reason,
         response_tokens=trajectory.response_length,
+        turns=trajectory.record,
     )
 
 
@@ -180,6 +181,7 @@ def _combine(
     """Return the weighted sum, or the first reward's failure."""
     values: dict[str, float] = {}
     details: dict[str, float] = {}
+    answer: str | None = None
     total = 0.0
     for entry in rewards:
         reward_result = reward_results[entry.name]
@@ -187,6 +189,7 @@ def _combine(
             return Failure(stage="reward", name=entry.name, error=str(reward_result), origin=trajectory.task.origin)
         values[entry.name] = reward_result.value
         details |= {f"{entry.name}/{key}": value for key, value in reward_result.details.items()}
+        answer = reward_result.answer if answer is None else answer
         total += entry.config.weight * reward_result.value
     weights = {entry.name: entry.config.weight for entry in rewards}
-    return Scored(trajectory=trajectory, reward=total, rewards=values, details=details, weights=weights)
+    return Scored(trajectory=trajectory, reward=total, rewards=values, details=details, weights=weights, answer=answer)

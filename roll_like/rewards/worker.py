@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from roll_like.config.load import import_plugins
-from roll_like.config.prompts import RewardsConfig
+from roll_like.config.rewards import RewardsConfig
 from roll_like.registry import REWARDS
 from roll_like.rewards.base import Reward, RewardConfig
 from roll_like.rewards.scorer import Scorer

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -84,10 +85,11 @@ def _sample_staleness(trajectory: Trajectory, policy_version: int) -> dict[str, 
 
 
 def evaluation_metrics(collected: Collected, k: int) -> dict[str, Metric]:
-    """Return `eval/avg` (avg@k), `eval/pass@k` for this k, each reward's own mean, and what was lost.
+    """Return `eval/avg` (avg@k), `eval/pass@j` for j = 1, 2, 4, … and k, `eval/maj@k`, each reward's mean, losses.
 
-    A task that lost samples counts in every mean over samples, but not in pass@k: of fewer than k samples there is no
-    unbiased estimate. `eval/incomplete_tasks` counts such tasks; where no task is complete there is no pass@k.
+    A task that lost samples counts in every mean over samples, but not in pass@j and maj@k: of fewer than k samples
+    pass@k has no unbiased estimate, and all of them are over the same tasks. `eval/incomplete_tasks` counts such tasks;
+    where no task is complete, none of these metrics is there.
 
     Args:
         collected: The evaluation's groups, one a task. Rejected ones lost all their samples.
@@ -105,7 +107,8 @@ def evaluation_metrics(collected: Collected, k: int) -> dict[str, Metric]:
         }
         for sample in samples
     )
-    metrics |= _pass_metrics("eval", groups, k)
+    voting = {sample.trajectory.task.source for sample in samples if sample.answer is not None}
+    metrics |= _task_metrics("eval", groups, k, voting)
     metrics["eval/failures"] = Sum(float(len(collected.failures)))
     incomplete = sum(len(group.samples) < k for group in (*groups, *collected.rejected))
     metrics["eval/incomplete_tasks"] = Sum(float(incomplete))
@@ -114,7 +117,7 @@ def evaluation_metrics(collected: Collected, k: int) -> dict[str, Metric]:
         rewards = [sample.reward for group in members for sample in group.samples]
         if rewards:
             metrics[f"eval/domain/{domain}/avg"] = Mean(float(np.mean(rewards)), len(rewards))
-        metrics |= _pass_metrics(f"eval/domain/{domain}", members, k)
+        metrics |= _task_metrics(f"eval/domain/{domain}", members, k, voting)
     return metrics
 
 
@@ -137,6 +140,7 @@ def rollout_rows(groups: Sequence[Group[Scored]]) -> list[dict[str, Any]]:
             "rewards": dict(sample.rewards),
             "details": dict(sample.details),
             "tokens": sample.trajectory.response_length,
+            **({} if sample.answer is None else {"answer": sample.answer}),
             "stop_reason": str(sample.trajectory.stop_reason),
             "policy_version": sample.trajectory.policy_version,
             **(_episode(group.task, sample) if sample.record else {}),
@@ -156,7 +160,7 @@ def _episode(task: Task, sample: Scored) -> dict[str, Any]:
     row: dict[str, Any] = {
         "prompt": message_text(turns[0]["shown"][-1]) if turns[0]["shown"] else _prompt(task),
         "text": transcript(turns),
-        "return": sum(sample.turn_rewards),
+        "return": sum(record.reward for record in sample.record),
         "cuts": int(sample.details.get("cuts", 0)),
         "turns": turns,
     }
@@ -238,14 +242,51 @@ def pass_at_k(samples: int, solved: int, k: int) -> float:
     return 1 - math.comb(samples - solved, k) / math.comb(samples, k)
 
 
-def _pass_metrics(prefix: str, groups: Sequence[Group[Scored]], k: int) -> dict[str, Metric]:
-    """Return pass@k of the tasks that have at least k samples; nothing where there is none."""
-    estimates = [
-        pass_at_k(len(group.samples), sum(map(_solved, group.samples)), k)
-        for group in groups
-        if len(group.samples) >= k
+def majority(answers: Sequence[str | None], solved: Sequence[bool]) -> float:
+    """Return the expected score of the most frequent answer (self-consistency, Wang et al. 2022, arXiv:2203.11171).
+
+    Ties are broken by expectation: each of the tied answers is equally likely. An answer's score is the share of its
+    samples that are solved, because rewards beside that of the answer may set them apart. Samples without an answer
+    have no vote; where none has one, nothing is solved.
+
+    Args:
+        answers: The answer of each sample of a task; None or empty where there is none.
+        solved: Whether each sample is solved, in the same order.
+
+    >>> majority(["7", "7", "9", None], [True, True, False, False])
+    1.0
+    >>> majority(["7", "9", "", None], [True, False, False, False])
+    0.5
+    """
+    votes = Counter(answer for answer in answers if answer)
+    most = max(votes.values(), default=0)
+    # tied answers have equally many samples, so the mean over the samples is that over the answers
+    chosen = [right for answer, right in zip(answers, solved, strict=True) if answer and votes[answer] == most]
+    return sum(chosen) / len(chosen) if chosen else 0.0
+
+
+def _task_metrics(prefix: str, groups: Sequence[Group[Scored]], k: int, voting: Collection[str]) -> dict[str, Metric]:
+    """Return pass@j and, for sources whose answers can vote, maj@k; of the tasks that have at least k samples.
+
+    Args:
+        prefix: What the names begin with.
+        groups: One a task.
+        k: Samples that each task was given.
+        voting: Sources of which a reward compares the answers.
+    """
+    solved = [(group, list(map(_solved, group.samples))) for group in groups if len(group.samples) >= k]
+    metrics: dict[str, Metric] = {}
+    for j in (*(2**power for power in range(k.bit_length()) if 2**power < k), k) if solved else ():
+        estimates = [pass_at_k(len(right), sum(right), j) for _, right in solved]
+        metrics[f"{prefix}/pass@{j}"] = Mean(float(np.mean(estimates)), len(estimates))
+    scores = [
+        majority([sample.answer for sample in group.samples], right)
+        for group, right in solved
+        if group.task.source in voting
     ]
-    return {f"{prefix}/pass@{k}": Mean(float(np.mean(estimates)), len(estimates))} if estimates else {}
+    if scores and k > 1:  # of one sample there is no majority
+        metrics[f"{prefix}/maj@{k}"] = Mean(float(np.mean(scores)), len(scores))
+    return metrics
 
 
 def _solved(sample: Scored) -> bool:

@@ -15,7 +15,7 @@ from roll_like.errors import ConfigError
 from roll_like.rewards.base import RewardConfig
 from roll_like.rewards.scorer import scores_task
 from roll_like.rollout.scheduler import GroupScorer
-from roll_like.types import Failure, Group, Scored, Trajectory
+from roll_like.types import Failure, Group, Scored, Task, Trajectory
 
 
 class ReadyScorer(GroupScorer, Protocol):
@@ -53,6 +53,10 @@ class RewardPools:
         """
         for share in self._shares:
             share.pool.wait_until_ready()
+
+    def scores(self, task: Task) -> bool:
+        """Return whether any reward scores a task."""
+        return any(scores_task(reward, task, self._domains) for share in self._shares for reward in share.rewards)
 
     async def score(self, group: Group[Trajectory]) -> Group[Scored]:
         """Return the group with the results of all its rewards; a sample that one of them lost is a failure.
@@ -109,5 +113,6 @@ def _sum(results: Sequence[Scored]) -> Scored:
             rewards={**first.rewards, **other.rewards},
             details={**first.details, **other.details},
             weights={**first.weights, **other.weights},
+            answer=other.answer if first.answer is None else first.answer,
         )
     return first

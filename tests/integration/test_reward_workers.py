@@ -17,7 +17,7 @@ from tests_support import scored, task
 
 from roll_like.cluster import Cluster, ResourceManager
 from roll_like.config.load import import_plugins
-from roll_like.config.prompts import RewardsConfig
+from roll_like.config.rewards import RewardsConfig
 from roll_like.registry import REWARDS
 from roll_like.rewards.worker import RewardWorker
 from roll_like.rollout.handles import RewardPool

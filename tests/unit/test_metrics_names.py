@@ -22,6 +22,8 @@ from roll_like.metrics.plots import TIMER_COLOURS as PLOT_COLOURS
         ("eval/pass@8", "eval pass@8", "share"),
         ("eval/domain/maths/avg", "maths", ""),
         ("eval/domain/maths/pass@8", "maths", "share"),
+        ("eval/maj@8", "eval maj@8", "share"),
+        ("eval/domain/maths/maj@8", "maths", "share"),
         ("time/evaluate", "evaluate", "s"),
         ("time/something_else", "something_else", "s"),
         ("mine", "mine", ""),

@@ -107,9 +107,10 @@ def test_the_curves_show_pass_at_k_for_the_k_of_the_run() -> None:
     from matplotlib.figure import Figure
 
     evaluations = [{"step": step, "eval/avg": 0.5, "eval/pass@8": 0.75, "eval/failures": 0.0} for step in (0, 4)]
+    evaluations[1] |= {"eval/pass@1": 0.5, "eval/pass@2": 0.6, "eval/maj@8": 0.7}
     axis = Figure().subplots()
     _panels([{"step": 1, "rollout/reward/mean": 0.5}], evaluations)[1](axis)
-    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["eval/avg", "eval/pass@8"]
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["eval/avg", "eval/pass@8", "eval/maj@8"]
 
 
 def test_a_dead_run_is_unfinished(tmp_path: Path) -> None:

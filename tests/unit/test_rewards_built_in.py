@@ -213,7 +213,7 @@ def test_a_pattern_that_never_ends_loses_its_sample_alone() -> None:
     start = time.monotonic()
     good, slow = outcomes(reward, [completion("aaa", "aaa"), completion("a" * 60 + "b", "x")])
     assert time.monotonic() - start < 60  # left alone it would take years
-    assert good == RewardResult(1.0, {"parsed": 1.0})
+    assert good == RewardResult(1.0, {"parsed": 1.0}, "aaa")
     assert isinstance(slow, RewardError)
     assert "(?:a|aa)+$" in str(slow)
 

@@ -13,7 +13,7 @@ from reward_support import completion, outcomes, row
 
 from roll_like import Completion, Outcome, Reward, RewardConfig, RewardResult, register_reward
 from roll_like.builtin.rewards.composite import Composite, CompositeConfig
-from roll_like.config.prompts import RewardsConfig
+from roll_like.config.rewards import RewardsConfig
 from roll_like.config.schema import json_schema
 from roll_like.errors import DataError, RewardError
 from roll_like.registry import REWARDS
@@ -184,3 +184,13 @@ def test_the_schema_of_the_configuration_is_finite() -> None:
 def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         CompositeConfig.model_validate(settings)
+
+
+def test_the_answer_is_that_of_the_first_part_that_compares_answers() -> None:
+    register_reward("answering")(lambda item: RewardResult(1.0, answer=item.text))
+    for combine in ("weighted", "product", "gated"):
+        made = Composite(CompositeConfig.model_validate({"combine": combine, "use": ["part", "answering"]}))
+        (result,) = outcomes(made, [completion("42", a=1.0)])
+        assert isinstance(result, RewardResult)
+        assert result.answer == "42"
+        made.close()

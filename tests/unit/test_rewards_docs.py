@@ -12,7 +12,7 @@ import yaml
 
 from roll_like import Reward, check_reward
 from roll_like.builtin.rewards.code_tests import read_tests
-from roll_like.config.prompts import RewardsConfig
+from roll_like.config.rewards import RewardsConfig
 from roll_like.registry import REWARDS
 from roll_like.rewards.cases import read_cases
 

@@ -33,6 +33,12 @@ def reward() -> Iterator[Math]:
     made.close()
 
 
+def scores(reward: Math, *asked: Completion) -> list[tuple[float, dict[str, float]]]:
+    """Values and figures of results."""
+    results = [outcome for outcome in reward.score(asked) if isinstance(outcome, RewardResult)]
+    return [(result.value, dict(result.details)) for result in results]
+
+
 def alive(pid: int) -> bool:
     status = Path(f"/proc/{pid}/stat")
     return status.exists() and status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
@@ -72,14 +78,33 @@ def alive(pid: int) -> bool:
     ],
 )
 def test_comparison(reward: Math, gold: str, response: str, value: float, parsed: float) -> None:
-    assert reward.score([completion(response, gold)]) == [RewardResult(value, {"parsed": parsed})]
+    assert scores(reward, completion(response, gold)) == [(value, {"parsed": parsed})]
+
+
+@pytest.mark.parametrize(
+    ("gold", "response", "answer"),
+    [
+        ("42", "The answer is 41.", "41"),
+        ("42", "It is \\boxed{41.0}.", "41"),
+        ("7", "\\boxed{0.5}", "1/2"),
+        ("7", "\\boxed{\\frac{2}{4}}", "1/2"),
+        ("7", "$1+2x$", "2*x + 1"),
+        ("7", "$2x+1$", "2*x + 1"),
+        ("(x+1)^2", "$x^2+2x+1$", "(x + 1)**2"),  # a right answer is written as the reference
+        ("42", "I do not know.", ""),
+    ],
+)
+def test_equal_answers_are_reported_as_equal_texts(reward: Math, gold: str, response: str, answer: str) -> None:
+    (result,) = reward.score([completion(response, gold)])
+    assert isinstance(result, RewardResult)
+    assert result.answer == answer
 
 
 def test_boxed_only() -> None:
     reward = Math(MathConfig(boxed=True))
     try:
         asked = [completion("The answer is 42.", "42"), completion("\\boxed{42}", "42")]
-        assert reward.score(asked) == [RewardResult(0.0, {"parsed": 0.0}), RewardResult(1.0, {"parsed": 1.0})]
+        assert scores(reward, *asked) == [(0.0, {"parsed": 0.0}), (1.0, {"parsed": 1.0})]
     finally:
         reward.close()
 
@@ -124,7 +149,7 @@ def test_an_expression_that_never_ends_is_killed_and_lost_and_the_others_are_sco
         assert time.monotonic() - start < 20
         assert isinstance(outcomes[1], RewardError)
         assert [outcome.value for outcome in outcomes if isinstance(outcome, RewardResult)] == [1.0, 0.0, 1.0]
-        assert reward.score([completion("42", "42")]) == [RewardResult(1.0, {"parsed": 1.0})]
+        assert scores(reward, completion("42", "42")) == [(1.0, {"parsed": 1.0})]
     finally:
         reward.close()
 

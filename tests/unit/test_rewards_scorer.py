@@ -94,6 +94,17 @@ def test_an_async_function(add: Add) -> None:
     assert [s.reward for s in score(make_group("a", "bc"), RewardConfig(type=add(length))).samples] == [1.0, 2.0]
 
 
+def test_the_first_reward_that_compares_answers_says_which(add: Add) -> None:
+    silent = add(lambda completion: 1.0, "silent")
+    first = add(lambda completion: RewardResult(1.0, answer=completion.text + "."), "first")
+    second = add(lambda completion: RewardResult(1.0, answer="other"), "second")
+    configs = [RewardConfig(type=name) for name in (silent, first, second)]
+    assert [sample.answer for sample in score(make_group("a", "b"), *configs).samples] == ["a.", "b."]
+    assert [sample.answer for sample in score(make_group("a"), configs[0]).samples] == [None]
+    odd = score(make_group("a"), RewardConfig(type=add(lambda completion: RewardResult(1.0, answer=7))))
+    assert "answer should be a text or None, found 7" in odd.failures[0].error
+
+
 def test_a_class_sees_the_group_and_has_settings(add: Add) -> None:
     class RankConfig(RewardConfig):
         best: float

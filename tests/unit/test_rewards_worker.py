@@ -9,7 +9,7 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from roll_like.config.prompts import RewardsConfig
+from roll_like.config.rewards import RewardsConfig
 from roll_like.errors import PluginError
 from roll_like.registry import REWARDS
 from roll_like.rewards.worker import RewardWorker, notebook_rewards

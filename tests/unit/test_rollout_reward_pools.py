@@ -32,6 +32,7 @@ def results(group: Group[Trajectory], name: str, value: float, *, lost: tuple[in
             rewards={name: value},
             details={f"{name}/seen": 1.0},
             weights={name: 2.0},
+            answer=None if name == "a" else f"{name}{one.sample_index}",
         )
         for one in group.samples
         if one.sample_index not in lost
@@ -46,6 +47,14 @@ def test_verdicts_add_up() -> None:
     assert whole.samples[0].rewards == {"a": 1.0, "b": 0.25}
     assert whole.samples[0].weights == {"a": 2.0, "b": 2.0}
     assert whole.samples[0].details == {"a/seen": 1.0, "b/seen": 1.0}
+    assert [sample.answer for sample in whole.samples] == ["b0", "b1", "b2"]
+    assert [
+        sample.answer for sample in together(group, [results(group, "c", 1.0), results(group, "b", 1.0)]).samples
+    ] == [
+        "c0",
+        "c1",
+        "c2",
+    ]
     assert whole.failures == ()
 
 

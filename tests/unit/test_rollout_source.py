@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -197,6 +197,57 @@ def test_tasks_that_lost_samples_are_left_out_of_pass_at_k_and_counted() -> None
     assert values["eval/incomplete_tasks"] == 3
     assert values["eval/avg"] == pytest.approx(1 / 12)  # of every scored sample
     assert not any(name.startswith("eval/pass") for name in reduce(evaluation_metrics(collected(lost), 4)))
+
+
+def test_pass_at_j_is_estimated_from_the_same_samples_for_powers_of_two_and_k() -> None:
+    one, none = group(task(0), [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]), group(task(1), [0.0] * 6)
+    values = reduce(evaluation_metrics(collected([one, none]), 6))
+    passes = {name: value for name, value in values.items() if "pass@" in name}
+    # of six samples one is solved: a draw of j has it with probability j/6; the other task halves that
+    expected = {"eval/pass@1": 1 / 12, "eval/pass@2": 2 / 12, "eval/pass@4": 4 / 12, "eval/pass@6": 1 / 2}
+    assert passes == pytest.approx(expected)
+    assert [name for name in reduce(evaluation_metrics(collected([group(task(), [1.0])]), 1)) if "pass@" in name] == [
+        "eval/pass@1"
+    ]
+
+
+def voted(which: Task, answers: Sequence[str | None], rewards: Sequence[float]) -> Group[Scored]:
+    """Return a group whose samples have answers."""
+    whole = group(which, list(rewards))
+    samples = (replace(one, answer=answer) for one, answer in zip(whole.samples, answers, strict=True))
+    return replace(whole, samples=tuple(samples))
+
+
+@pytest.mark.parametrize(
+    ("answers", "rewards", "expected"),
+    [
+        (["7", "7", "9", "8"], [1.0, 1.0, 0.0, 0.0], 1.0),
+        (["9", "9", "7", "8"], [0.0, 0.0, 1.0, 0.0], 0.0),  # pass@4 is 1
+        (["7", "7", "9", "9"], [1.0, 1.0, 0.0, 0.0], 1 / 2),  # a tie of two, one of them right
+        (["7", "8", "9", ""], [1.0, 0.0, 0.0, 0.0], 1 / 3),  # a tie of three; a missing answer does not vote
+        (["", None, "", "7"], [0.0, 0.0, 0.0, 1.0], 1.0),  # more have none, and that is no answer
+        (["", "", "", ""], [0.0] * 4, 0.0),  # nobody votes: not solved
+        (["7", "7", "7", "9"], [1.0, 1.0, 0.5, 0.0], 2 / 3),  # one of three right answers lost another reward
+    ],
+)
+def test_the_most_frequent_answer_is_scored(answers: list[str | None], rewards: list[float], expected: float) -> None:
+    values = reduce(evaluation_metrics(collected([voted(task(), answers, rewards)]), 4))
+    assert values["eval/maj@4"] == pytest.approx(expected)
+
+
+def test_only_whole_tasks_of_sources_whose_answers_are_compared_vote() -> None:
+    right = voted(task(0), ["7", "7"], [1.0, 1.0])
+    lost = voted(task(1), ["9"], [0.0])
+    silent = replace(task(2), source="essays", domain="essays")
+    values = reduce(evaluation_metrics(collected([right, lost, group(silent, [0.0, 0.0])]), 2))
+    assert values["eval/maj@2"] == 1.0
+    assert values["eval/pass@2"] == 0.5
+    assert values[f"eval/domain/{right.task.domain}/maj@2"] == 1.0
+    assert "eval/domain/essays/maj@2" not in values
+    assert not any("maj@" in name for name in reduce(evaluation_metrics(collected([group(silent, [0.0, 0.0])]), 2)))
+    assert not any("maj@" in name for name in reduce(evaluation_metrics(collected([right]), 1)))  # nothing to vote
+    rows = rollout_rows([right, group(silent, [0.0])])
+    assert (rows[0]["answer"], "answer" in rows[2]) == ("7", False)
 
 
 def test_a_greedy_baseline_is_asked_for_and_needed(monkeypatch: pytest.MonkeyPatch) -> None:

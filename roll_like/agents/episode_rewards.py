@@ -1,0 +1,80 @@
+"""Rewards of episodes beside their environments' own: finished groups are scored as groups of answers are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+from roll_like.config.reward_names import RETURN
+from roll_like.rollout.scheduler import GroupScorer
+from roll_like.types import Group, Scored, Task
+
+
+class TaskScorer(GroupScorer, Protocol):
+    """Scores groups of some tasks: `RewardPools`."""
+
+    def scores(self, task: Task) -> bool:
+        """Return whether any reward scores a task."""
+
+
+class EpisodeRewards:
+    """Adds the results of reward workers to what environments gave.
+
+    Args:
+        scorer: The reward workers.
+        environment_weight: Factor of an environment's return in the sum.
+    """
+
+    def __init__(self, scorer: TaskScorer, *, environment_weight: float) -> None:
+        self._scorer = scorer
+        self._weight = environment_weight
+
+    async def add(self, group: Group[Scored]) -> Group[Scored]:
+        """Return a group with the sums; episodes that a reward could not score are in its failures.
+
+        Waits for the reward workers, where a reward scores the group's task.
+        """
+        if not group.samples:
+            return group
+        if not self._scorer.scores(group.task):
+            return replace(group, samples=tuple(with_rewards(one, None, self._weight) for one in group.samples))
+        trajectories = tuple(one.trajectory for one in group.samples)
+        scored = await self._scorer.score(Group(task=group.task, samples=trajectories, failures=group.failures))
+        found = {one.trajectory.sample_index: one for one in scored.samples}
+        samples = tuple(
+            with_rewards(one, found[one.trajectory.sample_index], self._weight)
+            for one in group.samples
+            if one.trajectory.sample_index in found
+        )
+        return replace(group, samples=samples, failures=scored.failures)
+
+
+def with_rewards(episode: Scored, added: Scored | None, environment_weight: float) -> Scored:
+    """Return an episode whose reward is environment_weight × return + Σ weight × reward.
+
+    The rewards see the whole episode, so what they give belongs to its last turn.
+
+    Args:
+        episode: With its environment's rewards.
+        added: What the reward workers gave; None where no reward scores its task.
+        environment_weight: Factor of the environment's rewards.
+    """
+    more = 0.0 if added is None else added.reward
+    turns = [environment_weight * reward for reward in episode.turn_rewards]
+    if turns:
+        turns[-1] += more
+    weighed = replace(
+        episode,
+        reward=environment_weight * episode.rewards[RETURN] + more,
+        weights={RETURN: environment_weight},
+        turn_rewards=tuple(turns),
+    )
+    if added is None:
+        return weighed
+    return replace(
+        weighed,
+        rewards={**episode.rewards, **added.rewards},
+        details={**episode.details, **added.details},
+        weights={**weighed.weights, **added.weights},
+        answer=added.answer,
+    )
