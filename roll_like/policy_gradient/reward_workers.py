@@ -73,6 +73,7 @@ class RewardWorkers:
         return GenerateScheduler(
             [ActorReplica(inference, rank) for rank in range(len(inference))],
             self._rewards,
+            max_running=self._config.inference.max_running,
             max_in_flight=self._config.rollout.max_in_flight,
             retries=self._config.rollout.retries,
             progress=progress,
@@ -113,6 +114,7 @@ def prompt_rollouts(
         partial(
             GroupPlan,
             samples_per_group=config.rollout.samples_per_group,
+            redundant=config.rollout.redundant_samples,
             sampling=sampling,
             baseline=replace(sampling, temperature=0.0) if baseline else None,
         ),

@@ -34,6 +34,7 @@ def rollout_metrics(collected: Collected, policy_version: int) -> dict[str, Metr
         "rollout/groups/aborted": Sum(float(len(collected.unfinished))),
         "rollout/groups/zero_variance": Mean(_share_zero_variance(groups), len(groups)),
         "time/reward": Sum(collected.wait_reward_seconds),
+        **collected.metrics,
     }
     if samples:
         rewards = np.array([sample.reward for sample in samples])

@@ -87,7 +87,7 @@ def run(work):
 def test_requests_of_one_moment_travel_together_and_homes_stay() -> None:
     async def work() -> list[FakeReplica]:
         replicas = [FakeReplica(), FakeReplica()]
-        router = Router(replicas, max_in_flight=100, retries=0)
+        router = Router(replicas, max_running=100, max_in_flight=100, retries=0)
         names = ["a0", "a1", "b0", "b1"]
         await asyncio.gather(*(router.generate(request(name), affinity_key=name[0]) for name in names))
         await router.generate(request("b2"), affinity_key="b")
@@ -102,7 +102,7 @@ def test_requests_of_one_moment_travel_together_and_homes_stay() -> None:
 def test_requests_in_flight_are_bounded_and_the_others_wait() -> None:
     async def work() -> tuple[FakeReplica, list[Generation]]:
         replica = FakeReplica()
-        router = Router([replica], max_in_flight=2, retries=0)
+        router = Router([replica], max_running=100, max_in_flight=2, retries=0)
         return replica, await asyncio.gather(*(router.generate(request(str(n)), affinity_key=n) for n in range(5)))
 
     replica, results = run(work())
@@ -112,7 +112,7 @@ def test_requests_in_flight_are_bounded_and_the_others_wait() -> None:
 
 def test_failures_are_tried_again_and_then_raised() -> None:
     async def work(failing: int) -> Generation:
-        return await Router([FakeReplica(failing=failing)], max_in_flight=9, retries=1).generate(
+        return await Router([FakeReplica(failing=failing)], max_running=100, max_in_flight=9, retries=1).generate(
             request("a"), affinity_key=0
         )
 
@@ -124,7 +124,7 @@ def test_failures_are_tried_again_and_then_raised() -> None:
 def test_a_lost_replicas_requests_move_and_their_home_too() -> None:
     async def work() -> list[FakeReplica]:
         replicas = [FakeReplica(held=["a"]), FakeReplica()]
-        router = Router(replicas, max_in_flight=9, retries=0)
+        router = Router(replicas, max_running=100, max_in_flight=9, retries=0)
         waiting = asyncio.create_task(router.generate(request("a"), affinity_key="a"))
         await asyncio.sleep(0.01)
         replicas[0].lose(ReplicaLost("gone"))
@@ -138,7 +138,7 @@ def test_a_lost_replicas_requests_move_and_their_home_too() -> None:
 def test_without_replicas_everybody_is_told_and_later_ones_too() -> None:
     async def work() -> None:
         replica = FakeReplica(held=["a", "b"])
-        router = Router([replica], max_in_flight=1, retries=0)
+        router = Router([replica], max_running=100, max_in_flight=1, retries=0)
         waiting = [asyncio.create_task(router.generate(request(name), affinity_key=name)) for name in "ab"]
         await asyncio.sleep(0.01)
         replica.lose(ReplicaLost("gone"))
@@ -154,7 +154,7 @@ def test_without_replicas_everybody_is_told_and_later_ones_too() -> None:
 def test_an_unexpected_error_of_a_replica_reaches_who_waits() -> None:
     async def work() -> None:
         replica = FakeReplica(held=["a"])
-        router = Router([replica], max_in_flight=1, retries=0)
+        router = Router([replica], max_running=100, max_in_flight=1, retries=0)
         waiting = asyncio.create_task(router.generate(request("a"), affinity_key=0))
         await asyncio.sleep(0.01)
         replica.lose(ValueError("what is this"))
@@ -167,7 +167,7 @@ def test_an_unexpected_error_of_a_replica_reaches_who_waits() -> None:
 def test_aborted_requests_come_back_or_never_start() -> None:
     async def work() -> None:
         replica = FakeReplica(held=["a"])
-        router = Router([replica], max_in_flight=1, retries=0)
+        router = Router([replica], max_running=100, max_in_flight=1, retries=0)
         running = asyncio.create_task(router.generate(request("a"), affinity_key=0))
         queued = asyncio.create_task(router.generate(request("b"), affinity_key=0))
         await asyncio.sleep(0.01)
@@ -185,7 +185,7 @@ def test_aborted_requests_come_back_or_never_start() -> None:
 def test_who_stops_waiting_frees_the_replica() -> None:
     async def work() -> None:
         replica = FakeReplica(held=["a"])
-        router = Router([replica], max_in_flight=1, retries=0)
+        router = Router([replica], max_running=100, max_in_flight=1, retries=0)
         waiting = asyncio.create_task(router.generate(request("a"), affinity_key=0))
         queued = asyncio.create_task(router.generate(request("b"), affinity_key=0))
         await asyncio.sleep(0.01)

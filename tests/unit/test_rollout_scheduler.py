@@ -127,7 +127,7 @@ def fill(replicas: Sequence[FakeReplica], scorer: FakeScorer | None = None, **ch
         "seed": 0,
         "accept": lambda group: True,
     }
-    owner = {"max_in_flight": 100, "retries": 1}
+    owner = {"max_running": 100, "max_in_flight": 100, "retries": 1}
     owner |= {key: changes.pop(key) for key in list(changes) if key in owner}
     scheduler = GenerateScheduler(replicas, scorer or FakeScorer(), **owner)
     plan = GroupPlan(**(settings | changes))
