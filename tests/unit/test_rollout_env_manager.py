@@ -31,6 +31,7 @@ class Speaker(Unqueued):
         super().__init__()
         self.requests: list[GenerateRequest] = []
         self.urgent: list[bool] = []
+        self.had_priority: list[bool] = []
         self.homes: list[Any] = []
         self._ids = np.asarray([*RENDERER.encode(word), *RENDERER.end_ids], np.int32)
         self._word = word
@@ -39,6 +40,7 @@ class Speaker(Unqueued):
     async def generate(self, request: GenerateRequest, affinity_key: Any, urgent: bool = False) -> Generation:
         self.requests.append(request)
         self.urgent.append(urgent)
+        self.had_priority.append(affinity_key in self.hurried)
         self.homes.append(affinity_key)
         await asyncio.sleep(0)
         if self._losses:
@@ -239,3 +241,17 @@ def test_a_slow_group_does_not_hold_up_the_others() -> None:
     )
     assert [group.task.metadata["seed"] for group in collected.groups] == [1, 2]
     assert [task.metadata["seed"] for task in collected.unfinished] == [0]
+
+
+def test_urgent_plans_ask_for_urgent_turns_and_groups_that_are_waited_for_are_hurried() -> None:
+    measured, trained = Speaker(), Speaker()
+    collect(Pool(), measured, urgent=True)
+    assert len(measured.urgent) == 6
+    assert all(measured.urgent)
+    collect(Pool(), trained, redundant=1, groups=2, initial_groups=2, max_groups=2, waited_for=1)
+    assert not any(trained.urgent)
+    assert {home for home, first in zip(trained.homes, trained.had_priority, strict=True) if first} == {
+        "0-0-0", "0-0-1", "0-0-2",
+    }  # fmt: skip
+    assert any(home.startswith("0-1-") for home in trained.homes)
+    assert not trained.hurried  # the groups have ended
