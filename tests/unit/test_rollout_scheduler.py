@@ -291,6 +291,7 @@ def test_redundant_samples_make_up_for_lost_ones_and_the_baseline_is_never_redun
     assert [one.trajectory.sample_index for one in group.samples] == [1, 2]
     assert [one.trajectory.sample_index for one in group.baselines] == [3]
     assert replica.aborted == ["0-0-0"]
+    assert [request.sampling.temperature for request in replica.submitted] == [1.0, 1.0, 1.0, 0.0]
 
 
 def test_groups_that_were_given_back_before_are_waited_for_and_the_youngest_left_out() -> None:
