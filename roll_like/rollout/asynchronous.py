@@ -85,7 +85,8 @@ class AsyncRollouts:
         self._collecting = False
         self._restored: Mapping[str, Any] | None = None
         self._buffer: list[Group[Scored]] = []
-        self._began = time.monotonic()
+        self._engines = source.collector.engines
+        self._began, self._busy = time.monotonic(), 0.0
 
     def collect(self, step: int) -> Collected:
         """Return the groups of a step, in an order that depends on the step's seed only.
@@ -160,14 +161,17 @@ class AsyncRollouts:
 
     def _metrics(self, since: Since, began: float) -> dict[str, Metric]:
         """Return the figures of the time since the last step's groups were there."""
-        now = time.monotonic()
-        seconds, self._began = max(now - self._began, 1e-9), now
+        now, busy = time.monotonic(), self._engines.busy_seconds() / self._engines.replicas
+        seconds, engines = max(now - self._began, 1e-9), busy - self._busy
+        self._began, self._busy = now, busy
         return {
             "schedule/ready": Last(float(self._stream.ready)),
             "schedule/open": Last(float(self._stream.running)),
             "schedule/filtered": Sum(float(sum(bool(group.samples) for group in since.rejected))),
             "schedule/discarded": Sum(float(since.discarded)),
             "time/blocked": Sum(since.blocked_seconds),
+            "time/engines": Sum(engines),
+            "util/engines": Mean(engines / seconds),
             "util/trainer_wait": Mean((now - began) / seconds),
         }
 

@@ -194,7 +194,7 @@ class Colour(Enum):
         np.array([None]),
         np.array([1], np.dtype(np.int32).newbyteorder()),
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_would_not_come_back_equal_is_refused(tmp_path, value):
     with pytest.raises(DataError, match=r"fake\.jsonl:8: task 'fake/7': task\.metadata\.column\[1\]\.inner is of the"):
