@@ -54,8 +54,8 @@ class WeightSync:
     Args:
         send: Lets every trainer rank take part in one `WeightSender.send(salt)`; returns rank 0's report.
         engines: The inference engines.
-        version: Number of the last version; the next push makes it one more. A resumed run gives the one that its
-            checkpoint was written at, so that numbers never repeat within a run.
+        version: Number of the last version; the next push makes it one more. A resumed run gives that of its
+            checkpoint, so that numbers go on.
     """
 
     def __init__(
