@@ -98,6 +98,7 @@ from roll_like.config.run import Rule as Rule
 from roll_like.config.run import RunConfig as RunConfig
 from roll_like.config.run import ScheduleConfig as ScheduleConfig
 from roll_like.config.schedule import AsyncSchedule as AsyncSchedule
+from roll_like.config.schedule import ReplaySchedule as ReplaySchedule
 from roll_like.config.schedule import SyncSchedule as SyncSchedule
 from roll_like.config.sections import CheckpointConfig as CheckpointConfig
 from roll_like.config.sections import CriticConfig as CriticConfig

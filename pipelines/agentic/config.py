@@ -384,5 +384,7 @@ class AgenticConfig(RewardedRunConfig, PolicyGradientConfig):
 
     @property
     def processes(self) -> dict[str, int]:
-        """The environments' processes, and reward workers where there are some."""
+        """The environments' processes, and reward workers where there are some; a replay has none."""
+        if self.replay is not None:
+            return {}
         return {"environment workers": self.env_workers.workers, **super().processes}

@@ -14,7 +14,7 @@ from roll_like.cluster import ResourceManager
 from roll_like.policy_gradient.objective import with_reference
 from roll_like.policy_gradient.pipeline import PolicyGradientPipeline
 from roll_like.policy_gradient.rollouts import start_rollouts
-from roll_like.policy_gradient.workers import start_engines, start_workers
+from roll_like.policy_gradient.workers import start_engines, start_replay, start_workers
 from roll_like.rollout.metrics import rollout_metrics
 from roll_like.run.state import Evaluates, RunContext
 
@@ -43,6 +43,9 @@ class AgenticPipeline(PolicyGradientPipeline[AgenticConfig]):
     @classmethod
     def build(cls, config: AgenticConfig, run: RunContext) -> Self:
         """Start the workers and put the parts together, where a resumed run left them."""
+        if config.replay is not None:
+            workers, replayed = start_replay(config, run)
+            return cls(config=config, run_state=run.state, workers=workers, rollouts=replayed, evaluator=None)
         environments = EnvironmentWorkers(config, run.resources, run.stack)
         workers = start_workers(config, run, environments)
         manager = environments.manager(workers.inference, workers.runner, workers.progress)

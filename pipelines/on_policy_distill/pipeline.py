@@ -20,7 +20,7 @@ from roll_like.policy_gradient.objective import with_reference
 from roll_like.policy_gradient.pipeline import PolicyGradientPipeline
 from roll_like.policy_gradient.reward_workers import prompt_groups
 from roll_like.policy_gradient.rollouts import start_rollouts
-from roll_like.policy_gradient.workers import start_engines, start_workers
+from roll_like.policy_gradient.workers import start_engines, start_replay, start_workers
 from roll_like.rollout.metrics import rollout_metrics
 from roll_like.run.state import Evaluates, RunContext
 
@@ -55,6 +55,18 @@ class OnPolicyDistillPipeline(PolicyGradientPipeline[OnPolicyDistillConfig]):
     def build(cls, config: OnPolicyDistillConfig, run: RunContext) -> Self:
         """Start the workers and put the parts together, where a resumed run left them."""
         teachers = TeacherWorkers(config, run.resources, run.stack, run.state.timer)
+        if config.replay is not None:
+            workers, replayed = start_replay(
+                config.with_teacher_in_loss(), run, teachers, difficulty=config.domain_difficulty
+            )
+            return cls(
+                config=config,
+                run_state=run.state,
+                workers=workers,
+                teachers=teachers.scorer,
+                rollouts=replayed,
+                evaluator=None,
+            )
         workers = start_workers(config.with_teacher_in_loss(), run, teachers, difficulty=config.domain_difficulty)
         scheduler = teachers.scheduler(workers.inference, workers.progress)
         source = prompt_groups(config, scheduler, run.state.metrics.warn)

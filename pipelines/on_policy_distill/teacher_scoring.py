@@ -110,14 +110,15 @@ class TeacherWorkers(RewardWorkers):
         self.scorer: TeacherScorer
 
     def start(self) -> None:
-        """Start reward workers and teachers.
+        """Start reward workers and teachers; a replay has rewards already.
 
         Raises:
             ConfigError: A teacher has another tokenizer than the student.
             EngineError: A rank did not start.
         """
-        super().start()
         config = self._student
+        if config.replay is None:
+            super().start()
         engines = {}
         for teacher in planned_teachers(config, config.teachers):
             objective = LanguageModelObjective[Any, Any](
@@ -132,6 +133,11 @@ class TeacherWorkers(RewardWorkers):
                 timer=lambda _: self._timer("teachers"),
             )
         self.scorer = TeacherScorer(config, engines)
+
+    def wait(self) -> None:
+        """Wait until rewards can be computed, where they are."""
+        if self._student.replay is None:
+            super().wait()
 
 
 class TeacherEvaluator:

@@ -147,6 +147,19 @@ def _iteration_reference_is_the_policy(config: OnlineDPOConfig) -> Iterator[Viol
         )
 
 
+def _answers_are_sampled(config: OnlineDPOConfig) -> Iterator[Violation]:
+    if config.replay is not None:
+        yield Violation(
+            ("rollout", "schedule", "type"),
+            "a step of online DPO trains on pairs of its iteration, which are not recorded; use sync",
+        )
+    if config.rollout.save_tokens:
+        yield Violation(
+            ("rollout", "save_tokens"),
+            "rollouts with tokens are recorded to be replayed, and online DPO cannot replay them; remove it",
+        )
+
+
 @PIPELINES.register("online_dpo")
 class OnlineDPOConfig(PromptRunConfig, PreferenceRunConfig):
     """One run of preference training on the policy's own answers: everything a YAML file may say."""
@@ -167,6 +180,7 @@ class OnlineDPOConfig(PromptRunConfig, PreferenceRunConfig):
         only_synchronous(
             "an iteration trains many steps on pairs of one policy, so its answers are sampled at once; set type: sync"
         ),
+        _answers_are_sampled,
     )
 
     pipeline: Literal["online_dpo"] = Field(default="online_dpo", description="This pipeline.")

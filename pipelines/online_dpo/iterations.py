@@ -120,7 +120,7 @@ class SampledPairs:
             CheckpointError: The pairs are damaged, or prompts, seed or reference are others.
         """
         self._iteration, self._collections, self._left = state["iteration"], state["collections"], state["left"]
-        self._engines.continue_from(state["version"])
+        self._engines.continue_from(state.get("version", 0))  # older checkpoints have none
         self._rollouts.load_state(state["rollouts"])
         if state["pairs"] is None:
             return

@@ -14,7 +14,7 @@ from roll_like.policy_gradient.objective import with_reference
 from roll_like.policy_gradient.pipeline import PolicyGradientPipeline
 from roll_like.policy_gradient.reward_workers import RewardWorkers, prompt_evaluator, prompt_groups
 from roll_like.policy_gradient.rollouts import start_rollouts
-from roll_like.policy_gradient.workers import start_engines, start_workers
+from roll_like.policy_gradient.workers import start_engines, start_replay, start_workers
 from roll_like.rollout.metrics import rollout_metrics
 from roll_like.run.state import Evaluates, RunContext
 
@@ -43,6 +43,9 @@ class RLVRPipeline(PolicyGradientPipeline[RLVRConfig]):
     @classmethod
     def build(cls, config: RLVRConfig, run: RunContext) -> Self:
         """Start the workers and put the parts together, where a resumed run left them."""
+        if config.replay is not None:
+            workers, replayed = start_replay(config, run, difficulty=config.domain_difficulty)
+            return cls(config=config, run_state=run.state, workers=workers, rollouts=replayed, evaluator=None)
         rewards = RewardWorkers(config, run.resources, run.stack)
         workers = start_workers(config, run, rewards, difficulty=config.domain_difficulty)
         scheduler = rewards.scheduler(workers.inference, workers.progress)

@@ -14,6 +14,7 @@ from roll_like.check.machine import (
     check_engine,
     check_hardware,
     check_output,
+    check_replay,
     check_settings,
     idle_devices,
     sleep_without_effect,
@@ -56,8 +57,11 @@ def check(config: PolicyT, further: Further[PolicyT]) -> Report:
         yield from check_engines(config, shape)
         yield from check_reference(config, config.reference, shape)
         yield from check_critic(config, shape)
-        yield from further(config, renderer, report)
-        yield from check_engine(config)
+        if config.replay is None:
+            yield from further(config, renderer, report)
+            yield from check_engine(config)
+        else:
+            yield from check_replay(config, config.replay)
         yield from check_settings(config, report.plan)
 
     return check_run(config, plan, of_policies)

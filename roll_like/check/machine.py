@@ -6,18 +6,20 @@ import os
 import shutil
 from collections.abc import Iterator
 
-from roll_like.check.findings import Finding
+from roll_like.check.findings import Finding, failed
 from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.config.inference import DEFAULT_ENGINE, engines_share_gpus
 from roll_like.config.plan import GIB, Plan, trained_parameters
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.run import RunConfig
-from roll_like.config.schedule import AsyncSchedule
+from roll_like.config.schedule import AsyncSchedule, ReplaySchedule
 from roll_like.config.sections import CriticConfig, TrainerConfig
+from roll_like.errors import ConfigError
 from roll_like.inference.plugin import EnginePlugin
 from roll_like.models.precision import cpu_has_bfloat16
 from roll_like.models.shape import ModelShape
 from roll_like.registry import INFERENCE_ENGINES, LOSSES, TRAINING_BACKENDS
+from roll_like.rollout.replay import require_recorded
 
 
 def check_engine(config: SamplingRunConfig) -> Iterator[Finding]:
@@ -31,6 +33,14 @@ def check_engine(config: SamplingRunConfig) -> Iterator[Finding]:
             f"the engine {config.inference.type!r} keeps its GPU memory while the trainer works on the same GPUs; "
             f"both must fit at a time, or use inference.type: {DEFAULT_ENGINE} or disjoint device ranges",
         )
+
+
+def check_replay(config: SamplingRunConfig, replay: ReplaySchedule) -> Iterator[Finding]:
+    """Yield steps whose rollouts were not recorded."""
+    try:
+        require_recorded(replay.path, config.steps)
+    except ConfigError as error:
+        yield failed("rollout.schedule.path", error)
 
 
 def check_output(config: RunConfig, shape: ModelShape | None) -> Iterator[Finding]:

@@ -99,6 +99,8 @@ def check_window(config: RunConfig, shape: ModelShape | None, key: str) -> Itera
 
 def check_engines(config: SamplingRunConfig, shape: ModelShape | None) -> Iterator[Finding]:
     """Yield divisions that the model does not allow."""
+    if config.replay is not None:
+        return
     engines = config.roles[1].devices_per_worker
     if shape is not None and config.resources.device == "cuda" and shape.heads % engines:
         yield Finding(

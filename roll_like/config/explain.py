@@ -33,6 +33,7 @@ OTHER_NAMES = {
     "max_new_tokens": "rollout.max_response_tokens",
     "max_completion_length": "rollout.max_response_tokens",
     "response_length": "rollout.max_response_tokens",
+    "rollout_data_dir": "rollout.save_tokens",
     "max_prompt_length": "data.max_prompt_tokens",
     "prompt_length": "data.max_prompt_tokens",
     "max_steps": "steps",

@@ -6,7 +6,7 @@ Everything here follows from the configuration alone; no device is counted and n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -14,10 +14,11 @@ from rich.table import Table
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.roles import RolePlan
 from roll_like.config.run import RunConfig
-from roll_like.config.sections import TrainerConfig
+from roll_like.config.sections import DeviceRange, TrainerConfig
 from roll_like.registry import TRAINING_BACKENDS
 
 GIB = 2**30
+Placement: TypeAlias = Literal["colocated", "disaggregated", "trainer only"]
 #: Roles whose model is the one that is trained; the sizes of others are not known here.
 MEASURED = ("training", "inference", "reference", "critic")
 _BYTES = {"auto": 2, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -68,7 +69,8 @@ class Plan:
         max_sample_tokens: Longest sequence, its prompt included.
         roles: Who sits where.
         processes: Worker processes without a device of their own: what they are, and how many.
-        placement: `colocated` roles take turns on equal devices, `disaggregated` ones run side by side.
+        placement: `colocated` roles take turns on equal devices, `disaggregated` ones run side by side;
+            `trainer only` where nothing is sampled.
         device: `cpu` or `cuda`.
         devices: Devices of the run on all nodes.
         memory: Estimated memory of one worker of each role; empty when the model's sizes are not known.
@@ -83,7 +85,7 @@ class Plan:
     max_sample_tokens: int
     roles: tuple[RolePlan, ...]
     processes: tuple[tuple[str, int], ...]
-    placement: Literal["colocated", "disaggregated"]
+    placement: Placement
     device: Literal["cpu", "cuda"]
     devices: int
     memory: tuple[MemoryLine, ...]
@@ -177,7 +179,7 @@ def plan(config: SamplingRunConfig, model: ModelSizes | None = None) -> Plan:
         config: A validated configuration.
         model: The model's sizes, for the memory estimate; None leaves it out.
     """
-    trainer, engines, *_ = config.roles
+    devices = {role.name: role.devices for role in config.roles}
     return Plan(
         name=config.name,
         steps=config.steps,
@@ -188,11 +190,17 @@ def plan(config: SamplingRunConfig, model: ModelSizes | None = None) -> Plan:
         max_sample_tokens=config.longest_sample,
         roles=config.roles,
         processes=tuple(config.processes.items()),
-        placement="colocated" if trainer.devices == engines.devices else "disaggregated",
+        placement=_placement(devices["training"], devices.get("inference")),
         device=config.resources.device,
         devices=config.resources.nodes * config.resources.devices_per_node,
         memory=tuple(_memory(config, role, model) for role in config.roles if model and role.name in MEASURED),
     )
+
+
+def _placement(trainer: DeviceRange, engines: DeviceRange | None) -> Placement:
+    if engines is None:
+        return "trainer only"
+    return "colocated" if trainer == engines else "disaggregated"
 
 
 def trained_parameters(config: RunConfig, model: ModelSizes) -> int:

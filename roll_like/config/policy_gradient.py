@@ -11,7 +11,7 @@ from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.config.inference import InferenceConfig, default_engine
 from roll_like.config.roles import RolePlan, model_role
 from roll_like.config.run import RunConfig, ScheduleConfig
-from roll_like.config.schedule import RolloutSchedule, SyncSchedule
+from roll_like.config.schedule import ReplaySchedule, RolloutSchedule, SyncSchedule
 from roll_like.config.sections import (
     CriticConfig,
     Fraction,
@@ -45,7 +45,13 @@ class GroupRolloutConfig(SamplingConfig):
     )
     retries: Annotated[int, Field(ge=0)] = Field(default=2, description="Further attempts after a failure.")
     schedule: RolloutSchedule = Field(
-        default_factory=SyncSchedule, description="Whether sampling takes turns with training, or goes on meanwhile."
+        default_factory=SyncSchedule,
+        description="Whether sampling takes turns with training, goes on meanwhile, or is replaced by a recording.",
+    )
+    save_tokens: bool = Field(
+        default=False,
+        description="Write the groups of each step with tokens and log-probabilities to the run's `rollouts/`, so that "
+        "`schedule: {type: replay}` can train on them again. 13 bytes a token, plus the text.",
     )
 
     @property
@@ -111,6 +117,12 @@ class SamplingRunConfig(RunConfig):
         return self.steps
 
     @property
+    def replay(self) -> ReplaySchedule | None:
+        """The recorded rollouts that the run trains on; None where it samples its own."""
+        schedule = self.rollout.schedule
+        return schedule if isinstance(schedule, ReplaySchedule) else None
+
+    @property
     def updates_per_step(self) -> int:
         """Optimizer steps of the policy in one step."""
         return 1
@@ -134,7 +146,9 @@ class SamplingRunConfig(RunConfig):
 
     @property
     def roles(self) -> tuple[RolePlan, ...]:
-        """Where the workers of each role are: trainer and engines."""
+        """Where the workers of each role are: trainer and engines; a replay has no engines."""
+        if self.replay is not None:
+            return super().roles
         resources, engines = self.resources, self.resources.device_mapping.inference
         inference = model_role(resources, "inference", self.inference.replicas, "inference.replicas", engines)
         trainer, *others = super().roles

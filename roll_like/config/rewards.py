@@ -69,6 +69,8 @@ class RewardedRunConfig(SamplingRunConfig):
     def roles(self) -> tuple[RolePlan, ...]:
         """The same, with the judge, and reward pools that have devices of their own."""
         resources, roles = self.resources, [*super().roles]
+        if self.replay is not None:
+            return tuple(roles)
         if self.judge is not None:
             devices = resources.device_mapping.judge or resources.device_mapping.inference
             roles.append(model_role(resources, "judge", self.judge.replicas, "judge.replicas", devices))
@@ -80,7 +82,9 @@ class RewardedRunConfig(SamplingRunConfig):
 
     @property
     def processes(self) -> dict[str, int]:
-        """The reward workers; none without rewards."""
+        """The reward workers; none without rewards, and in a replay."""
+        if self.replay is not None:
+            return {}
         pools = self.rewards.pools.values()
         pooled = {name for pool in pools for name in pool.rewards}
         others = any(name_of(reward) not in pooled for reward in self.rewards.use)

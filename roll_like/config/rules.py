@@ -80,6 +80,8 @@ def _micro_batches_hold_a_sample(config: PolicyGradientConfig) -> Iterator[Viola
 
 
 def _window_fits(config: SamplingRunConfig) -> Iterator[Violation]:
+    if config.replay is not None:
+        return
     window = config.inference.max_model_len
     needed = {"sample": (config.longest_sample, config.longest_sample_terms)}
     if config.longest_evaluated is not None:
@@ -185,6 +187,8 @@ def _backend_takes_its_settings(config: RunConfig) -> Iterator[Violation]:
 
 
 def _engine_fits(config: SamplingRunConfig) -> Iterator[Violation]:
+    if config.replay is not None:
+        return
     engine, resources = config.inference, config.resources
     per_engine = len(resources.device_mapping.inference) // engine.replicas
     if resources.device == "cuda" and per_engine > 1 and not engine.capabilities.tensor_parallel:
@@ -203,6 +207,15 @@ def _engine_fits(config: SamplingRunConfig) -> Iterator[Violation]:
             f"inference.type: {DEFAULT_ENGINE}, or one node",
         )
     yield from engine.violations(resources)
+
+
+def _replay_has_no_engines(config: SamplingRunConfig) -> Iterator[Violation]:
+    if config.replay is not None and config.evaluation is not None:
+        yield Violation(
+            ("evaluation",),
+            "an evaluation samples with inference engines, and a replay starts none; set evaluation: null, or "
+            "rollout.schedule: {type: sync}",
+        )
 
 
 def _evaluation_means_something(config: SamplingRunConfig) -> Iterator[Violation]:
@@ -238,7 +251,14 @@ RUN_RULES = (
 )
 
 #: What holds for every run whose policy samples, however it is trained.
-SAMPLING_RULES = (_window_fits, *RUN_RULES, _engine_fits, _evaluation_means_something, oversampling_replaces_something)
+SAMPLING_RULES = (
+    _window_fits,
+    *RUN_RULES,
+    _engine_fits,
+    _replay_has_no_engines,
+    _evaluation_means_something,
+    oversampling_replaces_something,
+)
 
 #: What holds for every run that trains a policy on groups of its samples.
 POLICY_GRADIENT_RULES = (

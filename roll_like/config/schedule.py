@@ -1,8 +1,9 @@
-"""When groups are sampled: in turns with training, or while it goes on."""
+"""When groups are sampled: in turns with training, while it goes on, or not at all, where a run replays another's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -46,16 +47,26 @@ class AsyncSchedule(ConfigModel):
         return self
 
 
+class ReplaySchedule(ConfigModel):
+    """Train on the groups that an earlier run recorded in the same step; nothing is sampled or scored."""
+
+    type: Literal["replay"] = Field(default="replay", description="Recorded rollouts are trained on again.")
+    path: Path = Field(description="Folder of a run with `rollout.save_tokens: true`, such as `runs/EARLIER`.")
+
+
 def _type_of(value: Any) -> Any:
     """Return the type that a value names; the default where it names none."""
     return value.get("type", "sync") if isinstance(value, Mapping) else getattr(value, "type", None)
 
 
 RolloutSchedule: TypeAlias = Annotated[
-    Annotated[SyncSchedule, Tag("sync")] | Annotated[AsyncSchedule, Tag("async")],
+    Annotated[SyncSchedule, Tag("sync")]
+    | Annotated[AsyncSchedule, Tag("async")]
+    | Annotated[ReplaySchedule, Tag("replay")],
     Discriminator(
         _type_of,
         custom_error_type="schedule",
-        custom_error_message="a schedule is a mapping with a type: sync or async, as {type: async, max_staleness: 2}",
+        custom_error_message="a schedule is a mapping with a type: sync, async or replay, as "
+        "{type: async, max_staleness: 2}",
     ),
 ]

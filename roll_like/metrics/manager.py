@@ -276,8 +276,9 @@ class MetricsManager:
         """Cut every file to the checkpoint's step and read what is left; return how many steps were cut."""
         removed = files.cut_after(self._run_dir / files.METRICS, self._step)
         files.cut_after(self._run_dir / files.EVALUATIONS, self._step)
-        for path in (self._run_dir / files.ROLLOUTS).glob("*_*.jsonl"):
-            if int(path.stem.rpartition("_")[2]) > self._step:
+        for path in (self._run_dir / files.ROLLOUTS).glob("*_*.*"):
+            number = path.stem.rpartition("_")[2]
+            if number.isdigit() and int(number) > self._step:
                 path.unlink()
         for record in files.read(self._run_dir / files.EVALUATIONS):
             self._progress.add_evaluation(int(record["step"]), files.values_of(record))

@@ -14,8 +14,9 @@ from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.algorithm import DifficultyConfig
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.inference.interface import InferenceEngine
-from roll_like.inference.weight_transfer.sync import SyncReport, WeightSync
+from roll_like.inference.weight_transfer.sync import SyncReport, VersionCounter, WeightSync
 from roll_like.models.load import resolve_model
+from roll_like.models.shape import load_model_shape
 from roll_like.policy_gradient.advantages import Advantages
 from roll_like.policy_gradient.critic import Critic
 from roll_like.policy_gradient.start import (
@@ -27,6 +28,7 @@ from roll_like.policy_gradient.start import (
     time_shared,
 )
 from roll_like.registry import ADVANTAGES
+from roll_like.rollout.replay import ReplayedRollouts
 from roll_like.run.state import RunContext, RunState
 from roll_like.training.engine import Reference, TrainingEngine
 from roll_like.types import PolicySample
@@ -56,7 +58,7 @@ class Workers:
         critic: The value model that the advantage estimator learns with, where it has one.
         kl_reference: The reference model, where the loss needs it.
         advantages: The estimator, with a KL penalty in the reward where configured.
-        inference: The engines' cluster.
+        engines: The engines' cluster; None where recorded rollouts are replayed.
         weights: Actor to engines.
         time_shared: What is trained on the inference engines' GPUs: they must make room for each other.
         on_push: Called with each new policy version, as soon as the engines sample with it.
@@ -70,11 +72,17 @@ class Workers:
     critic: Critic | None
     kl_reference: Reference[PolicySample] | None
     advantages: Advantages
-    inference: Cluster[InferenceEngine]
-    weights: WeightSync
+    engines: Cluster[InferenceEngine] | None
+    weights: WeightSync | VersionCounter
     time_shared: Sequence[TrainingEngine[Any]]
     on_push: list[Callable[[int], None]] = field(default_factory=list)
     takes_turns: bool = False
+
+    @property
+    def inference(self) -> Cluster[InferenceEngine]:
+        """The engines' cluster, of a run that samples."""
+        assert self.engines is not None, "a replay neither samples nor evaluates"
+        return self.engines
 
     @property
     def saved_engines(self) -> list[TrainingEngine[Any]]:
@@ -95,7 +103,9 @@ class Workers:
                 yield
 
     def push(self) -> SyncReport:
-        """Hand the actor's weights to the engines, which go on generating then."""
+        """Hand the actor's weights to the engines, which go on generating then; without engines, count a version."""
+        if self.engines is None:
+            return self.weights.push()
         with self.state.timer("sync"):
             report = self.weights.push()
         for listener in self.on_push:
@@ -119,7 +129,7 @@ class Workers:
 def start_workers(
     config: PolicyGradientConfig,
     run: RunContext,
-    auxiliary: AuxiliaryRole,
+    auxiliary: AuxiliaryRole | None,
     *,
     difficulty: Mapping[str, DifficultyConfig] | None = None,
 ) -> Workers:
@@ -128,7 +138,7 @@ def start_workers(
     Args:
         config: The run's configuration.
         run: What it is built on.
-        auxiliary: What the pipeline starts beside engines and trainer.
+        auxiliary: What the pipeline starts beside engines and trainer; None if that is nothing.
         difficulty: Bands of domains that have their own.
 
     Raises:
@@ -138,15 +148,19 @@ def start_workers(
     model = resolve_model(config.model)
     runner = run.stack.enter_context(DriverLoop())
     run.state.metrics.phase("starting workers")
-    inference = start_inference(config, model, run.resources, run.stack)
-    wait_for_inference = inference.begin(InferenceEngine.start)  # loads while the trainer does
-    auxiliary.start()
+    inference = None if config.replay is not None else start_inference(config, model, run.resources, run.stack)
+    # loads while the trainer does
+    wait_for_inference = None if inference is None else inference.begin(InferenceEngine.start)
+    if auxiliary is not None:
+        auxiliary.start()
     kl = KLController(config.algorithm.kl)
     actor = start_actor(config, run, model, kl)
     reference = start_reference(config, run, model, actor)
     critic = start_critic(config, run, model)
-    wait_for_inference()
-    auxiliary.wait()
+    if wait_for_inference is not None:
+        wait_for_inference()
+    if auxiliary is not None:
+        auxiliary.wait()
     estimator: AdvantageEstimator = ADVANTAGES.get(config.algorithm.advantage.type)(config.algorithm.advantage)
     if estimator.needs_critic and critic is not None:
         estimator.use(critic)
@@ -165,11 +179,39 @@ def start_workers(
             warmup_steps=config.critic.warmup_steps if config.critic is not None else 0,
             difficulty=difficulty or {},
         ),
-        inference=inference,
+        engines=inference,
         # one push a step: a resumed run's first push has the number that it had in the run before
-        weights=start_weight_sync(config, actor.cluster, inference, version=run.state.first_step),
-        time_shared=time_shared(config, actor, critic),
+        weights=VersionCounter(run.state.first_step)
+        if inference is None
+        else start_weight_sync(config, actor.cluster, inference, version=run.state.first_step),
+        time_shared=[] if inference is None else time_shared(config, actor, critic),
     )
+
+
+def start_replay(
+    config: PolicyGradientConfig,
+    run: RunContext,
+    auxiliary: AuxiliaryRole | None = None,
+    *,
+    difficulty: Mapping[str, DifficultyConfig] | None = None,
+) -> tuple[Workers, ReplayedRollouts]:
+    """Start the trainer of a run that replays recorded rollouts, where a resumed run left it; return the rollouts too.
+
+    Args:
+        config: The run's configuration; its schedule is `replay`.
+        run: What it is built on.
+        auxiliary: What the pipeline needs to train on groups that are scored already, such as teachers.
+        difficulty: Bands of domains that have their own.
+
+    Raises:
+        RollLikeError: A worker did not start, or there are no recorded rollouts for some step.
+    """
+    assert config.replay is not None
+    shape = load_model_shape(resolve_model(config.model).path)
+    rollouts = ReplayedRollouts(config, config.replay, vocabulary=shape.vocab_size, note=run.state.metrics.warn)
+    workers = start_workers(config, run, auxiliary, difficulty=difficulty)
+    run.state.keep(workers.saved_engines, rollouts=rollouts, advantages=workers.advantages)
+    return workers, rollouts
 
 
 def start_engines(

@@ -11,12 +11,16 @@ from typing import Any, Protocol
 
 from roll_like.cluster import ResourceManager
 from roll_like.config.load import dump_config
+from roll_like.config.policy_gradient import SamplingRunConfig
 from roll_like.config.run import RunConfig
+from roll_like.errors import CheckpointError
 from roll_like.metrics import files
 from roll_like.metrics.manager import MetricsManager
 from roll_like.metrics.timing import StepTimer
 from roll_like.rollout.collection import Collected
 from roll_like.rollout.metrics import rollout_rows
+from roll_like.rollout.replay import tokens_stem
+from roll_like.rollout.storage import write_groups
 from roll_like.run.checkpoint import Checkpoint, CheckpointStore
 from roll_like.run.signals import StopRequested, StopSignal
 from roll_like.types import Group, Scored
@@ -135,8 +139,24 @@ class RunState:
             self._sampled += collected.groups
 
     def keep_rollouts(self, collected: Collected) -> None:
-        """Write the samples of the step that was just logged, for people."""
+        """Write the samples of the step that was just logged: for people, and if configured to be replayed.
+
+        Raises:
+            DataError: A sample holds what cannot be written to be replayed; names task and field.
+            CheckpointError: The disk is full or not writable.
+        """
         self.metrics.log_rollouts(self.finished, rollout_rows(collected.groups))
+        if isinstance(self._config, SamplingRunConfig) and self._config.rollout.save_tokens:
+            stem = tokens_stem(self.directory, self.finished)
+            try:
+                write_groups(stem, collected.groups)
+            except OSError as error:
+                raise CheckpointError(
+                    f"the rollouts of step {self.finished} cannot be written to {stem.parent}: "
+                    f"{error.strerror or error}",
+                    fix="free disk space, set rollout.save_tokens: false, or set output_dir to another disk; then "
+                    "continue with --resume",
+                ) from error
 
     def evaluate(self, evaluator: Evaluates | None) -> None:
         """Evaluate the current weights if that is due after the steps that are finished."""

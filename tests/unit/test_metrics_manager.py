@@ -236,6 +236,7 @@ def test_a_resumed_run_continues_every_series(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         first.log(step, reward(step / 10))
         first.log_rollouts(step, [{"task_id": "a", "prompt": "p", "text": f"t{step}", "reward": 0.0}])
+        files.rollouts_path(run_dir, step).with_suffix(".npz").touch()
         if step == 2:
             state = json.loads(json.dumps(first.state()))
     first.log_evaluation(3, {"eval/avg": Mean(0.9)})
@@ -245,7 +246,8 @@ def test_a_resumed_run_continues_every_series(tmp_path: Path) -> None:
     with manager(run_dir, state=state) as second:
         assert [(step, values["rollout/reward/mean"]) for step, values in second.history] == [(1, 0.1), (2, 0.2)]
         assert logged_steps(run_dir) == [1, 2]
-        assert not files.rollouts_path(run_dir, 3).exists()
+        assert not list((run_dir / files.ROLLOUTS).glob("*_000003.*"))
+        assert len(list((run_dir / files.ROLLOUTS).glob("step_000002.*"))) == 2
         for step in (3, 4):
             second.log(step, reward(step))
         second.log_evaluation(4, {"eval/avg": Mean(0.5)})

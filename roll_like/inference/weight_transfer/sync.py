@@ -41,7 +41,9 @@ class SyncReport:
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
-        """The figures of a step, beside the `time/sync` that the step's clock takes."""
+        """The figures of a step, beside the `time/sync` that the step's clock takes; none where nothing was sent."""
+        if not self.buckets:
+            return {}
         return {"time/sync_check": Sum(self.check_seconds), "sync/tensors_checked": Last(float(self.checked))}
 
 
@@ -113,6 +115,24 @@ class WeightSync:
                 f"no engine could read back any of the {len(sent)} tensors, so the sync cannot be verified"
             )
         return tuple(sorted(unchecked))
+
+
+class VersionCounter:
+    """Counts policy versions where there are no engines to send weights to.
+
+    Args:
+        version: The last version; the next push makes it one more.
+    """
+
+    def __init__(self, version: int) -> None:
+        self._version = version
+
+    def push(self) -> SyncReport:
+        """Return the report of a sync in which nothing was sent."""
+        self._version += 1
+        return SyncReport(
+            version=self._version, bytes=0, buckets=0, seconds=0.0, check_seconds=0.0, checked=0, unchecked=()
+        )
 
 
 def compare(sent: Mapping[str, str], held: Fingerprints) -> tuple[list[str], list[str]]:
