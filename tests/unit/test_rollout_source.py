@@ -166,6 +166,9 @@ class Turns:
     def hurry(self, groups: Collection[int]) -> None:
         pass
 
+    def describe(self, group: int) -> str:
+        return ""
+
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 40), st.booleans()), min_size=1, max_size=30), st.integers(1, 6))
@@ -177,7 +180,8 @@ def test_no_task_is_given_back_twice_and_none_is_lost(script: list[tuple[int, bo
         )
         plan = partial(GroupPlan, samples_per_group=2, sampling=sampling_of(config))
         order = TaskOrder(taskset(1000), seed=0)  # more tasks than are drawn, so that each is drawn once
-        rollouts = SynchronousRollouts(collector, order, plan, config, seed=7, runner=runner)
+        groups = GroupSource(collector=collector, order=order, plan=plan, accept=GroupFilter(config))
+        rollouts = SynchronousRollouts(groups, config, seed=7, runner=runner)
         for step in range(steps):
             rollouts.collect(step)
     assert len(set(collector.given_back)) == len(collector.given_back)
