@@ -230,7 +230,8 @@ class _EpisodeRunner:
 
     def describe(self, group: int) -> str:
         """Return how many episodes of a group are under way."""
-        return f"{len(self._running.get(group, ()))} of its episodes under way"
+        running = self._running.get(group)
+        return "waiting for its rewards" if running is None else f"{len(running)} of its episodes under way"
 
     async def _episode(self, group: int, task: Task, index: int) -> Scored | Failure:
         seed = derived_seed(self._plan.seed, group, index)

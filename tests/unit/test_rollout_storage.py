@@ -89,6 +89,9 @@ many = lambda of: st.lists(of, max_size=2).map(tuple)  # noqa: E731 - a strategy
 messages = many(st.fixed_dictionaries({"role": texts, "content": texts}))
 
 
+turns = st.builds(TurnRecord, shown=many(columns), text=texts, tool_calls=many(columns), after=many(columns))
+
+
 @st.composite
 def trajectories(draw: st.DrawFn, owner: Task) -> Trajectory:
     length = draw(st.integers(0, 4))
@@ -104,6 +107,7 @@ def trajectories(draw: st.DrawFn, owner: Task) -> Trajectory:
         segments=draw(many(st.builds(Segment))),
         text=draw(texts),
         stop_reason=draw(st.sampled_from(StopReason)),
+        record=draw(many(turns)),
     )
 
 
@@ -118,7 +122,6 @@ def groups_of(draw: st.DrawFn) -> Group[Scored]:
             metadata=columns,
         )
     )
-    turn = st.builds(TurnRecord, shown=many(columns), text=texts, tool_calls=many(columns), after=many(columns))
     sample = st.builds(
         Scored,
         trajectory=trajectories(owner),
@@ -128,7 +131,7 @@ def groups_of(draw: st.DrawFn) -> Group[Scored]:
         weights=figures,
         turn_rewards=many(st.floats()),
         turn_states=many(texts),
-        record=many(turn),
+        answer=st.none() | texts,
     )
     return Group(
         task=owner, samples=draw(many(sample)), failures=draw(many(st.builds(Failure))), baselines=draw(many(sample))
