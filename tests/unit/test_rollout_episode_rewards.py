@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 from episodes import episode, rows
-from test_rollout_env_manager import Pool, Walk, collect
+from test_rollout_env_manager import RENDERER, SPEC, Pool, Speaker, Walk, collect, tasks
 
+from roll_like.agents.env_manager import EnvManager, EpisodePlan
+from roll_like.agents.episode import EpisodeLimits
 from roll_like.agents.episode_rewards import EpisodeRewards, with_rewards
 from roll_like.algorithms.advantages.base import policy_samples
 from roll_like.errors import RewardError
+from roll_like.inference.interface import Sampling
 from roll_like.registry import REWARDS
 from roll_like.rewards.base import Completion, Outcome, RewardConfig, RewardResult, register_reward
 from roll_like.rewards.scorer import Scorer, scores_task, to_completion
+from roll_like.rollout.collection import SampleCounter
 from roll_like.rollout.reward_pools import RewardPools, RewardShare
 from roll_like.types import Group, Scored, Task, Trajectory
 
@@ -165,9 +169,22 @@ def test_groups_are_scored_when_they_are_complete_and_others_are_played_meanwhil
     assert len(policy_samples(collected.groups)) == 4
 
 
-def test_groups_that_are_no_longer_needed_are_not_scored(rewards: MakeRewards) -> None:
+def test_a_group_that_is_stopped_is_not_scored(rewards: MakeRewards) -> None:
     added, local = rewards(one=(1.0, lambda completion: 1.0))
-    pool = Pool(lambda number: Walk(1) if number < 2 else Walk(9, delay=0.2))
-    collected = collect(pool, groups=1, initial_groups=2, max_groups=2, rewards=added)
-    assert [task.task_id for task in collected.unfinished] == ["walk:1"]
-    assert [group.task.task_id for group in local.groups] == ["walk:0"]
+    pool = Pool(lambda number: Walk(1) if number == 0 else Walk(9, delay=5.0))
+    manager = EnvManager(Speaker(), pool, [SPEC], RENDERER, retries=0, rewards=added)
+    settings: dict[str, Any] = {"groups": 1, "initial_groups": 1, "max_groups": 1, "accept": lambda group: True}
+    limits, sampling = EpisodeLimits(turns=10, tokens=1000), Sampling(max_tokens=16)
+    plan = EpisodePlan(**settings, episodes_per_group=2, redundant=0, sampling=sampling, limits=limits, seed=0)
+
+    async def stop_when_one_has_ended() -> Group[Scored]:
+        counter = SampleCounter(2, lambda done, total: ended.set())
+        ended = asyncio.Event()
+        runner = manager.runner(plan, counter)
+        playing = asyncio.create_task(runner.run(0, next(tasks())))
+        await ended.wait()
+        await runner.stop([0])
+        return await playing
+
+    group = asyncio.run(stop_when_one_has_ended())
+    assert (len(group.samples), local.groups) == (1, [])
