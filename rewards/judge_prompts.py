@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from string import Template
 from typing import Any
 
-from roll_like.metrics.rollouts import message_text
 from roll_like.types import Message
 
 SCORE = """\
@@ -88,4 +87,11 @@ def fenced(response: str) -> str:
 
 def conversation(messages: Sequence[Mapping[str, Any]]) -> str:
     """Return messages as a judge reads them."""
-    return "\n\n".join(f"[{message['role']}] {message_text(message)}" for message in messages)
+    return "\n\n".join(f"[{message['role']}] {_text(message.get('content'))}" for message in messages)
+
+
+def _text(content: Any) -> str:
+    """Return a message's content; of one in parts, as programs may send, the texts."""
+    if isinstance(content, list | tuple):
+        return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    return "" if content is None else str(content)

@@ -245,7 +245,8 @@ class _EpisodeRunner:
 
     def describe(self, group: int) -> str:
         """Return how many episodes of a group are under way."""
-        return f"{len(self._running.get(group, ()))} of its episodes under way"
+        running = self._running.get(group)
+        return "waiting for its rewards" if running is None else f"{len(running)} of its episodes under way"
 
     async def _episode(self, task: Task, index: int, name: str, seed: int | None) -> Scored | Failure:
         result = await self._manager.episode(task, self._plan, index, name, seed)

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from roll_like.errors import ConfigError
-
 #: Elements of a block that are worked on at a time. On CPU two float32 tiles stay within the last
 #: cache, which makes the softmax several times faster; on GPUs large kernels are.
 CPU_TILE = 1 << 20
@@ -29,22 +27,12 @@ class Cut:
         chunk_tokens: Rows of a block, at most.
         chunk_vocab: Columns of a block, at most.
         keep: Whether a backward pass may follow.
-
-    Raises:
-        ConfigError: A block would have no rows or no columns.
     """
 
     temperature: float
     chunk_tokens: int
     chunk_vocab: int
     keep: bool = False
-
-    def __post_init__(self) -> None:
-        if self.chunk_tokens < 1 or self.chunk_vocab < 1:
-            raise ConfigError(
-                f"chunk_tokens is {self.chunk_tokens} and chunk_vocab is {self.chunk_vocab}; at least 1 was expected",
-                fix="set training.logprob_chunk_tokens and training.logprob_chunk_vocab",
-            )
 
     def tokens(self, count: int) -> list[slice]:
         """Cut into equal parts, so that the last block, which may be kept, is no small rest."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from shutil import copy2
 
 import pytest
 from hygiene import nothing_left
 from run_config import read_lines, run_here, write_episodes_run
 
+TESTS = Path(__file__).parents[1]
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("warm_ray")]
 
 
@@ -51,3 +53,56 @@ def test_many_turns_are_learned(tmp_path: Path, tiny_model: Path) -> None:
         assert step["mismatch/logprob_difference"] < 0.1
         assert step["staleness/max"] == 0
     assert json.loads((run / "summary.json").read_text())["steps"] == 12
+
+
+def test_rewards_are_added_to_those_of_the_environment(tmp_path: Path, tiny_model: Path) -> None:
+    copy2(TESTS / "tiny_rewards.py", tmp_path)
+    config = write_episodes_run(
+        tmp_path,
+        tiny_model,
+        **{"import": ["tiny_envs", "tiny_rewards"]},
+        steps=2,
+        rewards={
+            "environment_weight": 0.5,
+            "use": [
+                {"type": "letter_e", "weight": 2.0},
+                {"type": "repetition", "weight": 0.25, "sources": ["Letters"]},
+            ],
+        },
+        rollout={
+            "groups_per_step": 4,
+            "episodes_per_group": 4,
+            "redundant_episodes": 1,
+            "max_turns": 4,
+            "max_response_tokens": 12,
+            "max_episode_tokens": 160,
+        },
+        evaluation={"environments": [{"id": "tiny/Letters-v0", "name": "other"}], "seeds": 2, "episodes_per_seed": 2},
+        checkpoint={"at_end": False, "export": False},
+    )
+    with nothing_left():
+        code, output = run_here(config)
+    assert code == 0, output
+    run = tmp_path / "runs" / "tiny"
+    steps = read_lines(run / "metrics.jsonl")
+    for step in steps:
+        rows = read_lines(run / "rollouts" / f"step_{int(step['step']):06d}.jsonl")
+        assert len(rows) == 16
+        for row in rows:
+            last = row["turns"][-1]["text"]
+            values = row["rewards"]
+            assert set(values) == {"return", "letter_e", "repetition"}
+            assert values["return"] == pytest.approx(sum(turn["reward"] for turn in row["turns"]))
+            assert values["letter_e"] == pytest.approx(last.count("e") / max(len(last), 1))
+            total = 0.5 * values["return"] + 2.0 * values["letter_e"] + 0.25 * values["repetition"]
+            assert row["reward"] == pytest.approx(total)
+            assert row["return"] == pytest.approx(values["return"])
+        assert step["rollout/reward/mean"] == pytest.approx(sum(row["reward"] for row in rows) / 16)
+        assert step["rollout/reward/letter_e"] == pytest.approx(sum(row["rewards"]["letter_e"] for row in rows) / 16)
+    for evaluation in read_lines(run / "evaluations.jsonl"):  # of an environment that `repetition` does not score
+        assert evaluation["eval/avg"] == pytest.approx(
+            0.5 * evaluation["eval/reward/return"] + 2.0 * evaluation["eval/reward/letter_e"]
+        )
+        assert "eval/reward/repetition" not in evaluation
+        assert {"eval/pass@1", "eval/pass@2"} <= evaluation.keys()
+        assert "eval/maj@2" not in evaluation

@@ -244,9 +244,6 @@ def test_bad_input_is_refused():
     for temperature in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(ConfigError, match=r"rollout\.temperature"):
             token_logprobs(hidden, weight, targets, **settings | {"temperature": temperature})
-    for key in ("chunk_tokens", "chunk_vocab"):
-        with pytest.raises(ConfigError, match=rf"{key} is 0"):
-            token_logprobs(hidden, weight, targets, **settings | {key: 0})
     for wrong in (torch.tensor([0, 1, VOCABULARY]), torch.tensor([0, -1, 1])):
         with pytest.raises(EngineError, match=f"a vocabulary of {VOCABULARY}"):
             token_logprobs(hidden, weight, wrong, **settings)

@@ -52,6 +52,31 @@ def config(**changes: Any) -> AgenticConfig:
         ),
         ({"algorithm": {"advantage": "remax"}}, "algorithm.advantage.type", "episodes have none; use grpo, rloo"),
         ({"env_workers__workers": 0}, "env_workers.workers", "greater than or equal to 1"),
+        ({"rewards": {"environment_weight": 0.5}}, "rewards.environment_weight", "there are no rewards beside"),
+        ({"rewards": {"timeout_seconds": 5}}, "rewards.timeout_seconds", "add `rewards.use`, or remove this"),
+        (
+            {"rewards": {"use": [{"type": "repetition", "name": "return"}]}},
+            "rewards.use.0",
+            "own reward is",
+        ),
+        ({"rewards": {"use": ["repetition", "repetition"]}}, "rewards.use", "two rewards are called 'repetition'"),
+        (
+            {"rewards": {"use": [{"type": "repetition", "sources": ["Lake"]}]}},
+            "rewards.use.0.sources",
+            "no environment is called 'Lake'; known: FrozenLake",
+        ),
+        (
+            {"rewards": {"environment_weight": 0, "use": [{"type": "repetition", "weight": 0}]}},
+            "rewards.environment_weight",
+            "no reward with a weight scores 'FrozenLake'",
+        ),
+        (
+            {"rewards": {"use": ["repetition"], "pools": {"a": {"rewards": ["math"]}}}},
+            "rewards.pools.a.rewards.0",
+            "math",
+        ),
+        ({"judge": {"path": "org/judge"}}, "judge", "a judge would be loaded and never called"),
+        ({"rewards": {"environment_weight": -1}}, "rewards.environment_weight", "greater than or equal to 0"),
     ],
 )
 def test_what_cannot_work_is_refused(changes: dict[str, Any], key: str, expected: str) -> None:
@@ -158,3 +183,41 @@ def test_the_command_line_checks_agentic_files(
     assert "episodes per step" in captured.out
     assert "8 groups × 4 = 32" in captured.out
     assert recording_pipeline.calls == []
+
+
+JUDGED: dict[str, Any] = {
+    "environment_weight": 0.5,
+    "use": [
+        {"type": "repetition", "weight": 0.1, "sources": ["FrozenLake"]},
+        {"type": "llm_judge", "judges": [{"url": "judge", "model": "judge"}]},
+    ],
+    "pools": {"slow": {"rewards": ["llm_judge"], "workers": 2}},
+}
+
+
+def test_rewards_and_a_judge_are_part_of_the_plan_and_nothing_is_without() -> None:
+    made = config(rewards=JUDGED, judge={"path": "org/judge"})
+    assert made.rewards.environment_weight == 0.5
+    assert "judge" in [role.name for role in made.roles]
+    assert made.processes == {"environment workers": 1, "reward workers": 3}
+    plain = config()
+    assert "judge" not in [role.name for role in plain.roles]
+    assert (plain.rewards.use, plain.processes) == ((), {"environment workers": 1})
+    assert AgenticConfig.model_validate(plain.model_dump(mode="json", by_alias=True)) == plain  # as a run writes it
+
+
+def test_the_check_makes_rewards_and_finds_those_that_need_a_row() -> None:
+    made = config(rewards={"use": ["math", "repetition", {"type": "exact_match", "weight": 0.1}]})
+    findings = {one.key: one for one in environment_findings(made, None, Report(plan(made), []))}
+    assert set(findings) == {"rewards.use.0", "rewards.use.2"}
+    assert "needs the field 'answer', and episodes of 'FrozenLake' have only 'environment' and 'seed'" in str(
+        findings["rewards.use.0"]
+    )
+    assert findings["rewards.use.2"].level == "error"
+
+
+def test_a_reward_is_not_asked_about_environments_that_it_does_not_score() -> None:
+    other = {"id": "roll_like/FrozenLake-v0", "name": "other"}
+    made = config(environments=[LAKE, other], rewards={"use": [{"type": "math", "sources": ["other"]}]})
+    (finding,) = environment_findings(made, None, Report(plan(made), []))
+    assert "episodes of 'other'" in finding.message

@@ -10,16 +10,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from episodes import episode
 from judge_server import JudgeServer, judge_server
 from pydantic import ValidationError
 from reward_support import completion, outcomes, row
 
-from roll_like import Outcome, RewardResult, check_reward
+from roll_like import Completion, Outcome, RewardResult, check_reward
 from roll_like.builtin.rewards import judge_prompts
 from roll_like.builtin.rewards.judge_client import MalformedError, parse_object
 from roll_like.builtin.rewards.llm_judge import LLMJudge, LLMJudgeConfig, _matches
 from roll_like.errors import DataError, RewardError
 from roll_like.registry import REWARDS
+from roll_like.rewards.scorer import to_completion
 
 
 @pytest.fixture
@@ -300,3 +302,21 @@ def test_objects_that_can_be_read(text: str) -> None:
 def test_objects_that_cannot(text: str) -> None:
     with pytest.raises(MalformedError):
         parse_object(text)
+
+
+def played(*words: str) -> Completion:
+    """An episode in which the policy says `words`."""
+    return to_completion(episode(list(words)).trajectory)
+
+
+def test_an_episode_is_judged_as_a_whole_and_all_of_it_is_fenced(server: JudgeServer) -> None:
+    server.answer = lambda body: '{"reasoning": "so", "score": 10}'
+    assert values(outcomes(make(server), [played("left", "right"), played("", " ")])) == [1.0, 0.0]
+    (body,) = server.bodies  # the empty one costs nothing
+    (judged,) = responses(body)
+    assert judged.startswith("[assistant] left\n\n[user] You are at 1.")
+    assert judged.endswith("[assistant] right\n\n[user] It is over.")
+    assert "[system] Walk to G.\n\n[user] You are at 0." in said(body).replace(judged, "")
+    server.answer = winner(lambda text: "right" in text)
+    pairs = [played("left", "down"), played("left", "right"), played("left", "right"), played("")]
+    assert values(outcomes(make(server, mode="pairwise"), pairs)) == pytest.approx([1 / 3, 5 / 6, 5 / 6, 0.0])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from episodes import episode
 from reward_support import completion, outcomes
 from tiny_model import VOCABULARY, make_tiny_tokenizer
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
@@ -18,6 +20,7 @@ from roll_like import Completion, RewardResult, check_reward
 from roll_like.builtin.rewards.reward_model import RewardModel, RewardModelConfig
 from roll_like.errors import RewardError
 from roll_like.registry import REWARDS
+from roll_like.rewards.scorer import to_completion
 
 GROUP = [
     completion("Rain falls.", prompt="Tell me about rain."),
@@ -211,3 +214,12 @@ def test_importing_the_plugin_loads_neither_torch_nor_transformers() -> None:
     code = "import sys, rewards.reward_model; print({'torch', 'transformers'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_of_an_episode_the_conversation_up_to_its_last_turn_is_scored(classifier: Path) -> None:
+    played = to_completion(episode(["left", "right"]).trajectory)
+    assert played.conversation[-1] == {"role": "user", "content": "It is over."}
+    asked = replace(played, turns=(), messages=played.conversation[:-2])  # the same as a prompt with its response
+    reward = make(classifier)
+    assert results(reward, [played]) == results(reward, [asked])
+    reward.close()

@@ -14,6 +14,7 @@ from fake_policy import Unqueued
 
 from roll_like.agents.env_manager import EnvironmentLost, EnvManager, EpisodePlan, episode_task
 from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits, Started, Stepped
+from roll_like.agents.episode_rewards import EpisodeRewards
 from roll_like.errors import EnvError
 from roll_like.inference.interface import GenerateRequest, Generation, Sampling
 from roll_like.rollout.collection import Collected
@@ -108,7 +109,14 @@ def tasks() -> Iterator[Task]:
     return (episode_task(SPEC, seed) for seed in itertools.count())
 
 
-def collect(pool: Pool, speaker: Speaker | None = None, *, retries: int = 1, **changes: Any) -> Collected:
+def collect(
+    pool: Pool,
+    speaker: Speaker | None = None,
+    *,
+    retries: int = 1,
+    rewards: EpisodeRewards | None = None,
+    **changes: Any,
+) -> Collected:
     settings: dict[str, Any] = {
         "groups": 1,
         "initial_groups": 1,
@@ -120,7 +128,7 @@ def collect(pool: Pool, speaker: Speaker | None = None, *, retries: int = 1, **c
         "limits": EpisodeLimits(turns=10, tokens=1000),
         "seed": 5,
     }
-    manager = EnvManager(speaker or Speaker(), pool, [SPEC], RENDERER, retries=retries)
+    manager = EnvManager(speaker or Speaker(), pool, [SPEC], RENDERER, retries=retries, rewards=rewards)
     plan = EpisodePlan(**(settings | changes))
     return asyncio.run(asyncio.wait_for(manager.collect(tasks(), plan), timeout=10))
 

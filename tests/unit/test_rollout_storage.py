@@ -91,6 +91,9 @@ messages = many(st.fixed_dictionaries({"role": texts, "content": texts}))
 turns = st.builds(TurnRecord, shown=many(columns), text=texts, tool_calls=many(columns), after=many(columns))
 
 
+turns = st.builds(TurnRecord, shown=many(columns), text=texts, tool_calls=many(columns), after=many(columns))
+
+
 @st.composite
 def trajectories(draw: st.DrawFn, owner: Task) -> Trajectory:
     length = draw(st.integers(0, 4))

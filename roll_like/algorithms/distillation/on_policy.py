@@ -21,7 +21,6 @@ import torch
 
 from roll_like.algorithms.advantages.formulas import discounted_returns
 from roll_like.algorithms.kl import KLEstimator, check_logprobs, divergence
-from roll_like.errors import ConfigError
 from roll_like.types import FloatArray, PolicySample
 
 SampleT = TypeVar("SampleT", bound=PolicySample)
@@ -49,11 +48,8 @@ def teacher_advantages(
         discount: γ, in [0, 1].
 
     Raises:
-        ConfigError: `discount` is out of range.
         EngineError: The arrays do not fit the samples, or hold infinities or NaN.
     """
-    if not 0 <= discount <= 1:
-        raise ConfigError(f"the discount of the teacher's advantages is {discount}; a number in [0, 1] was expected")
     fix = "score with a teacher whose vocabulary has every token that the student may sample"
     check_logprobs(samples, teacher_logprobs, "teacher", fix)
     advantages = []
