@@ -14,8 +14,7 @@ import asyncio
 import itertools
 import statistics
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Hashable, Iterable, Iterator
 
 import numpy as np
 import psutil
@@ -38,7 +37,7 @@ class InstantEngine:
     def __init__(self, renderer: Renderer) -> None:
         self._ids = np.asarray([*renderer.encode("<action>right</action>"), *renderer.end_ids], np.int32)
 
-    async def generate(self, request: GenerateRequest, affinity_key: Any) -> Generation:  # noqa: ARG002
+    async def generate(self, request: GenerateRequest, affinity_key: Hashable, urgent: bool = False) -> Generation:  # noqa: ARG002
         """Return the words."""
         await asyncio.sleep(0)
         return Generation(
@@ -49,6 +48,21 @@ class InstantEngine:
             text="<action>right</action>",
             stop_reason=StopReason.STOP,
         )
+
+    @property
+    def replicas(self) -> int:
+        """One."""
+        return 1
+
+    def busy_seconds(self) -> float:
+        """Nothing is measured here."""
+        return 0.0
+
+    def hurry(self, keys: Iterable[Hashable]) -> None:
+        """Nothing ever waits."""
+
+    def forget(self, keys: Iterable[Hashable]) -> None:
+        """Nothing is kept."""
 
 
 class Corridor:

@@ -100,7 +100,13 @@ def ours(config: RLVRConfig, options: argparse.Namespace) -> Iterator[Play]:
         resources.allocate()
         inference = start_inference(config, resolve_model(config.model), resources, stack)
         inference.everywhere(InferenceEngine.start)
-        scheduler = GenerateScheduler([ActorReplica(inference, 0)], ZeroScorer(), max_in_flight=1024, retries=0)
+        scheduler = GenerateScheduler(
+            [ActorReplica(inference, 0)],
+            ZeroScorer(),
+            max_running=config.inference.max_running,
+            max_in_flight=1024,
+            retries=0,
+        )
 
         def run(turn: int, tasks: list[Task]) -> Turn:
             plan = GroupPlan(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,25 @@ def generation(renderer: Renderer, text: str, *, name: str = "r", ended: bool = 
     )
 
 
-class FakePolicy:
+class Unqueued:
+    """What episodes need of a router beside its samples, for a policy that answers at once."""
+
+    replicas = 1
+
+    def __init__(self) -> None:
+        self.hurried: set[Hashable] = set()
+
+    def busy_seconds(self) -> float:
+        return 0.0
+
+    def hurry(self, keys: Iterable[Hashable]) -> None:
+        self.hurried.update(keys)
+
+    def forget(self, keys: Iterable[Hashable]) -> None:
+        self.hurried.difference_update(keys)
+
+
+class FakePolicy(Unqueued):
     """Says one text after another, and the last one for ever; remembers what it was asked.
 
     Args:
@@ -50,17 +68,20 @@ class FakePolicy:
     """
 
     def __init__(self, renderer: Renderer, says: Sequence[str | Exception] | Callable[[GenerateRequest], str]) -> None:
+        super().__init__()
         self.renderer = renderer
         self.requests: list[GenerateRequest] = []
+        self.urgent: list[bool] = []
         self.generations: list[Generation] = []
         self.cancelled = 0
         self.open = asyncio.Event()  # nothing is said while it is clear
         self.open.set()
         self._says = says
 
-    async def generate(self, request: GenerateRequest, affinity_key: Any) -> Generation:
+    async def generate(self, request: GenerateRequest, affinity_key: Hashable, urgent: bool = False) -> Generation:
         number = len(self.requests)
         self.requests.append(request)
+        self.urgent.append(urgent)
         try:
             await self.open.wait()
         except asyncio.CancelledError:

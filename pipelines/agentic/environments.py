@@ -82,7 +82,12 @@ class EnvironmentWorkers:
         """
         config, rollout = self._config, self._config.rollout
         replicas = [ActorReplica(inference, rank) for rank in range(len(inference))]
-        router = Router(replicas, max_in_flight=rollout.max_in_flight, retries=rollout.retries)
+        router = Router(
+            replicas,
+            max_running=config.inference.max_running,
+            max_in_flight=rollout.max_in_flight,
+            retries=rollout.retries,
+        )
         environments = EnvPool(self._workers, deadline_seconds=config.env_workers.deadline_seconds)
         renderer = load_renderer(config.model)
         specs = specs_of([*config.environments, *config.evaluated])

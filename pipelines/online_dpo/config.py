@@ -14,8 +14,7 @@ from roll_like.builtin.pipelines.dpo.config import (
     loss_and_reference_agree,
 )
 from roll_like.config.base import ConfigModel
-from roll_like.config.policy_gradient import GroupRolloutConfig
-from roll_like.config.prompts import EvaluationConfig, PromptRunConfig
+from roll_like.config.prompts import AnswerRolloutConfig, EvaluationConfig, PromptRunConfig
 from roll_like.config.rules import SAMPLING_RULES, budget_holds_a_pair
 from roll_like.config.rules_effect import prompts_are_shared_anyway
 from roll_like.config.rules_rewards import PROMPT_RULES
@@ -28,24 +27,17 @@ from roll_like.errors import ConfigError
 from roll_like.registry import PIPELINES, PREFERENCE_LOSSES
 
 
-class OnlineRolloutConfig(GroupRolloutConfig):
+class OnlineRolloutConfig(AnswerRolloutConfig):
     """What one iteration samples: `prompts_per_iteration × samples_per_prompt` answers."""
 
     groups_key: ClassVar[str] = "prompts_per_iteration"
-    samples_key: ClassVar[str] = "samples_per_prompt"
 
     prompts_per_iteration: PositiveInt = Field(description="Groups of answers that one iteration samples.")
-    samples_per_prompt: PositiveInt = Field(description="Answers of each group.")
 
     @property
     def groups(self) -> int:
         """Groups that one iteration samples."""
         return self.prompts_per_iteration
-
-    @property
-    def samples_per_group(self) -> int:
-        """Answers of each group."""
-        return self.samples_per_prompt
 
 
 class PairsConfig(ConfigModel):

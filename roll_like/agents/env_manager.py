@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import shlex
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from roll_like.errors import EnvError
 from roll_like.inference.interface import Sampling, derived_seed
 from roll_like.rollout.collection import Collected, CollectionPlan, GroupCollector, GroupRunner, SampleCounter
 from roll_like.rollout.router import SampleLost
+from roll_like.rollout.source import EngineTime
 from roll_like.types import Failure, Group, Scored, Task
 
 if TYPE_CHECKING:
@@ -43,6 +44,16 @@ INNOCENT_LOSSES = 5
 
 class EnvironmentLost(EnvError):
     """An environment's process was replaced because of another environment."""
+
+
+class TurnRouter(Generator, EngineTime, Protocol):
+    """Samples the turns of many episodes: a `Router`."""
+
+    def hurry(self, keys: Iterable[Hashable]) -> None:
+        """Serve turns with these affinity keys before others, those to come included, until `forget`."""
+
+    def forget(self, keys: Iterable[Hashable]) -> None:
+        """Drop what is known of affinity keys that no further turn will have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +98,7 @@ class EnvManager:
     """Collects a step's groups of episodes.
 
     Args:
-        generator: Samples the policy's turns.
+        engines: Sample the policy's turns.
         environments: Hosts the environments.
         specs: The environments and programs.
         renderer: Chat template and tokenizer of the policy.
@@ -99,7 +110,7 @@ class EnvManager:
 
     def __init__(
         self,
-        generator: Generator,
+        engines: TurnRouter,
         environments: EnvironmentPool,
         specs: Collection[EpisodeSpec],
         renderer: Renderer,
@@ -111,7 +122,7 @@ class EnvManager:
     ) -> None:
         if programs is None and any(isinstance(spec, ProgramSpec) for spec in specs):
             raise ValueError("`specs` has programs and `programs` is None; pass AgentPrograms")
-        self._generator = generator
+        self.engines = engines
         self._environments = environments
         self._specs = {spec.name: spec for spec in specs}
         self._renderer = renderer
@@ -147,7 +158,7 @@ class EnvManager:
         failed = lost = 0
         while True:
             try:
-                return await self._attempt(spec, task, plan, index, f"{name}-{failed + lost}", seed)
+                return await self._attempt(spec, task, plan, index, name, failed + lost, seed)
             except EnvironmentLost as error:
                 lost += 1
                 if lost > INNOCENT_LOSSES:
@@ -159,23 +170,24 @@ class EnvManager:
                     return Failure(stage=stage, name=spec.name, error=str(error), origin=task.origin)
 
     async def _attempt(
-        self, spec: EpisodeSpec, task: Task, plan: EpisodePlan, index: int, name: str, seed: int | None
+        self, spec: EpisodeSpec, task: Task, plan: EpisodePlan, index: int, name: str, attempt: int, seed: int | None
     ) -> Scored:
         settings = EpisodeSettings(
             task=task,
             sample_index=index,
             sampling=plan.sampling,
             limits=plan.limits,
-            name=name,
-            affinity_key=name.rsplit("-", 2)[0],  # the prompts of a group start alike
+            name=f"{name}-{attempt}",
+            affinity_key=name,
             sampling_seed=seed,
+            urgent=plan.urgent,
         )
         if isinstance(spec, ProgramSpec):
             assert self._programs is not None, "refused at the start"
             return await self._programs.play(spec, settings)
         environment = self._environments.open(spec)
         try:
-            return await play(environment, self._generator, self._renderer, settings)
+            return await play(environment, self.engines, self._renderer, settings)
         finally:
             await environment.close()
 
@@ -194,7 +206,8 @@ class _EpisodeRunner:
         """Run one group."""
         wanted = self._plan.episodes_per_group
         running = {
-            asyncio.create_task(self._episode(group, task, index)) for index in range(wanted + self._plan.redundant)
+            asyncio.create_task(self._episode(task, index, name, derived_seed(self._plan.seed, group, index)))
+            for index, name in enumerate(self._names(group))
         }
         self._running[group] = running
         kept: list[Scored] = []
@@ -213,6 +226,7 @@ class _EpisodeRunner:
         finally:
             await _stopped(running)
             del self._running[group]
+            self._manager.engines.forget(self._names(group))
         kept = sorted(kept[:wanted], key=lambda sample: sample.trajectory.sample_index)
         begun = kept[0].trajectory.task if kept else task
         # one task object for the whole group
@@ -226,18 +240,23 @@ class _EpisodeRunner:
             await _stopped(self._running.get(group, set()))
 
     def hurry(self, groups: Collection[int]) -> None:
-        """Nothing yet."""
+        """Let the coming turns of groups go first."""
+        self._manager.engines.hurry([name for group in groups for name in self._names(group)])
 
     def describe(self, group: int) -> str:
         """Return how many episodes of a group are under way."""
         return f"{len(self._running.get(group, ()))} of its episodes under way"
 
-    async def _episode(self, group: int, task: Task, index: int) -> Scored | Failure:
-        seed = derived_seed(self._plan.seed, group, index)
-        result = await self._manager.episode(task, self._plan, index, f"{self._serial}-{group}-{index}", seed)
+    async def _episode(self, task: Task, index: int, name: str, seed: int | None) -> Scored | Failure:
+        result = await self._manager.episode(task, self._plan, index, name, seed)
         if isinstance(result, Scored):
             self._counter.sampled(result.trajectory.response_length)
         return result
+
+    def _names(self, group: int) -> list[str]:
+        """Return what the episodes of a group are called; also the affinity keys of their turns."""
+        count = self._plan.episodes_per_group + self._plan.redundant
+        return [f"{self._serial}-{group}-{index}" for index in range(count)]
 
 
 async def _stopped(tasks: Collection[asyncio.Task[Scored | Failure]]) -> None:

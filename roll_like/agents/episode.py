@@ -7,7 +7,7 @@ Token-exact: sampled tokens are kept as sampled, and each prompt extends the tok
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
@@ -121,8 +121,8 @@ class Environment(Protocol):
 class Generator(Protocol):
     """Samples the policy's turns: a `Router`."""
 
-    async def generate(self, request: GenerateRequest, affinity_key: Any) -> Generation:
-        """Return the sample of a request."""
+    async def generate(self, request: GenerateRequest, affinity_key: Hashable, urgent: bool = False) -> Generation:
+        """Return the sample of a request; urgent ones go first."""
 
 
 class EnvironmentPool(Protocol):
@@ -155,7 +155,8 @@ class EpisodeSettings:
         sampling: How each turn is drawn; `max_tokens` is the limit of a turn.
         limits: Where it ends at the latest.
         name: Prefix of request ids.
-        affinity_key: What the engine's prompt cache is shared by.
+        affinity_key: Common to its turns: each goes to the engine that has the turns before it in its prompt cache.
+        urgent: Whether its turns go before those of others.
         sampling_seed: Seed of its turns; None leaves them unseeded.
     """
 
@@ -164,8 +165,9 @@ class EpisodeSettings:
     sampling: Sampling
     limits: EpisodeLimits
     name: str
-    affinity_key: Any
+    affinity_key: Hashable
     sampling_seed: int | None
+    urgent: bool = False
 
     @property
     def seed(self) -> int:
@@ -214,7 +216,8 @@ async def play(environment: Environment, generator: Generator, renderer: Rendere
     shown, state, success, stop = started.messages, started.state, None, StopReason.LENGTH
     while len(turns) < limits.turns and len(prompt_ids) < limits.tokens:
         began = time.time()
-        generation = await generator.generate(settings.request(len(turns), prompt_ids), settings.affinity_key)
+        request = settings.request(len(turns), prompt_ids)
+        generation = await generator.generate(request, settings.affinity_key, settings.urgent)
         sampled = time.time()
         conversations[-1].sampled(generation.token_ids, generation.logprobs, generation.segments)
         stepped = await environment.step(generation.text)

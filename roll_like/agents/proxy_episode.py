@@ -254,7 +254,7 @@ class ProxyEpisode:
             )
         wanted = settings.request(self._requests, draft.prompt_ids, max_tokens=request.max_tokens, stop=request.stop)
         self._requests += 1
-        task = asyncio.ensure_future(self._generator.generate(wanted, settings.affinity_key))
+        task = asyncio.ensure_future(self._generator.generate(wanted, settings.affinity_key, settings.urgent))
         self._sampling.add(task)
         try:
             generation = await task

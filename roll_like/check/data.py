@@ -29,6 +29,20 @@ def prompt_findings(config: PromptRunConfig, renderer: Renderer | None, report: 
     yield from findings
     yield from check_tasks(config, tasks)
     yield from check_rewards(config, sources)
+    yield from redundant_samples(config)
+
+
+def redundant_samples(config: PromptRunConfig) -> Iterator[Finding]:
+    """Yield that the first answers to finish are the short ones."""
+    kept, further = config.rollout.samples_per_prompt, config.rollout.redundant_samples
+    if further:
+        yield Finding(
+            "warning",
+            "rollout.redundant_samples",
+            f"of {kept + further} answers to a prompt the first {kept} to finish are kept, which prefers short ones: "
+            "what is trained on is not distributed as the policy's answers are; set it to 0, unless waiting for the "
+            "longest answers costs too much",
+        )
 
 
 def load_all(

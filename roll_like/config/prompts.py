@@ -18,15 +18,32 @@ from roll_like.config.sections import DataConfig, DataSource, PositiveInt, Resou
 from roll_like.registry import ADVANTAGES
 
 
-class RolloutConfig(GroupRolloutConfig):
+class AnswerRolloutConfig(GroupRolloutConfig):
+    """Groups whose samples are answers to one prompt."""
+
+    samples_key: ClassVar[str] = "samples_per_prompt"
+
+    samples_per_prompt: PositiveInt = Field(description="Samples of each group.")
+    redundant_samples: Annotated[int, Field(ge=0)] = Field(
+        default=0,
+        description="Further samples of each group; the first `samples_per_prompt` that finish are kept, the others "
+        "aborted. Faster if a few answers are long, and biased: short answers finish first, so the policy is trained "
+        "on more of them than it gives.",
+    )
+
+    @property
+    def samples_per_group(self) -> int:
+        """Samples of each group."""
+        return self.samples_per_prompt
+
+
+class RolloutConfig(AnswerRolloutConfig):
     """What one step samples: `prompts_per_step × samples_per_prompt = samples_per_step`."""
 
     groups_key: ClassVar[str] = "prompts_per_step"
-    samples_key: ClassVar[str] = "samples_per_prompt"
     product_key: ClassVar[str | None] = "samples_per_step"
 
     prompts_per_step: PositiveInt = Field(description="Groups that one step trains on.")
-    samples_per_prompt: PositiveInt = Field(description="Samples of each group.")
     samples_per_step: PositiveInt | None = Field(
         default=None, description="Their product. Optional; checked when written."
     )
@@ -35,11 +52,6 @@ class RolloutConfig(GroupRolloutConfig):
     def groups(self) -> int:
         """Groups that one step trains on."""
         return self.prompts_per_step
-
-    @property
-    def samples_per_group(self) -> int:
-        """Samples of each group."""
-        return self.samples_per_prompt
 
 
 class EvaluationConfig(EvaluationSchedule):
@@ -70,6 +82,7 @@ class PromptRunConfig(RewardedRunConfig):
     """A run whose policy answers prompts, and whose answers get rewards."""
 
     data: DataConfig
+    rollout: AnswerRolloutConfig
     domains: dict[str, DomainConfig] = Field(
         default_factory=dict,
         description="How the tasks of each domain (`data.sources[].domain`) are scored and chosen. Domains that are "

@@ -127,7 +127,7 @@ class MetricsManager:
         """Take the figures of a training step, from as many roles as there are.
 
         Adds throughput where tokens, samples and `time/step` are known (`rollout/…`; `train/…` of a run that
-        learns from given answers or pairs), and memory.
+        learns from given answers or pairs), the busy share of engines, and memory.
 
         Returns:
             Every figure of the step, reduced.
@@ -141,7 +141,7 @@ class MetricsManager:
         merged = merge(parts)
         if "memory/rss_gib" not in merged:
             merged = merge([merged, {"memory/rss_gib": Max(process_tree_rss_gib())}])
-        values = _with_throughput(reduce(merged))
+        values = _with_rates(reduce(merged))
         self._record(files.METRICS, step, values)
         self._step = step
         self.history.append((step, values))
@@ -360,7 +360,7 @@ class MetricsManager:
         return [(one["step"], dict(files.values_of(one))) for one in sorted(records, key=lambda one: one["step"])]
 
 
-def _with_throughput(values: dict[str, float]) -> dict[str, float]:
+def _with_rates(values: dict[str, float]) -> dict[str, float]:
     seconds = values.get("time/step", 0.0)
     # what a run is given in each step comes first: it may sample in some steps only
     sampling = "train/samples" not in values and any(name.startswith("rollout/") for name in values)
@@ -370,6 +370,8 @@ def _with_throughput(values: dict[str, float]) -> dict[str, float]:
         for what in ("tokens", "samples")
         if seconds > 0 and f"{kind}/{what}" in values
     }
+    if seconds > 0 and "time/engines" in values:
+        derived["util/engines"] = values["time/engines"] / seconds
     return {**derived, **values}
 
 

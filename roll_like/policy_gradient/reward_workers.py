@@ -77,6 +77,7 @@ class RewardWorkers:
         return GenerateScheduler(
             [ActorReplica(inference, rank) for rank in range(len(inference))],
             self.pools,
+            max_running=self._config.inference.max_running,
             max_in_flight=self._config.rollout.max_in_flight,
             retries=self._config.rollout.retries,
             progress=progress,
@@ -110,6 +111,7 @@ def prompt_groups(
         plan=partial(
             GroupPlan,
             samples_per_group=config.rollout.samples_per_group,
+            redundant=config.rollout.redundant_samples,
             sampling=sampling,
             baseline=replace(sampling, temperature=0.0) if baseline else None,
         ),

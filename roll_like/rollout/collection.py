@@ -26,12 +26,16 @@ class CollectionPlan:
         initial_groups: How many to start at once; above `groups`, because some will be rejected.
         max_groups: How many may be started in all; above `groups`, rejected ones are replaced.
         accept: Whether a scored group is kept.
+        waited_for: How many of the first groups are never aborted, however many others are accepted; at most `groups`.
+        urgent: Whether requests go before those of plans that are not.
     """
 
     groups: int
     initial_groups: int
     max_groups: int
     accept: Callable[[Group[Scored]], bool]
+    waited_for: int = 0
+    urgent: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +45,8 @@ class Collected:
     Attributes:
         groups: Accepted groups, in task order.
         rejected: Groups that the filter turned down.
-        unfinished: Tasks whose groups were aborted because enough others were accepted.
+        unfinished: Tasks whose groups were not needed because enough others were accepted, in task order. Their groups
+            were aborted, or are complete and left out.
         failures: Samples that infrastructure lost.
         started: How many groups were started.
         generate_seconds: From the first request to the last sample.
@@ -93,7 +98,7 @@ class GroupRunner(Protocol):
         """Cancel running groups, and wait until nothing of them generates."""
 
     def hurry(self, groups: Collection[int]) -> None:
-        """Serve the requests of running groups before those of others."""
+        """Let the requests of groups go before those of others, from now until each group's end."""
 
     def describe(self, group: int) -> str:
         """Return what a running group does, in a few words, for a message."""
@@ -105,26 +110,43 @@ class SampleCounter:
     Args:
         samples_per_group: Samples of each group.
         progress: Called with (finished samples, expected samples).
+        clock: Seconds, monotonic.
     """
 
-    def __init__(self, samples_per_group: int, progress: Callable[[int, int], None]) -> None:
+    def __init__(
+        self,
+        samples_per_group: int,
+        progress: Callable[[int, int], None],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._samples_per_group = samples_per_group
         self._progress = progress
-        self.began = self.last = time.perf_counter()
+        self._clock = clock
+        self.began = self.last = clock()
         self.started = 0
         self.samples = 0
         self.tokens = 0
 
     def sampled(self, tokens: int) -> None:
         """Count a finished sample."""
-        self.last = time.perf_counter()
+        self.last = self._clock()
         self.samples += 1
         self.tokens += tokens
         self._progress(self.samples, self.started * self._samples_per_group)
 
+    def seconds_since_last(self) -> float:
+        """Return the time since the last finished sample."""
+        return self._clock() - self.last
+
 
 class GroupCollector:
     """Starts groups until enough are accepted; each is an asyncio task.
+
+    As soon as enough are accepted, the other groups are aborted and their tasks given back, except the first
+    `plan.waited_for`. The tasks of these were given back before; a task that takes long would otherwise be aborted
+    again and again. Their requests go first from the start, and the collection waits for them. They may bring the
+    accepted groups above `plan.groups`. Then the youngest groups are left out, although they are complete, and their
+    tasks are given back too. The groups that were waited for are the oldest, so they always stay.
 
     Args:
         tasks: What to attempt; consumed as groups start.
@@ -140,11 +162,12 @@ class GroupCollector:
         self._plan = plan
         self._runner = runner
         self._counter = counter
-        self._open: dict[int, Task] = {}
+        self._started: list[Task] = []  # by group
+        self._open: set[int] = set()
         self._work: set[asyncio.Task[None]] = set()
         self._accepted: dict[int, Group[Scored]] = {}
         self._rejected: dict[int, Group[Scored]] = {}
-        self._unfinished: dict[int, Task] = {}
+        self._unfinished: set[int] = set()
         self._failures: list[Failure] = []
         self._exhausted = False
 
@@ -152,15 +175,15 @@ class GroupCollector:
         """Start groups, and wait for one of them to end, until there are enough or no more may start."""
         try:
             self._start_groups(self._plan.initial_groups)
-            while self._open and len(self._accepted) < self._plan.groups:
+            self._runner.hurry(range(min(self._plan.waited_for, self._counter.started)))
+            while self._open:
                 finished, _ = await asyncio.wait(self._work, return_when=asyncio.FIRST_COMPLETED)
                 for task in finished:
                     self._work.discard(task)
                     task.result()  # an error of a plugin or an engine ends the collection here
                 self._start_groups(self._plan.groups)
-            self._unfinished = dict(self._open)
-            self._open.clear()
-            await self._runner.stop(self._unfinished)
+                if len(self._accepted) >= self._plan.groups:
+                    await self._give_back([group for group in self._open if group >= self._plan.waited_for])
         finally:
             for task in self._work:
                 task.cancel()
@@ -180,26 +203,36 @@ class GroupCollector:
                 return
             group = self._counter.started
             self._counter.started += 1
-            self._open[group] = task
+            self._started.append(task)
+            self._open.add(group)
             self._work.add(asyncio.create_task(self._run_group(group, task)))
+
+    async def _give_back(self, groups: Collection[int]) -> None:
+        """Abort groups whose tasks others may attempt again."""
+        if groups:
+            self._open.difference_update(groups)
+            self._unfinished.update(groups)
+            await self._runner.stop(groups)
 
     async def _run_group(self, group: int, task: Task) -> None:
         scored = await self._runner.run(group, task)
-        if group in self._open:
-            self._failures.extend(scored.failures)
-        if self._open.pop(group, None) is None:
+        if group not in self._open:
             return  # cancelled meanwhile
-        accepted = len(self._accepted) < self._plan.groups and self._plan.accept(scored)
-        (self._accepted if accepted else self._rejected)[group] = scored
+        self._open.remove(group)
+        self._failures.extend(scored.failures)
+        (self._accepted if self._plan.accept(scored) else self._rejected)[group] = scored
 
     def _collected(self) -> Collected:
+        accepted = sorted(self._accepted)
+        kept, surplus = accepted[: self._plan.groups], accepted[self._plan.groups :]
+        given_back = sorted(self._unfinished.union(surplus))
         return Collected(
-            groups=tuple(self._accepted[index] for index in sorted(self._accepted)),
+            groups=tuple(self._accepted[index] for index in kept),
             rejected=tuple(self._rejected[index] for index in sorted(self._rejected)),
-            unfinished=tuple(self._unfinished[index] for index in sorted(self._unfinished)),
+            unfinished=tuple(self._started[index] for index in given_back),
             failures=tuple(self._failures),
             started=self._counter.started,
             generate_seconds=self._counter.last - self._counter.began,
-            wait_reward_seconds=time.perf_counter() - self._counter.last,
+            wait_reward_seconds=self._counter.seconds_since_last(),
             tokens=self._counter.tokens,
         )

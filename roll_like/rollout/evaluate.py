@@ -60,6 +60,7 @@ class Evaluator(Generic[PlanT]):
             max_groups=count,
             accept=lambda group: len(group.samples) > 0,
             seed=self._seed,
+            urgent=True,
         )
         collected = self._runner.run(self._collector.collect(iter(self._tasks), plan))
         collected.refuse_too_many_failures(self._max_failure_fraction, "this evaluation")

@@ -1,17 +1,24 @@
-"""Sends requests to inference replicas: which one, how many at a time, again after a failure.
+"""Sends requests to inference replicas: which one, how many at a time, in which order, again after a failure.
 
 `Router.generate` returns one sample. Requests that are made at the same moment are sent in one call per
 replica, and a replica is polled only while it has requests. Replicas are anything with the methods of
 `Replica`; in a run they are handles on Ray actors.
+
+Each replica has about as many requests as it can run (`most_held`); the others wait in the router. A request is
+therefore given to a replica when one has room, not when it is made, and goes to the one that is free first, in
+the order of urgency (queue scheduling of ROLL Flash, Lu et al. 2025, arXiv:2510.11345).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict, deque
-from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Protocol
 
 from roll_like.errors import GenerationError
@@ -20,6 +27,23 @@ from roll_like.inference.interface import FailedGeneration, GenerateRequest, Gen
 POLL_SECONDS = 30.0
 #: Affinity keys that are kept; the next request of a dropped one may miss the prefix cache.
 MAX_AFFINITIES = 65536
+#: Requests by which the replica of a key may be ahead of the least loaded one before the key moves (verl#7435).
+AFFINITY_SLACK = 2
+#: What a replica holds beside the requests that it runs, as a share of these.
+HELD_SHARE = 1 / 16
+
+
+def most_held(max_running: int) -> int:
+    """Return how many requests a replica may hold that runs `max_running` at a time.
+
+    A few more, at least one: the place of a finished request is taken at the next decoding step, and not after the
+    round trip of its result to the driver and of the next request back. More would only wait where no other replica
+    can take them.
+
+    >>> most_held(128)
+    136
+    """
+    return max_running + math.ceil(max_running * HELD_SHARE)
 
 
 class ReplicaLost(GenerationError):
@@ -47,45 +71,89 @@ class Replica(Protocol):
         """Stop requests; they come out of `poll` with their tokens so far."""
 
 
+class _Rank(IntEnum):
+    """The queue that a request waits in; a later one is served when the earlier ones are empty."""
+
+    URGENT = 0
+    HURRIED = 1
+    ORDINARY = 2
+
+
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """A request, its replica, and the future of its sample."""
+    """A request, where it is, and the future of its sample."""
 
     request: GenerateRequest
     affinity_key: Hashable
+    rank: _Rank
     done: asyncio.Future[Generation]
     attempts: int = 0
-    replica: int | None = None
+    lane: _Lane | None = None  # None: it waits
+    taken_back: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """A replica, and what it was given."""
+
+    replica: Replica
+    requests: dict[str, _Pending] = field(default_factory=dict)
+    submits: set[asyncio.Task[None]] = field(default_factory=set)
+    poller: asyncio.Task[None] | None = None
+    busy_since: float = 0.0
+    lost: bool = False
+
+    @property
+    def load(self) -> int:
+        """Requests that it has."""
+        return len(self.requests)
 
 
 class Router:
-    """Routes requests to replicas.
+    """Routes requests to replicas. Every operation costs the same, however many requests wait.
 
     Args:
         replicas: The inference engines.
-        max_in_flight: Requests that may be generating at a time; more wait.
+        max_running: Requests that one replica runs at a time; it holds at most `most_held` of them.
+        max_in_flight: Requests that may be at replicas at a time, all together; more wait.
         retries: Further attempts of a request that failed. A lost replica counts as no attempt.
+        clock: Seconds, monotonic.
     """
 
-    def __init__(self, replicas: Sequence[Replica], *, max_in_flight: int, retries: int) -> None:
-        self._replicas = dict(enumerate(replicas))
+    def __init__(
+        self,
+        replicas: Sequence[Replica],
+        *,
+        max_running: int,
+        max_in_flight: int,
+        retries: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._lanes = [_Lane(replica) for replica in replicas]
+        self._most_held = most_held(max_running)
         self._max_in_flight = max_in_flight
         self._retries = retries
-        self._waiting: deque[_Pending] = deque()
-        self._running: dict[str, _Pending] = {}
-        self._affinities: OrderedDict[Hashable, int] = OrderedDict()
-        self._dispatching: asyncio.Task[None] | None = None
-        self._pollers: dict[int, asyncio.Task[None]] = {}
+        self._clock = clock
+        self._unfinished: dict[str, _Pending] = {}
+        self._queues = {rank: OrderedDict[str, _Pending]() for rank in _Rank}
+        self._ordinary: dict[Hashable, dict[str, _Pending]] = {}  # what waits and could be hurried, by key
+        self._hurried: set[Hashable] = set()
+        self._in_flight = 0
+        self._affinities: OrderedDict[Hashable, _Lane] = OrderedDict()
+        self._busy_seconds = 0.0
+        self._woken = False
         self._aborts: set[asyncio.Task[None]] = set()
         self._broken: Exception | None = None
 
-    async def generate(self, request: GenerateRequest, affinity_key: Hashable) -> Generation:
+    async def generate(self, request: GenerateRequest, affinity_key: Hashable, urgent: bool = False) -> Generation:
         """Return what a replica samples; an aborted request comes back with its tokens so far.
 
         Args:
             request: What to sample; its id is unique among unfinished ones.
             affinity_key: Requests with the same key go to the same replica, whose cache has their prefix (session
-                affinity).
+                affinity), while that replica has room and at most `AFFINITY_SLACK` requests more than the least loaded.
+                Else the key moves there.
+            urgent: Whether it goes before all that are not.
 
         Raises:
             SampleLost: Every attempt failed.
@@ -94,95 +162,164 @@ class Router:
         """
         if self._broken is not None:
             raise self._broken
-        pending = _Pending(request, affinity_key, asyncio.get_running_loop().create_future())
-        self._waiting.append(pending)
-        self._wake()
+        rank = _Rank.URGENT if urgent else _Rank.ORDINARY
+        pending = _Pending(request, affinity_key, rank, asyncio.get_running_loop().create_future())
+        self._unfinished[request.request_id] = pending
+        self._enqueue(pending)
         try:
             return await pending.done
         except asyncio.CancelledError:
             self._abandon(pending)
             raise
+        finally:
+            self._unfinished.pop(request.request_id, None)
 
     async def abort(self, request_ids: Collection[str]) -> None:
         """Take requests back, and wait until replicas have let go of them."""
-        wanted = set(request_ids)
-        for pending in [pending for pending in self._waiting if pending.request.request_id in wanted]:
-            self._waiting.remove(pending)
-            _fail(pending, RequestAborted(f"the request {pending.request.request_id} was taken back"))
-        running = [pending for request_id, pending in self._running.items() if request_id in wanted]
-        by_replica: dict[int, list[str]] = {}
-        for pending in running:
-            if pending.replica is not None:
-                by_replica.setdefault(pending.replica, []).append(pending.request.request_id)
-        for replica, ids in by_replica.items():
-            await self._abort_on(replica, ids)
-        await asyncio.gather(*(pending.done for pending in running), return_exceptions=True)
+        found = [self._unfinished[request_id] for request_id in request_ids if request_id in self._unfinished]
+        wanted = [pending for pending in found if not pending.done.done()]
+        by_lane: dict[_Lane, list[str]] = {}
+        for pending in wanted:
+            pending.taken_back = True
+            if pending.lane is None:
+                self._dequeue(pending)
+                _fail(pending, _taken_back(pending))
+            else:
+                by_lane.setdefault(pending.lane, []).append(pending.request.request_id)
+        await asyncio.gather(*(self._abort_on(lane, ids) for lane, ids in by_lane.items()))
+        if wanted:
+            await asyncio.wait([pending.done for pending in wanted])
+
+    def hurry(self, keys: Iterable[Hashable]) -> None:
+        """Serve requests with these affinity keys before ordinary ones, those to come included, until `forget`."""
+        for key in keys:
+            self._hurried.add(key)
+            for request_id, pending in self._ordinary.pop(key, {}).items():
+                del self._queues[_Rank.ORDINARY][request_id]
+                pending.rank = _Rank.HURRIED
+                self._queues[_Rank.HURRIED][request_id] = pending
+
+    def forget(self, keys: Iterable[Hashable]) -> None:
+        """Drop what is known of affinity keys that no further request will have."""
+        for key in keys:
+            self._hurried.discard(key)
+            self._affinities.pop(key, None)
+
+    @property
+    def replicas(self) -> int:
+        """Replicas that are left."""
+        return len(self._lanes)
+
+    def busy_seconds(self) -> float:
+        """Return for how long replicas had at least one request so far, all together. Seconds."""
+        now = self._clock()
+        return self._busy_seconds + sum(now - lane.busy_since for lane in self._lanes if lane.requests)
+
+    # ---- waiting -------------------------------------------------------------------------------
+
+    def _enqueue(self, pending: _Pending) -> None:
+        request_id, key = pending.request.request_id, pending.affinity_key
+        if pending.rank is _Rank.ORDINARY:
+            if key in self._hurried:
+                pending.rank = _Rank.HURRIED
+            else:
+                self._ordinary.setdefault(key, {})[request_id] = pending
+        self._queues[pending.rank][request_id] = pending
+        self._wake()
+
+    def _dequeue(self, pending: _Pending) -> None:
+        request_id, key = pending.request.request_id, pending.affinity_key
+        del self._queues[pending.rank][request_id]
+        if pending.rank is _Rank.ORDINARY:
+            del self._ordinary[key][request_id]
+            if not self._ordinary[key]:
+                del self._ordinary[key]
+
+    def _next(self) -> _Pending | None:
+        """Return what is served next; it still waits."""
+        return next((next(iter(queue.values())) for queue in self._queues.values() if queue), None)
 
     # ---- sending -------------------------------------------------------------------------------
 
     def _wake(self) -> None:
         """Dispatch after everything that is ready now had its turn, so that requests travel together."""
-        if self._dispatching is None or self._dispatching.done():
-            self._dispatching = asyncio.create_task(self._dispatch())
+        if not self._woken:
+            self._woken = True
+            asyncio.get_running_loop().call_soon(self._dispatch)
 
-    async def _dispatch(self) -> None:
-        try:
-            while self._waiting and len(self._running) < self._max_in_flight and self._broken is None:
-                for replica, batch in self._next_batches().items():
-                    await self._submit(replica, batch)
-        except Exception as error:  # noqa: BLE001 - raised in every waiting call
-            self._break(error)
-
-    def _next_batches(self) -> dict[int, list[_Pending]]:
-        """Take requests that may start now; a new affinity key goes to the replica with the least load."""
-        loads = dict.fromkeys(self._replicas, 0)
-        for pending in self._running.values():
-            if pending.replica in loads:
-                loads[pending.replica] += 1
-        batches: dict[int, list[_Pending]] = {}
-        while self._waiting and len(self._running) < self._max_in_flight:
-            pending = self._waiting.popleft()
+    def _dispatch(self) -> None:
+        """Give waiting requests to replicas that have room. A slow replica delays no other."""
+        self._woken = False
+        batches: dict[_Lane, list[_Pending]] = {}
+        while (pending := self._next()) is not None and self._in_flight < self._max_in_flight:
+            least = min(self._lanes, key=lambda lane: lane.load)
+            if least.load >= self._most_held:
+                break
+            self._dequeue(pending)
             if pending.done.done():
                 continue
-            replica = self._affinities.get(pending.affinity_key)
-            if replica not in loads:
-                replica = min(loads, key=lambda index: loads[index])
-                self._affinities[pending.affinity_key] = replica
-                self._affinities.move_to_end(pending.affinity_key)
-                if len(self._affinities) > MAX_AFFINITIES:
-                    self._affinities.popitem(last=False)
-            pending.replica = replica
-            loads[replica] += 1
-            self._running[pending.request.request_id] = pending
-            batches.setdefault(replica, []).append(pending)
-        return batches
+            lane = self._lane_of(pending.affinity_key, least)
+            self._give(lane, pending)
+            batches.setdefault(lane, []).append(pending)
+        for lane, batch in batches.items():
+            task = asyncio.create_task(self._submit(lane, [pending.request for pending in batch]))
+            lane.submits.add(task)
+            task.add_done_callback(lane.submits.discard)
 
-    async def _submit(self, replica: int, batch: list[_Pending]) -> None:
+    def _lane_of(self, key: Hashable, least: _Lane) -> _Lane:
+        """Return where a request goes: to the replica that has its prefix, unless that is full or ahead of others."""
+        home = self._affinities.get(key, least)
+        if home.lost or home.load >= self._most_held or home.load > least.load + AFFINITY_SLACK:
+            home = least
+        self._affinities[key] = home
+        self._affinities.move_to_end(key)
+        if len(self._affinities) > MAX_AFFINITIES:
+            self._affinities.popitem(last=False)
+        return home
+
+    def _give(self, lane: _Lane, pending: _Pending) -> None:
+        if not lane.requests:
+            lane.busy_since = self._clock()
+        pending.lane = lane
+        lane.requests[pending.request.request_id] = pending
+        self._in_flight += 1
+
+    def _take(self, lane: _Lane, request_id: str) -> _Pending | None:
+        pending = lane.requests.pop(request_id, None)
+        if pending is not None:
+            pending.lane = None
+            self._in_flight -= 1
+            if not lane.requests:
+                self._busy_seconds += self._clock() - lane.busy_since
+        return pending
+
+    async def _submit(self, lane: _Lane, requests: Sequence[GenerateRequest]) -> None:
         try:
-            await self._replicas[replica].submit([pending.request for pending in batch])
+            await lane.replica.submit(requests)
         except ReplicaLost as error:
-            self._lose(replica, error)
+            self._lose(lane, error)
             return
-        poller = self._pollers.get(replica)
-        if poller is None or poller.done():
-            self._pollers[replica] = asyncio.create_task(self._poll_while_busy(replica))
+        except Exception as error:  # noqa: BLE001 - raised in every waiting call
+            self._break(error)
+            return
+        if lane.poller is None or lane.poller.done():
+            lane.poller = asyncio.create_task(self._poll_while_busy(lane))
 
     # ---- receiving -----------------------------------------------------------------------------
 
-    async def _poll_while_busy(self, replica: int) -> None:
+    async def _poll_while_busy(self, lane: _Lane) -> None:
         try:
-            while any(pending.replica == replica for pending in self._running.values()):
-                for result in await self._replicas[replica].poll(POLL_SECONDS):
-                    self._take(result)
-                if self._waiting:
-                    self._wake()
+            while lane.requests:
+                for result in await lane.replica.poll(POLL_SECONDS):
+                    self._receive(lane, result)
+                self._wake()
         except ReplicaLost as error:
-            self._lose(replica, error)
+            self._lose(lane, error)
         except Exception as error:  # noqa: BLE001 - raised in every waiting call
             self._break(error)
 
-    def _take(self, result: Generation | FailedGeneration) -> None:
-        pending = self._running.pop(result.request_id, None)
+    def _receive(self, lane: _Lane, result: Generation | FailedGeneration) -> None:
+        pending = self._take(lane, result.request_id)
         if pending is None or pending.done.done():
             return
         if isinstance(result, Generation):
@@ -191,20 +328,28 @@ class Router:
         pending.attempts += 1
         if pending.attempts > self._retries:
             _fail(pending, SampleLost(str(result.error)))
-            return
-        pending.replica = None
-        self._waiting.append(pending)
-        self._wake()
+        else:
+            self._try_again(pending)
 
-    def _lose(self, replica: int, error: ReplicaLost) -> None:
+    def _try_again(self, pending: _Pending) -> None:
+        """Queue a request again, unless it was taken back or nobody waits for it."""
+        if pending.taken_back:
+            _fail(pending, _taken_back(pending))
+        elif not pending.done.done():
+            self._enqueue(pending)
+
+    def _lose(self, lane: _Lane, error: ReplicaLost) -> None:
         """Queue a lost replica's requests again; this does not count as an attempt of theirs."""
-        self._replicas.pop(replica, None)
-        for pending in [pending for pending in self._running.values() if pending.replica == replica]:
-            del self._running[pending.request.request_id]
-            pending.replica = None
-            self._waiting.append(pending)
-        if self._replicas:
-            self._wake()
+        if lane.lost:
+            return
+        lane.lost = True
+        self._lanes.remove(lane)
+        lost = list(lane.requests.values())
+        for pending in lost:
+            self._take(lane, pending.request.request_id)
+        if self._lanes:
+            for pending in lost:
+                self._try_again(pending)
             return
         gone = GenerationError(
             f"every inference replica is gone; the last error: {error}",
@@ -215,24 +360,37 @@ class Router:
 
     def _abandon(self, pending: _Pending) -> None:
         """Stop a request whose caller was cancelled."""
-        if pending in self._waiting:
-            self._waiting.remove(pending)
-        elif pending.replica in self._replicas:
-            task = asyncio.create_task(self._abort_on(pending.replica, [pending.request.request_id]))
+        pending.taken_back = True
+        request_id = pending.request.request_id
+        if pending.lane is not None:
+            task = asyncio.create_task(self._abort_on(pending.lane, [request_id]))
             self._aborts.add(task)
             task.add_done_callback(self._aborts.discard)
+        elif self._queues[pending.rank].get(request_id) is pending:
+            self._dequeue(pending)
 
-    async def _abort_on(self, replica: int, request_ids: Sequence[str]) -> None:
-        with contextlib.suppress(ReplicaLost, KeyError):  # its poller finds out, and hands the requests on
-            await self._replicas[replica].abort(request_ids)
+    async def _abort_on(self, lane: _Lane, request_ids: Sequence[str]) -> None:
+        if lane.submits:  # what a replica does not know yet it cannot abort
+            await asyncio.wait(lane.submits)
+        if not lane.lost:
+            with contextlib.suppress(ReplicaLost):  # its poller finds out, and hands the requests on
+                await lane.replica.abort(request_ids)
 
     def _break(self, error: Exception) -> None:
         """Nothing can be generated any more: raise in every waiting call."""
         self._broken = error
-        for pending in [*self._waiting, *self._running.values()]:
+        for pending in self._unfinished.values():
             _fail(pending, error)
-        self._waiting.clear()
-        self._running.clear()
+        for queue in self._queues.values():
+            queue.clear()
+        self._ordinary.clear()
+        for lane in self._lanes:
+            for request_id in list(lane.requests):
+                self._take(lane, request_id)
+
+
+def _taken_back(pending: _Pending) -> RequestAborted:
+    return RequestAborted(f"the request {pending.request.request_id} was taken back")
 
 
 def _fail(pending: _Pending, error: BaseException) -> None:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -33,7 +32,9 @@ class GroupPlan(CollectionPlan):
     """What to sample for a set of tasks.
 
     Attributes:
-        samples_per_group: Samples of each group.
+        samples_per_group: Samples of each group that are kept.
+        redundant: Further samples of each group; the first `samples_per_group` that finish are kept and scored, the
+            others are aborted. Short answers finish first, so they are kept more often than they are drawn.
         sampling: How tokens are drawn.
         seed: Seed of every sample's own seed; None leaves sampling unseeded.
         baseline: How one more sample of each group is drawn, which ends up in `Group.baselines`; none by default.
@@ -43,10 +44,16 @@ class GroupPlan(CollectionPlan):
     sampling: Sampling
     seed: int | None
     baseline: Sampling | None = None
+    redundant: int = 0
 
     @property
-    def requests_per_group(self) -> int:
-        """Samples of a group, its baseline included."""
+    def drawn_per_group(self) -> int:
+        """Samples of a group that are started; the next index is that of its baseline."""
+        return self.samples_per_group + self.redundant
+
+    @property
+    def kept_per_group(self) -> int:
+        """Samples of a group that are kept, its baseline included."""
         return self.samples_per_group + (self.baseline is not None)
 
 
@@ -56,7 +63,8 @@ class GenerateScheduler:
     Args:
         replicas: The inference engines.
         scorer: Scores complete groups.
-        max_in_flight: Samples that may be generating at a time.
+        max_running: Samples that one engine generates at a time.
+        max_in_flight: Samples that may be generating at a time, in all engines.
         retries: Further attempts of a sample whose replica failed.
         progress: Called with (finished samples, expected samples).
     """
@@ -66,11 +74,12 @@ class GenerateScheduler:
         replicas: Sequence[Replica],
         scorer: GroupScorer,
         *,
+        max_running: int,
         max_in_flight: int,
         retries: int,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        self._router = Router(replicas, max_in_flight=max_in_flight, retries=retries)
+        self.engines = Router(replicas, max_running=max_running, max_in_flight=max_in_flight, retries=retries)
         self._scorer = scorer
         self._progress = progress
         self._serial = itertools.count()
@@ -84,12 +93,29 @@ class GenerateScheduler:
         Raises:
             GenerationError: No replica is left.
         """
-        counter = SampleCounter(plan.requests_per_group, self._progress)
+        counter = SampleCounter(plan.kept_per_group, self._progress)
         return await GroupCollector(tasks, plan, self.runner(plan, counter), counter).run()
 
     def runner(self, plan: GroupPlan, counter: SampleCounter) -> GroupRunner:
         """Return what samples and scores groups by `plan`, counting in `counter`."""
-        return _PromptRunner(self._router, self._scorer, plan, counter, next(self._serial))
+        return _PromptRunner(self.engines, self._scorer, plan, counter, next(self._serial))
+
+
+@dataclass(slots=True)
+class _Drawing:
+    """A group that is being sampled.
+
+    Attributes:
+        requests: Those of its samples, then that of its baseline.
+        kept: The samples that are kept, in the order in which they finished.
+        finished: How many these are, with the baseline.
+        stopped: Whether the group is not needed any more.
+    """
+
+    requests: Sequence[GenerateRequest]
+    kept: list[int] = field(default_factory=list)
+    finished: int = 0
+    stopped: bool = False
 
 
 class _PromptRunner:
@@ -103,30 +129,28 @@ class _PromptRunner:
         self._plan = plan
         self._counter = counter
         self._serial = serial
-        self._requested: dict[int, list[str]] = {}
-        self._sampled: Counter[int] = Counter()
-        self._stopped: set[int] = set()
+        self._drawn: dict[int, _Drawing] = {}
 
     async def run(self, group: int, task: Task) -> Group[Scored]:
         """Sample one group and have it scored."""
-        requests = [self._request(task, group, sample) for sample in range(self._plan.requests_per_group)]
-        self._requested[group] = [request.request_id for request in requests]
+        count = self._plan.drawn_per_group + (self._plan.baseline is not None)
+        drawing = self._drawn[group] = _Drawing([self._request(task, group, sample) for sample in range(count)])
         try:
-            return await self._sample_and_score(group, task, requests)
+            return await self._sample_and_score(group, task, drawing)
         finally:
-            del self._requested[group], self._sampled[group]
-            self._stopped.discard(group)
+            del self._drawn[group]
+            self._router.forget([self._key(group)])
 
-    async def _sample_and_score(self, group: int, task: Task, requests: Sequence[GenerateRequest]) -> Group[Scored]:
+    async def _sample_and_score(self, group: int, task: Task, drawing: _Drawing) -> Group[Scored]:
         results = await asyncio.gather(
-            *(self._sample(group, task, sample, request) for sample, request in enumerate(requests))
+            *(self._sample(group, task, sample, drawing) for sample in range(len(drawing.requests)))
         )
         trajectories = tuple(result for result in results if isinstance(result, Trajectory))
         failures = tuple(result for result in results if isinstance(result, Failure))
-        if not trajectories or group in self._stopped:
+        if not trajectories or drawing.stopped:
             return Group(task=task, samples=(), failures=failures)
         scored = await self._scorer.score(Group(task=task, samples=trajectories, failures=failures))
-        last = self._plan.samples_per_group  # samples from here on are the group's baseline
+        last = self._plan.drawn_per_group  # samples from here on are the group's baseline
         return replace(
             scored,
             samples=tuple(one for one in scored.samples if one.trajectory.sample_index < last),
@@ -135,42 +159,54 @@ class _PromptRunner:
 
     async def stop(self, groups: Collection[int]) -> None:
         """Stop what is still generating, and wait until replicas have dropped it."""
-        self._stopped |= self._requested.keys() & set(groups)
-        await self._router.abort([request_id for group in groups for request_id in self._requested.get(group, ())])
+        stopped = [self._drawn[group] for group in groups if group in self._drawn]
+        for drawing in stopped:
+            drawing.stopped = True
+        await self._router.abort([request.request_id for drawing in stopped for request in drawing.requests])
 
     def hurry(self, groups: Collection[int]) -> None:
-        """Nothing yet."""
+        """Let what groups are still to generate go first."""
+        self._router.hurry([self._key(group) for group in groups])
 
     def describe(self, group: int) -> str:
         """Return how many samples of a group are finished."""
-        requests = len(self._requested.get(group, ()))
-        sampled = self._sampled[group]
-        return "waiting for its rewards" if sampled >= requests else f"{sampled} of {requests} samples finished"
+        drawing, wanted = self._drawn.get(group), self._plan.kept_per_group
+        finished = 0 if drawing is None else drawing.finished
+        return "waiting for its rewards" if finished >= wanted else f"{finished} of {wanted} samples finished"
 
-    async def _sample(
-        self, group: int, task: Task, sample: int, request: GenerateRequest
-    ) -> Trajectory | Failure | None:
-        """Return one sample, or why there is none; None if the group was cancelled."""
+    async def _sample(self, group: int, task: Task, sample: int, drawing: _Drawing) -> Trajectory | Failure | None:
+        """Return one sample, or why there is none; None if it is not needed any more."""
+        request, is_baseline = drawing.requests[sample], sample == self._plan.drawn_per_group
         try:
-            generation = await self._router.generate(request, affinity_key=(self._serial, group))
+            generation = await self._router.generate(request, self._key(group), urgent=self._plan.urgent)
         except RequestAborted:
             return None
         except SampleLost as error:
             return Failure(stage="generate", name=f"sample {sample}", error=error.message, origin=task.origin)
-        self._sampled[group] += 1
-        if group not in self._stopped:
+        if not is_baseline:
+            if len(drawing.kept) == self._plan.samples_per_group:
+                return None
+            drawing.kept.append(sample)
+        drawing.finished += 1
+        if not drawing.stopped:
             self._counter.sampled(len(generation.token_ids))
+        if self._plan.redundant and not is_baseline and len(drawing.kept) == self._plan.samples_per_group:
+            samples = drawing.requests[: self._plan.drawn_per_group]
+            await self._router.abort([one.request_id for one in samples])  # those that are still generating
         return _trajectory(task, sample, generation)
 
     def _request(self, task: Task, group: int, sample: int) -> GenerateRequest:
-        # the sample after the last trained one is the group's baseline
-        baseline = self._plan.baseline if sample == self._plan.samples_per_group else None
+        baseline = self._plan.baseline if sample == self._plan.drawn_per_group else None
         return GenerateRequest(
             request_id=f"{self._serial}-{group}-{sample}",
             prompt_ids=task.prompt_ids,
             sampling=baseline or self._plan.sampling,
             seed=derived_seed(self._plan.seed, group, sample),
         )
+
+    def _key(self, group: int) -> tuple[int, int]:
+        """Return the affinity key of a group: its samples share the prompt."""
+        return self._serial, group
 
 
 def _trajectory(task: Task, sample_index: int, generation: Generation) -> Trajectory:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -16,6 +16,7 @@ from roll_like.config.policy_gradient import GroupRolloutConfig
 from roll_like.inference.interface import Sampling, derived_seed
 from roll_like.rollout.collection import Collected, GroupRunner, SampleCounter
 from roll_like.types import Group, Scored, Task
+from roll_like.values import Sum
 
 PlanT = TypeVar("PlanT")
 PlanT_co = TypeVar("PlanT_co", covariant=True)
@@ -60,8 +61,23 @@ class Order(Protocol):
         """Go on where `state` was taken."""
 
 
+class EngineTime(Protocol):
+    """How much of their time engines have requests: a `Router`."""
+
+    @property
+    def replicas(self) -> int:
+        """Engines that are left."""
+
+    def busy_seconds(self) -> float:
+        """Return for how long engines had at least one request so far, all together. Seconds."""
+
+
 class Collector(Protocol[PlanT_contra]):
     """Samples and scores groups: a `GenerateScheduler`, or an `EnvManager`."""
+
+    @property
+    def engines(self) -> EngineTime:
+        """What samples."""
 
     async def collect(self, tasks: Iterator[Task], plan: PlanT_contra) -> Collected:
         """Return scored groups of tasks."""
@@ -81,6 +97,8 @@ class PlanMaker(Protocol[PlanT_co]):
         max_groups: int,
         accept: Callable[[Group[Scored]], bool],
         seed: int | None,
+        waited_for: int = 0,
+        urgent: bool = False,
     ) -> PlanT_co:
         """Return the plan of one collection."""
 
@@ -131,6 +149,9 @@ class GroupSource(Generic[PlanT]):
 class SynchronousRollouts(Generic[PlanT]):
     """Generates a step's groups with the current policy, while nothing else happens.
 
+    A task whose group was not needed is given back. It is among the first of the next step, and is waited for there,
+    so no task is given back twice. A step has at most `config.groups` of such tasks; more wait for the step after.
+
     Args:
         source: Where groups come from.
         config: The `rollout` section.
@@ -164,15 +185,17 @@ class SynchronousRollouts(Generic[PlanT]):
         """
         config = self._config
         most = math.floor(config.groups * config.max_oversampling)
+        again = min(len(self._returned), config.groups)
         plan = self._source.plan(
             groups=config.groups,
             initial_groups=min(most, math.ceil(config.groups / max(self._acceptance, 0.05))),
             max_groups=most,
             accept=self._source.accept,
             seed=derived_seed(self._seed, step) if config.seeded else None,
+            waited_for=again,
         )
-        collected = self._runner.run(self._source.collector.collect(self._tasks(), plan))
-        self._returned.extendleft(reversed(collected.unfinished))
+        collected = self._runner.run(self._timed(self._tasks(again), plan))
+        self._returned.extend(collected.unfinished)
         scored = len(collected.groups) + len(collected.rejected)
         if scored:
             share = len(collected.groups) / scored
@@ -194,9 +217,19 @@ class SynchronousRollouts(Generic[PlanT]):
         self._returned = deque(self._source.order.find(task_id) for task_id in state["returned"])
         self._acceptance = state["acceptance"]
 
-    def _tasks(self) -> Iterator[Task]:
+    async def _timed(self, tasks: Iterator[Task], plan: PlanT) -> Collected:
+        """Collect, and add how long engines had requests: a mean over replicas."""
+        engines = self._source.collector.engines
+        replicas, before = engines.replicas, engines.busy_seconds()
+        collected = await self._source.collector.collect(tasks, plan)
+        busy = (engines.busy_seconds() - before) / replicas
+        return replace(collected, metrics={**collected.metrics, "time/engines": Sum(busy)})
+
+    def _tasks(self, again: int) -> Iterator[Task]:
+        for _ in range(again):
+            yield self._returned.popleft()
         while True:
-            yield self._returned.popleft() if self._returned else self._source.order.next()
+            yield self._source.order.next()
 
     def save(self, directory: Path) -> None:
         """Write nothing: between two steps no group is left."""

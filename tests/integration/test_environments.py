@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chat_templates import renderer
+from fake_policy import Unqueued
 
 from roll_like.agents.env_manager import EnvManager, EpisodePlan, episode_task
 from roll_like.agents.env_worker import EnvPool, EnvWorker
@@ -64,10 +65,10 @@ gymnasium.register("test/Counting-v0", entry_point=Counting, disable_env_checker
 RENDERER = renderer("chatml")
 
 
-class Speaker:
+class Speaker(Unqueued):
     """Says the same in every turn."""
 
-    async def generate(self, request: GenerateRequest, affinity_key: Any) -> Generation:
+    async def generate(self, request: GenerateRequest, affinity_key: Any, urgent: bool = False) -> Generation:
         await asyncio.sleep(0.01)
         ids = np.asarray([*RENDERER.encode("on"), *RENDERER.end_ids], np.int32)
         return Generation(

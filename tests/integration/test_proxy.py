@@ -38,7 +38,7 @@ class NoEnvironments:
 
 
 async def play(recorder: Recorder, seen: Path) -> Collected:
-    router, renderer = Router([recorder], max_in_flight=16, retries=0), Renderer(make_tiny_tokenizer())
+    router, renderer = Router([recorder], max_running=16, max_in_flight=16, retries=0), Renderer(make_tiny_tokenizer())
     spec = ProgramSpec(
         name="talk",
         command=(sys.executable, str(AGENT)),

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from chat_templates import FETCHED, REAL, WRITTEN, renderer
 from engine_thread import EngineThread
+from fake_policy import Unqueued
 from seen_sequences import Compared, Recorder, table
 from talkative_environment import TALKING, LocalPool, Talking
 from talkative_model import make_talkative_model
@@ -75,15 +76,16 @@ def liked_ids(found: Mapping[str, Renderer]) -> tuple[set[int], set[int]]:
     return ends, marks
 
 
-class Speaker:
+class Speaker(Unqueued):
     """Samples the turns under one template: ids of their own, and texts by the template's own tokenizer."""
 
     def __init__(self, router: Router, template: str, render: Renderer) -> None:
+        super().__init__()
         self._router, self._template, self._render = router, template, render
 
-    async def generate(self, request: GenerateRequest, affinity_key: Any) -> Generation:
+    async def generate(self, request: GenerateRequest, affinity_key: Any, urgent: bool = False) -> Generation:
         named = replace(request, request_id=f"{self._template}/{request.request_id}")
-        generation = await self._router.generate(named, (self._template, affinity_key))
+        generation = await self._router.generate(named, (self._template, affinity_key), urgent)
         text = self._render.tokenizer.decode(generation.token_ids.tolist(), skip_special_tokens=True)
         return replace(generation, text=str(text))
 
@@ -91,7 +93,7 @@ class Speaker:
 async def play(engine: Any, found: Mapping[str, Renderer]) -> tuple[Recorder, dict[str, list[Group[Scored]]]]:
     """Play episodes under all templates at the same time."""
     recorder = Recorder(engine)
-    router = Router([recorder], max_in_flight=1000, retries=0)
+    router = Router([recorder], max_running=1000, max_in_flight=1000, retries=0)
     plan = EpisodePlan(
         groups=GROUPS,
         initial_groups=GROUPS,

@@ -267,6 +267,11 @@ def test_engine_arguments_are_those_of_vllm(make: Make, monkeypatch: pytest.Monk
         ({"training": {"sleep": True}}, "training.sleep", "resources.device is cpu, so states are in host memory"),
         ({"rollout__top_p": 0.9}, "rollout.top_p", "renormalised; the trainer computes over the whole vocabulary"),
         ({"rollout__top_k": 20}, "rollout.top_k", "tokens outside are never explored; set it to 0"),
+        (
+            {"rollout__redundant_samples": 3},
+            "rollout.redundant_samples",
+            "to finish are kept, which prefers short ones",
+        ),
     ],
 )
 def test_settings_without_effect_or_with_one_that_is_not_meant(make: Make, changes: Any, key: str, why: str) -> None:

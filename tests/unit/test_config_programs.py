@@ -185,7 +185,7 @@ def test_an_address_that_is_taken_is_named_by_its_keys() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, DriverLoop() as runner, ExitStack() as stack:
         port = taken.getsockname()[1]
         playing = EnvironmentWorkers(config({"program": COMMAND}, proxy={"port": port}), None, stack)
-        router = Router([], max_in_flight=1, retries=0)
+        router = Router([], max_running=1, max_in_flight=1, retries=0)
         with pytest.raises(ConfigError, match=f"answered at 127.0.0.1:{port}(.|\\n)*proxy.port; port 0"):
             playing._started_proxy(router, renderer("chatml"), runner)
 
@@ -194,7 +194,9 @@ def test_the_proxy_ends_with_the_run() -> None:
     with DriverLoop() as runner:
         with ExitStack() as stack:
             playing = EnvironmentWorkers(config({"program": COMMAND}), None, stack)
-            proxy = playing._started_proxy(Router([], max_in_flight=1, retries=0), renderer("chatml"), runner)
+            proxy = playing._started_proxy(
+                Router([], max_running=1, max_in_flight=1, retries=0), renderer("chatml"), runner
+            )
             assert httpx.get(f"{proxy.base_url}/models", trust_env=False).status_code == 401
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{proxy.base_url}/models", trust_env=False)

@@ -128,9 +128,11 @@ def test_figures_that_were_measured_are_not_derived_again(tmp_path: Path) -> Non
         values = metrics.log(
             1,
             {"rollout/tokens": Sum(10), "time/step": Sum(5), "throughput/tokens_per_second": Last(7)},
+            {"time/engines": Sum(4)},
             {"memory/rss_gib": Max(1.5)},
         )
     assert (values["throughput/tokens_per_second"], values["memory/rss_gib"]) == (7, 1.5)
+    assert values["util/engines"] == 0.8
 
 
 @pytest.mark.parametrize("step", [0, 1])

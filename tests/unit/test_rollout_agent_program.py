@@ -322,7 +322,9 @@ def policy_of(says: Any) -> FakePolicy:
 
 def test_members_of_a_group_begin_alike_and_are_drawn_apart() -> None:
     policy = policy_of(["fox"])
-    collected = collect(program("turn", "turn", "reward=1"), policy, groups=2, initial_groups=2, max_groups=2)
+    collected = collect(
+        program("turn", "turn", "reward=1"), policy, groups=2, initial_groups=2, max_groups=2, urgent=True
+    )
     assert [group.task.task_id for group in collected.groups] == ["agent:40", "agent:41"]
     for group in collected.groups:
         first, second = group.samples
@@ -330,6 +332,7 @@ def test_members_of_a_group_begin_alike_and_are_drawn_apart() -> None:
         assert group.task.messages == ({"role": "user", "content": f"seed {seed}"},)
         assert first.record[0].shown == second.record[0].shown == group.task.messages
     assert len({request.seed for request in policy.requests}) == len(policy.requests) == 8
+    assert policy.urgent == [True] * 8
     assert {request.request_id.rpartition("-")[0] for request in policy.requests} == {
         f"0-{group}-{index}-0" for group in range(2) for index in range(2)
     }

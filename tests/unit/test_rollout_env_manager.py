@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chat_templates import renderer
+from fake_policy import Unqueued
 
 from roll_like.agents.env_manager import EnvironmentLost, EnvManager, EpisodePlan, episode_task
 from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits, Started, Stepped
@@ -23,18 +24,23 @@ SPEC = EnvironmentSpec(name="walk", env_id="test/Walk-v0", kwargs={})
 RENDERER = renderer("chatml")
 
 
-class Speaker:
+class Speaker(Unqueued):
     """Says one word a turn; remembers what it was asked."""
 
     def __init__(self, word: str = "right", losses: int = 0) -> None:
+        super().__init__()
         self.requests: list[GenerateRequest] = []
+        self.urgent: list[bool] = []
+        self.had_priority: list[bool] = []
         self.homes: list[Any] = []
         self._ids = np.asarray([*RENDERER.encode(word), *RENDERER.end_ids], np.int32)
         self._word = word
         self._losses = losses
 
-    async def generate(self, request: GenerateRequest, affinity_key: Any) -> Generation:
+    async def generate(self, request: GenerateRequest, affinity_key: Any, urgent: bool = False) -> Generation:
         self.requests.append(request)
+        self.urgent.append(urgent)
+        self.had_priority.append(affinity_key in self.hurried)
         self.homes.append(affinity_key)
         await asyncio.sleep(0)
         if self._losses:
@@ -146,11 +152,13 @@ def test_an_episode_is_one_token_exact_sequence_with_rewards_by_turn() -> None:
     assert all(one.closed == 1 for one in pool.made)
 
 
-def test_members_of_a_group_share_seed_and_home_and_differ_in_sampling() -> None:
+def test_members_of_a_group_share_seed_and_differ_in_sampling_and_turns_share_a_home() -> None:
     speaker, pool = Speaker(), Pool()
     collect(pool, speaker, groups=2, initial_groups=2, max_groups=2)
     assert [one.seed for one in pool.made] == [0, 0, 1, 1]
-    assert set(speaker.homes) == {"0-0", "0-1"}
+    assert set(speaker.homes) == {"0-0-0", "0-0-1", "0-1-0", "0-1-1"}
+    for request, home in zip(speaker.requests, speaker.homes, strict=True):
+        assert request.request_id.startswith(f"{home}-")
     seeds = [request.seed for request in speaker.requests]
     assert len(set(seeds)) == len(seeds)
     again = Speaker()
@@ -233,3 +241,17 @@ def test_a_slow_group_does_not_hold_up_the_others() -> None:
     )
     assert [group.task.metadata["seed"] for group in collected.groups] == [1, 2]
     assert [task.metadata["seed"] for task in collected.unfinished] == [0]
+
+
+def test_urgent_plans_ask_for_urgent_turns_and_groups_that_are_waited_for_are_hurried() -> None:
+    measured, trained = Speaker(), Speaker()
+    collect(Pool(), measured, urgent=True)
+    assert len(measured.urgent) == 6
+    assert all(measured.urgent)
+    collect(Pool(), trained, redundant=1, groups=2, initial_groups=2, max_groups=2, waited_for=1)
+    assert not any(trained.urgent)
+    assert {home for home, first in zip(trained.homes, trained.had_priority, strict=True) if first} == {
+        "0-0-0", "0-0-1", "0-0-2",
+    }  # fmt: skip
+    assert any(home.startswith("0-1-") for home in trained.homes)
+    assert not trained.hurried  # the groups have ended

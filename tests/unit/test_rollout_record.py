@@ -29,7 +29,7 @@ class Words:
     def __init__(self, words: Sequence[str]) -> None:
         self._words: Iterator[str] = itertools.cycle(words)
 
-    async def generate(self, request: GenerateRequest, affinity_key: Any) -> Generation:
+    async def generate(self, request: GenerateRequest, affinity_key: Any, urgent: bool = False) -> Generation:
         word = next(self._words)
         ids = np.asarray([*RENDERER.encode(word), *RENDERER.end_ids], np.int32)[: request.sampling.max_tokens]
         return Generation(

@@ -1,16 +1,20 @@
-"""The router against fakes: homes, batches, limits, failures, requests that are taken back."""
+"""The router against fakes: homes, batches, limits, urgency, failures, requests that are taken back."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from roll_like.errors import GenerationError
 from roll_like.inference.interface import FailedGeneration, GenerateRequest, Generation, Sampling
-from roll_like.rollout.router import ReplicaLost, RequestAborted, Router, SampleLost
+from roll_like.rollout.router import ReplicaLost, RequestAborted, Router, SampleLost, most_held
 from roll_like.types import Segment, StopReason
 
 
@@ -87,7 +91,7 @@ def run(work):
 def test_requests_of_one_moment_travel_together_and_homes_stay() -> None:
     async def work() -> list[FakeReplica]:
         replicas = [FakeReplica(), FakeReplica()]
-        router = Router(replicas, max_in_flight=100, retries=0)
+        router = Router(replicas, max_running=100, max_in_flight=100, retries=0)
         names = ["a0", "a1", "b0", "b1"]
         await asyncio.gather(*(router.generate(request(name), affinity_key=name[0]) for name in names))
         await router.generate(request("b2"), affinity_key="b")
@@ -102,7 +106,7 @@ def test_requests_of_one_moment_travel_together_and_homes_stay() -> None:
 def test_requests_in_flight_are_bounded_and_the_others_wait() -> None:
     async def work() -> tuple[FakeReplica, list[Generation]]:
         replica = FakeReplica()
-        router = Router([replica], max_in_flight=2, retries=0)
+        router = Router([replica], max_running=100, max_in_flight=2, retries=0)
         return replica, await asyncio.gather(*(router.generate(request(str(n)), affinity_key=n) for n in range(5)))
 
     replica, results = run(work())
@@ -112,7 +116,7 @@ def test_requests_in_flight_are_bounded_and_the_others_wait() -> None:
 
 def test_failures_are_tried_again_and_then_raised() -> None:
     async def work(failing: int) -> Generation:
-        return await Router([FakeReplica(failing=failing)], max_in_flight=9, retries=1).generate(
+        return await Router([FakeReplica(failing=failing)], max_running=100, max_in_flight=9, retries=1).generate(
             request("a"), affinity_key=0
         )
 
@@ -124,7 +128,7 @@ def test_failures_are_tried_again_and_then_raised() -> None:
 def test_a_lost_replicas_requests_move_and_their_home_too() -> None:
     async def work() -> list[FakeReplica]:
         replicas = [FakeReplica(held=["a"]), FakeReplica()]
-        router = Router(replicas, max_in_flight=9, retries=0)
+        router = Router(replicas, max_running=100, max_in_flight=9, retries=0)
         waiting = asyncio.create_task(router.generate(request("a"), affinity_key="a"))
         await asyncio.sleep(0.01)
         replicas[0].lose(ReplicaLost("gone"))
@@ -138,7 +142,7 @@ def test_a_lost_replicas_requests_move_and_their_home_too() -> None:
 def test_without_replicas_everybody_is_told_and_later_ones_too() -> None:
     async def work() -> None:
         replica = FakeReplica(held=["a", "b"])
-        router = Router([replica], max_in_flight=1, retries=0)
+        router = Router([replica], max_running=100, max_in_flight=1, retries=0)
         waiting = [asyncio.create_task(router.generate(request(name), affinity_key=name)) for name in "ab"]
         await asyncio.sleep(0.01)
         replica.lose(ReplicaLost("gone"))
@@ -154,7 +158,7 @@ def test_without_replicas_everybody_is_told_and_later_ones_too() -> None:
 def test_an_unexpected_error_of_a_replica_reaches_who_waits() -> None:
     async def work() -> None:
         replica = FakeReplica(held=["a"])
-        router = Router([replica], max_in_flight=1, retries=0)
+        router = Router([replica], max_running=100, max_in_flight=1, retries=0)
         waiting = asyncio.create_task(router.generate(request("a"), affinity_key=0))
         await asyncio.sleep(0.01)
         replica.lose(ValueError("what is this"))
@@ -167,7 +171,7 @@ def test_an_unexpected_error_of_a_replica_reaches_who_waits() -> None:
 def test_aborted_requests_come_back_or_never_start() -> None:
     async def work() -> None:
         replica = FakeReplica(held=["a"])
-        router = Router([replica], max_in_flight=1, retries=0)
+        router = Router([replica], max_running=100, max_in_flight=1, retries=0)
         running = asyncio.create_task(router.generate(request("a"), affinity_key=0))
         queued = asyncio.create_task(router.generate(request("b"), affinity_key=0))
         await asyncio.sleep(0.01)
@@ -185,7 +189,7 @@ def test_aborted_requests_come_back_or_never_start() -> None:
 def test_who_stops_waiting_frees_the_replica() -> None:
     async def work() -> None:
         replica = FakeReplica(held=["a"])
-        router = Router([replica], max_in_flight=1, retries=0)
+        router = Router([replica], max_running=100, max_in_flight=1, retries=0)
         waiting = asyncio.create_task(router.generate(request("a"), affinity_key=0))
         queued = asyncio.create_task(router.generate(request("b"), affinity_key=0))
         await asyncio.sleep(0.01)
@@ -193,5 +197,363 @@ def test_who_stops_waiting_frees_the_replica() -> None:
         assert (await router.generate(request("c"), affinity_key=0)).text == "c"
         assert (await queued).text == "b"
         assert replica.aborted == ["a"]
+
+    run(work())
+
+
+class Rig:
+    """A router over replicas that do what a test says, and what became of each request."""
+
+    def __init__(self, replicas: int = 1, **changes: Any) -> None:
+        self.replicas = [ScriptedReplica() for _ in range(replicas)]
+        limits = {"max_running": 2, "max_in_flight": 1000, "retries": 0} | changes
+        self.router = Router(self.replicas, **limits)
+        self.asked: dict[str, asyncio.Task[Generation]] = {}
+
+    def ask(self, name: str, key: Any = None, *, urgent: bool = False) -> None:
+        work = self.router.generate(request(name), affinity_key=name if key is None else key, urgent=urgent)
+        self.asked[name] = asyncio.create_task(work)
+
+    async def settle(self) -> None:
+        """Let everything happen that can."""
+        for _ in range(12):
+            await asyncio.sleep(0)
+
+    async def finish(self, *names: str, failed: bool = False) -> None:
+        for replica in self.replicas:
+            replica.finish([name for name in names if name in replica.open], failed=failed)
+        await self.settle()
+
+    @property
+    def sent(self) -> list[str]:
+        """Requests in the order in which replicas got them."""
+        return [name for _, name in sorted(entry for replica in self.replicas for entry in replica.got)]
+
+
+class ScriptedReplica:
+    """Finishes what a test names."""
+
+    clock = itertools.count()
+
+    def __init__(self) -> None:
+        self.got: list[tuple[int, str]] = []
+        self.open: set[str] = set()
+        self.most = 0
+        self.lost = False
+        self._results: list[Generation | FailedGeneration] = []
+        self._changed = asyncio.Event()
+
+    async def submit(self, requests: Sequence[GenerateRequest]) -> None:
+        if self.lost:
+            raise ReplicaLost("gone")
+        for one in requests:
+            assert one.request_id not in self.open
+            self.got.append((next(self.clock), one.request_id))
+            self.open.add(one.request_id)
+        self.most = max(self.most, len(self.open))
+
+    async def poll(self, timeout: float) -> Sequence[Generation | FailedGeneration]:
+        while not self._results and not self.lost:
+            self._changed.clear()
+            await self._changed.wait()
+        if self.lost:
+            raise ReplicaLost("gone")
+        results, self._results = self._results, []
+        return results
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        if self.lost:
+            raise ReplicaLost("gone")
+        self.finish([name for name in request_ids if name in self.open], reason=StopReason.ABORTED)
+
+    def finish(self, names: Sequence[str], *, failed: bool = False, reason: StopReason = StopReason.STOP) -> None:
+        self.open.difference_update(names)
+        for name in names:
+            if failed:
+                self._results.append(FailedGeneration(request_id=name, error=GenerationError("hiccup")))
+            else:
+                none = np.zeros(0, np.int32), np.zeros(0, np.float32)
+                self._results.append(
+                    Generation(
+                        request_id=name, token_ids=none[0], logprobs=none[1], segments=(), text=name, stop_reason=reason
+                    )
+                )
+        self._changed.set()
+
+    def lose(self) -> None:
+        self.lost = True
+        self.open.clear()
+        self._changed.set()
+
+
+def test_a_replica_has_what_it_can_run_and_a_few_more_and_the_rest_goes_to_who_is_free() -> None:
+    assert [most_held(running) for running in (1, 16, 17, 128)] == [2, 17, 19, 136]
+
+    async def work() -> None:
+        rig = Rig(replicas=2, max_running=2)
+        for number in range(9):
+            rig.ask(str(number), key="same")
+        await rig.settle()
+        first, second = rig.replicas
+        assert (len(first.open), len(second.open)) == (3, 3)
+        await rig.finish(*second.open)
+        assert (len(first.open), len(second.open)) == (3, 3)  # all that waited went to the free one, whatever its key
+        assert sorted(second.open) == ["6", "7", "8"]
+
+    run(work())
+
+
+def test_a_key_keeps_its_home_until_that_is_ahead_by_more_than_two() -> None:
+    async def work() -> None:
+        rig = Rig(replicas=2, max_running=100)
+        for number in range(4):
+            rig.ask(str(number), key="episode")
+        await rig.settle()
+        first, second = rig.replicas
+        assert (sorted(first.open), sorted(second.open)) == (["0", "1", "2"], ["3"])
+        await rig.finish("0", "1", "2")
+        rig.ask("4", key="episode")  # its home is the second one now
+        await rig.settle()
+        assert sorted(second.open) == ["3", "4"]
+        rig.router.forget(["episode"])
+        rig.ask("5", key="episode")
+        await rig.settle()
+        assert first.open == {"5"}
+
+    run(work())
+
+
+def test_a_key_moves_when_its_home_is_full() -> None:
+    async def work() -> None:
+        rig = Rig(replicas=2, max_running=1)
+        for number in range(3):
+            rig.ask(str(number), key="episode")
+        await rig.settle()
+        assert [sorted(replica.open) for replica in rig.replicas] == [["0", "1"], ["2"]]
+
+    run(work())
+
+
+def test_a_cancelled_request_leaves_its_queue_at_once() -> None:
+    async def work() -> None:
+        rig = Rig(max_running=1, max_in_flight=1)
+        rig.ask("a")
+        await rig.settle()
+        rig.ask("b")
+        rig.ask("c", urgent=True)
+        await rig.settle()
+        assert any(rig.router._queues.values())
+        rig.asked["b"].cancel()
+        rig.asked["c"].cancel()
+        await rig.settle()
+        assert not any([*rig.router._queues.values(), rig.router._ordinary])
+        await rig.finish("a")
+        assert rig.sent == ["a"]
+
+    run(work())
+
+
+def test_urgent_requests_go_before_hurried_ones_and_these_before_others() -> None:
+    async def work() -> None:
+        rig = Rig(max_running=1, max_in_flight=1)
+        rig.ask("first")
+        await rig.settle()
+        for name in ("a0", "b0", "b1", "a1"):
+            rig.ask(name, key=name[0])
+        rig.ask("measured", urgent=True)
+        rig.router.hurry("b")
+        rig.ask("b2", key="b")  # a later turn
+        for name in ("first", "measured", "b0", "b1", "b2", "a0"):
+            await rig.finish(name)
+        assert rig.sent == ["first", "measured", "b0", "b1", "b2", "a0", "a1"]
+        rig.router.forget("b")
+        rig.ask("a2", key="a")
+        rig.ask("b3", key="b")
+        for name in ("a1", "a2", "b3"):
+            await rig.finish(name)
+        assert rig.sent[-2:] == ["a2", "b3"]
+        assert all(one.done() for one in rig.asked.values())
+
+    run(work())
+
+
+def test_engines_are_busy_while_they_have_a_request() -> None:
+    async def work() -> None:
+        now = 10.0
+        rig = Rig(replicas=2, clock=lambda: now)
+        assert (rig.router.replicas, rig.router.busy_seconds()) == (2, 0)
+        rig.ask("a")
+        rig.ask("b")
+        await rig.settle()
+        now = 12.0
+        assert rig.router.busy_seconds() == 4  # of two, both still at it
+        await rig.finish("a")
+        now = 15.0
+        assert rig.router.busy_seconds() == 7
+        rig.replicas[1].lose()
+        await rig.settle()
+        now = 16.0
+        assert rig.replicas[0].open == {"b"}  # it moved at 15: 2 + 5 seconds before, and one since
+        assert (rig.router.replicas, rig.router.busy_seconds()) == (1, 8)
+        rig.ask("c")
+        await rig.settle()
+        now = 17.0
+        await rig.finish("b")  # it is still at the other
+        now = 18.0
+        await rig.finish("c")
+        now = 20.0
+        assert rig.router.busy_seconds() == 10
+
+    run(work())
+
+
+def test_an_aborted_request_is_not_tried_again() -> None:
+    async def ended(happens: Callable[[Rig], Awaitable[None] | None]) -> None:
+        rig = Rig(replicas=2, retries=5)
+        rig.ask("a")
+        await rig.settle()
+        rig.replicas[0].abort = nothing  # type: ignore[method-assign]
+        taking_back = asyncio.create_task(rig.router.abort(["a"]))
+        await rig.settle()
+        assert not taking_back.done()
+        if (work := happens(rig)) is not None:
+            await work
+        await taking_back
+        with pytest.raises(RequestAborted, match="request a was taken back"):
+            await rig.asked["a"]
+        assert rig.sent == ["a"]
+
+    async def nothing(request_ids: Sequence[str]) -> None:
+        pass
+
+    run(ended(lambda rig: rig.finish("a", failed=True)))
+    run(ended(lambda rig: rig.replicas[0].lose()))
+
+
+def test_an_abort_does_not_overtake_its_request() -> None:
+    async def work() -> None:
+        replica = FakeReplica(held=["a"])
+        router = Router([replica], max_running=9, max_in_flight=9, retries=0)
+        submit, gate = replica.submit, asyncio.Event()
+
+        async def slow(requests: Sequence[GenerateRequest]) -> None:
+            await gate.wait()
+            await submit(requests)
+
+        replica.submit = slow  # type: ignore[method-assign]
+        waiting = asyncio.create_task(router.generate(request("a"), affinity_key=0))
+        await asyncio.sleep(0.01)
+        taking_back = asyncio.create_task(router.abort(["a"]))
+        await asyncio.sleep(0.01)
+        assert replica.aborted == []
+        gate.set()
+        await taking_back
+        assert (await waiting).stop_reason is StopReason.ABORTED
+
+    run(work())
+
+
+def test_a_replica_that_is_slow_to_take_requests_delays_no_other() -> None:
+    async def work() -> None:
+        rig = Rig(replicas=2)
+        rig.replicas[0].submit = lambda requests: asyncio.Event().wait()  # type: ignore[assignment, method-assign]
+        for name in "abcd":
+            rig.ask(name)
+        await rig.settle()
+        assert len(rig.replicas[1].open) == 2
+        await rig.finish(*rig.replicas[1].open)
+        rig.ask("e")
+        await rig.settle()
+        assert rig.replicas[1].open == {"e"}
+
+    run(work())
+
+
+#: What a script may do next; numbers choose among what there is.
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["ask", "ask", "ask", "urgent", "finish", "finish", "fail", "abort", "cancel", "hurry", "forget", "lose"]
+        ),
+        st.integers(0, 4),
+    ),
+    min_size=10,
+    max_size=60,
+)
+
+
+class Script(Rig):
+    """A rig that keeps book of how urgent each request is, and does events by name."""
+
+    def __init__(self, *args: Any, **changes: Any) -> None:
+        super().__init__(*args, **changes)
+        self.ranks: dict[str, int] = {}  # 0 urgent, 1 hurried, 2 ordinary
+        self.hurried: set[int] = set()
+
+    @property
+    def running(self) -> list[str]:
+        return sorted(name for replica in self.replicas for name in replica.open)
+
+    @property
+    def unfinished(self) -> list[str]:
+        return sorted(name for name, one in self.asked.items() if not one.done())
+
+    async def do(self, what: str, number: int, choice: int) -> None:
+        names = self.running if what in ("finish", "fail") else self.unfinished
+        name = names[choice % len(names)] if names else None
+        if what in ("ask", "urgent"):
+            self.ranks[f"{number}-{choice}"] = 0 if what == "urgent" else 1 if choice in self.hurried else 2
+            self.ask(f"{number}-{choice}", key=choice, urgent=what == "urgent")
+        elif what in ("hurry", "forget", "lose"):
+            getattr(self, what)(choice)
+        elif name is not None and what == "abort":
+            await self.router.abort([name, "unknown"])
+        elif name is not None and what == "cancel":
+            self.asked[name].cancel()
+        elif name is not None:
+            await self.finish(name, failed=what == "fail")
+        await self.settle()
+
+    def hurry(self, key: int) -> None:
+        self.router.hurry([key])
+        self.hurried.add(key)
+        self.ranks |= {one: 1 for one in self.unfinished if self.ranks[one] == 2 and one.endswith(f"-{key}")}
+
+    def forget(self, key: int) -> None:
+        self.router.forget([key])
+        self.hurried.discard(key)
+
+    def lose(self, choice: int) -> None:
+        alive = [replica for replica in self.replicas if not replica.lost]
+        if len(alive) > 1:
+            alive[choice % len(alive)].lose()
+
+
+@settings(max_examples=150, deadline=None)
+@given(EVENTS, st.integers(1, 3), st.integers(1, 3), st.integers(1, 6), st.integers(0, 2))
+def test_whatever_happens_limits_hold_urgent_ones_go_first_and_each_request_ends_once(
+    events: list[tuple[str, int]], replicas: int, max_running: int, max_in_flight: int, retries: int
+) -> None:
+    async def work() -> None:
+        rig = Script(replicas, max_running=max_running, max_in_flight=max_in_flight, retries=retries)
+        held = most_held(max_running)
+        for number, (what, choice) in enumerate(events):
+            before = len(rig.sent)
+            await rig.do(what, number, choice)
+            running, sent = rig.running, rig.sent[before:]
+            assert len(set(running)) == len(running) <= max_in_flight
+            assert all(replica.most <= held for replica in rig.replicas)
+            waiting = [name for name in rig.unfinished if name not in running]
+            room = any(len(one.open) < held for one in rig.replicas if not one.lost)
+            assert not waiting or not room or len(running) == max_in_flight  # no place stays free
+            if what != "lose" and waiting and sent:  # what a lost replica had waits again, after others have started
+                assert max(rig.ranks[name] for name in sent) <= min(rig.ranks[name] for name in waiting)
+        while rig.running:
+            await rig.finish(*rig.running)
+        results = await asyncio.gather(*rig.asked.values(), return_exceptions=True)  # a second end would have raised
+        for name, result in zip(rig.asked, results, strict=True):
+            assert isinstance(result, (RequestAborted, SampleLost, asyncio.CancelledError)) or result.text == name
+        router = rig.router
+        assert not any([router._unfinished, *router._queues.values(), router._ordinary, router._in_flight])
 
     run(work())

@@ -1,4 +1,4 @@
-"""The scheduler against fakes of a few lines: routing, filters, retries, aborts, lost replicas."""
+"""The scheduler against fakes of a few lines: routing, filters, retries, aborts, urgency, lost replicas."""
 
 import asyncio
 import itertools
@@ -10,7 +10,7 @@ import pytest
 
 from roll_like.errors import GenerationError
 from roll_like.inference.interface import FailedGeneration, GenerateRequest, Generation, Sampling
-from roll_like.rollout.collection import Collected
+from roll_like.rollout.collection import Collected, SampleCounter
 from roll_like.rollout.router import ReplicaLost
 from roll_like.rollout.scheduler import GenerateScheduler, GroupPlan
 from roll_like.types import Failure, Group, Scored, Segment, StopReason, Task, Trajectory
@@ -48,10 +48,20 @@ def generation(request: GenerateRequest, *, aborted: bool = False) -> Generation
 
 
 class FakeReplica:
-    """Answers each request after `delay(request)` event-loop turns."""
+    """Answers each request, except those of the prompts or with the ids that are `slow`: these when they are aborted.
 
-    def __init__(self, *, slow: Sequence[int] = (), failing: int = 0, dies_after: int | None = None) -> None:
-        self.slow = set(slow)
+    Those that are `late` are answered when there are no others.
+    """
+
+    def __init__(
+        self,
+        *,
+        slow: Sequence[int | str] = (),
+        late: Sequence[int | str] = (),
+        failing: int = 0,
+        dies_after: int | None = None,
+    ) -> None:
+        self.slow, self.late = set(slow), set(late)
         self.failing = failing
         self.dies_after = dies_after
         self.submitted: list[GenerateRequest] = []
@@ -73,15 +83,20 @@ class FakeReplica:
             await asyncio.sleep(0)
             if self.dies_after is not None and len(self.submitted) >= self.dies_after:
                 raise ReplicaLost("gone")
+            late = {request.request_id for request in self._open.values() if self._is_in(self.late, request)}
             ready = [
                 request
                 for request in self._open.values()
-                if int(request.prompt_ids[0]) not in self.slow or request.request_id in self.aborted
+                if not self._is_in(self.slow, request) or request.request_id in self.aborted
             ]
-            if ready:
-                return [self._finish(request) for request in ready]
+            soon = [request for request in ready if request.request_id not in late]
+            if soon or len(late) == len(self._open) > 0:
+                return [self._finish(request) for request in soon or ready]
             self._new.clear()
             await self._new.wait()
+
+    def _is_in(self, wanted: set[int | str], request: GenerateRequest) -> bool:
+        return not wanted.isdisjoint((int(request.prompt_ids[0]), request.request_id))
 
     def _finish(self, request: GenerateRequest) -> Generation | FailedGeneration:
         del self._open[request.request_id]
@@ -127,7 +142,7 @@ def fill(replicas: Sequence[FakeReplica], scorer: FakeScorer | None = None, **ch
         "seed": 0,
         "accept": lambda group: True,
     }
-    owner = {"max_in_flight": 100, "retries": 1}
+    owner = {"max_running": 100, "max_in_flight": 100, "retries": 1}
     owner |= {key: changes.pop(key) for key in list(changes) if key in owner}
     scheduler = GenerateScheduler(replicas, scorer or FakeScorer(), **owner)
     plan = GroupPlan(**(settings | changes))
@@ -251,3 +266,79 @@ def test_a_lost_baseline_leaves_the_group_without_one() -> None:
     (group,) = collected.groups
     assert (group.samples, group.baselines) == ((), ())
     assert len(group.failures) == 3
+
+
+def test_the_first_samples_are_kept_and_scored_and_redundant_ones_aborted() -> None:
+    replica, scorer, plain = FakeReplica(slow=["0-0-1", "0-3-0"]), FakeScorer(), FakeReplica()
+    collected = fill([replica], scorer, redundant=1)
+    fill([plain])
+    assert [[one.trajectory.sample_index for one in group.samples] for group in collected.groups] == [
+        [0, 2], [0, 1], [0, 1], [1, 2],
+    ]  # fmt: skip
+    assert {"0-0-1", "0-3-0"} <= set(replica.aborted)
+    assert collected.tokens == 16
+    seeds = {request.request_id: request.seed for request in replica.submitted}
+    assert seeds.items() >= {request.request_id: request.seed for request in plain.submitted}.items()
+    assert len(set(seeds.values())) == 12
+
+
+def test_redundant_samples_make_up_for_lost_ones_and_the_baseline_is_never_redundant() -> None:
+    one_group = {"groups": 1, "initial_groups": 1, "max_groups": 1, "redundant": 1, "retries": 0}
+    (group,) = fill([FakeReplica(failing=1)], **one_group).groups
+    assert ([one.trajectory.sample_index for one in group.samples], len(group.failures)) == ([1, 2], 1)
+    replica = FakeReplica(slow=["0-0-0"], late=["0-0-3"])
+    (group,) = fill([replica], baseline=replace(SAMPLING, temperature=0.0), **one_group).groups
+    assert [one.trajectory.sample_index for one in group.samples] == [1, 2]
+    assert [one.trajectory.sample_index for one in group.baselines] == [3]
+    assert replica.aborted == ["0-0-0"]
+    assert [request.sampling.temperature for request in replica.submitted] == [1.0, 1.0, 1.0, 0.0]
+
+
+def test_groups_that_were_given_back_before_are_waited_for_and_the_youngest_left_out() -> None:
+    replica = FakeReplica(late=[0], slow=[3])
+    collected = fill([replica], groups=2, waited_for=1)
+    assert ids(collected.groups) == ["0", "1"]
+    assert ids_of(collected.unfinished) == ["2", "3"]
+    assert sorted(replica.aborted) == ["0-3-0", "0-3-1"]
+    turned_down = fill(
+        [FakeReplica(late=[0], slow=[3])], groups=2, waited_for=1, accept=lambda one: ids([one]) != ["0"]
+    )
+    assert (ids(turned_down.groups), ids(turned_down.rejected)) == (["1", "2"], ["0"])
+    assert ids_of(turned_down.unfinished) == ["3"]
+
+
+def both(replica: FakeReplica, **changes: object) -> list[str]:
+    """Ids in the order in which they are sent, one at a time, of two collections side by side."""
+
+    async def work() -> None:
+        scheduler = GenerateScheduler([replica], FakeScorer(), max_running=1, max_in_flight=1, retries=0)
+        plain = GroupPlan(
+            groups=2, initial_groups=2, max_groups=2, accept=lambda group: True, samples_per_group=2, sampling=SAMPLING,
+            seed=0,
+        )  # fmt: skip
+        await asyncio.gather(
+            scheduler.collect(tasks(), plain),
+            scheduler.collect(tasks(), replace(plain, **changes)),  # type: ignore[arg-type]
+        )
+        assert not scheduler.engines._hurried
+        assert not scheduler.engines._affinities
+
+    asyncio.run(asyncio.wait_for(work(), timeout=5))
+    return [request.request_id for request in replica.submitted]
+
+
+def test_urgent_plans_go_first_and_so_do_groups_that_are_waited_for() -> None:
+    first, second = [f"0-{group}-{sample}" for group in (0, 1) for sample in (0, 1)], ["1-0-0", "1-0-1"]
+    assert both(FakeReplica()) == [*first, *second, "1-1-0", "1-1-1"]
+    assert both(FakeReplica(), urgent=True) == [*second, "1-1-0", "1-1-1", *first]
+    assert both(FakeReplica(), waited_for=1) == [*second, *first, "1-1-0", "1-1-1"]
+
+
+def test_a_counter_tells_time_by_its_clock() -> None:
+    now, seen = 5.0, []
+    counter = SampleCounter(2, lambda done, total: seen.append((done, total)), clock=lambda: now)
+    counter.started = 3
+    now = 7.0
+    counter.sampled(11)
+    now = 10.0
+    assert (counter.began, counter.last, counter.seconds_since_last(), seen) == (5.0, 7.0, 3.0, [(1, 6)])

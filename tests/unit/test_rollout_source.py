@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from config_files import MINIMAL
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests_support import group, scored, task
 
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
@@ -20,7 +23,7 @@ from roll_like.data.order import TaskOrder
 from roll_like.data.tasks import SourceReport, TaskSet, TaskSource
 from roll_like.errors import GenerationError
 from roll_like.policy_gradient import reward_workers
-from roll_like.rollout.collection import Collected
+from roll_like.rollout.collection import Collected, GroupCollector, SampleCounter
 from roll_like.rollout.evaluate import Evaluator, evaluation_sampling
 from roll_like.rollout.metrics import evaluation_metrics, pass_at_k, rollout_metrics, rollout_rows
 from roll_like.rollout.scheduler import GroupPlan
@@ -53,23 +56,35 @@ def collected(groups: list[Group[Scored]], **changes) -> Collected:  # type: ign
 
 
 class FakeScheduler:
-    """Takes the tasks that a plan asks for; gives back what a test says."""
+    """Takes the tasks that a plan asks for; gives back what a test says, the youngest tasks."""
+
+    replicas = 2
 
     def __init__(self, *, unfinished: int = 0, rejected: int = 0, failures: int = 0) -> None:
         self.plans: list[GroupPlan] = []
         self.seen: list[str] = []
         self.unfinished, self.rejected, self.failures = unfinished, rejected, failures
+        self.busy = 0.0
+
+    @property
+    def engines(self) -> FakeScheduler:
+        return self
+
+    def busy_seconds(self) -> float:
+        return self.busy
 
     async def collect(self, tasks: Iterator[Task], plan: GroupPlan) -> Collected:
         self.plans.append(plan)
         owners = [next(tasks) for _ in range(plan.groups)]
         self.seen += [owner.task_id for owner in owners]
-        groups = [group(owner, [0.0, 1.0]) for owner in owners[self.unfinished :]]
+        self.busy += 3.0
+        finished = len(owners) - self.unfinished
+        groups = [group(owner, [0.0, 1.0]) for owner in owners[:finished]]
         lost = Failure(stage="reward", name="judge", error="broke", origin="fake.jsonl:1")
         return collected(
             groups[self.rejected :],
             rejected=tuple(groups[: self.rejected]),
-            unfinished=tuple(owners[: self.unfinished]),
+            unfinished=tuple(owners[finished:]),
             failures=(lost,) * self.failures,
         )
 
@@ -100,8 +115,83 @@ def test_a_resumed_source_goes_on_with_the_same_tasks_and_seeds() -> None:
         resumed.load_state(state)
         resumed.collect(1)
     assert second.seen == first.seen[3:]
-    assert first.seen[3] == first.seen[0]  # what was aborted comes first
+    assert first.seen[3] == first.seen[2]  # what was aborted comes first, and is waited for
+    assert [plan.waited_for for plan in first.plans] == [0, 1]
+    assert [plan.waited_for for plan in second.plans] == [1]
     assert second.plans[0].seed == first.plans[1].seed != first.plans[0].seed
+
+
+class Turns:
+    """Runs groups for as many turns of the event loop as a script says, and by it accepts them or not."""
+
+    replicas = 1
+
+    def __init__(self, script: list[tuple[int, bool]]) -> None:
+        self.script = itertools.cycle(script)
+        self.given_back: list[str] = []
+        self.ended: list[str] = []
+        self.verdicts: dict[str, bool] = {}
+        self._stops: dict[int, asyncio.Event] = {}
+
+    @property
+    def engines(self) -> Turns:
+        return self
+
+    def busy_seconds(self) -> float:
+        return 0.0
+
+    async def collect(self, tasks: Iterator[Task], plan: GroupPlan) -> Collected:
+        counter = SampleCounter(1, lambda done, total: None)
+        wanted = replace(plan, accept=lambda one: self.verdicts[one.task.task_id])
+        got = await GroupCollector(tasks, wanted, self, counter).run()
+        assert len(got.groups) <= plan.groups
+        assert got.started <= plan.max_groups
+        self.given_back += [owner.task_id for owner in got.unfinished]
+        self.ended += [one.task.task_id for one in (*got.groups, *got.rejected)]
+        return got
+
+    async def run(self, number: int, owner: Task) -> Group[Scored]:
+        self._stops[number] = asyncio.Event()
+        turns, self.verdicts[owner.task_id] = next(self.script)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+            if self._stops[number].is_set():
+                break
+        return group(owner, [0.0, 1.0])
+
+    async def stop(self, groups: Collection[int]) -> None:
+        for number in groups:
+            self._stops[number].set()
+
+    def hurry(self, groups: Collection[int]) -> None:
+        pass
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 40), st.booleans()), min_size=1, max_size=30), st.integers(1, 6))
+def test_no_task_is_given_back_twice_and_none_is_lost(script: list[tuple[int, bool]], steps: int) -> None:
+    with DriverLoop() as runner:
+        collector = Turns(script)
+        config = RolloutConfig(
+            prompts_per_step=4, samples_per_prompt=2, drop_zero_variance_groups=True, max_oversampling=3.0
+        )
+        plan = partial(GroupPlan, samples_per_group=2, sampling=sampling_of(config))
+        order = TaskOrder(taskset(1000), seed=0)  # more tasks than are drawn, so that each is drawn once
+        groups = GroupSource(collector=collector, order=order, plan=plan, accept=GroupFilter(config))
+        rollouts = SynchronousRollouts(groups, config, seed=7, runner=runner)
+        for step in range(steps):
+            rollouts.collect(step)
+    assert len(set(collector.given_back)) == len(collector.given_back)
+    drawn = {*collector.ended, *collector.given_back}
+    assert sorted([*collector.ended, *rollouts.state()["returned"]]) == sorted(drawn)
+
+
+def test_engines_report_for_how_long_they_had_requests() -> None:
+    with DriverLoop() as runner:
+        rollouts = source(FakeScheduler(), runner)
+        first, second = rollouts.collect(0), rollouts.collect(1)
+    assert reduce(rollout_metrics(first, 0))["time/engines"] == 1.5  # 3 s of two engines
+    assert reduce(rollout_metrics(second, 0))["time/engines"] == 1.5
 
 
 def test_oversampling_follows_the_share_of_accepted_groups() -> None:
@@ -255,7 +345,13 @@ def test_a_greedy_baseline_is_asked_for_and_needed(monkeypatch: pytest.MonkeyPat
     scheduler: Any = FakeScheduler()
     values = {
         **MINIMAL,
-        "rollout": {"prompts_per_step": 3, "samples_per_prompt": 2, "temperature": 0.7, "top_k": 5},
+        "rollout": {
+            "prompts_per_step": 3,
+            "samples_per_prompt": 2,
+            "redundant_samples": 3,
+            "temperature": 0.7,
+            "top_k": 5,
+        },
         "algorithm": {"advantage": {"type": "remax"}},
     }
     with DriverLoop() as runner:
@@ -268,6 +364,7 @@ def test_a_greedy_baseline_is_asked_for_and_needed(monkeypatch: pytest.MonkeyPat
     assert greedy.baseline is not None
     assert (greedy.baseline.temperature, greedy.baseline.top_k, greedy.sampling.temperature) == (0.0, 5, 0.7)
     assert plain.baseline is None
+    assert (greedy.redundant, plain.redundant) == (3, 0)
     complete = group(task(), [0.0, 1.0])
     assert groups.accept(replace(complete, baselines=complete.samples[:1]))
     assert not groups.accept(complete)  # the greedy sample was lost: there is nothing to compare with
@@ -276,12 +373,14 @@ def test_a_greedy_baseline_is_asked_for_and_needed(monkeypatch: pytest.MonkeyPat
 def test_an_evaluation_names_the_k_of_its_schedule() -> None:
     section = EvaluationConfig.model_validate({"sources": [{"path": "toy.jsonl"}], "samples_per_prompt": 2})
     plan = partial(GroupPlan, samples_per_group=2, sampling=evaluation_sampling(section, 8))
+    scheduler = FakeScheduler()
     with DriverLoop() as runner:
         evaluator = Evaluator(
-            FakeScheduler(), [task(0), task(1)], plan, section, max_failure_fraction=0.1, seed=0, runner=runner
+            scheduler, [task(0), task(1)], plan, section, max_failure_fraction=0.1, seed=0, runner=runner
         )
         values = reduce(evaluator.evaluate()[0])
     assert values["eval/pass@2"] == 1.0
+    assert scheduler.plans[0].urgent
 
 
 def test_domains_have_filters_and_figures_of_their_own() -> None:
