@@ -108,7 +108,7 @@ class _Drawing:
     Attributes:
         requests: Those of its samples, then that of its baseline.
         kept: The samples that are kept, in the order in which they finished.
-        finished: How many requests have ended.
+        finished: How many these are, with the baseline.
         stopped: Whether the group is not needed any more.
     """
 
@@ -170,10 +170,9 @@ class _PromptRunner:
 
     def describe(self, group: int) -> str:
         """Return how many samples of a group are finished."""
-        drawing = self._drawn[group]
-        if drawing.finished == len(drawing.requests):
-            return "waiting for its rewards"
-        return f"{drawing.finished} of {len(drawing.requests)} samples finished"
+        drawing, wanted = self._drawn.get(group), self._plan.kept_per_group
+        finished = 0 if drawing is None else drawing.finished
+        return "waiting for its rewards" if finished >= wanted else f"{finished} of {wanted} samples finished"
 
     async def _sample(self, group: int, task: Task, sample: int, drawing: _Drawing) -> Trajectory | Failure | None:
         """Return one sample, or why there is none; None if it is not needed any more."""
@@ -184,12 +183,11 @@ class _PromptRunner:
             return None
         except SampleLost as error:
             return Failure(stage="generate", name=f"sample {sample}", error=error.message, origin=task.origin)
-        finally:
-            drawing.finished += 1
         if not is_baseline:
             if len(drawing.kept) == self._plan.samples_per_group:
                 return None
             drawing.kept.append(sample)
+        drawing.finished += 1
         if not drawing.stopped:
             self._counter.sampled(len(generation.token_ids))
         if self._plan.redundant and not is_baseline and len(drawing.kept) == self._plan.samples_per_group:
