@@ -342,3 +342,21 @@ def test_a_counter_tells_time_by_its_clock() -> None:
     counter.sampled(11)
     now = 10.0
     assert (counter.began, counter.last, counter.seconds_since_last(), seen) == (5.0, 7.0, 3.0, [(1, 6)])
+
+
+def test_a_runner_says_how_far_a_group_is() -> None:
+    async def work() -> None:
+        replica = FakeReplica(slow=["0-0-1"])
+        scheduler = GenerateScheduler([replica], FakeScorer(), max_running=9, max_in_flight=9, retries=0)
+        plan = GroupPlan(
+            groups=1, initial_groups=1, max_groups=1, accept=lambda group: True, samples_per_group=2, sampling=SAMPLING,
+            seed=0,
+        )  # fmt: skip
+        runner = scheduler.runner(plan, SampleCounter(2, lambda done, total: None))
+        running = asyncio.create_task(runner.run(0, make_task(0)))
+        await asyncio.sleep(0.01)
+        assert runner.describe(0) == "1 of 2 samples finished"
+        await runner.stop([0])
+        assert (await running).samples == ()
+
+    asyncio.run(asyncio.wait_for(work(), timeout=5))
