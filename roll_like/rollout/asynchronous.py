@@ -153,7 +153,6 @@ class AsyncRollouts:
             unfinished=(),
             failures=tuple(since.failures),
             started=since.started,
-            generate_seconds=time.monotonic() - began,
             wait_reward_seconds=0.0,  # rewards are computed while other groups are sampled
             tokens=tokens,
             metrics=self._metrics(since, began),

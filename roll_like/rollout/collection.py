@@ -49,7 +49,6 @@ class Collected:
             were aborted, or are complete and left out.
         failures: Samples that infrastructure lost.
         started: How many groups were started.
-        generate_seconds: From the first request to the last sample.
         wait_reward_seconds: From the last sample to the last result.
         tokens: Sampled tokens, rejected groups included.
         metrics: Further figures of the collection, by their names.
@@ -60,7 +59,6 @@ class Collected:
     unfinished: tuple[Task, ...]
     failures: tuple[Failure, ...]
     started: int
-    generate_seconds: float
     wait_reward_seconds: float
     tokens: int
     metrics: Mapping[str, Metric] = field(default_factory=dict)
@@ -232,7 +230,6 @@ class GroupCollector:
             unfinished=tuple(self._started[index] for index in given_back),
             failures=tuple(self._failures),
             started=self._counter.started,
-            generate_seconds=self._counter.last - self._counter.began,
             wait_reward_seconds=self._counter.seconds_since_last(),
             tokens=self._counter.tokens,
         )

@@ -5,7 +5,6 @@ runs/EARLIER/rollouts/step_000001.npz, step_000001.json, …    written with `ro
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,6 @@ class ReplayedRollouts:
             CheckpointError: They cannot be read.
             ConfigError: They have a token that the model does not have.
         """
-        began = time.perf_counter()
         groups = read_groups(tokens_stem(self._path, step + 1))
         for group in groups:
             self._refuse_unknown_tokens(step, group)
@@ -67,7 +65,6 @@ class ReplayedRollouts:
             unfinished=(),
             failures=tuple(failure for group in groups for failure in group.failures),
             started=len(groups),
-            generate_seconds=time.perf_counter() - began,
             wait_reward_seconds=0.0,
             tokens=sum(sample.trajectory.response_length for sample in samples),
         )

@@ -40,7 +40,7 @@ class FakeRollouts:
         ]
         found.append(group([0.5, 0.5], index=10 * step + 9))
         return Collected(
-            groups=tuple(found), rejected=(), unfinished=(), failures=(), started=len(found), generate_seconds=0.0,
+            groups=tuple(found), rejected=(), unfinished=(), failures=(), started=len(found),
             wait_reward_seconds=0.0, tokens=1,
         )  # fmt: skip
 

@@ -48,7 +48,6 @@ def collected(groups: list[Group[Scored]], **changes) -> Collected:  # type: ign
         "unfinished": (),
         "failures": (),
         "started": len(groups),
-        "generate_seconds": 1.0,
         "wait_reward_seconds": 0.5,
         "tokens": 10,
     }
