@@ -53,6 +53,8 @@ CURVES = (
     "train/grad_norm",
     "throughput/tokens_per_second",
 )
+#: Shown of runs that sample while they train: only those log `util/trainer_wait`.
+ASYNCHRONOUS = ("staleness/mean", "schedule/ready", "util/engines", "util/trainer_wait")
 TIMER_COLOURS = {
     "time/generate": "green",
     "time/reward": "magenta",
@@ -225,11 +227,17 @@ def time_left(progress: Progress) -> str:
     return "" if left is None else f"about {duration(left)} left"
 
 
+def shown(curves: Collection[str]) -> list[str]:
+    """Return which of these figures a console shows, in its order."""
+    names = (*CURVES, *(ASYNCHRONOUS if "util/trainer_wait" in curves else ()))
+    return [name for name in names if name in curves]
+
+
 def step_line(progress: Progress, values: Mapping[str, float]) -> str:
     """Write a step on one line: what was learned, what it cost, how long is left."""
     width = len(str(progress.total_steps))
     parts = [f"step {progress.step:>{width}}/{progress.total_steps}"]
-    parts += [f"{describe(name).label} {figure(progress, name)}" for name in CURVES if name in values]
+    parts += [f"{describe(name).label} {figure(progress, name)}" for name in shown(values)]
     parts.append(
         " ".join(f"{describe(name).label} {values[name]:.1f}s" for name in TIMER_COLOURS if values.get(name, 0) > 0)
     )
@@ -367,12 +375,10 @@ class LiveConsole(Console):
 
     def _curves(self) -> RenderableType:
         grid = Table.grid(padding=(0, 2))
-        for name in CURVES:
-            curve = list(self._progress.curves.get(name, ()))
-            if curve:
-                info = describe(name)
-                text = f"{figure(self._progress, name)} {info.unit if info.unit != info.label else ''}"
-                grid.add_row(info.label, Text(sparkline(curve), style="green"), text)
+        for name in shown(tuple(self._progress.curves)):
+            info = describe(name)
+            text = f"{figure(self._progress, name)} {info.unit if info.unit != info.label else ''}"
+            grid.add_row(info.label, Text(sparkline(self._progress.curves[name]), style="green"), text)
         return grid
 
 

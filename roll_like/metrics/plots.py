@@ -127,6 +127,9 @@ def _panels(steps: Sequence[Record], evaluations: Sequence[Record]) -> list[Call
     domains = sorted({key for record in steps for key in record if _DOMAIN.fullmatch(key)})
     if domains:
         panels.append(lambda axis: _draw_domains(axis, steps, domains))
+    if any("util/trainer_wait" in record for record in steps):
+        panels.append(of_steps("Staleness of samples, in versions", "staleness/mean", "staleness/max"))
+        panels.append(of_steps("Trainer waiting, engines busy", "util/trainer_wait", "util/engines"))
     if any("critic/explained_variance" in record for record in steps):
         panels.append(of_steps("Explained variance of the critic", "critic/explained_variance"))
     return panels

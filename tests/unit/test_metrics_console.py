@@ -22,6 +22,7 @@ from roll_like.metrics.console import (
     make_console,
     number,
     sparkline,
+    step_line,
 )
 
 VALUES = {
@@ -81,6 +82,17 @@ def test_a_plain_step_is_one_line() -> None:
         "generate 2.1s train 3.4s idle 0.5s  about 2m45s left"
     )
     assert lines[8:] == ["warning: disk is nearly full"]
+
+
+def test_asynchronous_rollouts_show_their_age_and_who_waits() -> None:
+    progress = Progress(10)
+    values = {"rollout/reward/mean": 0.5, "staleness/mean": 1.25, "util/engines": 0.9}
+    progress.add(1, values)
+    assert "staleness" not in step_line(progress, values)  # sampling and training take turns
+    values |= {"util/trainer_wait": 0.25, "schedule/ready": 3.0}
+    progress.add(2, values)
+    line = step_line(progress, values)
+    assert "staleness 1.250  ready 3.000  engines busy 0.900  trainer waits 0.250" in line
 
 
 def test_plain_lines_say_what_was_learned_and_what_is_left() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from roll_like.metrics.console import CURVES
+from roll_like.metrics.console import ASYNCHRONOUS, CURVES
 from roll_like.metrics.console import TIMER_COLOURS as BAR_COLOURS
 from roll_like.metrics.names import METRICS, describe
 from roll_like.metrics.plots import TIMER_COLOURS as PLOT_COLOURS
@@ -46,7 +46,7 @@ def test_no_pattern_hides_a_later_row() -> None:
 
 def test_console_and_plots_show_known_names() -> None:
     known = {info.name for info in METRICS}
-    assert {*CURVES, *BAR_COLOURS, *PLOT_COLOURS} <= known
+    assert {*CURVES, *ASYNCHRONOUS, *BAR_COLOURS, *PLOT_COLOURS} <= known
 
 
 def test_the_page_shows_the_table() -> None:
