@@ -27,8 +27,6 @@ from roll_like.inference.interface import FailedGeneration, GenerateRequest, Gen
 POLL_SECONDS = 30.0
 #: Affinity keys that are kept; the next request of a dropped one may miss the prefix cache.
 MAX_AFFINITIES = 65536
-#: Requests by which the replica of a key may be ahead of the least loaded one before the key moves (verl#7435).
-AFFINITY_SLACK = 2
 #: What a replica holds beside the requests that it runs, as a share of these.
 HELD_SHARE = 1 / 16
 
@@ -44,6 +42,18 @@ def most_held(max_running: int) -> int:
     136
     """
     return max_running + math.ceil(max_running * HELD_SHARE)
+
+
+def affinity_slack(max_running: int) -> int:
+    """Return by how many requests a key's replica may be ahead of the least loaded one before the key moves.
+
+    An eighth of those that a replica runs, at least two: so the samples of one prompt share its computation, and a
+    replica decodes hardly slower than the others. verl moves keys for the same reason (verl#7435).
+
+    >>> affinity_slack(128), affinity_slack(8)
+    (16, 2)
+    """
+    return max(2, max_running // 8)
 
 
 class ReplicaLost(GenerationError):
@@ -131,6 +141,7 @@ class Router:
     ) -> None:
         self._lanes = [_Lane(replica) for replica in replicas]
         self._most_held = most_held(max_running)
+        self._slack = affinity_slack(max_running)
         self._max_in_flight = max_in_flight
         self._retries = retries
         self._clock = clock
@@ -151,7 +162,7 @@ class Router:
         Args:
             request: What to sample; its id is unique among unfinished ones.
             affinity_key: Requests with the same key go to the same replica, whose cache has their prefix (session
-                affinity), while that replica has room and at most `AFFINITY_SLACK` requests more than the least loaded.
+                affinity), while that replica has room and at most `affinity_slack` requests more than the least loaded.
                 Else the key moves there.
             urgent: Whether it goes before all that are not.
 
@@ -269,7 +280,7 @@ class Router:
     def _lane_of(self, key: Hashable, least: _Lane) -> _Lane:
         """Return where a request goes: to the replica that has its prefix, unless that is full or ahead of others."""
         home = self._affinities.get(key, least)
-        if home.lost or home.load >= self._most_held or home.load > least.load + AFFINITY_SLACK:
+        if home.lost or home.load >= self._most_held or home.load > least.load + self._slack:
             home = least
         self._affinities[key] = home
         self._affinities.move_to_end(key)
