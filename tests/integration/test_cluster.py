@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from roll_like.cluster import Cluster, ResourceManager, WorkerDied
+from roll_like.cluster.cluster import _StartLimit
 from roll_like.config.sections import DeviceRange, ResourcesConfig
 from roll_like.errors import ConfigError, ResourceError, WorkerError
 
@@ -118,12 +119,16 @@ class SlowToStart(Adder):
             time.sleep(600)
 
 
-def test_a_role_that_does_not_start_in_time_is_named_with_the_key(resources: ResourceManager) -> None:
-    placements = [replace(placement, start_timeout_seconds=5.0) for placement in resources.beside(2)]
+def test_a_role_that_does_not_start_in_time_is_named_with_the_key(
+    resources: ResourceManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placements = [replace(placement, start_timeout_seconds=300.0) for placement in resources.beside(2)]
     cluster = Cluster("slow", SlowToStart, placements, arguments=lambda rank: (rank,))
-    wait = cluster.begin(SlowToStart.pid)
     assert cluster.on(0, SlowToStart.add, 1) == 1
-    with pytest.raises(WorkerError, match="slow: worker 1 did not start within 5 s") as caught:
+    assert cluster.on(0, SlowToStart.pid) > 0
+    monkeypatch.setattr(cluster, "_limit", _StartLimit(time.monotonic(), 2.0))  # the time of rank 1 is over soon
+    wait = cluster.begin(SlowToStart.pid)
+    with pytest.raises(WorkerError, match="slow: worker 1 did not start within 2 s") as caught:
         wait()
     assert "resources.start_timeout_seconds" in str(caught.value.fix)
     cluster.close()
