@@ -54,6 +54,27 @@ def write_episodes_run(directory: Path, model_path: Path, **changes: Any) -> Pat
     return _write(directory, config | changes)
 
 
+def asynchronous(
+    *, groups: int = 4, samples: int = 2, tokens: int = 8, schedule: dict[str, Any] | None = None, **rollout: Any
+) -> dict[str, Any]:
+    """Changes of `write_run`: asynchronous rollouts, the trainer and the engine have a core each, tokens are kept."""
+    return {
+        "rollout": {
+            "prompts_per_step": groups,
+            "samples_per_prompt": samples,
+            "max_response_tokens": tokens,
+            "save_tokens": True,
+            "schedule": {"type": "async", "max_staleness": 2, "ahead": 1.0} if schedule is None else schedule,
+            **rollout,
+        },
+        "resources": {
+            "device": "cpu",
+            "devices_per_node": 2,
+            "device_mapping": {"training": "0", "inference": "1"},
+        },
+    }
+
+
 def write_sft_run(directory: Path, model_path: Path, **changes: Any) -> Path:
     """The same for a supervised run, with conversations of its own."""
     words = ("abc", "moon", "hello", "x1y2", "tea", "zebra", "quick", "dog")

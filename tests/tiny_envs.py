@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import time
+
 import gymnasium
 
 from roll_like.envs import FreeText
@@ -29,4 +32,22 @@ class Letters(gymnasium.Env):
         return f"And about {self.at}?", share, over, False, info
 
 
+class SlowLetters(Letters):
+    """Takes its time by its seed, lognormal: half of the turns under 7 ms, some over 100 ms. One seed hangs."""
+
+    def __init__(self, turns: int = 2, hangs: int = -1) -> None:
+        super().__init__(turns)
+        self.hangs = hangs
+
+    def reset(self, *, seed=None, options=None):
+        self.seed = seed
+        self.pause = min(random.Random(seed).lognormvariate(-5.0, 1.5), 0.3)
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        time.sleep(3600 if self.seed == self.hangs else self.pause)
+        return super().step(action)
+
+
 gymnasium.register("tiny/Letters-v0", entry_point=Letters)
+gymnasium.register("tiny/SlowLetters-v0", entry_point=SlowLetters)

@@ -96,6 +96,10 @@ class EngineHost(HFEngine):
         _settle(path, environment)
         HFEngine.__init__(self, *arguments)
 
+    async def sampled(self) -> dict[str, int]:
+        """Return how many tokens each unfinished request has."""
+        return {name: len(sample.tokens) for name, sample in self._samples.items()}
+
     async def end(self) -> None:
         """Forget it."""
         vars(self).clear()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from roll_like.config.base import ConfigModel
 from roll_like.config.sections import PositiveFloat, PositiveInt
@@ -35,6 +35,16 @@ class AsyncSchedule(ConfigModel):
     stall_seconds: PositiveFloat = Field(
         default=1800.0, description="End the run when a step waits this long and no group ends. Seconds."
     )
+
+    @field_validator("max_staleness", mode="before")
+    @classmethod
+    def _samples_may_be_older(cls, value: Any) -> Any:
+        if value == 0:
+            raise ValueError(
+                "found 0: no group may be older than the weights that it trains, so none can be sampled while the "
+                "policy is trained; set type: sync, or max_staleness to 1 or more"
+            )
+        return value
 
     @model_validator(mode="after")
     def _bound_can_be_kept(self) -> Self:

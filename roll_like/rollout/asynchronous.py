@@ -86,6 +86,7 @@ class AsyncRollouts:
         self._restored: Mapping[str, Any] | None = None
         self._buffer: list[Group[Scored]] = []
         self._engines = source.collector.engines
+        self._replicas = self._engines.replicas
         self._began, self._busy = time.monotonic(), 0.0
 
     def collect(self, step: int) -> Collected:
@@ -160,8 +161,8 @@ class AsyncRollouts:
 
     def _metrics(self, since: Since, began: float) -> dict[str, Metric]:
         """Return the figures of the time since the last step's groups were there."""
-        now, busy = time.monotonic(), self._engines.busy_seconds() / self._engines.replicas
-        seconds, engines = max(now - self._began, 1e-9), busy - self._busy
+        now, busy = time.monotonic(), self._engines.busy_seconds()
+        seconds, engines = max(now - self._began, 1e-9), (busy - self._busy) / self._replicas
         self._began, self._busy = now, busy
         return {
             "schedule/ready": Last(float(self._stream.ready)),
@@ -170,7 +171,7 @@ class AsyncRollouts:
             "schedule/discarded": Sum(float(since.discarded)),
             "time/blocked": Sum(since.blocked_seconds),
             "time/engines": Sum(engines),
-            "util/engines": Mean(engines / seconds),
+            "util/engines": Mean(min(engines / seconds, 1.0)),  # both clocks are read one after the other
             "util/trainer_wait": Mean((now - began) / seconds),
         }
 

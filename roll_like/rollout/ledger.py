@@ -154,8 +154,6 @@ class Ledger:
         ready = [entry for entry in self._admitted.values() if entry.group is not None]
         state = {
             "taken": self.taken,
-            "filtered": self.filtered,
-            "lost": self.lost,
             "serial": self._serial,
             "open": [[entry.serial, entry.task.task_id] for entry in self.running()],
             "ready": [[entry.serial, entry.start] for entry in ready],
@@ -166,17 +164,20 @@ class Ledger:
     def beginning(task_ids: Sequence[str]) -> dict[str, Any]:
         """Return the state, as of `snapshot`, of a ledger that has to begin with these tasks."""
         waiting = [[serial, task_id] for serial, task_id in enumerate(task_ids)]
-        return {"taken": 0, "filtered": 0, "lost": 0, "serial": len(waiting), "open": waiting, "ready": []}
+        return {"taken": 0, "serial": len(waiting), "open": waiting, "ready": []}
 
     def restore(self, state: Mapping[str, Any], groups: Iterable[Group[Scored]]) -> list[Admitted]:
         """Continue where `snapshot` was taken; running groups are not in it, they have to be admitted again.
+
+        Filtered groups are counted anew: an old count could keep the groups that ran from being admitted, and the next
+        batch would be trained without them.
 
         Returns:
             Groups that no batch can train in time, because `max_staleness` or the size of a batch was lowered
             since; they are no longer admitted.
         """
         self.taken, self._serial = state["taken"], state["serial"]
-        self.filtered, self.lost = state["filtered"], state["lost"]
+        self.filtered = self.lost = 0
         pairs = zip(state["ready"], groups, strict=True)
         entries = [Admitted(serial, group.task, start, group) for (serial, start), group in pairs]
         late = self._late(entries)

@@ -145,6 +145,19 @@ def test_a_lower_bound_gives_back_what_cannot_be_trained_in_time() -> None:
     assert serials_of(lowered.take()) == [1]
 
 
+def test_what_was_filtered_before_a_restore_does_not_keep_the_batch_from_being_filled() -> None:
+    books = ledger(groups=2, filtered=1)
+    fill(books)
+    for serial in (0, 1):
+        books.settle(serial, group(task(serial), [1.0]), accepted=False)
+    assert books.room == 0  # 2 and 3 still run, and are a batch
+    restored = ledger(groups=2, filtered=1)
+    restored.restore(*books.snapshot())
+    restored.version = 1
+    assert restored.take() is None
+    assert restored.room == 4
+
+
 @st.composite
 def runs(draw: st.DrawFn) -> tuple[int, int, float, float, float, int, int]:
     """Groups a batch, staleness, ahead, share filtered, share lost, seed, filtered at most."""

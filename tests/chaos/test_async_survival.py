@@ -1,0 +1,229 @@
+"""Asynchronous runs are killed, stopped and broken: no task is lost or trained twice, and no run hangs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from hygiene import nothing_left
+from run_config import asynchronous, kill_run, read_lines, run_here, write_run
+
+from roll_like.policy_gradient.workers import Workers
+from roll_like.rollout import scheduler
+from roll_like.rollout.asynchronous import BUFFER, AsyncRollouts
+from roll_like.rollout.replay import tokens_stem
+from roll_like.rollout.storage import read_groups
+from roll_like.run.state import RunState
+from roll_like.types import Group, Scored, Trajectory
+
+pytestmark = [pytest.mark.chaos, pytest.mark.usefixtures("warm_ray")]
+
+#: One epoch: the data has 32 tasks, and a step trains 4 of them.
+STEPS = 8
+#: Sampling is what steps wait for.
+TWO_GROUPS_AT_A_TIME = {"type": "hf", "max_running": 4}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tiny_model import make_tiny_model
+
+    return make_tiny_model(tmp_path_factory.mktemp("model"), dtype="float32")
+
+
+def write(
+    directory: Path,
+    model: Path,
+    *,
+    tokens: int = 8,
+    schedule: dict[str, Any] | None = None,
+    shared: bool = False,
+    **more: Any,
+) -> Path:
+    """Write a run of one epoch that keeps every checkpoint; the roles have a core each, or share both."""
+    changes = asynchronous(tokens=tokens, schedule=schedule)
+    if shared:
+        del changes["resources"]
+    checkpoint = {"every": 1, "keep": 20, "export": False}
+    return write_run(directory, model, **{"steps": STEPS, "checkpoint": checkpoint, **changes, **more})
+
+
+def schedule(staleness: int, ahead: float) -> dict[str, Any]:
+    return {"type": "async", "max_staleness": staleness, "ahead": ahead}
+
+
+def oldest(group: Group[Scored]) -> int:
+    return min(segment.policy_version for sample in group.samples for segment in sample.trajectory.segments)
+
+
+def require_one_epoch(directory: Path) -> list[list[Group[Scored]]]:
+    """Every task was trained once, each step is there once, versions go on; return the groups of each step."""
+    run = directory / "runs" / "tiny"
+    assert [line["step"] for line in read_lines(run / "metrics.jsonl")] == list(range(1, STEPS + 1))
+    groups = [read_groups(tokens_stem(run, step)) for step in range(1, STEPS + 1)]
+    trained = [group.task.origin for of_step in groups for group in of_step]
+    lines = [f"{directory / 'train.jsonl'}:{number}" for number in range(1, 33)]
+    assert sorted(trained) == sorted(lines)
+    for step, of_step in enumerate(groups, start=1):
+        rows = read_lines(run / "rollouts" / f"step_{step:06}.jsonl")
+        assert {row["task_id"] for row in rows} == {group.task.task_id for group in of_step}
+        newest = [seg.policy_version for one in of_step for each in one.samples for seg in each.trajectory.segments]
+        assert max(newest) <= step
+    return groups
+
+
+def require_bound(groups: list[list[Group[Scored]]], staleness: int, first: int = 1, last: int = STEPS) -> None:
+    for step in range(first, last + 1):
+        assert max(step - oldest(group) for group in groups[step - 1]) <= staleness, f"in step {step}"
+
+
+def tokens(groups: list[Group[Scored]]) -> dict[str, list[list[int]]]:
+    return {one.task.task_id: [each.trajectory.token_ids.tolist() for each in one.samples] for one in groups}
+
+
+def stop_after(step: int, patch: pytest.MonkeyPatch) -> None:
+    """Let SIGTERM arrive while a step is logged."""
+    log = RunState.log
+
+    def log_and_stop(state: RunState, index: int, *parts: Any) -> dict[str, float]:
+        values = log(state, index, *parts)
+        if index + 1 == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return values
+
+    patch.setattr(RunState, "log", log_and_stop)
+
+
+def test_kill_9_and_resume_train_every_task_once_within_the_bound(tmp_path: Path, model: Path) -> None:
+    config = write(tmp_path, model, schedule=schedule(2, 2.0))
+    with nothing_left():
+        kill_run(config, "step 3/8")
+    checkpoint = max((tmp_path / "runs" / "tiny" / "checkpoints").glob("step_*"))
+    buffered = read_groups(checkpoint / BUFFER)
+    assert buffered, "nothing was ready to be trained"
+    code, output = run_here(config, "--resume")
+    assert code == 0, output
+    groups = require_one_epoch(tmp_path)
+    require_bound(groups, 2)
+    # what was ready is trained, not sampled again
+    trained = tokens([group for of_step in groups for group in of_step])
+    assert {name: trained[name] for name in tokens(buffered)} == tokens(buffered)
+
+
+def test_sigterm_cuts_the_wait_short_and_nothing_is_lost(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # no checkpoint is due before the end: the one that SIGTERM asks for is the only one
+    settings = {"checkpoint": {"every": 0, "export": False}, "inference": TWO_GROUPS_AT_A_TIME}
+    config = write(tmp_path, model, tokens=32, **settings)
+    show, stopped = AsyncRollouts._show, []
+
+    def stop_while_waiting(rollouts: AsyncRollouts, done: int, total: int) -> None:
+        show(rollouts, done, total)
+        if rollouts._collecting and rollouts._ledger.taken == 2 and not stopped:
+            stopped.append(done)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with nothing_left(), monkeypatch.context() as patch:
+        patch.setattr(AsyncRollouts, "_show", stop_while_waiting)
+        code, output = run_here(config)
+    assert code == 0, output
+    assert len(stopped) == 1, "SIGTERM came at another moment"
+    run = tmp_path / "runs" / "tiny"
+    assert json.loads((run / "summary.json").read_text())["steps"] == 2
+    assert [path.name for path in (run / "checkpoints").glob("step_*")] == ["step_000002"]
+    code, output = run_here(config, "--resume")
+    assert code == 0, output
+    require_bound(require_one_epoch(tmp_path), 2)
+
+
+def test_a_run_goes_on_under_another_schedule(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far ahead; then with a lower bound, which some groups are too old for; then synchronous; then asynchronous."""
+    parts = [(schedule(3, 3.0), 2), (schedule(1, 1.0), 4), ({"type": "sync"}, 6), (schedule(2, 1.0), STEPS)]
+    with nothing_left():
+        for number, (of_part, last) in enumerate(parts):
+            config = write(tmp_path, model, schedule=of_part)
+            with monkeypatch.context() as patch:
+                if last < STEPS:
+                    stop_after(last, patch)
+                code, output = run_here(config, *(["--resume"] if number else []))
+            assert code == 0, output
+    groups = require_one_epoch(tmp_path)
+    for bound, first, last in ((3, 1, 2), (1, 3, 4), (0, 5, 6), (2, 7, 8)):
+        require_bound(groups, bound, first, last)
+    steps = read_lines(tmp_path / "runs" / "tiny" / "metrics.jsonl")
+    checkpoint = tmp_path / "runs" / "tiny" / "checkpoints" / "step_000002"
+    starts = [start for _, start in json.loads((checkpoint / "state.json").read_text())["rollouts"]["stream"]["ready"]]
+    assert starts.count(1) > 0
+    assert [step.get("schedule/discarded") for step in steps] == [0, 0, starts.count(1), 0, None, None, 0, 0]
+
+
+#: Nothing is due before the end: these runs do not get there.
+ENDLESS: dict[str, Any] = {"steps": 50, "checkpoint": {"every": 0, "at_end": False, "export": False}}
+
+
+def kill_engine_in_step_2(name: str, rank: int, patch: pytest.MonkeyPatch) -> None:
+    """Let an engine's process die when a part of `Workers` is entered for the second time."""
+    enter, calls = getattr(Workers, name), itertools.count(1)
+
+    def entering(workers: Workers) -> Any:
+        if next(calls) == 2:
+            ray.kill(workers.inference._actors[rank])
+        return enter(workers)
+
+    patch.setattr(Workers, name, entering)
+
+
+@pytest.mark.parametrize(
+    ("phase", "message"),
+    [
+        ("generating", "every inference replica is gone"),
+        ("training", "inference worker 0 in start_weight_update: its process is gone"),
+    ],
+)
+def test_the_only_engine_dies(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, phase: str, message: str
+) -> None:
+    config = write(tmp_path, model, tokens=32, **ENDLESS, inference=TWO_GROUPS_AT_A_TIME)
+    with nothing_left(), monkeypatch.context() as patch:
+        kill_engine_in_step_2(phase, 0, patch)
+        code, output = run_here(config)
+    assert code == 1, output
+    assert message in output
+    assert "out-of-memory kill" in output
+    assert len(read_lines(tmp_path / "runs" / "tiny" / "metrics.jsonl")) == 1
+
+
+def test_one_of_two_engines_dies(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one finishes the step's groups; the next call to all engines fails, and says which one is gone."""
+    config = write(tmp_path, model, tokens=32, **ENDLESS, inference={"type": "hf", "replicas": 2}, shared=True)
+    with nothing_left(), monkeypatch.context() as patch:
+        kill_engine_in_step_2("generating", 1, patch)
+        code, output = run_here(config)
+    assert code == 1, output
+    assert "inference worker 1 in sleep: its process is gone" in output
+    assert "out-of-memory kill" in output
+
+
+def test_an_error_of_a_group_ends_the_run_in_the_next_step(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write(tmp_path, model, **ENDLESS)
+    samples, join = itertools.count(1), scheduler._trajectory
+
+    def breaking(*arguments: Any) -> Trajectory:
+        if next(samples) == 18:  # the first two steps have 16
+            raise ZeroDivisionError("a bug in the middle of a group")
+        return join(*arguments)
+
+    with nothing_left(), monkeypatch.context() as patch:
+        patch.setattr(scheduler, "_trajectory", breaking)
+        with pytest.raises(ZeroDivisionError, match="a bug in the middle of a group"):  # no error of the user's
+            run_here(config)
+    assert len(read_lines(tmp_path / "runs" / "tiny" / "metrics.jsonl")) <= 2
