@@ -55,6 +55,8 @@ PREFILL_RATE = 30_000.0
 TRAINING_RATE = 6500.0
 PUSH_SECONDS = 3.0
 STALL_SECONDS = 7200.0
+#: Share of the time that a trainer waits above which engines are what is short.
+SHORT_OF_GROUPS = 0.05
 #: max_staleness and ahead of the schedules that are compared.
 SCHEDULES = ((1, 1.0), (2, 1.0), (4, 1.0), (4, 2.0))
 PUBLISHED = """
@@ -297,26 +299,23 @@ async def asynchronous(work: Work, gpus: int, trainers: int, max_staleness: int,
 def fastest_split(work: Work, gpus: int, max_staleness: int, ahead: float, first: int) -> Outcome:
     """Return the outcome of the best number of training GPUs, in steps of a sixteenth of all.
 
-    Tries neighbours of the best so far, from `first` on, until both are slower.
+    From `first` on, the side that is short of GPUs gets more, as long as steps become faster: the engines where the
+    trainer waits, else the trainer.
     """
     unit = max(1, gpus // 16)
-    tried: dict[int, Outcome] = {}
 
     def outcome(trainers: int) -> Outcome:
-        if trainers not in tried:
-            tried[trainers] = run_virtually(asynchronous(work, gpus, trainers, max_staleness, ahead))
-        return tried[trainers]
+        return run_virtually(asynchronous(work, gpus, trainers, max_staleness, ahead))
 
     best = outcome(first)
     while True:
-        neighbours = [best.trainers - unit, best.trainers + unit]
-        better = min(
-            (outcome(trainers) for trainers in neighbours if unit <= trainers <= gpus - unit),
-            key=lambda one: one.step_seconds,
-        )
-        if better.step_seconds >= best.step_seconds:
+        trainers = best.trainers + (-unit if best.waiting > SHORT_OF_GROUPS else unit)
+        if not unit <= trainers <= gpus - unit:
             return best
-        best = better
+        other = outcome(trainers)
+        if other.step_seconds >= best.step_seconds:
+            return best
+        best = other
 
 
 def balanced_split(work: Work, gpus: int, mean_tokens: float) -> int:

@@ -13,7 +13,6 @@ import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,13 +103,11 @@ class SimulatedReplica:
         self.advance()
         self._fill()
 
-    async def poll(self, timeout: float) -> list[Generation]:
-        """Return what has finished; wait up to `timeout` seconds for the first."""
+    async def poll(self, timeout: float) -> list[Generation]:  # noqa: ARG002
+        """Return what has finished; wait for the first without limit, so that a deadlock shows."""
         if not self._finished:
             self._any.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(timeout):
-                    await self._any.wait()
+            await self._any.wait()
         finished, self._finished = self._finished, []
         return finished
 
