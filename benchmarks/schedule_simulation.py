@@ -9,7 +9,7 @@ engine per GPU, and the same tasks:
 - sync: all GPUs generate, then all train. Changing over costs nothing here. The router limits what an engine holds, so
   this baseline already has queue scheduling.
 - async: some GPUs train, the others generate. Of the splits in sixteenths of the GPUs the fastest is printed, found by
-  trying neighbours from the balanced one on. Steps before `--warm-up` ends do not count.
+  trying those beside a balanced one. Steps before `--warm-up` ends do not count.
 
 Constants: Qwen2.5-7B (7.6e9 parameters, 15.2 GB in bfloat16; 28 layers, 4 key-value heads of 128: 57 kB of cache a
 token, from its `config.json`) on an H100 SXM (80 GB, 3.35 TB/s, 989 TFLOP/s in bfloat16, NVIDIA's data sheet). They are
@@ -18,10 +18,10 @@ derived from these, not measured:
 - t0 = 7 ms: weights at 80 % of the bandwidth (5.7 ms), and sampling and scheduling.
 - t1 of a request: 2 FLOP per parameter at 70 % of the peak (0.02 ms), and reading its cache at 80 % of the bandwidth,
   at the mean context of what runs: 2.3k tokens in *base* (0.05 ms), 9k in *think* (0.19 ms).
-- slots: what the cache holds (0.95 million tokens); at most 256, vLLM's default of `max_num_seqs`. So none is preempted.
+- slots: what the cache holds (0.95 million tokens), at most 256. So no request is preempted.
 - prefill: 30k tokens/s, half of the peak.
-- training: 8 FLOP per parameter and token (with recomputation) at 40 % of the peak, 6.5k tokens/s per GPU, at any number
-  of GPUs.
+- training: 8 FLOP per parameter and token (with recomputation) at 40 % of the peak: 6.5k tokens/s per GPU, however many
+  GPUs there are.
 - a weight push takes 3 s, in which engines stand still; afterwards they prefill the contexts of running requests.
 
 It also measures what the driver computes per group, in real processor time, with `--open` groups under way at once.
@@ -31,11 +31,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import itertools
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from common import Options, finish, say
@@ -55,17 +58,15 @@ PREFILL_RATE = 30_000.0
 TRAINING_RATE = 6500.0
 PUSH_SECONDS = 3.0
 STALL_SECONDS = 7200.0
-#: Share of the time that a trainer waits above which engines are what is short.
-SHORT_OF_GROUPS = 0.05
 #: max_staleness and ahead of the schedules that are compared.
 SCHEDULES = ((1, 1.0), (2, 1.0), (4, 1.0), (4, 2.0))
 PUBLISHED = """
-Published, for comparison; both have other GPUs, models and lengths, and slower baselines than the one above:
+Published, for comparison; models, GPUs, lengths and baselines are others than above:
 - ROLL Flash (arXiv:2510.11345): up to 2.24x on RLVR and 2.72x on agentic tasks, against synchronous baselines with the
   same GPU budget.
-- verl, fully async (verl.readthedocs.io/en/latest/advance/fully_async.html): 2.35x to 2.67x on 128 H20 (64 train, 64
-  generate) with Qwen2.5-Math-7B and at most 28k tokens, against its colocated synchronous trainer, which also recomputes
-  log-probabilities (15 % of its step). On 32 and 64 GPUs 1.70x to 2.66x and 1.83x to 2.09x."""
+- verl, fully async (verl.readthedocs.io/en/latest/advance/fully_async.html): Qwen2.5-Math-7B, up to 28k tokens, H20,
+  against its colocated synchronous trainer, whose steps include a pass for old log-probabilities (14 to 19 %): 2.35x to
+  2.67x on 128 GPUs (64 train, 64 generate), 1.83x to 2.09x on 64, 1.70x to 2.66x on 32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,9 +148,7 @@ class InstantScorer:
 
     async def score(self, group: Group[Trajectory]) -> Group[Scored]:
         """Return the group with rewards."""
-        samples = tuple(
-            Scored(trajectory=one, reward=0.0, rewards={}, details={}, weights={}) for one in group.samples
-        )
+        samples = tuple(Scored(trajectory=one, reward=0.0, rewards={}, details={}, weights={}) for one in group.samples)
         return Group(task=group.task, samples=samples, failures=group.failures)
 
 
@@ -296,34 +295,52 @@ async def asynchronous(work: Work, gpus: int, trainers: int, max_staleness: int,
     return outcome
 
 
+def simulated(run: Coroutine[Any, Any, Outcome]) -> Outcome:
+    """Run in virtual time, without the garbage collector: it would take a quarter of the time."""
+    gc.disable()
+    try:
+        return run_virtually(run)
+    finally:
+        gc.enable()
+        gc.collect()
+
+
 def fastest_split(work: Work, gpus: int, max_staleness: int, ahead: float, first: int) -> Outcome:
     """Return the outcome of the best number of training GPUs, in steps of a sixteenth of all.
 
-    From `first` on, the side that is short of GPUs gets more, as long as steps become faster: the engines where the
-    trainer waits, else the trainer.
+    Goes out from `first`, to fewer and then to more, as long as steps become faster.
     """
     unit = max(1, gpus // 16)
 
     def outcome(trainers: int) -> Outcome:
-        return run_virtually(asynchronous(work, gpus, trainers, max_staleness, ahead))
+        found = simulated(asynchronous(work, gpus, trainers, max_staleness, ahead))
+        say(f"{max_staleness}, {ahead:g}, {trainers} : {gpus - trainers}: {found.step_seconds:.1f} s a step")
+        return found
 
     best = outcome(first)
-    while True:
-        trainers = best.trainers + (-unit if best.waiting > SHORT_OF_GROUPS else unit)
-        if not unit <= trainers <= gpus - unit:
-            return best
-        other = outcome(trainers)
-        if other.step_seconds >= best.step_seconds:
-            return best
-        best = other
+    for direction in (-unit, unit):
+        if best.trainers != first:
+            break  # fewer were faster, so more are not
+        while unit <= best.trainers + direction <= gpus - unit:
+            other = outcome(best.trainers + direction)
+            if other.step_seconds >= best.step_seconds:
+                break
+            best = other
+    return best
 
 
 def balanced_split(work: Work, gpus: int, mean_tokens: float) -> int:
-    """Return the training GPUs with which training takes as long as sampling with full slots."""
+    """Return the training GPUs with which training takes as long as sampling; where a search begins."""
     unit = max(1, gpus // 16)
-    sampling = mean_tokens * work.rates.step(work.rates.slots) / work.rates.slots
-    training = (PROMPT_TOKENS + mean_tokens) / TRAINING_RATE
-    return min(max(unit, round(gpus * training / (training + sampling) / unit) * unit), gpus - unit)
+    responses = work.groups * work.samples
+
+    def seconds(trainers: int) -> float:
+        engines = gpus - trainers
+        running = min(work.rates.slots, responses / engines)
+        sampling = responses * mean_tokens * work.rates.step(math.ceil(running)) / running / engines
+        return max(sampling, responses * (PROMPT_TOKENS + mean_tokens) / (TRAINING_RATE * trainers))
+
+    return min(range(unit, gpus, unit), key=seconds)
 
 
 def row(gpus: int, name: str, outcome: Outcome, speedup: float) -> str:
@@ -339,23 +356,24 @@ def row(gpus: int, name: str, outcome: Outcome, speedup: float) -> str:
 
 def compare(work: Work, workload: Workload, counts: Sequence[int]) -> dict[str, float]:
     """Print the table of a workload and return its speed-ups."""
-    print(
-        f"\n{workload.name}: {work.groups} x {work.samples} responses a step, {workload.mean_tokens:g} tokens on "
-        "average\n\n| GPUs | schedule | train : generate | steps/h | speed-up | trainer waits | engines busy "
-        "| slots used | mean age | max age |\n|---|---|---|---|---|---|---|---|---|---|",
-        flush=True,
-    )
-    speedups = {}
+    rows, speedups = [], {}
     for gpus in counts:
-        sync = run_virtually(synchronous(work, gpus))
-        print(row(gpus, "sync", sync, 1.0), flush=True)
+        sync = simulated(synchronous(work, gpus))
+        say(f"{workload.name}, {gpus} GPUs, sync: {sync.step_seconds:.1f} s a step")
+        rows.append(row(gpus, "sync", sync, 1.0))
         split = balanced_split(work, gpus, workload.mean_tokens)
         for max_staleness, ahead in SCHEDULES:
             outcome = fastest_split(work, gpus, max_staleness, ahead, split)
             split = outcome.trainers
             speedup = sync.step_seconds / outcome.step_seconds
-            print(row(gpus, f"{max_staleness}, {ahead:g}", outcome, speedup), flush=True)
+            rows.append(row(gpus, f"{max_staleness}, {ahead:g}", outcome, speedup))
             speedups[f"{workload.name}_{gpus}_{max_staleness}_{ahead:g}"] = speedup
+    print(
+        f"\n{workload.name}: {work.groups} x {work.samples} responses a step, {workload.mean_tokens:g} tokens on "
+        "average\n\n| GPUs | schedule | train : generate | steps/h | speed-up | trainer waits | engines busy "
+        "| slots used | mean age | max age |\n|---|---|---|---|---|---|---|---|---|---|",
+        *rows, sep="\n", flush=True,
+    )  # fmt: skip
     return speedups
 
 
@@ -379,7 +397,7 @@ async def drive(work: Work, engines: int) -> None:
 
 
 def driver_seconds(work: Work, engines: int, groups: int) -> float:
-    """Return the processor seconds of a group's whole life, with so many under way; the engines' simulation included."""
+    """Return the processor seconds of a group's whole life, its simulated engines included, with so many under way."""
     began = time.process_time()
     run_virtually(drive(replace(work, groups=groups // 2), engines))
     return (time.process_time() - began) / groups
@@ -387,12 +405,14 @@ def driver_seconds(work: Work, engines: int, groups: int) -> float:
 
 def parser() -> Options:
     """Return the options."""
+    names = [workload.name for workload in WORKLOADS]
     arguments = Options(__doc__, gpus=[8], groups=4, samples=2, steps=2, warm_up=1, open=40)
     arguments.add_argument("--gpus", type=int, nargs="+", default=[8, 16, 32, 64, 128], help="GPUs that are compared")
+    arguments.add_argument("--workloads", nargs="+", default=names, choices=names, help="what is sampled")
     arguments.add_argument("--groups", type=int, default=256, help="groups of a step")
     arguments.add_argument("--samples", type=int, default=16, help="samples of a group")
-    arguments.add_argument("--steps", type=int, default=8, help="steps that count")
-    arguments.add_argument("--warm-up", type=int, default=4, help="steps before them")
+    arguments.add_argument("--steps", type=int, default=5, help="steps that count")
+    arguments.add_argument("--warm-up", type=int, default=3, help="steps before them")
     arguments.add_argument("--open", type=int, default=10_000, help="groups under way where the driver is measured")
     return arguments
 
@@ -410,6 +430,8 @@ def main() -> None:
     began = time.process_time()
     figures: dict[str, float] = {}
     for workload in WORKLOADS:
+        if workload.name not in options.workloads:
+            continue
         figures |= compare(work_of(options, workload), workload, options.gpus)
     print(PUBLISHED, flush=True)
     cost = partial(driver_seconds, work_of(options, WORKLOADS[0]), 64)
