@@ -119,8 +119,37 @@ class _Lane:
         return len(self.requests)
 
 
+class _ByLoad:
+    """Lanes by their load; finds one of the least loaded without looking at the others.
+
+    Args:
+        lanes: Lanes without requests.
+        most: Most requests that a lane has.
+    """
+
+    def __init__(self, lanes: Iterable[_Lane], most: int) -> None:
+        self._lanes = [OrderedDict.fromkeys(lanes), *(OrderedDict[_Lane, None]() for _ in range(most))]
+        self._least = 0
+
+    def least(self) -> _Lane:
+        """Return the lane that has had the least load for longest."""
+        while not self._lanes[self._least]:
+            self._least += 1
+        return next(iter(self._lanes[self._least]))
+
+    def moved(self, lane: _Lane, before: int) -> None:
+        """Note that a lane's load was `before` and is another now."""
+        del self._lanes[before][lane]
+        self._lanes[lane.load][lane] = None
+        self._least = min(self._least, lane.load)
+
+    def remove(self, lane: _Lane) -> None:
+        """Forget a lane."""
+        del self._lanes[lane.load][lane]
+
+
 class Router:
-    """Routes requests to replicas. Every operation costs the same, however many requests wait.
+    """Routes requests to replicas. Every operation costs the same, however many requests wait and replicas there are.
 
     Args:
         replicas: The inference engines.
@@ -142,6 +171,7 @@ class Router:
         self._lanes = [_Lane(replica) for replica in replicas]
         self._most_held = most_held(max_running)
         self._slack = affinity_slack(max_running)
+        self._by_load = _ByLoad(self._lanes, self._most_held)
         self._max_in_flight = max_in_flight
         self._retries = retries
         self._clock = clock
@@ -263,7 +293,7 @@ class Router:
         self._woken = False
         batches: dict[_Lane, list[_Pending]] = {}
         while (pending := self._next()) is not None and self._in_flight < self._max_in_flight:
-            least = min(self._lanes, key=lambda lane: lane.load)
+            least = self._by_load.least()
             if least.load >= self._most_held:
                 break
             self._dequeue(pending)
@@ -293,12 +323,14 @@ class Router:
             lane.busy_since = self._clock()
         pending.lane = lane
         lane.requests[pending.request.request_id] = pending
+        self._by_load.moved(lane, lane.load - 1)
         self._in_flight += 1
 
     def _take(self, lane: _Lane, request_id: str) -> _Pending | None:
         pending = lane.requests.pop(request_id, None)
         if pending is not None:
             pending.lane = None
+            self._by_load.moved(lane, lane.load + 1)
             self._in_flight -= 1
             if not lane.requests:
                 self._busy_seconds += self._clock() - lane.busy_since
@@ -358,6 +390,7 @@ class Router:
         lost = list(lane.requests.values())
         for pending in lost:
             self._take(lane, pending.request.request_id)
+        self._by_load.remove(lane)
         if self._lanes:
             for pending in lost:
                 self._try_again(pending)

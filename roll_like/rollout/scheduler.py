@@ -217,13 +217,15 @@ def _trajectory(task: Task, sample_index: int, generation: Generation) -> Trajec
     sampled[prompt_length:] = True
     logprobs = np.zeros(length, np.float32)
     logprobs[prompt_length:] = generation.logprobs
+    turns = np.full(length, -1, np.int32)
+    turns[prompt_length:] = 0
     return Trajectory(
         task=task,
         sample_index=sample_index,
-        token_ids=np.concatenate([task.prompt_ids, generation.token_ids]).astype(np.int32),
+        token_ids=np.concatenate([task.prompt_ids, generation.token_ids], dtype=np.int32),
         sampled=sampled,
         logprobs=logprobs,
-        turns=np.where(sampled, 0, -1).astype(np.int32),
+        turns=turns,
         parts=(Part(start=0, end=length, prompt_length=prompt_length),),
         segments=tuple(segment.shifted(prompt_length) for segment in generation.segments),
         text=generation.text,

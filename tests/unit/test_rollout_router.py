@@ -323,6 +323,30 @@ def test_a_key_keeps_its_home_until_that_is_ahead_by_more_than_the_slack() -> No
     run(work())
 
 
+def test_requests_of_new_keys_go_to_the_least_loaded_replica_whatever_has_ended() -> None:
+    async def work() -> None:
+        rig = Rig(replicas=3, max_running=100)
+        first, second, third = rig.replicas
+        numbers = itertools.count()
+
+        async def loads(asked: int) -> list[int]:
+            for _ in range(asked):
+                number = next(numbers)
+                rig.ask(str(number), key=str(number))
+            await rig.settle()
+            return [len(replica.open) for replica in rig.replicas]
+
+        assert await loads(6) == [2, 2, 2]
+        await rig.finish(*second.open, next(iter(third.open)))
+        assert await loads(0) == [2, 0, 1]
+        assert await loads(2) in ([2, 2, 1], [2, 1, 2])
+        assert await loads(1) == [2, 2, 2]
+        await rig.finish(*first.open, *third.open)
+        assert await loads(3) in ([2, 2, 1], [1, 2, 2])
+
+    run(work())
+
+
 def test_a_key_moves_when_its_home_is_full() -> None:
     async def work() -> None:
         rig = Rig(replicas=2, max_running=1)
