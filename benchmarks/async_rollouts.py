@@ -1,11 +1,13 @@
 """Asynchronous against synchronous rollouts: steps an hour of the same agentic run on the same two cores.
 
-    python benchmarks/async_rollouts.py
+    roll-like run --config configs/agentic_tools.yaml evaluation=null steps=7 name=tools-policy
+    python benchmarks/async_rollouts.py --model runs/tools-policy/model
 
 (`async` is a keyword of Python, so no module can have that name.)
 
 `configs/agentic_tools.yaml` with a calculator that takes a lognormal time (`benchmarks/slow_tools.py`), as a service
-elsewhere does: median 0.3 s, σ 1.5, at most 20 s. Most steps have a call that takes many seconds.
+elsewhere does: median 0.3 s, σ 1.5, at most 20 s. The pretrained model seldom calls it; the first command above trains
+one that calls it in nearly every episode, as for most of a run, so that most steps have a call that takes many seconds.
 
 - sync: trainer and engine share both cores and take turns; a step waits for its slowest episode.
 - async: the trainer has core 0, the engine core 1; `max_staleness: 2`, `ahead: 1`.
@@ -59,11 +61,13 @@ Step = Mapping[str, float]
 def parser() -> Options:
     """Return the options."""
     found = Options(__doc__, steps=2, repetitions=1, groups=2, episodes=2, longest_seconds=0.2)
+    found.add_argument("--model", help="the policy, a directory; default: the pretrained model")
     found.add_argument("--steps", type=int, default=6, help="steps that are measured in each run")
     found.add_argument("--repetitions", type=repetition_count, default=3, help="runs of each side; the median counts")
     found.add_argument("--groups", type=int, default=8, help="groups of a step")
     found.add_argument("--episodes", type=int, default=8, help="episodes of a group")
     found.add_argument("--longest-seconds", type=float, default=20.0, help="no call takes longer")
+    found.add_argument("--keep", type=Path, help="a new folder for the runs' folders; default: they are removed")
     return found
 
 
@@ -83,11 +87,13 @@ def run(side: str, options: argparse.Namespace, folder: Path) -> list[Step]:
         f"steps={WARM_UP + options.steps + COOL_DOWN}", f"rollout.groups_per_step={options.groups}",
         f"rollout.episodes_per_group={options.episodes}", "rollout.episodes_per_step=null",
         "evaluation=null", "checkpoint.at_end=false", "checkpoint.export=false", "metrics.trackers=[]",
-        "metrics.console=quiet", *SIDES[side], *((*SMOKE_MODEL, *SMOKE) if options.smoke else ()),
+        "metrics.console=quiet", *SIDES[side],
+        *([] if options.model is None else [f"model.path={Path(options.model).resolve()}"]),
+        *((*SMOKE_MODEL, *SMOKE) if options.smoke else ()),
     ]  # fmt: skip
     modules = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "PYTHONPATH": modules})
-    lines = (max(folder.glob(f"{side}*"), key=os.path.getmtime) / "metrics.jsonl").read_text(encoding="utf-8")
+    lines = (folder / side / "metrics.jsonl").read_text(encoding="utf-8")
     steps: list[Step] = [json.loads(line) for line in lines.splitlines()]
     expected = options.groups * options.episodes
     assert all(step["rollout/samples"] == expected for step in steps), "a step has lost samples: see the run's folder"
@@ -115,11 +121,14 @@ def table(runs: Mapping[str, Sequence[Sequence[Step]]]) -> None:
 def main() -> None:
     """Let the sides take turns; print the table."""
     options = parser().parse_args()
+    if options.keep is not None:
+        options.keep.mkdir(parents=True)
     runs: dict[str, list[list[Step]]] = {side: [] for side in SIDES}
-    with tempfile.TemporaryDirectory(prefix="async-rollouts-") as folder:
+    with tempfile.TemporaryDirectory(prefix="async-rollouts-") as temporary:
+        folder = options.keep or Path(temporary)
         for repetition in range(options.repetitions):
             for side, of_side in runs.items():
-                of_side.append(run(side, options, Path(folder) / str(repetition)))
+                of_side.append(run(side, options, folder.resolve() / str(repetition + 1)))
                 say(f"{side}: {step_seconds(of_side[-1]):.4g} s a step")
     table(runs)
     per_hour = {side: 3600 / statistics.median(map(step_seconds, of_side)) for side, of_side in runs.items()}
