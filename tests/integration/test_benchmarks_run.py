@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if "def main(" in path.read_text())
 #: What the tables of comparisons have to show, beside what is checked in all.
 COLUMNS = {
+    "async_rollouts": {"sync_steps_per_hour", "async_steps_per_hour", "ratio", "staleness_max", "staleness_mean"},
     "overhead": {"step_seconds", "waiting_seconds", "computing_seconds", "ratio"},
     "rollout": {
         *("tokens_per_second", "bare_tokens_per_second", "ratio", "dtype", "matmul_gflops_per_second"),

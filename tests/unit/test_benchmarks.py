@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import gymnasium
 import pytest
 import torch
 from tests_support import policy_sample
@@ -34,7 +35,9 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
         return importlib.import_module(name)
 
     yield import_fresh
-    for name in [name for name in sys.modules if name.split(".")[0] in {*SCRIPTS, "common", "mfu", "trainers"}]:
+    for name in [
+        name for name in sys.modules if name.split(".")[0] in {*SCRIPTS, "common", "mfu", "slow_tools", "trainers"}
+    ]:
         sys.modules.pop(name)
 
 
@@ -77,6 +80,40 @@ def test_the_table_of_seeds_names_the_k_of_pass_at_k(load, capsys: pytest.Captur
     header, _, row, *_ = capsys.readouterr().out.strip().splitlines()[2:]
     assert header == "| seed | before | after | pass@4 before → after | steps | seconds |"
     assert row == "| 1 | 0.25 | 0.25 | 0.50 → 0.75 | 1 | 60 |"
+
+
+def test_calls_of_both_sides_take_equally_long(load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    call = '<tool_call>{"name": "calculator", "arguments": {"expression": "1 + 1"}}</tool_call>'
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"prompt": "What is 1 + 1?", "answer": "2"}))
+
+    def waits(longest: float) -> list[float]:
+        """Those of two episodes of each of two seeds, two calls each, in a process that has just begun."""
+        slow_tools = load("slow_tools")
+        seconds: list[float] = []
+        monkeypatch.setattr(slow_tools.time, "sleep", seconds.append)
+        path = str(tmp_path / "tasks.jsonl")
+        env = slow_tools.SlowTools(path, median_seconds=0.3, sigma=1.5, longest_seconds=longest)
+        for seed in (4, 4, 5, 5):
+            env.reset(seed=seed)
+            for action in (call, call, "<answer>2</answer>"):
+                env.step(action)
+        env.close()
+        del gymnasium.registry["benchmarks/SlowTools-v0"]
+        return seconds
+
+    sync = waits(20.0)
+    assert len(set(sync)) == 8
+    assert waits(20.0) == sync
+    assert waits(0.2) == [min(0.2, seconds) for seconds in sync]
+
+
+def test_steps_an_hour_are_those_between_the_ends_of_steps(load, capsys: pytest.CaptureFixture[str]) -> None:
+    rollouts = load("async_rollouts")
+    names = {**dict.fromkeys(rollouts.SHOWN, 0.0), "staleness/max": 2.0}
+    steps = [{"time": time, **names} for time in (100.0, 112.0, 120.0)]
+    assert rollouts.step_seconds(steps) == 10.0
+    rollouts.table({"sync": [steps], "async": [steps]})
+    assert capsys.readouterr().out.splitlines()[-1].startswith("| async | 360 | 10.0 |")
 
 
 def test_sides_take_turns_and_the_median_counts(load, capsys: pytest.CaptureFixture[str]) -> None:
