@@ -24,7 +24,8 @@ derived from these, not measured:
   GPUs there are.
 - a weight push takes 3 s, in which engines stand still; afterwards they prefill the contexts of running requests.
 
-It also measures what the driver computes per group, in real processor time, with `--open` groups under way at once.
+It also measures the driver: processor time of a group's life, from its admission to its batch, with `--open` groups
+under way at once and 64 engines that cost nothing.
 """
 
 from __future__ import annotations
@@ -42,12 +43,13 @@ from typing import Any
 
 import numpy as np
 from common import Options, finish, say
-from simulated import EngineRates, Lengths, SimulatedReplica
+from simulated import EagerReplica, EngineRates, Lengths, SimulatedReplica
 from virtual_loop import run_virtually
 
 from roll_like.inference.interface import Sampling
 from roll_like.rollout.collection import SampleCounter
 from roll_like.rollout.ledger import Ledger
+from roll_like.rollout.router import Replica
 from roll_like.rollout.scheduler import GenerateScheduler, GroupPlan
 from roll_like.rollout.stream import GroupStream
 from roll_like.types import Group, Scored, Task, Trajectory
@@ -217,9 +219,13 @@ def tasks() -> Iterator[Task]:
         )
 
 
-def scheduler_of(work: Work, engines: int) -> tuple[list[SimulatedReplica], GenerateScheduler, GroupPlan]:
-    """Return simulated engines, what collects groups from them, and the plan of a step."""
-    replicas = [SimulatedReplica(work.rates, work.lengths.of_request) for _ in range(engines)]
+def replicas_of(work: Work, engines: int) -> list[SimulatedReplica]:
+    """Return simulated engines."""
+    return [SimulatedReplica(work.rates, work.lengths.of_request) for _ in range(engines)]
+
+
+def scheduler_of(work: Work, replicas: Sequence[Replica]) -> tuple[GenerateScheduler, GroupPlan]:
+    """Return what collects groups from engines, and the plan of a step."""
     scheduler = GenerateScheduler(
         replicas, InstantScorer(), max_running=work.rates.slots, max_in_flight=2**31, retries=0
     )
@@ -232,7 +238,7 @@ def scheduler_of(work: Work, engines: int) -> tuple[list[SimulatedReplica], Gene
         sampling=Sampling(max_tokens=CAP),
         seed=0,
     )
-    return replicas, scheduler, plan
+    return scheduler, plan
 
 
 async def push(replicas: Sequence[SimulatedReplica], version: int) -> None:
@@ -246,7 +252,8 @@ async def push(replicas: Sequence[SimulatedReplica], version: int) -> None:
 
 async def synchronous(work: Work, gpus: int) -> Outcome:
     """Generate and train in turns on all GPUs."""
-    replicas, scheduler, plan = scheduler_of(work, gpus)
+    replicas = replicas_of(work, gpus)
+    scheduler, plan = scheduler_of(work, replicas)
     meter, source = Meter(replicas), tasks()
     await push(replicas, 1)
     for step in range(work.warm_up + work.steps):
@@ -263,7 +270,8 @@ async def synchronous(work: Work, gpus: int) -> Outcome:
 
 async def asynchronous(work: Work, gpus: int, trainers: int, max_staleness: int, ahead: float) -> Outcome:
     """Train on some GPUs while the others generate, as `AsyncRollouts` does between a pipeline and a stream."""
-    replicas, scheduler, plan = scheduler_of(work, gpus - trainers)
+    replicas = replicas_of(work, gpus - trainers)
+    scheduler, plan = scheduler_of(work, replicas)
     steps = work.warm_up + work.steps
     stream = GroupStream(
         scheduler.runner(plan, SampleCounter(work.samples, lambda done, total: None)),
@@ -379,7 +387,7 @@ def compare(work: Work, workload: Workload, counts: Sequence[int]) -> dict[str, 
 
 async def drive(work: Work, engines: int) -> None:
     """Take two batches that are all under way at once."""
-    replicas, scheduler, plan = scheduler_of(work, engines)
+    scheduler, plan = scheduler_of(work, [EagerReplica(0.1) for _ in range(engines)])
     stream = GroupStream(
         scheduler.runner(plan, SampleCounter(work.samples, lambda done, total: None)),
         tasks(),
@@ -389,7 +397,6 @@ async def drive(work: Work, engines: int) -> None:
         stall_seconds=STALL_SECONDS,
     )
     for version in (1, 2):
-        await push(replicas, version)
         stream.published(version)
         assert stream.running + stream.ready == work.groups * (3 - version)
         assert len(await stream.batch()) == work.groups
@@ -397,7 +404,7 @@ async def drive(work: Work, engines: int) -> None:
 
 
 def driver_seconds(work: Work, engines: int, groups: int) -> float:
-    """Return the processor seconds of a group's whole life, its simulated engines included, with so many under way."""
+    """Return the processor seconds of a group's whole life on the driver, with so many under way."""
     began = time.process_time()
     run_virtually(drive(replace(work, groups=groups // 2), engines))
     return (time.process_time() - began) / groups

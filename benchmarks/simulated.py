@@ -11,7 +11,7 @@ import asyncio
 import heapq
 import itertools
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -190,17 +190,42 @@ class SimulatedReplica:
         return running is not None and running.serial == serial
 
     def _finish(self, request: GenerateRequest, version: int, reason: StopReason) -> None:
-        self._finished.append(
-            Generation(
-                request_id=request.request_id,
-                token_ids=ONE_TOKEN,
-                logprobs=NO_LOGPROBS,
-                segments=(Segment(start=0, end=1, policy_version=version),),
-                text="",
-                stop_reason=reason,
-            )
-        )
+        self._finished.append(_generation(request, version, reason))
         self._any.set()
+
+
+class EagerReplica:
+    """An engine that costs nothing to simulate: it answers one request every `seconds`, first come, first served.
+
+    So every answer comes alone, which is the most work for what calls it.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._waiting: deque[GenerateRequest] = deque()
+
+    async def submit(self, requests: Sequence[GenerateRequest]) -> None:
+        """Take requests."""
+        self._waiting.extend(requests)
+
+    async def poll(self, timeout: float) -> list[Generation]:  # noqa: ARG002
+        """Return the answer to the oldest request."""
+        await asyncio.sleep(self._seconds)
+        return [_generation(self._waiting.popleft(), 1, StopReason.STOP)]
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """Nothing is aborted here."""
+
+
+def _generation(request: GenerateRequest, version: int, reason: StopReason) -> Generation:
+    return Generation(
+        request_id=request.request_id,
+        token_ids=ONE_TOKEN,
+        logprobs=NO_LOGPROBS,
+        segments=(Segment(start=0, end=1, policy_version=version),),
+        text="",
+        stop_reason=reason,
+    )
 
 
 def _prompt(request: GenerateRequest) -> int:

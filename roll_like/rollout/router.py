@@ -128,7 +128,8 @@ class _ByLoad:
     """
 
     def __init__(self, lanes: Iterable[_Lane], most: int) -> None:
-        self._lanes = [OrderedDict.fromkeys(lanes), *(OrderedDict[_Lane, None]() for _ in range(most))]
+        self._lanes = [OrderedDict[_Lane, None]() for _ in range(most + 1)]
+        self._lanes[0].update((lane, None) for lane in lanes)
         self._least = 0
 
     def least(self) -> _Lane:

@@ -24,6 +24,7 @@ COLUMNS = {
         *("tokens_per_second", "bare_tokens_per_second", "ratio", "dtype", "matmul_gflops_per_second"),
         *("scheduler_gflops_per_second", "scheduler_mfu", "bare_gflops_per_second", "bare_mfu"),
     },
+    "schedule_simulation": {"base_8_2_1", "think_8_4_2", "milliseconds_per_group", "milliseconds_per_group_of_a_tenth"},
     "training": {
         *("engine_tokens_per_second", "bare_tokens_per_second", "ratio", "dtype", "matmul_gflops_per_second"),
         *("engine_gflops_per_second", "engine_mfu", "bare_gflops_per_second", "bare_mfu"),

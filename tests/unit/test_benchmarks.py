@@ -23,6 +23,8 @@ from roll_like.types import TrainingSample
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if "def main(" in path.read_text())
+#: What scripts import from the folder.
+MODULES = ("common", "mfu", "simulated", "trainers", "virtual_loop")
 
 
 @pytest.fixture
@@ -35,9 +37,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
         return importlib.import_module(name)
 
     yield import_fresh
-    for name in [
-        name for name in sys.modules if name.split(".")[0] in {*SCRIPTS, "common", "mfu", "slow_tools", "trainers"}
-    ]:
+    for name in [name for name in sys.modules if name.split(".")[0] in {*SCRIPTS, *MODULES}]:
         sys.modules.pop(name)
 
 

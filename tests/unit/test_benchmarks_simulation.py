@@ -215,6 +215,10 @@ def test_the_table_says_where_splitting_is_slower(simulation: Any) -> None:
     assert "slower" not in simulation.row(2, "1, 1", outcome, 1.25)
 
 
+def test_the_driver_is_measured_with_all_groups_under_way(simulation: Any) -> None:
+    assert simulation.driver_seconds(work(simulation), 2, 6) > 0
+
+
 def test_virtual_time_jumps_to_what_is_scheduled_next() -> None:
     async def naps() -> list[float]:
         loop = asyncio.get_running_loop()

@@ -53,7 +53,7 @@ def test_engines_sleep_while_the_trainer_works_on_their_devices(
         critic=None,
         kl_reference=None,
         advantages=nothing,
-        inference=told,
+        engines=told,
         weights=told,
         time_shared=[told] if shares_gpus else [],
         takes_turns=takes_turns,
