@@ -24,7 +24,7 @@ from roll_like.types import TrainingSample
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if "def main(" in path.read_text())
 #: What scripts import from the folder.
-MODULES = ("common", "mfu", "simulated", "trainers", "virtual_loop")
+MODULES = ("common", "mfu", "simulated", "slow_tools", "trainers", "virtual_loop")
 
 
 @pytest.fixture
