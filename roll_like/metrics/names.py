@@ -247,7 +247,7 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("eval/<name>", "", "<name>", "A further figure of an evaluation."),
     ("time/step", "s", "step", "Wall time of the whole step."),
     ("time/generate", "s", "generate", "Time in which the inference engines generated."),
-    ("time/engines", "s", "engines", "Time in which inference engines had requests, a mean over them."),
+    ("time/engines", "s", "engines", "Time in which engines had requests (frozen ones too), a mean over them."),
     ("time/reward", "s", "reward", "Time spent on rewards beyond generation."),
     ("time/blocked", "s", "blocked", "Time in which no group ran, because none could be admitted."),
     ("time/teachers", "s", "teachers", "Time of the teachers' forward passes."),
