@@ -13,11 +13,11 @@ one that calls it in nearly every episode, as for most of a run, so that most st
 - async: the trainer has core 0, the engine core 1; `max_staleness: 2`, `ahead: 1`.
 
 Equal on both sides: model, tasks, seeds, times of calls, episodes a step, updates, micro-batches, `max_running`. There
-is no evaluation, checkpoint or tracker. The learning rate is so small that the policy stays as it is, and a reward that
-differs among all episodes is added, so that every step samples alike and trains on all episodes. Each run is a process
-of its own, and the sides take turns. What counts is wall time between the ends of two steps: after `WARM_UP` steps,
-which compile and fill the buffer, and before the last one, in which asynchronous rollouts stop to start groups. So no
-side begins the measurement with work that the other has yet to do, or ends it with less.
+is no evaluation, checkpoint or tracker. The learning rate is so small that the policy stays as it is, and rewards are
+random, so that every step samples alike and trains on all episodes. Each run is a process of its own, and the sides
+take turns. What counts is wall time between the ends of two steps: after `WARM_UP` steps, which compile and fill the
+buffer, and before the last one, in which asynchronous rollouts stop to start groups. So no side begins the measurement
+with work that the other has yet to do, or ends it with less.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def parser() -> Options:
     found.add_argument("--model", help="the policy, a directory; default: the pretrained model")
     found.add_argument("--steps", type=int, default=6, help="steps that are measured in each run")
     found.add_argument("--repetitions", type=repetition_count, default=3, help="runs of each side; the median counts")
-    found.add_argument("--groups", type=int, default=8, help="groups of a step")
+    found.add_argument("--groups", type=int, default=4, help="groups of a step")
     found.add_argument("--episodes", type=int, default=8, help="episodes of a group")
     found.add_argument("--longest-seconds", type=float, default=20.0, help="no call takes longer")
     found.add_argument("--keep", type=Path, help="a new folder for the runs' folders; default: they are removed")
@@ -83,7 +83,7 @@ def run(side: str, options: argparse.Namespace, folder: Path) -> list[Step]:
     command = [
         sys.executable, "run_pipeline.py", "--config", "configs/agentic_tools.yaml", f"name={side}",
         f"output_dir={folder}", "import=[slow_tools]", f"environments={json.dumps([environment(options)])}",
-        "rewards.use=[{type: repetition, n: 1, by: characters, free: 0}]", "training.optimizer.lr=1.0e-12",
+        "training.optimizer.lr=1.0e-12",
         f"steps={WARM_UP + options.steps + COOL_DOWN}", f"rollout.groups_per_step={options.groups}",
         f"rollout.episodes_per_group={options.episodes}", "rollout.episodes_per_step=null",
         "evaluation=null", "checkpoint.at_end=false", "checkpoint.export=false", "metrics.trackers=[]",

@@ -21,7 +21,10 @@ EPISODES: dict[int, Iterator[int]] = {}
 
 
 class SlowTools(Tools):
-    """`benchmarks/SlowTools-v0`: each turn with calls takes a lognormal time.
+    """`benchmarks/SlowTools-v0`: each turn with calls takes a lognormal time, and the reward is random.
+
+    With random rewards every episode has an advantage and is trained on: a step's work does not depend on what the
+    policy can do.
 
     The times depend on the seed and on the number of the episode among those of its seed, so that two runs with the
     same seeds wait for the same calls. This holds in one process: keep `env_workers.workers` at 1.
@@ -48,10 +51,11 @@ class SlowTools(Tools):
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Take the turn; wait if it has a call."""
-        result = super().step(action)
-        if result[-1].get("tool_calls"):
+        observation, _, terminated, truncated, info = super().step(action)
+        if info.get("tool_calls"):
             time.sleep(min(self._longest, self._source.lognormal(math.log(self._median), self._sigma)))
-        return result
+        reward = self._source.random() if terminated or truncated else 0.0
+        return observation, reward, terminated, truncated, info
 
 
 gymnasium.register("benchmarks/SlowTools-v0", entry_point=SlowTools, disable_env_checker=True)
