@@ -77,6 +77,7 @@ def _episode(task: Task, place: int, turns: int) -> Scored:
         segments=(Segment(start=0, end=0, policy_version=0),),
         text="",
         stop_reason=StopReason.STOP,
+        record=record,
     )
     return Scored(
         trajectory=trajectory,
@@ -84,7 +85,6 @@ def _episode(task: Task, place: int, turns: int) -> Scored:
         rewards={"return": 0.1 * turns},
         details={"turns": float(turns), "success": 1.0},
         weights={"return": 1.0},
-        record=record,
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hygiene import nothing_left
 from run_config import kill_run, read_lines, run_here, start_run, write_episodes_run, write_run
+from safetensors.torch import load_file, save_file
 
 pytestmark = [pytest.mark.chaos, pytest.mark.usefixtures("warm_ray")]
 
@@ -140,8 +141,9 @@ def test_an_engine_that_cannot_start_says_why(tmp_path: Path, model: Path) -> No
     broken.mkdir()
     for file in model.iterdir():
         (broken / file.name).write_bytes(file.read_bytes())
-    weights = broken / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    weights = load_file(broken / "model.safetensors")
+    name = next(name for name in weights if name.endswith("q_proj.weight"))
+    save_file({**weights, name: weights[name][:-1].clone()}, broken / "model.safetensors", metadata={"format": "pt"})
     with nothing_left():
         code, output = run_here(config, f"model.path={broken}")
     assert code == 1, output
