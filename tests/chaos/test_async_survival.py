@@ -184,7 +184,9 @@ def kill_engine_in_step_2(name: str, rank: int, patch: pytest.MonkeyPatch) -> No
     ("phase", "message"),
     [
         ("generating", "every inference replica is gone"),
-        ("training", "inference worker 0 in start_weight_update: its process is gone"),
+        pytest.param(
+            "training", "inference worker 0 in start_weight_update: its process is gone", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_the_only_engine_dies(
@@ -200,6 +202,7 @@ def test_the_only_engine_dies(
     assert len(read_lines(tmp_path / "runs" / "tiny" / "metrics.jsonl")) == 1
 
 
+@pytest.mark.slow
 def test_one_of_two_engines_dies(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other one finishes the step's groups; the next call to all engines fails, and says which one is gone."""
     config = write(tmp_path, model, tokens=32, **ENDLESS, inference={"type": "hf", "replicas": 2}, shared=True)
