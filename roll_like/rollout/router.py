@@ -376,7 +376,7 @@ class Router:
             self._try_again(pending)
 
     def _try_again(self, pending: _Pending) -> None:
-        """Queue a request again, unless it was taken back or nobody waits for it."""
+        """Queue a request again, unless it was taken back or its caller was cancelled."""
         if pending.taken_back:
             _fail(pending, _taken_back(pending))
         elif not pending.done.done():

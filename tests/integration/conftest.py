@@ -6,17 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_thread import EngineThread
+from engine_thread import EngineThread, float_spec
 from tiny_model import make_tiny_model
 from warm_workers import RESOURCES
 
 from roll_like.cluster import ResourceManager
-from roll_like.inference.interface import EngineSpec
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.engine import VLLMEngine
 
 #: Positions that a sequence may have in the shared engine.
-MAX_MODEL_LEN = 512
 
 
 @pytest.fixture(scope="session")
@@ -28,17 +26,7 @@ def float_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def vllm(float_model: Path) -> Iterator[EngineThread]:
     """A real vLLM engine in float32 that tests leave as they found it: idle, and with the model's own weights."""
-    spec = EngineSpec(
-        model_path=str(float_model),
-        tokenizer_path=str(float_model),
-        dtype="float32",
-        device="cpu",
-        threads=1,
-        tensor_parallel_size=1,
-        max_model_len=MAX_MODEL_LEN,
-        seed=0,
-    )
-    with EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.1, max_running=16), spec)) as engine:
+    with EngineThread(VLLMEngine(VLLMConfig(kv_cache_gib=0.1, max_running=16), float_spec(float_model))) as engine:
         yield engine
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
-from roll_like.inference.interface import GenerateRequest, Generation, InferenceEngine
+from roll_like.inference.interface import EngineSpec, GenerateRequest, Generation, InferenceEngine
 
 T = TypeVar("T")
+MAX_MODEL_LEN = 512
 
 
 class EngineThread:
@@ -50,3 +52,17 @@ class EngineThread:
 
     def everywhere(self, method: Callable[..., Any], *args: Any) -> list[Any]:
         return [self.run(getattr(self.engine, method.__name__)(*args))]
+
+
+def float_spec(model: Path) -> EngineSpec:
+    """Return what an engine of the tiny model needs, in float32 on one core."""
+    return EngineSpec(
+        model_path=str(model),
+        tokenizer_path=str(model),
+        dtype="float32",
+        device="cpu",
+        threads=1,
+        tensor_parallel_size=1,
+        max_model_len=MAX_MODEL_LEN,
+        seed=0,
+    )

@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import MAX_MODEL_LEN
-from engine_thread import EngineThread
+from engine_thread import EngineThread, float_spec
 
 from roll_like.inference.hf.config import HFConfig
 from roll_like.inference.hf.engine import HFEngine
-from roll_like.inference.interface import EngineSpec, GenerateRequest, Generation, Sampling
+from roll_like.inference.interface import GenerateRequest, Generation, Sampling
 from roll_like.inference.weight_transfer.shared_memory import SharedMemoryTransfer
 from roll_like.inference.weight_transfer.sync import WeightSync
 from roll_like.models.modules import load_causal_lm
@@ -85,17 +84,7 @@ def engine(request: pytest.FixtureRequest, float_model: Path) -> Iterator[Engine
     if request.param == "vllm":
         yield request.getfixturevalue("vllm")
         return
-    spec = EngineSpec(
-        model_path=str(float_model),
-        tokenizer_path=str(float_model),
-        dtype="float32",
-        device="cpu",
-        threads=1,
-        tensor_parallel_size=1,
-        max_model_len=MAX_MODEL_LEN,
-        seed=0,
-    )
-    with EngineThread(HFEngine(HFConfig(max_running=SLOTS), spec)) as engine:
+    with EngineThread(HFEngine(HFConfig(max_running=SLOTS), float_spec(float_model))) as engine:
         yield engine
 
 

@@ -251,6 +251,17 @@ def test_too_many_failures_end_the_run(loop: DriverLoop) -> None:
     flow.close()
 
 
+def after_a_step(loop: DriverLoop) -> tuple[FakeCollector, AsyncRollouts]:
+    """Rollouts at the end of their first step: 4 is ready, and 3 and those after 4 run."""
+    collector = FakeCollector(loop)
+    flow = rollouts(collector)
+    flow.published(1)
+    collector.finish(0, 1, 2, 4)
+    flow.collect(0)
+    flow.published(2)
+    return collector, flow
+
+
 def saved(flow: AsyncRollouts, directory: Path) -> dict[str, Any]:
     state = flow.state()
     flow.save(directory)
@@ -258,12 +269,7 @@ def saved(flow: AsyncRollouts, directory: Path) -> dict[str, Any]:
 
 
 def test_a_resumed_run_trains_what_was_ready_and_starts_again_what_ran(loop: DriverLoop, tmp_path: Path) -> None:
-    collector = FakeCollector(loop)
-    flow = rollouts(collector)
-    flow.published(1)
-    collector.finish(0, 1, 2, 4)
-    flow.collect(0)
-    flow.published(2)
+    collector, flow = after_a_step(loop)
     state = flow.state()
     collector.finish(3)  # after the boundary: the checkpoint is that of the boundary
     flow.save(tmp_path)
@@ -282,12 +288,7 @@ def test_a_resumed_run_trains_what_was_ready_and_starts_again_what_ran(loop: Dri
 
 
 def test_a_synchronous_run_goes_on_where_an_asynchronous_one_stopped_and_back(loop: DriverLoop, tmp_path: Path) -> None:
-    collector = FakeCollector(loop)
-    flow = rollouts(collector)
-    flow.published(1)
-    collector.finish(0, 1, 2, 4)
-    flow.collect(0)
-    flow.published(2)
+    _, flow = after_a_step(loop)
     state = saved(flow, tmp_path)
     flow.close()
 
