@@ -1,4 +1,4 @@
-"""The driver's event loop, in a thread of its own.
+"""The driver's event loop, in a thread of its own; and how often its process looks for garbage.
 
 `asyncio.Runner` refuses to run where a loop runs already, and in a notebook one always does.
 """
@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -16,6 +18,24 @@ T = TypeVar("T")
 
 #: How long an interrupted coroutine may take to clean up before it is left behind. Seconds.
 CLEAN_UP_SECONDS = 10.0
+#: Python's are 700, 10, 10.
+GC_THRESHOLDS = (10_000, 20, 20)
+
+
+@contextmanager
+def rare_garbage_collection() -> Iterator[None]:
+    """Look for cyclic garbage less often, in the whole process.
+
+    What the driver makes for a group lives until the group ends. With Python's thresholds the collector visits
+    thousands of open groups so often that this takes a third of the driver's time
+    (`benchmarks/schedule_simulation.py`).
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(*GC_THRESHOLDS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 class DriverLoop:

@@ -1,6 +1,6 @@
 """Sends requests to inference replicas: which one, how many at a time, in which order, again after a failure.
 
-`Router.generate` returns one sample. Requests that are made at the same moment are sent in one call per
+`Router.submit` returns the future of one sample. Requests that are made at the same moment are sent in one call per
 replica, and a replica is polled only while it has requests. Replicas are anything with the methods of
 `Replica`; in a run they are handles on Ray actors.
 
@@ -19,6 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from typing import Protocol
 
 from roll_like.errors import GenerationError
@@ -187,8 +188,12 @@ class Router:
         self._aborts: set[asyncio.Task[None]] = set()
         self._broken: Exception | None = None
 
-    async def generate(self, request: GenerateRequest, affinity_key: Hashable, urgent: bool = False) -> Generation:
-        """Return what a replica samples; an aborted request comes back with its tokens so far.
+    def submit(
+        self, request: GenerateRequest, affinity_key: Hashable, urgent: bool = False
+    ) -> asyncio.Future[Generation]:
+        """Return the future of what a replica samples. Cancelling it takes the request back.
+
+        An aborted request comes back with its tokens so far.
 
         Args:
             request: What to sample; its id is unique among unfinished ones.
@@ -198,23 +203,22 @@ class Router:
             urgent: Whether it goes before all that are not.
 
         Raises:
-            SampleLost: Every attempt failed.
-            RequestAborted: `abort` took it back before it started.
+            SampleLost: In the future; every attempt failed.
+            RequestAborted: In the future; `abort` took it back before it started.
             GenerationError: No replica is left.
         """
         if self._broken is not None:
             raise self._broken
         rank = _Rank.URGENT if urgent else _Rank.ORDINARY
         pending = _Pending(request, affinity_key, rank, asyncio.get_running_loop().create_future())
+        pending.done.add_done_callback(partial(self._settle, pending))
         self._unfinished[request.request_id] = pending
         self._enqueue(pending)
-        try:
-            return await pending.done
-        except asyncio.CancelledError:
-            self._abandon(pending)
-            raise
-        finally:
-            self._unfinished.pop(request.request_id, None)
+        return pending.done
+
+    async def generate(self, request: GenerateRequest, affinity_key: Hashable, urgent: bool = False) -> Generation:
+        """Return what a replica samples, as `submit` does."""
+        return await self.submit(request, affinity_key, urgent)
 
     async def abort(self, request_ids: Collection[str]) -> None:
         """Take requests back, and wait until replicas have let go of them."""
@@ -279,7 +283,10 @@ class Router:
 
     def _next(self) -> _Pending | None:
         """Return what is served next; it still waits."""
-        return next((next(iter(queue.values())) for queue in self._queues.values() if queue), None)
+        for queue in self._queues.values():
+            if queue:
+                return next(iter(queue.values()))
+        return None
 
     # ---- sending -------------------------------------------------------------------------------
 
@@ -403,10 +410,13 @@ class Router:
         gone.__cause__ = error
         self._break(gone)
 
-    def _abandon(self, pending: _Pending) -> None:
-        """Stop a request whose caller was cancelled."""
-        pending.taken_back = True
+    def _settle(self, pending: _Pending, done: asyncio.Future[Generation]) -> None:
+        """Forget a request whose future is done; stop it if that was cancelled."""
         request_id = pending.request.request_id
+        del self._unfinished[request_id]
+        if not done.cancelled():
+            return
+        pending.taken_back = True
         if pending.lane is not None:
             task = asyncio.create_task(self._abort_on(pending.lane, [request_id]))
             self._aborts.add(task)

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -110,12 +111,14 @@ class _Drawing:
         kept: The samples that are kept, in the order in which they finished.
         finished: How many these are, with the baseline.
         stopped: Whether the group is not needed any more.
+        abort: Takes back the samples that redundancy made superfluous.
     """
 
     requests: Sequence[GenerateRequest]
     kept: list[int] = field(default_factory=list)
     finished: int = 0
     stopped: bool = False
+    abort: asyncio.Task[None] | None = None
 
 
 class _PromptRunner:
@@ -142,9 +145,7 @@ class _PromptRunner:
             self._router.forget([self._key(group)])
 
     async def _sample_and_score(self, group: int, task: Task, drawing: _Drawing) -> Group[Scored]:
-        results = await asyncio.gather(
-            *(self._sample(group, task, sample, drawing) for sample in range(len(drawing.requests)))
-        )
+        results = await self._sample(group, task, drawing)
         trajectories = tuple(result for result in results if isinstance(result, Trajectory))
         failures = tuple(result for result in results if isinstance(result, Failure))
         if not trajectories or drawing.stopped:
@@ -174,26 +175,43 @@ class _PromptRunner:
         finished = 0 if drawing is None else drawing.finished
         return "waiting for its rewards" if finished >= wanted else f"{finished} of {wanted} samples finished"
 
-    async def _sample(self, group: int, task: Task, sample: int, drawing: _Drawing) -> Trajectory | Failure | None:
-        """Return one sample, or why there is none; None if it is not needed any more."""
-        request, is_baseline = drawing.requests[sample], sample == self._plan.drawn_per_group
-        try:
-            generation = await self._router.generate(request, self._key(group), urgent=self._plan.urgent)
-        except RequestAborted:
-            return None
-        except SampleLost as error:
-            return Failure(stage="generate", name=f"sample {sample}", error=error.message, origin=task.origin)
+    async def _sample(self, group: int, task: Task, drawing: _Drawing) -> list[Trajectory | Failure]:
+        """Return the samples that are kept, in order, and why others are lost."""
+        key, urgent = self._key(group), self._plan.urgent
+        futures = [self._router.submit(request, key, urgent) for request in drawing.requests]
+        for sample, future in enumerate(futures):
+            future.add_done_callback(partial(self._finished, drawing, sample))
+        generations = await asyncio.gather(*futures, return_exceptions=True)
+        if drawing.abort is not None:
+            await drawing.abort
+        kept = {*drawing.kept, self._plan.drawn_per_group}
+        results: list[Trajectory | Failure] = []
+        for sample, generation in enumerate(generations):
+            if isinstance(generation, SampleLost):
+                name = f"sample {sample}"
+                results.append(Failure(stage="generate", name=name, error=generation.message, origin=task.origin))
+            elif isinstance(generation, BaseException):
+                if not isinstance(generation, RequestAborted):
+                    raise generation
+            elif sample in kept:
+                results.append(_trajectory(task, sample, generation))
+        return results
+
+    def _finished(self, drawing: _Drawing, sample: int, future: asyncio.Future[Generation]) -> None:
+        """Count a sample if it is kept; with the last of them, take back the others."""
+        if future.cancelled() or future.exception() is not None:
+            return
+        is_baseline = sample == self._plan.drawn_per_group
         if not is_baseline:
             if len(drawing.kept) == self._plan.samples_per_group:
-                return None
+                return
             drawing.kept.append(sample)
         drawing.finished += 1
         if not drawing.stopped:
-            self._counter.sampled(len(generation.token_ids))
+            self._counter.sampled(len(future.result().token_ids))
         if self._plan.redundant and not is_baseline and len(drawing.kept) == self._plan.samples_per_group:
-            samples = drawing.requests[: self._plan.drawn_per_group]
-            await self._router.abort([one.request_id for one in samples])  # those that are still generating
-        return _trajectory(task, sample, generation)
+            samples = drawing.requests[: self._plan.drawn_per_group]  # those that are still generating
+            drawing.abort = asyncio.create_task(self._router.abort([one.request_id for one in samples]))
 
     def _request(self, task: Task, group: int, sample: int) -> GenerateRequest:
         baseline = self._plan.baseline if sample == self._plan.drawn_per_group else None
@@ -213,19 +231,16 @@ def _trajectory(task: Task, sample_index: int, generation: Generation) -> Trajec
     """Join a prompt and its response; nothing is decoded or tokenised again."""
     prompt_length = len(task.prompt_ids)
     length = prompt_length + len(generation.token_ids)
-    sampled = np.zeros(length, np.bool_)
-    sampled[prompt_length:] = True
+    sampled = np.arange(length) >= prompt_length
     logprobs = np.zeros(length, np.float32)
     logprobs[prompt_length:] = generation.logprobs
-    turns = np.full(length, -1, np.int32)
-    turns[prompt_length:] = 0
     return Trajectory(
         task=task,
         sample_index=sample_index,
         token_ids=np.concatenate([task.prompt_ids, generation.token_ids], dtype=np.int32),
         sampled=sampled,
         logprobs=logprobs,
-        turns=turns,
+        turns=sampled.astype(np.int32) - 1,
         parts=(Part(start=0, end=length, prompt_length=prompt_length),),
         segments=tuple(segment.shifted(prompt_length) for segment in generation.segments),
         text=generation.text,

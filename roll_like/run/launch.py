@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from roll_like.cluster import RaySession, ResourceManager
+from roll_like.cluster.driver_loop import rare_garbage_collection
 from roll_like.config.load import dump_config
 from roll_like.config.run import RunConfig
 from roll_like.metrics.manager import MetricsManager
@@ -29,6 +30,7 @@ def running(config: RunConfig, resume: str | None) -> Iterator[RunContext]:
     directory, resumed_run = find_run(config, resume)
     with ExitStack() as stack:
         stack.enter_context(locked(directory))
+        stack.enter_context(rare_garbage_collection())
         warnings: list[str] = []
         checkpoints = config.checkpoint
         store = CheckpointStore(
