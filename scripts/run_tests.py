@@ -8,6 +8,7 @@ A stage that fails does not hide the later ones. The exit code is 0 when all pas
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+# what one of the many processes has compiled, the others read
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 BIN = Path(sys.executable).parent
 SLOWEST = 20
 # a process a core
@@ -71,6 +74,7 @@ def run(stage: Stage, reports: Path, *, keep_output: bool = False) -> Result:
         done = subprocess.run(
             [str(BIN / command[0]), *command[1:], *report],
             cwd=ROOT,
+            env=ENVIRONMENT,
             check=False,
             text=True,
             stdout=subprocess.PIPE if keep_output else None,

@@ -225,10 +225,10 @@ def finish_run(config: Path, *arguments: str, timeout: float = 300) -> tuple[int
 
 def run_here(config: Path, *arguments: str) -> tuple[int, str]:
     """Do as `finish_run` in this process, on the Ray that is up: seconds less, and the same output and exit code."""
-    return _command_here(config.parent, "run", "--config", str(config), *arguments)
+    return command_here(config.parent, "run", "--config", str(config), *arguments)
 
 
-def _command_here(folder: Path, *arguments: str) -> tuple[int, str]:
+def command_here(folder: Path, *arguments: str) -> tuple[int, str]:
     """Run a command of `roll-like` in this process, started in a folder."""
     from roll_like.cli import main
 
@@ -255,7 +255,7 @@ def kill_run(config: Path, said: str) -> None:
 
 def evaluated(config: Path, model: Path) -> dict[str, float]:
     """Return what `roll-like eval` says of a model, in this process."""
-    code, output = _command_here(config.parent, "eval", "--config", str(config), "--model", str(model))
+    code, output = command_here(config.parent, "eval", "--config", str(config), "--model", str(model))
     assert code == 0, output
     figures: dict[str, float] = json.loads(output.splitlines()[-1])
     return figures
@@ -263,7 +263,7 @@ def evaluated(config: Path, model: Path) -> dict[str, float]:
 
 def exported(checkpoint: Path, directory: Path) -> None:
     """Run `roll-like export` in this process."""
-    code, output = _command_here(directory.parent, "export", "--checkpoint", str(checkpoint), "-o", str(directory))
+    code, output = command_here(directory.parent, "export", "--checkpoint", str(checkpoint), "-o", str(directory))
     assert code == 0, output
 
 

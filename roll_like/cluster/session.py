@@ -43,6 +43,8 @@ class RaySession:
         # Ray's metrics agent takes a core at start and prints about a missing exporter
         os.environ.setdefault("RAY_enable_metrics_collection", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        # every worker has an environment of its own, so none would ever be taken from those started ahead
+        os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
         # Ray would let everything else on the machine go first
         os.environ.setdefault("RAY_worker_niceness", "0")
         try:

@@ -6,8 +6,9 @@ normalised by the objectives.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -85,7 +86,8 @@ class DeepSpeedBackend(BackendPlugin):
 
     def join(self) -> None:
         """Meet the other ranks; the process's environment says where."""
-        import deepspeed  # takes seconds, and reads the environment
+        with _without("mlflow"):  # its autotuner, unused here, would import it: a second and 100 MB a rank
+            import deepspeed  # takes seconds, and reads the environment
 
         if self._device == "cpu":
             # without this, DeepSpeed compiles a shared-memory backend with g++ for a minute
@@ -213,6 +215,19 @@ def deepspeed_config(config: TrainerConfig, dtype: Precision) -> dict[str, Any]:
         # many small micro-batches would lose bits in a 16-bit sum; stage 0 has no such option
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
     return settings
+
+
+@contextmanager
+def _without(module: str) -> Iterator[None]:
+    """Let imports do without an optional module that is not imported yet."""
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None  # type: ignore[assignment]  # how Python marks what cannot be imported
+    try:
+        yield
+    finally:
+        del sys.modules[module]
 
 
 def load_trained(*, src: Mapping[str, Tensor], dst: nn.Module) -> None:

@@ -14,8 +14,6 @@ from roll_like.cluster import ResourceManager
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.engine import VLLMEngine
 
-#: Positions that a sequence may have in the shared engine.
-
 
 @pytest.fixture(scope="session")
 def float_model(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,7 +57,12 @@ def smoke_figures(script: Path, *arguments: str, folder: Path) -> dict[str, obje
     return figures
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def some_slow(script: Path) -> Any:
+    """Return a parameter of the script, marked slow if it starts two whole runs one after the other."""
+    return pytest.param(script, id=script.stem, marks=[pytest.mark.slow] if script.stem == "async_rollouts" else [])
+
+
+@pytest.mark.parametrize("script", map(some_slow, SCRIPTS))
 def test_a_benchmark_runs_to_its_table(script: Path, tmp_path: Path) -> None:
     figures = smoke_figures(script, folder=tmp_path)
     assert (figures["benchmark"], figures["smoke"]) == (script.stem, True)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from run_config import command_here
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "examples").rglob("*.ipynb"))
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("warm_ray")]
 
 
 @pytest.mark.slow
@@ -39,7 +38,7 @@ def test_every_notebook_runs(path: Path, tmp_path: Path) -> None:
 
 
 def run_example(config: str, name: str, tiny_model: Path, tmp_path: Path, **more: object) -> list[dict[str, float]]:
-    """Run two steps of an example on a tiny model and return their metrics."""
+    """Run two steps of an example, here on a tiny model, and return their metrics."""
     overrides = {
         "model.path": tiny_model,
         "steps": 2,
@@ -50,18 +49,9 @@ def run_example(config: str, name: str, tiny_model: Path, tmp_path: Path, **more
         "checkpoint.export": "false",
         **more,
     }
-    done = subprocess.run(
-        [
-            *(sys.executable, "run_pipeline.py", "--config", config),
-            *(f"{key}={value}" for key, value in overrides.items()),
-        ],
-        check=False,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    changes = (f"{key}={value}" for key, value in overrides.items())
+    code, output = command_here(ROOT, "run", "--config", config, *changes)
+    assert code == 0, output
     steps = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
     assert len(steps) == 2
     return steps

@@ -19,13 +19,13 @@ def test_a_trivial_reward_is_learned(tmp_path: Path, tiny_model: Path) -> None:
     config = write_run(
         tmp_path,
         tiny_model,
-        steps=20,
+        steps=10,
         model={"path": str(tiny_model), "dtype": "bfloat16"},
         inference=VLLM,
         rollout={"prompts_per_step": 8, "samples_per_prompt": 8, "max_response_tokens": 12},
         training={"zero_stage": 1, "optimizer": {"lr": 8.0e-3}, "max_tokens_per_micro_batch": 2048},
         evaluation={"sources": [{"path": str(tmp_path / "eval.jsonl")}], "samples_per_prompt": 2},
-        checkpoint={"every": 10, "keep": 1, "export": True},
+        checkpoint={"every": 5, "keep": 1, "export": True},
         metrics={"trackers": [{"type": "mlflow"}], "console": "plain"},
     )
     with nothing_left():
@@ -35,7 +35,7 @@ def test_a_trivial_reward_is_learned(tmp_path: Path, tiny_model: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
     assert summary["reward_last"] > summary["reward_first"] + 0.1
     assert summary["eval_after"] > summary["eval_before"] + 0.1
-    assert summary["steps"] == 20
+    assert summary["steps"] == 10
     steps = read_lines(run / "metrics.jsonl")
     assert all(abs(step["mismatch/logprob_difference"]) < 0.1 for step in steps)
     assert all(step["staleness/max"] == 0 for step in steps)
@@ -84,7 +84,7 @@ def test_two_replicas_two_ranks_zero_3_with_reference(tmp_path: Path, tiny_model
     assert all(step["mismatch/logprob_difference"] < 0.1 for step in steps)
 
 
-@pytest.mark.parametrize("engine", ["hf", "vllm"])
+@pytest.mark.parametrize("engine", ["hf", pytest.param("vllm", marks=pytest.mark.slow)])
 def test_groups_zero_variance_are_replaced(tmp_path: Path, tiny_model: Path, engine: str) -> None:
     config = write_run(
         tmp_path,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from hygiene import nothing_left
-from run_config import finish_run, read_lines, write_run
+from run_config import read_lines, run_here, write_run
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("warm_ray")]
 
 ENGINE = """
 from pathlib import Path
@@ -77,7 +77,7 @@ def test_a_users_engine_samples_and_takes_weights(tmp_path: Path, tiny_model: Pa
             **{"import": ["tiny_rewards", "users_engine"]},
         )
         with nothing_left():
-            code, output = finish_run(config)
+            code, output = run_here(config)
         assert code == 0, output
         figures.append([step["rollout/reward/mean"] for step in read_lines(tmp_path / "runs" / name / "metrics.jsonl")])
     versions = [f"{16 * step} requests before version {step + 1}, 2 threads" for step in range(3)]
