@@ -86,7 +86,7 @@ class DeepSpeedBackend(BackendPlugin):
 
     def join(self) -> None:
         """Meet the other ranks; the process's environment says where."""
-        with _without("mlflow"):  # its autotuner, unused here, would import it: a second and 100 MB a rank
+        with without("mlflow"):  # its autotuner, unused here, would import it: a second and 100 MB a rank
             import deepspeed  # takes seconds, and reads the environment
 
         if self._device == "cpu":
@@ -218,7 +218,7 @@ def deepspeed_config(config: TrainerConfig, dtype: Precision) -> dict[str, Any]:
 
 
 @contextmanager
-def _without(module: str) -> Iterator[None]:
+def without(module: str) -> Iterator[None]:
     """Let imports do without an optional module that is not imported yet."""
     if module in sys.modules:
         yield

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -26,6 +28,7 @@ from roll_like.errors import CheckpointError, EngineError
 from roll_like.models.export import ModelCard
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.run.export import merged_weights
+from roll_like.training.deepspeed import without
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.interface import RankSpec
 from roll_like.training.optimizer import adamw
@@ -263,3 +266,18 @@ def test_a_gap_in_the_library_is_not_taken_for_a_backend_that_cannot_merge(
     monkeypatch.setattr(TRAINING_BACKENDS.get("deepspeed"), "merged", merged)
     with pytest.raises(CheckpointError, match="cannot be merged: NotImplementedError: no kernel for this dtype"):
         merged_weights(tmp_path, "deepspeed")
+
+
+def test_an_optional_module_is_not_imported_by_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "optional_module.py").write_text("")
+    (tmp_path / "wants_it.py").write_text(
+        "try:\n    import optional_module\nexcept ImportError:\n    optional_module = None\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with without("optional_module"):
+        wants_it = importlib.import_module("wants_it")
+    assert wants_it.optional_module is None
+    imported = importlib.import_module("optional_module")  # afterwards it is there again
+    with without("optional_module"):  # what others use stays
+        assert importlib.import_module("optional_module") is imported
+    del sys.modules["wants_it"], sys.modules["optional_module"]
