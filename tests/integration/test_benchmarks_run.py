@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if "def main(" in path.read_text())
 #: What the tables of comparisons have to show, beside what is checked in all.
 COLUMNS = {
+    "async_learning": {"rlvr_quickstart_sync before", "rlvr_quickstart_control after", "rlvr_quickstart_control"},
     "async_rollouts": {"sync_steps_per_hour", "async_steps_per_hour", "ratio", "staleness_max", "staleness_mean"},
     "overhead": {"step_seconds", "waiting_seconds", "computing_seconds", "ratio"},
     "rollout": {
@@ -59,7 +60,8 @@ def smoke_figures(script: Path, *arguments: str, folder: Path) -> dict[str, obje
 
 def some_slow(script: Path) -> Any:
     """Return a parameter of the script, marked slow if it starts two whole runs one after the other."""
-    return pytest.param(script, id=script.stem, marks=[pytest.mark.slow] if script.stem == "async_rollouts" else [])
+    slow = script.stem in {"async_learning", "async_rollouts"}
+    return pytest.param(script, id=script.stem, marks=[pytest.mark.slow] if slow else [])
 
 
 @pytest.mark.parametrize("script", map(some_slow, SCRIPTS))
