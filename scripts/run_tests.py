@@ -49,19 +49,19 @@ class Result:
 
 
 LINT = Stage("lint", [("ruff", "check", "."), ("ruff", "format", "--check", ".")])
-#: One core's work, done while the unit tests wait for files and processes.
-ASIDE = (Stage("types", [("mypy",)]), Stage("imports", [("lint-imports",)]))
 UNIT = Stage("unit and oracle", [("pytest", "tests/unit", "tests/oracle", *SIDE_BY_SIDE, "--dist", "worksteal")])
+TYPES = Stage("types", [("mypy",)])
+IMPORTS = Stage("imports", [("lint-imports",)])
 
 
-def later(marked: str) -> list[Stage]:
-    """Return the stages that come after the unit tests, with the tests of a pytest mark expression."""
-    return [
-        # a file's tests share programs that run in boxes
-        Stage("sandbox", [("pytest", "tests/sandbox", *SIDE_BY_SIDE, "--dist", "loadfile", "-m", marked)]),
-        # half of their time is start-up on one core; each of the two test workers has one Ray for all its tests
-        Stage("runs", [("pytest", "tests/chaos", "tests/integration", *TWO_WORKERS, "-m", marked)]),
-    ]
+def sandbox(marked: str) -> Stage:
+    """Return the tests of the sandbox that a pytest mark expression selects; a file's tests share boxes."""
+    return Stage("sandbox", [("pytest", "tests/sandbox", *SIDE_BY_SIDE, "--dist", "loadfile", "-m", marked)])
+
+
+def runs(marked: str) -> Stage:
+    """Return the tests of whole runs and of engines: each of two test workers has one Ray for all of its tests."""
+    return Stage("runs", [("pytest", "tests/chaos", "tests/integration", *TWO_WORKERS, "-m", marked)])
 
 
 def run(stage: Stage, reports: Path, *, keep_output: bool = False) -> Result:
@@ -86,15 +86,15 @@ def run(stage: Stage, reports: Path, *, keep_output: bool = False) -> Result:
 
 
 def run_all(marked: str, reports: Path) -> list[Result]:
-    """Run every stage; those of `ASIDE` beside the unit tests."""
+    """Run every stage; what mostly waits, or takes one core, beside the unit tests."""
     results = [run(LINT, reports)]
     with ThreadPoolExecutor(1) as executor:
-        aside = [executor.submit(run, stage, reports, keep_output=True) for stage in ASIDE]
+        aside = [executor.submit(run, each, reports, keep_output=True) for each in (sandbox(marked), TYPES, IMPORTS)]
         results.append(run(UNIT, reports))
         for finished in aside:
             results.append(finished.result())
             print(f"\n=== {results[-1].stage.name}\n{results[-1].output}", end="", flush=True)
-    return results + [run(stage, reports) for stage in later(marked)]
+    return [*results, run(runs(marked), reports)]
 
 
 def slowest(reports: Path) -> list[tuple[float, str]]:

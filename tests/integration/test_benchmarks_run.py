@@ -59,12 +59,12 @@ def smoke_figures(script: Path, *arguments: str, folder: Path) -> dict[str, obje
 
 
 def some_slow(script: Path) -> Any:
-    """Return a parameter of the script, marked slow if it starts two whole runs one after the other."""
-    slow = script.stem in {"async_learning", "async_rollouts"}
+    """Return a parameter of the script, marked slow if it starts whole runs, in processes of their own."""
+    slow = script.stem in {"async_learning", "async_rollouts", "overhead", "vs_trl"}
     return pytest.param(script, id=script.stem, marks=[pytest.mark.slow] if slow else [])
 
 
-@pytest.mark.parametrize("script", map(some_slow, SCRIPTS))
+@pytest.mark.parametrize("script", [some_slow(script) for script in SCRIPTS])
 def test_a_benchmark_runs_to_its_table(script: Path, tmp_path: Path) -> None:
     figures = smoke_figures(script, folder=tmp_path)
     assert (figures["benchmark"], figures["smoke"]) == (script.stem, True)

@@ -13,6 +13,7 @@ from run_config import finish_run, read_lines, run_here, write_run
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("warm_ray")]
 
 VLLM = {"type": "vllm", "kv_cache_gib": 0.2, "max_running": 32}
+ENGINES = pytest.mark.parametrize("engine", ["hf", pytest.param("vllm", marks=pytest.mark.slow)])
 
 
 def test_a_trivial_reward_is_learned(tmp_path: Path, tiny_model: Path) -> None:
@@ -63,13 +64,14 @@ def check_export(directory: Path) -> None:
     assert text.count("e") / max(len(text), 1) > 0.3, text
 
 
-def test_two_replicas_two_ranks_zero_3_with_reference(tmp_path: Path, tiny_model: Path) -> None:
+@ENGINES
+def test_two_replicas_two_ranks_zero_3_with_reference(tmp_path: Path, tiny_model: Path, engine: str) -> None:
     config = write_run(
         tmp_path,
         tiny_model,
         steps=2,
         model={"path": str(tiny_model), "dtype": "bfloat16"},
-        inference={**VLLM, "replicas": 2},
+        inference={**(VLLM if engine == "vllm" else {"type": "hf"}), "replicas": 2},
         training={"workers": 2, "zero_stage": 3, "max_tokens_per_micro_batch": 512},
         algorithm={"kl": {"use": "loss", "coefficient": 0.01}, "updates_per_step": 2, "advantage": "rloo"},
         reference={"workers": 2},
@@ -84,7 +86,7 @@ def test_two_replicas_two_ranks_zero_3_with_reference(tmp_path: Path, tiny_model
     assert all(step["mismatch/logprob_difference"] < 0.1 for step in steps)
 
 
-@pytest.mark.parametrize("engine", ["hf", pytest.param("vllm", marks=pytest.mark.slow)])
+@ENGINES
 def test_groups_zero_variance_are_replaced(tmp_path: Path, tiny_model: Path, engine: str) -> None:
     config = write_run(
         tmp_path,
