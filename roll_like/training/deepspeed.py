@@ -104,7 +104,7 @@ class DeepSpeedBackend(BackendPlugin):
         settings = self._settings
         self._engine, *_ = deepspeed.initialize(
             model=module,
-            optimizer=adamw(module, settings.optimizer, fused=settings.offload == "none"),
+            optimizer=adamw(module, settings.optimizer),
             config=deepspeed_config(settings, self._dtype),
         )
         self._engine.train()
@@ -205,6 +205,8 @@ def deepspeed_config(config: TrainerConfig, dtype: Precision) -> dict[str, Any]:
         "gradient_clipping": config.optimizer.max_grad_norm,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
+        # its own Adam for offloaded states has to be compiled; torch's fused one computes on either device
+        "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 10**9,
     }
     if dtype == "bfloat16":

@@ -10,7 +10,7 @@ from torch import nn
 from roll_like.config.sections import OptimizerConfig
 
 
-def adamw(module: nn.Module, config: OptimizerConfig, *, fused: bool) -> torch.optim.AdamW:
+def adamw(module: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
     """Return AdamW over what is trained of a module."""
     return torch.optim.AdamW(
         [parameter for parameter in module.parameters() if parameter.requires_grad],
@@ -18,7 +18,7 @@ def adamw(module: nn.Module, config: OptimizerConfig, *, fused: bool) -> torch.o
         betas=config.betas,
         eps=config.eps,
         weight_decay=config.weight_decay,
-        fused=fused,
+        fused=True,
     )
 
 

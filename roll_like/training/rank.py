@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,6 +16,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from roll_like.cluster.address import free_port, node_address
 from roll_like.config.load import import_plugins
 from roll_like.config.sections import ModelConfig
 from roll_like.errors import CheckpointError, EngineError
@@ -60,11 +60,9 @@ class TrainingRank:
 
     def address(self) -> tuple[str, int]:
         """Return a host and a free port of this rank, for the others to meet at."""
-        with socket.socket() as free:
-            free.bind(("", 0))
-            port: int = free.getsockname()[1]
-        host = socket.gethostbyname(socket.gethostname()) if self.world_size > 1 else "127.0.0.1"
-        return host, port
+        # one rank on CPU meets nobody from elsewhere, and is independent of how the machine's network is set up
+        alone = self.world_size == 1 and self._spec.device == "cpu"
+        return ("127.0.0.1" if alone else node_address()), free_port()
 
     def start(self, address: tuple[str, int]) -> None:
         """Join the process group and load the model.

@@ -69,6 +69,9 @@ def model_arguments(config: VLLMSettings, spec: EngineSpec, section: str) -> dic
         "tensor_parallel_size": spec.tensor_parallel_size,
         "trust_remote_code": spec.trust_remote_code,
     }
+    if spec.tensor_parallel_size > 1:
+        # in an actor vLLM would choose Ray, which takes the first bundles of the run's placement group: others' GPUs
+        arguments["distributed_executor_backend"] = "mp"
     if spec.device != "cpu":
         return {**arguments, "gpu_memory_utilization": config.gpu_memory_utilization}
     return {

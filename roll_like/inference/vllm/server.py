@@ -12,7 +12,6 @@ import json
 import os
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from roll_like.cluster.address import free_port, node_address
 from roll_like.errors import EngineError
 from roll_like.inference.interface import EngineSpec, JudgeServer
 from roll_like.inference.vllm.arguments import model_arguments
@@ -47,8 +47,8 @@ class VLLMServer(JudgeServer):
         self._config = config
         self._spec = spec
         self._timeout_seconds = timeout_seconds
-        self._host = socket.gethostbyname(socket.gethostname())
-        self._port = _free_port(self._host)
+        self._host = node_address()
+        self._port = free_port(self._host)
         self._process: subprocess.Popen[bytes] | None = None
         self._log = Path(tempfile.mkstemp(prefix="roll-like-judge-", suffix=".log")[1])
 
@@ -123,13 +123,6 @@ def _flag(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [f"--{flag}" if value else f"--no-{flag}"]
     return [f"--{flag}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
-
-
-def _free_port(host: str) -> int:
-    with socket.socket() as free:
-        free.bind((host, 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 def _serve() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,10 @@ from roll_like.inference.weight_transfer.interface import SendReport, WeightSour
 
 if TYPE_CHECKING:
     from roll_like.cluster import ClusterHandle
+
+
+#: Memory of each GPU that weights pass through; vLLM's default is a GiB.
+IPC_BUFFER_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +43,19 @@ class VLLMTransfer:
         """Connect to the engines: opens the NCCL group on rank 0."""
         return VLLMSender(self, source, rank)
 
-    def init_info(self, rank: int) -> Any:
-        """Return what vLLM's trainer engine is built from."""
+    def init_info(self, rank: int, largest_bytes: int) -> Any:
+        """Return what vLLM's trainer engine is built from.
+
+        Args:
+            rank: The trainer rank.
+            largest_bytes: Size of the largest tensor: through CUDA IPC one travels whole.
+        """
         if self.backend == "ipc":
             from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 
-            return IPCTrainerInitInfo(rank=rank, packed=True)
+            return IPCTrainerInitInfo(
+                rank=rank, packed=True, packed_buffer_size_bytes=max(IPC_BUFFER_BYTES, largest_bytes)
+            )
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
         return NCCLTrainerInitInfo(
@@ -62,8 +74,10 @@ class VLLMSender:
 
         self._rank = rank
         self._weights = _recording_source(source)
+        # sharded weights are gathered by all ranks, and vLLM asks for this on some of them only
+        largest = max(math.prod(meta.shape) * meta.dtype.itemsize for meta in self._weights.metadata())
         self._engine = WeightTransferTrainerFactory.trainer_init(
-            transfer.init_info(rank), client=_SyncClient(transfer), source=self._weights
+            transfer.init_info(rank, largest), client=_SyncClient(transfer), source=self._weights
         )
 
     def send(self, salt: int) -> SendReport:
