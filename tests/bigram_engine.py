@@ -86,8 +86,8 @@ class OneRank:
     def scatter(self, method: Callable[..., Any], shards: Sequence[Any]) -> list[Any]:
         return [method(self.worker, *shards)]
 
-    def everywhere(self, method: Callable[..., Any]) -> list[Any]:
-        return [method(self.worker)]
+    def everywhere(self, method: Callable[..., Any], *arguments: Any) -> list[Any]:
+        return [method(self.worker, *arguments)]
 
 
 class FakeCritic:

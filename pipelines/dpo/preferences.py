@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from itertools import chain
@@ -98,13 +98,27 @@ def reference_inputs(
         yield from batch_of(config, evaluated.samples).sequences
 
 
-def live_reference(config: PreferenceRunConfig, run: RunContext, trainer: Trainer) -> Reference | None:
-    """Return a reference model that is computed in each step; None where the loss needs none."""
+def live_reference(
+    config: PreferenceRunConfig,
+    run: RunContext,
+    trainer: Trainer,
+    started: Callable[[Trainer], None] = lambda engine: None,
+) -> Reference | None:
+    """Return a reference model that is computed in each step; None where the loss needs none.
+
+    Args:
+        config: The run's configuration.
+        run: What it is built on.
+        trainer: The policy.
+        started: Called with the reference's ranks, where it has some of its own.
+    """
     if config.reference is None:
         return None
     if config.reference.mode == "adapter_off":
         return AnswerLogprobs(WithoutAdapters(trainer))
-    return AnswerLogprobs(start_reference(config, run.resources, run.stack, run.state.timer))
+    engine = start_reference(config, run.resources, run.stack, run.state.timer)
+    started(engine)
+    return AnswerLogprobs(engine)
 
 
 def precomputed_reference(

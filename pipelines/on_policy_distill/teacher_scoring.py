@@ -14,10 +14,12 @@ from roll_like.algorithms.distillation.on_policy import with_teacher_advantages
 from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig, TeacherSignalConfig
 from roll_like.cluster import Cluster, ResourceManager
 from roll_like.cluster.driver_loop import DriverLoop
+from roll_like.config.sections import DeviceRange
 from roll_like.config.teachers import teacher_of
 from roll_like.inference.interface import InferenceEngine
 from roll_like.models.teachers import planned_teachers
 from roll_like.policy_gradient.objective import with_logprobs
+from roll_like.policy_gradient.residency import Residency
 from roll_like.policy_gradient.reward_workers import RewardWorkers, prompt_evaluator
 from roll_like.rollout.collection import Collected
 from roll_like.rollout.evaluate import Evaluator
@@ -107,6 +109,7 @@ class TeacherWorkers(RewardWorkers):
         super().__init__(config, resources, stack)
         self._student = config
         self._timer = timer
+        self._engines: dict[str, tuple[TrainingEngine[Any], DeviceRange]] = {}
         self.scorer: TeacherScorer
 
     def start(self) -> None:
@@ -119,12 +122,11 @@ class TeacherWorkers(RewardWorkers):
         config = self._student
         if config.replay is None:
             super().start()
-        engines = {}
         for teacher in planned_teachers(config, config.teachers):
             objective = LanguageModelObjective[Any, Any](
                 settings=teacher.training, temperature=config.rollout.temperature
             )
-            engines[teacher.name] = start_engine(
+            engine = start_engine(
                 f"teacher {teacher.name}",
                 rank_spec(config, teacher.model, teacher.devices, objective, total_updates=None),
                 self._resources,
@@ -132,7 +134,13 @@ class TeacherWorkers(RewardWorkers):
                 stack=self._stack,
                 timer=lambda _: self._timer("teachers"),
             )
-        self.scorer = TeacherScorer(config, engines)
+            self._engines[teacher.name] = engine, teacher.devices
+        self.scorer = TeacherScorer(config, {name: engine for name, (engine, _) in self._engines.items()})
+
+    def share(self, residency: Residency) -> None:
+        """Let teachers and inference engines on the same GPUs take turns."""
+        for engine, devices in self._engines.values():
+            residency.add(engine, devices)
 
     def wait(self) -> None:
         """Wait until rewards can be computed, where they are."""

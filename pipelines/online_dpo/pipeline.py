@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, PairStep
 from roll_like.builtin.pipelines.dpo.preferences import (
@@ -23,19 +23,19 @@ from roll_like.builtin.pipelines.online_dpo.config import OnlineDPOConfig
 from roll_like.builtin.pipelines.online_dpo.iterations import RefreshedReference, SampledPairs
 from roll_like.builtin.pipelines.online_dpo.rollouts import Evaluators, OnPolicyEvaluator, PolicyEngines
 from roll_like.check import Report, check_run
-from roll_like.cluster import Cluster, ResourceManager
+from roll_like.cluster import ResourceManager
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.data.pairs import load_pairs
-from roll_like.inference.interface import InferenceEngine
 from roll_like.models.load import load_renderer, resolve_model
 from roll_like.offline.samples import samples_metrics
+from roll_like.policy_gradient.residency import Residency
 from roll_like.policy_gradient.reward_workers import RewardWorkers, prompt_evaluator, prompt_groups
-from roll_like.policy_gradient.start import shares_gpus, start_inference, start_weight_sync
+from roll_like.policy_gradient.start import start_inference, start_weight_sync
 from roll_like.policy_gradient.workers import start_engines
 from roll_like.rollout.source import SynchronousRollouts
 from roll_like.run.pipeline import Pipeline
 from roll_like.run.state import Evaluates, RunContext
-from roll_like.training.rank import TrainingRank
+from roll_like.training.engine import TrainingEngine
 
 
 @dataclass(kw_only=True)
@@ -69,24 +69,23 @@ class OnlineDPOPipeline(Pipeline[OnlineDPOConfig]):
         runner = run.stack.enter_context(DriverLoop())
         state.metrics.phase("starting workers")
         inference = start_inference(config, model, run.resources, run.stack)
-        wait_for_inference = inference.begin(InferenceEngine.start)  # loads while the trainer does
+        residency = Residency(runner=runner, engines=inference, resources=config.resources)
         rewards = RewardWorkers(config, run.resources, run.stack)
-        rewards.start()
-        trainer = start_preference(config, model, run.resources, run.stack, timer=state.timer)
-        refreshed = RefreshedReference(AnswerLogprobs(trainer)) if _refreshes(config) else None
-        reference = refreshed or live_reference(config, run, trainer)
-        # given pairs are compared with the starting policy throughout
-        asked = [] if evaluated is None else evaluated.sequences
-        for_evaluation = precomputed_reference(config, run, trainer, asked) if refreshed else reference
-        wait_for_inference()
+        mapping = config.resources.device_mapping
+        with residency.starting():
+            rewards.start()
+            trainer = start_preference(config, model, run.resources, run.stack, timer=state.timer)
+            residency.add(trainer, mapping.training)
+            refreshed = RefreshedReference(AnswerLogprobs(trainer)) if _refreshes(config) else None
+            reference = refreshed or live_reference(
+                config, run, trainer, lambda engine: residency.add(engine, mapping.reference or mapping.training)
+            )
+            # given pairs are compared with the starting policy throughout
+            asked = [] if evaluated is None else evaluated.sequences
+            for_evaluation = precomputed_reference(config, run, trainer, asked) if refreshed else reference
         rewards.wait()
-        engines = PolicyEngines(
-            state=state,
-            runner=runner,
-            inference=inference,
-            weights=start_weight_sync(config, trainer.cluster, inference),
-            shared=[trainer] if shares_gpus(config, config.resources.device_mapping.training) else [],
-        )
+        weights = start_weight_sync(config, trainer, inference)
+        engines = PolicyEngines(state=state, weights=weights, policy=trainer, residency=residency)
         scheduler = rewards.scheduler(inference, lambda done, total: state.metrics.phase("generating", done, total))
         source = prompt_groups(config, scheduler, state.metrics.warn)
         rollouts = SynchronousRollouts(source, config.rollout, seed=config.seed, runner=runner, unit="iteration")
@@ -140,9 +139,9 @@ class OnlineDPOPipeline(Pipeline[OnlineDPOConfig]):
         return prompt_evaluator(config, rewards.scheduler(inference), runner)
 
     @property
-    def trained(self) -> Cluster[TrainingRank]:
-        """The policy's ranks."""
-        return self.trainer.cluster
+    def trained(self) -> TrainingEngine[Any]:
+        """The policy."""
+        return self.trainer
 
 
 def _refreshes(config: OnlineDPOConfig) -> bool:

@@ -7,10 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from roll_like.cluster import Cluster
-from roll_like.cluster.driver_loop import DriverLoop
-from roll_like.inference.interface import InferenceEngine
 from roll_like.inference.weight_transfer.sync import WeightSync
+from roll_like.policy_gradient.residency import Residency
 from roll_like.rollout.collection import Collected
 from roll_like.rollout.evaluate import Evaluator
 from roll_like.rollout.scheduler import GroupPlan
@@ -25,21 +23,17 @@ class PolicyEngines:
 
     Attributes:
         state: The run.
-        runner: The driver's event loop.
-        inference: The engines' cluster; awake.
         weights: Trainer to engines.
-        shared: What is trained on the engines' GPUs: they make room for each other.
+        policy: The model that is trained.
+        residency: Who holds the memory of GPUs that engines and models share.
         behind: Whether the policy has moved since the engines got its weights.
-        asleep: Whether the engines have given their GPUs away.
     """
 
     state: RunState
-    runner: DriverLoop
-    inference: Cluster[InferenceEngine]
     weights: WeightSync
-    shared: Sequence[TrainingEngine[Any]]
+    policy: TrainingEngine[Any]
+    residency: Residency
     behind: bool = True
-    asleep: bool = False
 
     @property
     def version(self) -> int:
@@ -53,25 +47,15 @@ class PolicyEngines:
     @contextmanager
     def sampling(self) -> Iterator[Metrics]:
         """Give the engines the newest weights and the devices; yield the figures of that. SIGTERM may cut it short."""
-        if self.asleep:
-            self.runner.run(self.inference.ask_everywhere(InferenceEngine.wake))
         figures: Metrics = {}
         if self.behind:
             with self.state.timer("sync"):
-                figures = self.weights.push().metrics
+                figures = self.residency.push(self.weights, self.policy).metrics
             self.behind = False
-        elif self.asleep:
-            self.runner.run(self.inference.ask_everywhere(InferenceEngine.resume))
-        self.asleep = False
-        for engine in self.shared:
-            engine.offload()
+        self.residency.wake()
         with self.state.timer("generate"), self.state.interruptible():
             yield figures
-        if self.shared:
-            self.runner.run(self.inference.ask_everywhere(InferenceEngine.sleep))
-            self.asleep = True
-            for engine in self.shared:
-                engine.reload()
+        self.residency.sleep()
 
     def fall_behind(self) -> None:
         """Note that the policy is about to move."""

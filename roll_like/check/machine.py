@@ -18,7 +18,7 @@ from roll_like.errors import ConfigError
 from roll_like.inference.plugin import EnginePlugin
 from roll_like.models.precision import cpu_has_bfloat16
 from roll_like.models.shape import ModelShape
-from roll_like.registry import INFERENCE_ENGINES, LOSSES, TRAINING_BACKENDS
+from roll_like.registry import INFERENCE_ENGINES, LOSSES
 from roll_like.rollout.replay import require_recorded
 
 
@@ -196,8 +196,6 @@ def sleep_without_effect(config: RunConfig) -> Iterator[Finding]:
             why = "resources.device is cpu, so states are in host memory already"
         elif "inference" not in devices or not devices[section].overlaps(devices["inference"]):
             why = "no inference engine works on the same GPUs"
-        elif (reason := TRAINING_BACKENDS.get(settings.backend).keeps_states(settings)) is not None:
-            why = reason
         else:
             continue
         yield Finding("warning", f"{section}.sleep", f"has no effect: {why}; remove the key")

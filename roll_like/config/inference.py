@@ -120,6 +120,6 @@ def weight_backend(engine: EngineConfig, resources: SamplingResourcesConfig) -> 
 
 
 def engines_share_gpus(resources: SamplingResourcesConfig) -> bool:
-    """Return whether something is trained on the engines' GPUs, so that they take turns; never on CPU."""
+    """Return whether other models compute on the engines' GPUs, so that they take turns; never on CPU."""
     mapping = resources.device_mapping
-    return resources.device != "cpu" and any(devices.overlaps(mapping.inference) for devices in mapping.trained)
+    return resources.device != "cpu" and any(devices.overlaps(mapping.inference) for devices in mapping.models)

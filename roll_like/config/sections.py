@@ -155,8 +155,8 @@ class TrainerConfig(ConfigModel):
     )
     sleep: bool | None = Field(
         default=None,
-        description="Move states to host memory while an inference engine generates on the same GPUs. Default: yes; "
-        "DeepSpeed can with zero_stage 3 only, and nothing moves where no GPU is shared.",
+        description="Move weights and optimizer to host memory while an inference engine generates on the same GPUs. "
+        "Default: yes; nothing moves where no GPU is shared.",
     )
 
     @field_validator("backend")
@@ -308,9 +308,9 @@ class SamplingDeviceMappingConfig(TrainerDeviceMappingConfig):
     judge: DeviceRange | None = Field(default=None, description="Devices of the judge model; default: `inference`.")
 
     @property
-    def trained(self) -> tuple[DeviceRange, ...]:
-        """Devices on which something is trained."""
-        return (self.training,)
+    def models(self) -> tuple[DeviceRange, ...]:
+        """Devices of the models that are trained, and of the one that they are compared with."""
+        return (self.training, self.reference or self.training)
 
 
 class DeviceMappingConfig(SamplingDeviceMappingConfig):
@@ -319,9 +319,9 @@ class DeviceMappingConfig(SamplingDeviceMappingConfig):
     critic: DeviceRange | None = Field(default=None, description="Devices of the critic; default: `training`.")
 
     @property
-    def trained(self) -> tuple[DeviceRange, ...]:
-        """Devices on which something is trained."""
-        return (self.training, self.critic or self.training)
+    def models(self) -> tuple[DeviceRange, ...]:
+        """Devices of the models that are trained, and of the one that they are compared with."""
+        return (*super().models, self.critic or self.training)
 
 
 class HardwareConfig(ConfigModel):

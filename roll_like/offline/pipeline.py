@@ -10,7 +10,6 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from roll_like.check import Finding, Report, check_run
 from roll_like.check.model import check_window
-from roll_like.cluster import Cluster
 from roll_like.config.offline import OfflineRunConfig
 from roll_like.data.chat import Renderer
 from roll_like.data.order import Order
@@ -22,7 +21,6 @@ from roll_like.offline.evaluator import OfflineEvaluator
 from roll_like.run.pipeline import Pipeline
 from roll_like.run.state import RunContext
 from roll_like.training.engine import TrainingEngine
-from roll_like.training.rank import TrainingRank
 
 ConfigT = TypeVar("ConfigT", bound=OfflineRunConfig)
 StepT = TypeVar("StepT")
@@ -89,6 +87,6 @@ class OfflinePipeline(Pipeline[ConfigT], Generic[ConfigT, SampleT, StepT]):
         return (yield from data_findings(config, partial(cls.load, config), renderer, report))
 
     @property
-    def trained(self) -> Cluster[TrainingRank]:
-        """The ranks of the model that is trained."""
-        return self.trainer.cluster
+    def trained(self) -> TrainingEngine[Any]:
+        """The model that is trained."""
+        return self.trainer

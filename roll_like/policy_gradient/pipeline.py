@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from roll_like.cluster import Cluster
 from roll_like.config.policy_gradient import PolicyGradientConfig
 from roll_like.policy_gradient.workers import Workers
 from roll_like.rollout.source import RolloutSource
 from roll_like.run.pipeline import Pipeline
 from roll_like.run.state import Evaluates
-from roll_like.training.rank import TrainingRank
+from roll_like.training.engine import TrainingEngine
 
 ConfigT = TypeVar("ConfigT", bound=PolicyGradientConfig)
 
@@ -31,6 +30,6 @@ class PolicyGradientPipeline(Pipeline[ConfigT]):
     evaluator: Evaluates | None
 
     @property
-    def trained(self) -> Cluster[TrainingRank]:
-        """The policy's ranks."""
-        return self.workers.actor.cluster
+    def trained(self) -> TrainingEngine[Any]:
+        """The policy."""
+        return self.workers.actor

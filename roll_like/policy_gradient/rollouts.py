@@ -35,6 +35,6 @@ def start_rollouts(
     )
     run.stack.callback(rollouts.close)
     mapping = config.resources.device_mapping
-    workers.takes_turns = mapping.training.overlaps(mapping.inference)
+    workers.residency.takes_turns = mapping.training.overlaps(mapping.inference)
     workers.on_push.append(rollouts.published)
     return rollouts

@@ -10,7 +10,6 @@ from roll_like.algorithms.kl import KLController
 from roll_like.cluster import Cluster, ResourceManager, thread_environment
 from roll_like.config.inference import engines_share_gpus, weight_backend
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
-from roll_like.config.sections import DeviceRange
 from roll_like.inference.interface import EngineSpec, InferenceEngine
 from roll_like.inference.plugin import EnginePlugin
 from roll_like.inference.weight_transfer.sync import WeightSync
@@ -18,6 +17,7 @@ from roll_like.models.load import ResolvedModel, resolve_model
 from roll_like.models.precision import precision_of
 from roll_like.policy_gradient.critic import Critic, ValueObjective
 from roll_like.policy_gradient.objective import PolicyObjective
+from roll_like.policy_gradient.residency import Residency
 from roll_like.registry import INFERENCE_ENGINES
 from roll_like.run.state import RunContext
 from roll_like.training.engine import Reference, TrainingEngine, WithoutAdapters
@@ -27,24 +27,8 @@ from roll_like.training.start import rank_spec, start_engine
 from roll_like.types import PolicySample
 
 
-def time_shared(
-    config: PolicyGradientConfig, actor: TrainingEngine[Any], critic: Critic | None
-) -> list[TrainingEngine[Any]]:
-    """Return what is trained on the inference engines' GPUs."""
-    device_mapping = config.resources.device_mapping
-    shared = [actor] if shares_gpus(config, device_mapping.training) else []
-    if critic is not None and shares_gpus(config, device_mapping.critic or device_mapping.training):
-        shared.append(critic.engine)
-    return shared
-
-
-def shares_gpus(config: SamplingRunConfig, devices: DeviceRange) -> bool:
-    """Return whether a device range's memory has to be given to the inference engines in turn; never on CPU."""
-    return config.resources.device != "cpu" and devices.overlaps(config.resources.device_mapping.inference)
-
-
 def start_actor(
-    config: PolicyGradientConfig, run: RunContext, model: ResolvedModel, kl: KLController
+    config: PolicyGradientConfig, run: RunContext, model: ResolvedModel, kl: KLController, residency: Residency
 ) -> TrainingEngine[Sequence[PolicySample]]:
     """Start the policy that is trained; `kl` sets the weight of a KL penalty in its loss."""
     devices = config.resources.device_mapping.training
@@ -59,11 +43,17 @@ def start_actor(
     spec = rank_spec(
         config, model, devices, objective, total_updates=learning_steps * config.algorithm.updates_per_step
     )
-    return start_engine("training", spec, run.resources, devices, stack=run.stack, timer=run.state.timer)
+    engine = start_engine("training", spec, run.resources, devices, stack=run.stack, timer=run.state.timer)
+    residency.add(engine, devices)
+    return engine
 
 
 def start_reference(
-    config: PolicyGradientConfig, run: RunContext, actor_model: ResolvedModel, actor: TrainingEngine[Any]
+    config: PolicyGradientConfig,
+    run: RunContext,
+    actor_model: ResolvedModel,
+    actor: TrainingEngine[Any],
+    residency: Residency,
 ) -> Reference[PolicySample] | None:
     """Start the frozen model that KL terms compare with, where it is not the actor itself; nothing without one."""
     if config.reference is None:
@@ -79,10 +69,14 @@ def start_reference(
     devices = config.resources.device_mapping.reference or config.resources.device_mapping.training
     objective = LanguageModelObjective[Any, Any](settings=training, temperature=config.rollout.temperature)
     spec = rank_spec(config, model, devices, objective, total_updates=None)
-    return start_engine("reference", spec, run.resources, devices, stack=run.stack, timer=run.state.timer)
+    engine = start_engine("reference", spec, run.resources, devices, stack=run.stack, timer=run.state.timer)
+    residency.add(engine, devices)
+    return engine
 
 
-def start_critic(config: PolicyGradientConfig, run: RunContext, actor_model: ResolvedModel) -> Critic | None:
+def start_critic(
+    config: PolicyGradientConfig, run: RunContext, actor_model: ResolvedModel, residency: Residency
+) -> Critic | None:
     """Start the critic, or nothing where there is no `critic` section."""
     critic = config.critic
     if critic is None:
@@ -91,7 +85,9 @@ def start_critic(config: PolicyGradientConfig, run: RunContext, actor_model: Res
     devices = config.resources.device_mapping.critic or config.resources.device_mapping.training
     objective = ValueObjective(settings=critic)
     spec = rank_spec(config, model, devices, objective, total_updates=config.steps * critic.updates_per_step)
-    return Critic(start_engine("critic", spec, run.resources, devices, stack=run.stack, timer=run.state.timer))
+    engine = start_engine("critic", spec, run.resources, devices, stack=run.stack, timer=run.state.timer)
+    residency.add(engine, devices)
+    return Critic(engine)
 
 
 def start_inference(
@@ -128,25 +124,27 @@ def start_inference(
 
 
 def start_weight_sync(
-    config: SamplingRunConfig, trained: Cluster[TrainingRank], inference: Cluster[InferenceEngine], *, version: int = 0
+    config: SamplingRunConfig, trained: TrainingEngine[Any], inference: Cluster[InferenceEngine], *, version: int = 0
 ) -> WeightSync:
     """Connect the ranks of the model that is trained with the engines.
 
     Args:
         config: The run's configuration.
-        trained: The ranks.
+        trained: The model.
         inference: The engines.
         version: Number of the last version that the run had before it was resumed; the first push makes it one more.
     """
     plugin: type[EnginePlugin] = INFERENCE_ENGINES.get(config.inference.type)
+    ranks = trained.cluster
     transfer = plugin.weight_transfer(
         _weight_backend(config),
         inference.handle(),
         len(config.resources.device_mapping.inference) // config.inference.replicas,
-        lambda: trained.on(0, TrainingRank.address),
+        lambda: ranks.on(0, TrainingRank.address),
     )
-    trained.everywhere(TrainingRank.connect_weights, transfer)
-    return WeightSync(lambda salt: trained.everywhere(TrainingRank.send_weights, salt)[0], inference, version=version)
+    with trained.resident("weights"):
+        ranks.everywhere(TrainingRank.connect_weights, transfer)
+    return WeightSync(lambda salt: ranks.everywhere(TrainingRank.send_weights, salt)[0], inference, version=version)
 
 
 def _weight_backend(config: SamplingRunConfig) -> str:

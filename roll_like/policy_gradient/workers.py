@@ -19,13 +19,13 @@ from roll_like.models.load import resolve_model
 from roll_like.models.shape import load_model_shape
 from roll_like.policy_gradient.advantages import Advantages
 from roll_like.policy_gradient.critic import Critic
+from roll_like.policy_gradient.residency import Residency
 from roll_like.policy_gradient.start import (
     start_actor,
     start_critic,
     start_inference,
     start_reference,
     start_weight_sync,
-    time_shared,
 )
 from roll_like.registry import ADVANTAGES
 from roll_like.rollout.replay import ReplayedRollouts
@@ -60,10 +60,8 @@ class Workers:
         advantages: The estimator, with a KL penalty in the reward where configured.
         engines: The engines' cluster; None where recorded rollouts are replayed.
         weights: Actor to engines.
-        time_shared: What is trained on the inference engines' GPUs: they must make room for each other.
+        residency: Who holds the memory of GPUs that engines and models share.
         on_push: Called with each new policy version, as soon as the engines sample with it.
-        takes_turns: Whether requests may be under way while the trainer works on the engines' devices: they freeze
-            then, also where no memory has to be freed.
     """
 
     state: RunState
@@ -74,9 +72,8 @@ class Workers:
     advantages: Advantages
     engines: Cluster[InferenceEngine] | None
     weights: WeightSync | VersionCounter
-    time_shared: Sequence[TrainingEngine[Any]]
+    residency: Residency
     on_push: list[Callable[[int], None]] = field(default_factory=list)
-    takes_turns: bool = False
 
     @property
     def inference(self) -> Cluster[InferenceEngine]:
@@ -95,35 +92,26 @@ class Workers:
 
     @contextmanager
     def generating(self) -> Iterator[None]:
-        """Give the devices to the inference engines. SIGTERM may cut this short: no weight has moved yet."""
-        with self.state.timer("generate"):
-            for engine in self.time_shared:
-                engine.offload()
-            with self.state.interruptible():
-                yield
+        """Time the sampling of a step. SIGTERM may cut it short: no weight has moved yet."""
+        with self.state.timer("generate"), self.state.interruptible():
+            yield
 
     def push(self) -> SyncReport:
         """Hand the actor's weights to the engines, which go on generating then; without engines, count a version."""
         if self.engines is None:
             return self.weights.push()
         with self.state.timer("sync"):
-            report = self.weights.push()
+            report = self.residency.push(self.weights, self.actor)
         for listener in self.on_push:
             listener(report.version)
         return report
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Give the devices to the trainer. Engines that slept meanwhile generate again after `push`."""
-        sleeps = self.takes_turns or bool(self.time_shared)
+        """Give shared devices to the models. Engines that slept meanwhile sample again after `push`."""
         with self.state.timer("train"):
-            if sleeps:
-                self.runner.run(self.inference.ask_everywhere(InferenceEngine.sleep))
-            for engine in self.time_shared:
-                engine.reload()
+            self.residency.sleep()
             yield
-            if sleeps:
-                self.runner.run(self.inference.ask_everywhere(InferenceEngine.wake))
 
 
 def start_workers(
@@ -149,16 +137,14 @@ def start_workers(
     runner = run.stack.enter_context(DriverLoop())
     run.state.metrics.phase("starting workers")
     inference = None if config.replay is not None else start_inference(config, model, run.resources, run.stack)
-    # loads while the trainer does
-    wait_for_inference = None if inference is None else inference.begin(InferenceEngine.start)
-    if auxiliary is not None:
-        auxiliary.start()
-    kl = KLController(config.algorithm.kl)
-    actor = start_actor(config, run, model, kl)
-    reference = start_reference(config, run, model, actor)
-    critic = start_critic(config, run, model)
-    if wait_for_inference is not None:
-        wait_for_inference()
+    residency = Residency(runner=runner, engines=inference, resources=config.resources)
+    with residency.starting():
+        if auxiliary is not None:
+            auxiliary.start()
+        kl = KLController(config.algorithm.kl)
+        actor = start_actor(config, run, model, kl, residency)
+        reference = start_reference(config, run, model, actor, residency)
+        critic = start_critic(config, run, model, residency)
     if auxiliary is not None:
         auxiliary.wait()
     estimator: AdvantageEstimator = ADVANTAGES.get(config.algorithm.advantage.type)(config.algorithm.advantage)
@@ -183,8 +169,8 @@ def start_workers(
         # one push a step: a resumed run's first push has the number that it had in the run before
         weights=VersionCounter(run.state.first_step)
         if inference is None
-        else start_weight_sync(config, actor.cluster, inference, version=run.state.first_step),
-        time_shared=[] if inference is None else time_shared(config, actor, critic),
+        else start_weight_sync(config, actor, inference, version=run.state.first_step),
+        residency=residency,
     )
 
 

@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from roll_like.check import Report, refuse_errors
-from roll_like.cluster import Cluster, ResourceManager
+from roll_like.cluster import ResourceManager
 from roll_like.config.load import dump_config
 from roll_like.config.run import RunConfig
 from roll_like.metrics.summary import Summary, write_summary
@@ -18,7 +18,7 @@ from roll_like.models.precision import settled
 from roll_like.run.launch import measuring, running
 from roll_like.run.signals import StopRequested
 from roll_like.run.state import Evaluates, RunContext, RunState
-from roll_like.training.rank import TrainingRank
+from roll_like.training.engine import TrainingEngine
 from roll_like.types import RunResult
 from roll_like.values import reduce
 
@@ -64,8 +64,8 @@ class Pipeline(ABC, Generic[ConfigT]):
 
     @property
     @abstractmethod
-    def trained(self) -> Cluster[TrainingRank]:
-        """The ranks of the model that is trained."""
+    def trained(self) -> TrainingEngine[Any]:
+        """The model that is trained."""
 
     @classmethod
     def with_steps(cls, config: ConfigT) -> ConfigT:
@@ -126,8 +126,7 @@ class Pipeline(ABC, Generic[ConfigT]):
 
     def export(self, directory: Path, summary: Summary) -> None:
         """Write the trained model as a Hugging Face directory, with a card of the run."""
-        card = model_card(self.config, summary)
-        self.trained.everywhere(TrainingRank.export, str(directory), self.config.model, card)
+        self.trained.export(directory, self.config.model, model_card(self.config, summary))
 
 
 def model_card(config: RunConfig, summary: Summary) -> ModelCard:

@@ -16,10 +16,13 @@ from roll_like.algorithms.lazy import torch  # the registry imports this file to
 from roll_like.config.sections import Precision, TrainerConfig
 from roll_like.config.violations import Violation
 from roll_like.registry import TRAINING_BACKENDS
+from roll_like.training.host_copies import tensors_within
 from roll_like.training.plugin import BackendPlugin, Part
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from roll_like.training.interface import State
 
 #: Name of DeepSpeed's folder within a checkpoint.
 TAG = "engine"
@@ -60,11 +63,6 @@ class DeepSpeedBackend(BackendPlugin):
                 f"{settings.offload} needs zero_stage ≥ {needed}, because DeepSpeed offloads only what ZeRO shards; "
                 f"found zero_stage: {settings.zero_stage}",
             )
-
-    @staticmethod
-    def keeps_states(settings: TrainerConfig) -> str | None:
-        """Return why DeepSpeed moves nothing below stage 3."""
-        return None if settings.zero_stage == 3 else "DeepSpeed moves states with zero_stage: 3 only"
 
     @staticmethod
     def divided(settings: TrainerConfig) -> frozenset[Part]:
@@ -171,20 +169,17 @@ class DeepSpeedBackend(BackendPlugin):
         if path is None:
             raise FileNotFoundError(f"there is no folder {TAG}")
 
-    def offload(self) -> None:
-        """Move states to host memory, so that a colocated engine has the GPU."""
-        if self._sleeps():
-            self._engine.offload_states()
-            torch.cuda.empty_cache()
-
-    def reload(self) -> None:
-        """Move states back."""
-        if self._sleeps():
-            self._engine.reload_states()
-
-    def _sleeps(self) -> bool:
-        settings = self._settings
-        return self._device == "cuda" and settings.sleep is not False and self.keeps_states(settings) is None
+    def tensors(self, part: State) -> Iterator[Tensor]:
+        """Yield weights with what ZeRO-3 keeps of them, or all that DeepSpeed's optimizer refers to."""
+        if part == "weights":
+            if self.sharded:
+                self._engine.empty_partition_cache()
+            for tensor in (*self.module.parameters(), *self.module.buffers()):
+                yield tensor
+                yield from vars(tensor).values() if self.sharded else ()
+        else:
+            yield from tensors_within(self._engine.optimizer, of=("deepspeed", "torch"))
+            yield from (parameter.grad for parameter in self.module.parameters() if parameter.grad is not None)
 
     def close(self) -> None:
         """Leave the process group."""

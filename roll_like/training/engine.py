@@ -9,13 +9,29 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from roll_like.cluster import Cluster
-from roll_like.training.interface import BatchT, Objective, Share, StepT, Update
+from roll_like.config.sections import ModelConfig
+from roll_like.models.export import ModelCard
+from roll_like.training.interface import BatchT, Objective, Share, State, StepT, Update
 from roll_like.training.layout import MicroBatch, micro_batches, per_sample
 from roll_like.training.rank import TrainingRank
 from roll_like.types import FloatArray, TrainingSample
 from roll_like.values import Max, Metric, Sum, merge
 
 Timer = Callable[[str], AbstractContextManager[None]]
+
+
+class Resident(Protocol):
+    """Holds states of a model in the devices' memory."""
+
+    def __call__(self, *states: State) -> AbstractContextManager[None]:
+        """Return what holds them, and lets go of them where others use the same memory."""
+
+
+def _always(*states: State) -> AbstractContextManager[None]:
+    del states
+    return nullcontext()
+
+
 SampleT_contra = TypeVar("SampleT_contra", bound=TrainingSample, contravariant=True)
 
 
@@ -39,6 +55,8 @@ class TrainingEngine(Generic[StepT]):
         self.objective = objective
         self.timer = timer
         self.layout = objective.layout(len(cluster))
+        #: Holds states in the devices' memory while something is computed with them: others may need the room else.
+        self.resident: Resident = _always
         #: Moves the weights by the gradient that was added up; returns each rank's metrics.
         self.optimizer_step = partial(cluster.everywhere, TrainingRank.optimizer_step)
 
@@ -52,11 +70,12 @@ class TrainingEngine(Generic[StepT]):
             The objective's metrics; a loss is that before each optimizer step, and a mean over them.
         """
         updates, seconds, parts = 0, 0.0, []
-        for update in self.objective.updates(step, self):
-            for moved in (self.forward_backward(update), merge(self.optimizer_step())):
-                seconds += moved.pop("time/train_compute").value
-                parts.append(moved)
-            updates += 1
+        with self.resident("weights", "optimizer"):
+            for update in self.objective.updates(step, self):
+                for moved in (self.forward_backward(update), merge(self.optimizer_step())):
+                    seconds += moved.pop("time/train_compute").value
+                    parts.append(moved)
+                updates += 1
         if not updates:
             return self.objective.report(step, {}, 0)
         metrics = merge([*parts, *self.cluster.everywhere(TrainingRank.memory)])
@@ -75,7 +94,8 @@ class TrainingEngine(Generic[StepT]):
 
     def evaluate(self, update: Update[Any]) -> dict[str, Metric]:
         """Return the metrics of one optimizer step's batches under the current weights."""
-        return merge(self.cluster.scatter(TrainingRank.evaluate, _shares(update)))
+        with self.resident("weights"):
+            return merge(self.cluster.scatter(TrainingRank.evaluate, _shares(update)))
 
     def forward(self, shards: Sequence[Sequence[BatchT]], *, adapters: bool = True) -> list[list[Any]]:
         """Return what the objective's forward pass says of each rank's micro-batches.
@@ -85,7 +105,8 @@ class TrainingEngine(Generic[StepT]):
             adapters: Whether with the model's adapters, where it has some, or as if it had none.
         """
         forward = TrainingRank.forward if adapters else TrainingRank.forward_without_adapters
-        return self.cluster.scatter(forward, shards)
+        with self.resident("weights"):
+            return self.cluster.scatter(forward, shards)
 
     def micro_batches(self, samples: Sequence[TrainingSample]) -> list[list[MicroBatch]]:
         """Return each rank's micro-batches of samples that are only computed."""
@@ -106,19 +127,30 @@ class TrainingEngine(Generic[StepT]):
     def save(self, directory: Path) -> None:
         """Write every rank's states under a directory that all ranks see."""
         (directory / self.objective.folder).mkdir(exist_ok=True)
-        self.cluster.everywhere(TrainingRank.save, str(directory / self.objective.folder))
+        with self.resident("weights", "optimizer"):
+            self.cluster.everywhere(TrainingRank.save, str(directory / self.objective.folder))
 
     def load(self, directory: Path) -> None:
         """Take back what `save` wrote."""
-        self.cluster.everywhere(TrainingRank.load, str(directory / self.objective.folder))
+        with self.resident("weights", "optimizer"):
+            self.cluster.everywhere(TrainingRank.load, str(directory / self.objective.folder))
 
-    def offload(self) -> None:
-        """Make room on GPUs that are shared with other roles."""
-        self.cluster.everywhere(TrainingRank.offload)
+    def offload(self, state: State) -> None:
+        """Move the weights, or all else of training, to host memory; nothing that needs them may be called then."""
+        self.cluster.everywhere(TrainingRank.offload, state)
 
-    def reload(self) -> None:
-        """Take the room back."""
-        self.cluster.everywhere(TrainingRank.reload)
+    def reload(self, state: State) -> None:
+        """Move it back."""
+        self.cluster.everywhere(TrainingRank.reload, state)
+
+    def export(self, directory: Path, tokenizer: ModelConfig, card: ModelCard) -> None:
+        """Write a Hugging Face directory.
+
+        Raises:
+            CheckpointError: The disk is full or not writable.
+        """
+        with self.resident("weights"):
+            self.cluster.everywhere(TrainingRank.export, str(directory), tokenizer, card)
 
 
 def _shares(update: Update[BatchT]) -> list[Share[BatchT]]:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from roll_like.training.layout import Layout, MicroBatch
 from roll_like.training.policy import tensors_of
 from roll_like.types import FloatArray, TrainingSample
 from roll_like.values import Mean, Metric, Metrics, Sum, merge
+
+#: What a rank holds between steps: weights; and what only training needs (gradients, master weights, moments).
+State: TypeAlias = Literal["weights", "optimizer"]
 
 #: What an objective learns from in one step.
 StepT = TypeVar("StepT")
@@ -66,11 +69,11 @@ class TrainingBackend(Protocol):
     def load(self, directory: str) -> None:
         """Take back what `save` wrote; OSError, RuntimeError, ValueError or KeyError where that fails."""
 
-    def offload(self) -> None:
-        """Move states to host memory, so that a colocated engine has the GPU."""
+    def tensors(self, part: State) -> Iterator[Tensor]:
+        """Yield the tensors that hold a part of what is trained, more than once if that is easier.
 
-    def reload(self) -> None:
-        """Move states back."""
+        What is not yielded stays on the GPU while other roles use it.
+        """
 
     def close(self) -> None:
         """Leave the process group."""

@@ -43,12 +43,6 @@ class BackendPlugin:
         yield from ()
 
     @staticmethod
-    def keeps_states(settings: TrainerConfig) -> str | None:
-        """Return why `offload` would move nothing to host memory with these settings; None where it moves something."""
-        del settings
-        return None
-
-    @staticmethod
     def divided(settings: TrainerConfig) -> frozenset[Part]:
         """Return what ranks divide among themselves; each rank holds the rest whole."""
         del settings

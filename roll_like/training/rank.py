@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import numpy as np
 import psutil
@@ -24,7 +24,8 @@ from roll_like.models.export import ModelCard, save_hf_directory
 from roll_like.models.load import from_anywhere, load_tokenizer
 from roll_like.models.lora import Adapter, adapter_parameters, adapters_off, named_weights
 from roll_like.registry import TRAINING_BACKENDS
-from roll_like.training.interface import RankModel, RankSpec, Share, TrainingBackend
+from roll_like.training.host_copies import HostCopies
+from roll_like.training.interface import RankModel, RankSpec, Share, State, TrainingBackend
 from roll_like.training.layout import MicroBatch
 from roll_like.training.optimizer import learning_rate
 from roll_like.values import Last, Max, Mean, Metric, Metrics, Sum, merge
@@ -55,6 +56,7 @@ class TrainingRank:
         self._backend: TrainingBackend
         self._model: RankModel
         self._sender: WeightSender | None = None
+        self._host: dict[State, HostCopies] = {state: HostCopies(spec.device) for state in get_args(State)}
 
     # ---- start and end -------------------------------------------------------------------------
 
@@ -283,13 +285,19 @@ class TrainingRank:
         self.updates = state["updates"]
         restore_random_states(state["rng"])
 
-    def offload(self) -> None:
-        """Move states to host memory, so that a colocated engine has the GPU."""
-        self._backend.offload()
+    def offload(self, state: State) -> None:
+        """Move the weights, or all else of training, to host memory, for other roles on the same GPU.
 
-    def reload(self) -> None:
-        """Move states back."""
-        self._backend.reload()
+        Until `reload` nothing that needs them may be called.
+        """
+        if not self._spec.frozen:
+            self._host[state].offload(self._backend.tensors(state))
+        elif state == "weights":
+            self._host[state].offload((*self._model.module.parameters(), *self._model.module.buffers()))
+
+    def reload(self, state: State) -> None:
+        """Move it back."""
+        self._host[state].reload()
 
 
 def seed_everything(seed: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tensor_memory import tensor_bytes
 from tests_support import ragged_policy_samples as batch  # type: ignore[import-not-found]
 from trained_weights import trained_weights
 from transformers import AutoModelForCausalLM
@@ -22,6 +23,7 @@ from roll_like.policy_gradient.objective import PolicyObjective
 from roll_like.run.export import merged_weights
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.interface import RankSpec
+from roll_like.training.rank import TrainingRank
 from roll_like.training.start import start_engine
 from roll_like.values import reduce
 
@@ -125,6 +127,41 @@ def test_one_update_is_the_same_however_it_is_computed(
         # the large eps keeps Adam's first step from being the sign of the gradient's last bits
         assert largest_difference(weights(trainer), expected) < 1e-6
         assert report["train/grad_norm"] == pytest.approx(norm, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("workers", "zero_stage", "dtype"),
+    [
+        (1, 0, "float32"),
+        (1, 0, "bfloat16"),
+        (2, 1, "bfloat16"),
+        (2, 2, "bfloat16"),
+        (2, 3, "bfloat16"),
+        (1, 3, "float32"),
+    ],
+)
+def test_training_goes_on_bit_for_bit_after_states_were_in_host_memory(
+    resources: ResourceManager, float_model: Path, workers: int, zero_stage: int, dtype: str
+) -> None:
+    def trained(*, moves: bool) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+        reports = []
+        with engine(resources, float_model, workers=workers, zero_stage=zero_stage, dtype=dtype) as trainer:
+            for _ in range(3):
+                reports.append(reduce(trainer.train_step(batch())))
+                if moves:
+                    before = trainer.cluster.everywhere(TrainingRank.ask, tensor_bytes)
+                    trainer.offload("optimizer")
+                    trainer.logprobs(batch())  # computed while the optimizer is away
+                    trainer.offload("weights")
+                    away = trainer.cluster.everywhere(TrainingRank.ask, tensor_bytes)
+                    assert all(left < 0.02 * held for left, held in zip(away, before, strict=True))
+                    trainer.reload("weights")
+                    trainer.reload("optimizer")
+            return weights(trainer), reports
+
+    (moved, moved_reports), (stayed, reports) = trained(moves=True), trained(moves=False)
+    assert all(torch.equal(moved[name], stayed[name]) for name in stayed)
+    assert [report["train/grad_norm"] for report in moved_reports] == [report["train/grad_norm"] for report in reports]
 
 
 def test_log_probabilities_equal_a_plain_forward_pass(resources: ResourceManager, float_model: Path) -> None:

@@ -291,7 +291,7 @@ def test_sleep_acts_on_shared_gpus_alone(make: Make) -> None:
         return [finding.message for finding in found if finding.key.endswith(".sleep")]
 
     assert warnings("0", "0", zero_stage=3) == []
-    assert ["zero_stage: 3 only" in message for message in warnings("0", "0", zero_stage=2)] == [True]
+    assert warnings("0", "0", zero_stage=0) == []
     apart = warnings("0", "1", zero_stage=3)
     assert len(apart) == 2
     assert "the trainer works on other GPUs" in apart[0]

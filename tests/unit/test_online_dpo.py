@@ -190,43 +190,41 @@ def test_groups_without_a_pair_are_sampled_again_but_not_for_ever() -> None:
         Rig(FakeRollouts(barren=range(9))).take()
 
 
-class FakeCluster:
-    """Remembers what every engine or rank is told."""
+class FakeResidency:
+    """Remembers what engines and policy are told."""
 
-    def __init__(self, said: list[str]) -> None:
-        self.said = said
+    def __init__(self) -> None:
+        self.said: list[str] = []
 
-    def ask_everywhere(self, method: Any) -> str:
-        return str(method.__name__)
+    def wake(self) -> None:
+        self.said.append("wake")
 
-    def offload(self) -> None:
-        self.said.append("offload")
+    def sleep(self) -> None:
+        self.said.append("sleep")
 
-    def reload(self) -> None:
-        self.said.append("reload")
-
-    def push(self) -> SimpleNamespace:
-        self.said.append("push")
+    def push(self, weights: Any, policy: Any) -> SimpleNamespace:
+        self.said.append(f"push {weights} {policy}")
         return SimpleNamespace(metrics={"time/sync_check": Last(0.0)})
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_engines_get_weights_when_they_are_behind_and_devices_when_those_are_shared(shared: bool) -> None:
-    said: list[str] = []
-    fake: Any = FakeCluster(said)
+def test_engines_get_weights_when_they_are_behind_and_sleep_between_samplings() -> None:
+    residency: Any = FakeResidency()
     state: Any = SimpleNamespace(timer=nullcontext, interruptible=nullcontext)
-    runner: Any = SimpleNamespace(run=said.append)
-    engines = PolicyEngines(state=state, runner=runner, inference=fake, weights=fake, shared=[fake] if shared else [])
+    weights: Any = "weights of"
+    policy: Any = "policy"
+    engines = PolicyEngines(state=state, weights=weights, policy=policy, residency=residency)
     for _ in range(2):
         with engines.sampling() as figures:
-            said.append(f"sample {len(figures)}")
+            residency.said.append(f"sample {len(figures)}")
     engines.fall_behind()
     with engines.sampling():
-        said.append("sample")
-    first = ["push", "offload", "sample 1", "sleep", "reload"]
-    again = ["wake", "resume", "offload", "sample 0", "sleep", "reload"]
-    again += ["wake", "push", "offload", "sample", "sleep", "reload"]
-    assert said == (first + again if shared else ["push", "sample 1", "sample 0", "push", "sample"])
+        residency.said.append("sample")
+    push = "push weights of policy"
+    assert residency.said == [
+        *(push, "wake", "sample 1", "sleep"),
+        *("wake", "sample 0", "sleep"),
+        *(push, "wake", "sample", "sleep"),
+    ]
 
 
 class FakeEvaluator:

@@ -30,7 +30,8 @@ from roll_like.registry import TRAINING_BACKENDS
 from roll_like.run.export import merged_weights
 from roll_like.training.deepspeed import without
 from roll_like.training.engine import TrainingEngine
-from roll_like.training.interface import RankSpec
+from roll_like.training.host_copies import tensors_within
+from roll_like.training.interface import RankSpec, State
 from roll_like.training.optimizer import adamw
 from roll_like.training.plugin import BackendPlugin
 from roll_like.training.rank import TrainingRank
@@ -65,7 +66,7 @@ class PlainBackend(BackendPlugin):
 
     def wrap(self, module: nn.Module) -> None:
         self.module = module
-        self._optimizer = adamw(module, self._settings.optimizer, fused=True)
+        self._optimizer = adamw(module, self._settings.optimizer)
 
     def forward(self, *inputs: Any) -> Any:
         return self.module.train(torch.is_grad_enabled())(*inputs)
@@ -95,11 +96,10 @@ class PlainBackend(BackendPlugin):
         self.module.load_state_dict(module)
         self._optimizer.load_state_dict(optimizer)
 
-    def offload(self) -> None:
-        pass
-
-    def reload(self) -> None:
-        pass
+    def tensors(self, part: State) -> Iterator[torch.Tensor]:
+        if part == "weights":
+            return iter(self.module.parameters())
+        return tensors_within(self._optimizer)
 
     def close(self) -> None:
         pass
@@ -117,13 +117,6 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-class Local(OneRank):
-    """A cluster of one rank in this process that also takes arguments."""
-
-    def everywhere(self, method: Callable[..., Any], *arguments: Any) -> list[Any]:
-        return [method(self.worker, *arguments)]
-
-
 def engine(model: Path, *, frozen: bool = False, **training: Any) -> TrainingEngine[Any]:
     settings = TrainingConfig(backend="plain", optimizer={"lr": 1e-2, "schedule": "linear"}, **training)
     spec = RankSpec(
@@ -139,7 +132,7 @@ def engine(model: Path, *, frozen: bool = False, **training: Any) -> TrainingEng
     )
     rank = TrainingRank(spec, 0, 1)
     rank.start(("127.0.0.1", 1))
-    cluster: Any = Local(rank)
+    cluster: Any = OneRank(rank)
     return TrainingEngine(cluster, spec.objective)
 
 
@@ -160,8 +153,12 @@ def test_a_second_backend_stands_behind_the_same_verbs(tiny_model: Path, tmp_pat
 
     resumed = engine(tiny_model, max_tokens_per_micro_batch=48)
     resumed.load(tmp_path)
-    resumed.offload()
-    resumed.reload()
+    rank: TrainingRank = resumed.cluster.worker  # type: ignore[attr-defined]
+    for state, parameters in (("weights", 1), ("optimizer", 2)):  # weights, and two moments of them
+        resumed.offload(state)
+        assert rank._host[state].bytes >= parameters * sum(4 * each.numel() for each in expected.values())
+    for state in ("optimizer", "weights"):
+        resumed.reload(state)
     again = reduce(resumed.train_step(samples))
     assert {name: again[name] for name in third if name.startswith("train/")} == {
         name: figure for name, figure in third.items() if name.startswith("train/")

@@ -44,7 +44,6 @@ def test_deepspeed_settings() -> None:
 def test_deepspeeds_rules_follow_the_zero_stage(stage: Literal[0, 1, 2, 3], divided: tuple[str, ...]) -> None:
     settings = TrainingConfig(zero_stage=stage, offload="optimizer_and_parameters")
     assert DeepSpeedBackend.divided(settings) == set(divided)
-    assert (DeepSpeedBackend.keeps_states(settings) is None) == (stage == 3)
     assert [violation.path for violation in DeepSpeedBackend.violations(settings)] == [("offload",)] * (stage < 3)
 
 

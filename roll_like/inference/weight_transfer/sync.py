@@ -67,8 +67,12 @@ class WeightSync:
         self._engines = engines
         self.version = version
 
-    def push(self) -> SyncReport:
+    def push(self, before_resume: Callable[[], None] = lambda: None) -> SyncReport:
         """Send, switch, check.
+
+        Args:
+            before_resume: Called when the engines have the weights and do not sample yet: they are about to take
+                memory for their key-value cache.
 
         Raises:
             WeightSyncError: An engine refused the weights, or holds other numbers than the trainer; names the
@@ -82,6 +86,7 @@ class WeightSync:
         checking = time.perf_counter()
         unchecked = self._check(sent.fingerprints, version)
         check_seconds = time.perf_counter() - checking
+        before_resume()
         self._engines.everywhere(InferenceEngine.resume)
         self.version = version
         return SyncReport(
@@ -127,8 +132,9 @@ class VersionCounter:
     def __init__(self, version: int) -> None:
         self._version = version
 
-    def push(self) -> SyncReport:
+    def push(self, before_resume: Callable[[], None] = lambda: None) -> SyncReport:
         """Return the report of a sync in which nothing was sent."""
+        before_resume()
         self._version += 1
         return SyncReport(
             version=self._version, bytes=0, buckets=0, seconds=0.0, check_seconds=0.0, checked=0, unchecked=()

@@ -1,0 +1,149 @@
+"""Who holds GPU memory when, where inference engines and trained models share GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, get_args
+
+from roll_like.cluster import Cluster
+from roll_like.cluster.driver_loop import DriverLoop
+from roll_like.config.inference import engines_share_gpus
+from roll_like.config.sections import DeviceRange, SamplingResourcesConfig
+from roll_like.inference.interface import InferenceEngine
+from roll_like.inference.weight_transfer.sync import SyncReport, VersionCounter, WeightSync
+from roll_like.training.engine import TrainingEngine
+from roll_like.training.interface import State
+
+
+@dataclass
+class _Tenant:
+    """A model that shares GPUs with the engines, and what it holds there."""
+
+    engine: TrainingEngine[Any]
+    devices: DeviceRange
+    held: set[State]
+
+    def take(self, *states: State) -> None:
+        for state in states:
+            if state not in self.held:
+                self.engine.reload(state)
+                self.held.add(state)
+
+    def leave(self, *states: State) -> None:
+        for state in states:
+            if state in self.held:
+                self.engine.offload(state)
+                self.held.remove(state)
+
+
+@dataclass(kw_only=True)
+class Residency:
+    """Lets inference engines and models take turns with the memory of the GPUs that they share.
+
+    The engines hold weights and key-value cache, or they sleep and one model at a time holds what it computes with.
+    Both meet during a weight update only: the policy without its optimizer, the engines without their cache. So nothing
+    is sampled with old weights: from `sleep` to the end of `push` no engine has a cache to sample with.
+
+    | phase | engines: weights | engines: cache | the model: weights | the model: optimizer | other models |
+    |---|---|---|---|---|---|
+    | sampling, evaluation | GPU | GPU | host | host | host |
+    | a model computes | host | – | GPU | GPU while it is trained | host |
+    | weight update | GPU | – | GPU (the policy) | host | host |
+
+    Where no GPU is shared nothing moves; `takes_turns` may freeze the engines then, for a trainer on the same cores.
+
+    Attributes:
+        runner: The driver's event loop.
+        engines: The engines; None where nothing is sampled.
+        resources: Which devices are whose.
+        takes_turns: Whether requests may be under way while a model computes on the engines' devices.
+    """
+
+    runner: DriverLoop
+    engines: Cluster[InferenceEngine] | None
+    resources: SamplingResourcesConfig
+    takes_turns: bool = False
+    _tenants: list[_Tenant] = field(default_factory=list)
+    _asleep: bool = False
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether models compute on the engines' GPUs."""
+        return self.engines is not None and engines_share_gpus(self.resources)
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Start the engines beside what is started within; where they share GPUs with that, before it.
+
+        Engines measure how much memory is free and take their part of it; what others take meanwhile, they would count
+        as their own need.
+        """
+        wait = self.engines.begin(InferenceEngine.start) if self.engines is not None else lambda: None
+        if self.shares_gpus:
+            wait()
+            self.sleep()
+        yield
+        if not self.shares_gpus:
+            wait()
+
+    def add(self, engine: TrainingEngine[Any], devices: DeviceRange) -> None:
+        """Take in a model that has just started, if it is to make room for the engines: then it does so at once."""
+        shared = self.shares_gpus and devices.overlaps(self.resources.device_mapping.inference)
+        if not shared or engine.objective.settings.sleep is False:
+            return
+        tenant = _Tenant(engine, devices, set(get_args(State)))
+        tenant.leave(*get_args(State))
+        self._tenants.append(tenant)
+        engine.resident = partial(self._resident, tenant)
+
+    def sleep(self) -> None:
+        """Freeze the engines; on shared GPUs they free their memory."""
+        if self.engines is not None and not self._asleep and (self.shares_gpus or self.takes_turns):
+            self._tell(InferenceEngine.sleep)
+            self._asleep = True
+
+    def wake(self) -> None:
+        """Let the engines sample again, with the weights that they have."""
+        if self._asleep:
+            self._vacate()
+            self._tell(InferenceEngine.wake)
+            self._tell(InferenceEngine.resume)
+            self._asleep = False
+
+    def push(self, weights: WeightSync | VersionCounter, policy: TrainingEngine[Any]) -> SyncReport:
+        """Hand the policy's weights to the engines, which sample again afterwards."""
+        for tenant in self._tenants:
+            if tenant.engine is policy:
+                self.sleep()
+                self._vacate(but=tenant)
+                tenant.leave("optimizer")
+                tenant.take("weights")
+        if self._asleep:
+            self._tell(InferenceEngine.wake)
+        report = weights.push(self._vacate)
+        self._asleep = False
+        return report
+
+    @contextmanager
+    def _resident(self, tenant: _Tenant, *states: State) -> Iterator[None]:
+        """Hold states of a model on its GPUs; engines that were awake are awake again afterwards."""
+        sampling = not self._asleep
+        self.sleep()
+        self._vacate(but=tenant)
+        tenant.take(*states)
+        yield
+        if sampling:
+            self.wake()
+
+    def _vacate(self, *, but: _Tenant | None = None) -> None:
+        """Move everything of the models to host memory, but that of one and of those on other GPUs than it."""
+        for tenant in self._tenants:
+            if but is None or (tenant is not but and tenant.devices.overlaps(but.devices)):
+                tenant.leave(*get_args(State))
+
+    def _tell(self, method: Any) -> None:
+        assert self.engines is not None
+        self.runner.run(self.engines.ask_everywhere(method))

@@ -1,0 +1,246 @@
+"""Who holds GPU memory when: never more than there is, and nothing is sampled with old weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roll_like.config.sections import DeviceRange, ResourcesConfig
+from roll_like.inference.interface import InferenceEngine
+from roll_like.policy_gradient.residency import Residency
+
+WEIGHTS, CACHE, OPTIMIZER, BUFFER = 2, 12, 12, 1
+#: Either the engines fit, or one model in training, or both sets of weights with a buffer between them.
+CAPACITY = max(WEIGHTS + CACHE, WEIGHTS + OPTIMIZER, 2 * WEIGHTS + BUFFER)
+
+
+class GPU:
+    """Refuses to hold more than it can."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, int] = {}
+
+    def take(self, name: str, size: int) -> None:
+        assert name not in self.held, f"{name} is there already"
+        self.held[name] = size
+        assert sum(self.held.values()) <= CAPACITY, f"out of memory: {self.held}"
+
+    def free(self, *names: str) -> None:
+        for name in names:
+            del self.held[name]
+
+
+class Engines:
+    """Engines with the contract of vLLM's memory: `sleep`, `wake` for the weights, `resume` for the cache."""
+
+    def __init__(self, gpu: GPU) -> None:
+        self.gpu, self.told = gpu, list[str]()
+        self.version, self.frozen = -1, True
+
+    def ask_everywhere(self, method: Callable[..., Any]) -> Callable[[], None]:
+        return getattr(self, method.__name__)
+
+    def begin(self, method: Callable[..., Any]) -> Callable[[], None]:
+        assert method is InferenceEngine.start
+        return self.start
+
+    def start(self) -> None:
+        self.told.append("start")
+        assert not self.gpu.held, "something else takes memory while vLLM measures what is free"
+        self.gpu.take("engine weights", WEIGHTS)
+        self.gpu.take("engine cache", CACHE)
+        self.frozen = False
+
+    def sleep(self) -> None:
+        self.told.append("sleep")
+        self.gpu.free("engine weights", "engine cache")
+        self.frozen = True
+
+    def wake(self) -> None:
+        self.told.append("wake")
+        self.gpu.take("engine weights", WEIGHTS)
+
+    def resume(self) -> None:
+        self.told.append("resume")
+        assert "engine weights" in self.gpu.held
+        if "engine cache" not in self.gpu.held:
+            self.gpu.take("engine cache", CACHE)
+        self.frozen = False
+
+
+class Model:
+    """A trained or frozen model; it can only compute with what is on the GPU."""
+
+    def __init__(self, gpu: GPU, name: str, *, optimizer: int, sleep: bool | None = None) -> None:
+        self.gpu, self.name, self.version = gpu, name, 0
+        self._sizes = {"weights": WEIGHTS, "optimizer": optimizer}
+        self.objective = SimpleNamespace(settings=SimpleNamespace(sleep=sleep))
+        self.resident: Any = None
+        for state in self._sizes:
+            self.reload(state)
+
+    def reload(self, state: str) -> None:
+        self.gpu.take(f"{self.name} {state}", self._sizes[state])
+
+    def offload(self, state: str) -> None:
+        self.gpu.free(f"{self.name} {state}")
+
+    def compute(self) -> None:
+        with self.resident("weights"):
+            assert f"{self.name} weights" in self.gpu.held
+
+    def train(self) -> None:
+        with self.resident("weights", "optimizer"):
+            self.compute()
+            assert f"{self.name} optimizer" in self.gpu.held
+            self.version += 1
+
+    def save(self) -> None:
+        with self.resident("weights", "optimizer"):
+            assert {f"{self.name} weights", f"{self.name} optimizer"} <= set(self.gpu.held)
+
+
+class Sync:
+    """A weight update: the engines and the policy hold weights, and a buffer lies between them."""
+
+    def __init__(self, gpu: GPU, engines: Engines, policy: Model) -> None:
+        self.gpu, self.engines, self.policy = gpu, engines, policy
+
+    def push(self, before_resume: Callable[[], None]) -> str:
+        assert {"engine weights", "policy weights"} <= set(self.gpu.held)
+        self.engines.frozen = True
+        self.gpu.take("buffer", BUFFER)
+        self.engines.version = self.policy.version
+        self.gpu.free("buffer")
+        before_resume()
+        self.engines.resume()
+        return "report"
+
+
+def resources(training: str, inference: str, device: str = "cuda", **others: str) -> ResourcesConfig:
+    mapping = {"training": training, "inference": inference, **others}
+    return ResourcesConfig(device=device, devices_per_node=4, device_mapping=mapping)
+
+
+class Run:
+    """Everything on one GPU, started as a run starts it."""
+
+    def __init__(self) -> None:
+        self.gpu = GPU()
+        self.engines = Engines(self.gpu)
+        runner: Any = SimpleNamespace(run=lambda told: told())
+        self.residency = Residency(runner=runner, engines=self.engines, resources=resources("0", "0"))  # type: ignore[arg-type]
+        one = DeviceRange.model_validate("0")
+        with self.residency.starting():
+            self.policy = Model(self.gpu, "policy", optimizer=OPTIMIZER)
+            self.residency.add(self.policy, one)  # type: ignore[arg-type]
+            self.critic = Model(self.gpu, "critic", optimizer=OPTIMIZER)
+            self.residency.add(self.critic, one)  # type: ignore[arg-type]
+            self.reference = Model(self.gpu, "reference", optimizer=0)
+            self.residency.add(self.reference, one)  # type: ignore[arg-type]
+        assert self.gpu.held == {}
+        self.sync = Sync(self.gpu, self.engines, self.policy)
+        self.push()
+
+    def push(self) -> None:
+        assert self.residency.push(self.sync, self.policy) == "report"  # type: ignore[arg-type]
+
+    def sample(self) -> None:
+        assert not self.engines.frozen
+        assert self.gpu.held == {"engine weights": WEIGHTS, "engine cache": CACHE}
+        assert self.engines.version == self.policy.version, "sampled with old weights"
+
+    def step(self) -> None:
+        self.sample()
+        self.residency.sleep()
+        self.critic.compute()
+        self.reference.compute()
+        self.critic.train()
+        self.policy.compute()
+        self.policy.train()
+        assert self.engines.frozen
+        self.push()
+
+
+ACTIONS: dict[str, Callable[[Run], None]] = {
+    "step": Run.step,
+    "evaluation": Run.sample,
+    "checkpoint": lambda run: (run.policy.save(), run.critic.save(), None)[-1],
+    "weights again": Run.push,
+    "reference": lambda run: run.reference.compute(),
+    "engines sleep and wake": lambda run: (run.residency.sleep(), run.residency.wake(), None)[-1],
+    "nothing asleep, wake": lambda run: run.residency.wake(),
+}
+
+
+@given(st.lists(st.sampled_from(sorted(ACTIONS)), max_size=12))
+def test_whatever_happens_everything_fits_and_only_new_weights_sample(actions: list[str]) -> None:
+    run = Run()
+    for action in actions:
+        ACTIONS[action](run)
+        run.sample()  # between two actions the engines are awake
+
+
+def test_a_step_moves_only_what_it_has_to() -> None:
+    run = Run()
+    run.engines.told.clear()
+    run.step()
+    assert run.engines.told == ["sleep", "wake", "resume"]
+    run.engines.told.clear()
+    run.policy.save()
+    assert run.engines.told == ["sleep", "wake", "resume"]
+
+
+@pytest.mark.parametrize(
+    ("mapping", "sleep", "moves"),
+    [
+        (resources("0-1", "0-1"), None, True),
+        (resources("0-1", "0-1"), False, False),
+        (resources("0-1", "2-3"), None, False),
+        (resources("0-1", "0-1", device="cpu"), None, False),
+        (
+            resources("0-1", "2-3", critic="2-3"),
+            None,
+            False,
+        ),  # the critic shares the engines' GPUs, the policy does not
+    ],
+)
+def test_only_what_shares_gpus_with_the_engines_moves(
+    mapping: ResourcesConfig, sleep: bool | None, moves: bool
+) -> None:
+    engines: Any = Engines(GPU())
+    residency = Residency(runner=None, engines=engines, resources=mapping)  # type: ignore[arg-type]
+    policy: Any = Model(GPU(), "policy", optimizer=OPTIMIZER, sleep=sleep)
+    residency.add(policy, mapping.device_mapping.training)
+    assert (policy.gpu.held == {}) == moves
+    assert (policy.resident is not None) == moves
+
+
+@pytest.mark.parametrize(("takes_turns", "told"), [(False, ["resume"]), (True, ["sleep", "wake", "resume"])])
+def test_cores_are_shared_without_moving_anything(takes_turns: bool, told: list[str]) -> None:
+    run, cores = Run(), resources("0-1", "0-1", device="cpu")
+    residency = Residency(runner=run.residency.runner, engines=run.residency.engines, resources=cores)
+    residency.takes_turns = takes_turns
+    run.engines.told.clear()
+    residency.sleep()
+    sync: Any = SimpleNamespace(push=lambda before_resume: (before_resume(), run.engines.resume()))
+    residency.push(sync, run.policy)  # type: ignore[arg-type]
+    assert run.engines.told == told
+
+
+def test_a_role_on_other_gpus_stays_while_another_one_computes() -> None:
+    run = Run()
+    run.residency.sleep()
+    everywhere: Any = Model(GPU(), "elsewhere", optimizer=0)
+    run.residency.resources = resources("0", "0-1")
+    run.residency.add(everywhere, DeviceRange.model_validate("1"))
+    everywhere.compute()
+    run.policy.compute()
+    assert "elsewhere weights" in everywhere.gpu.held
+    run.critic.compute()
+    assert "policy weights" not in run.gpu.held
