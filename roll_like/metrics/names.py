@@ -274,9 +274,19 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("throughput/<name>", "", "<name>", "A further rate."),
     ("memory/rss_gib", "GiB", "memory", "Resident memory of all processes of the run; shared pages count in each."),
     ("memory/trainer_gib", "GiB", "trainer", "Resident memory of the training ranks together."),
-    ("memory/trainer_gpu_gib", "GiB", "trainer GPU", "Largest peak of allocated GPU memory among the training ranks."),
+    (
+        "memory/trainer_gpu_gib",
+        "GiB",
+        "trainer GPU",
+        "Largest peak of allocated GPU memory in the step, among the training ranks.",
+    ),
     ("memory/critic_gib", "GiB", "critic", "Resident memory of the critic's ranks together."),
-    ("memory/critic_gpu_gib", "GiB", "critic GPU", "Largest peak of allocated GPU memory among the critic's ranks."),
+    (
+        "memory/critic_gpu_gib",
+        "GiB",
+        "critic GPU",
+        "Largest peak of allocated GPU memory in the step, among the critic's ranks.",
+    ),
 )
 
 METRICS: tuple[MetricInfo, ...] = tuple(MetricInfo(*row) for row in _ROWS)

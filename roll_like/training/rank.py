@@ -177,6 +177,7 @@ class TrainingRank:
         memory: dict[str, Metric] = {f"{name}_gib": Sum(psutil.Process().memory_info().rss / 2**30)}
         if self._spec.device == "cuda":
             memory[f"{name}_gpu_gib"] = Max(torch.cuda.max_memory_allocated() / 2**30)
+            torch.cuda.reset_peak_memory_stats()  # the next figure is the next step's
         return memory
 
     def ask(self, method: Callable[..., R], *arguments: Any) -> R:
