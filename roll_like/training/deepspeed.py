@@ -176,7 +176,8 @@ class DeepSpeedBackend(BackendPlugin):
                 self._engine.empty_partition_cache()
             for tensor in (*self.module.parameters(), *self.module.buffers()):
                 yield tensor
-                yield from vars(tensor).values() if self.sharded else ()
+                if self.sharded:
+                    yield from (own for own in vars(tensor).values() if isinstance(own, torch.Tensor))
         else:
             yield from tensors_within(self._engine.optimizer, of=("deepspeed", "torch"))
             yield from (parameter.grad for parameter in self.module.parameters() if parameter.grad is not None)

@@ -35,10 +35,18 @@ class HostCopies:
         """How much is in host memory now."""
         return sum(piece.numel() for _, pieces in self._copies for piece in pieces)
 
-    def offload(self, tensors: Iterable[Tensor]) -> None:
-        """Empty the storages of some tensors, in addition to those that are empty already."""
+    def offload(self, tensors: Iterable[Tensor], keep: Iterable[Tensor] = ()) -> None:
+        """Empty the storages of some tensors, in addition to those that are empty already.
+
+        Args:
+            tensors: Whose storages to empty.
+            keep: Tensors whose storages stay as they are.
+        """
         pinned = self._device == "cuda"
+        kept = {storage.data_ptr() for storage in self._storages(keep)}
         for storage in self._storages(tensors):
+            if storage.data_ptr() in kept:
+                continue
             content = _bytes_of(storage)
             pieces = []
             for part in torch.split(content, CHUNK_BYTES):

@@ -292,7 +292,9 @@ class TrainingRank:
         Until `reload` nothing that needs them may be called.
         """
         if not self._spec.frozen:
-            self._host[state].offload(self._backend.tensors(state))
+            # an optimizer of plain float32 training has the weights themselves as its parameters
+            keep = self._backend.tensors("weights") if state == "optimizer" else ()
+            self._host[state].offload(self._backend.tensors(state), keep)
         elif state == "weights":
             self._host[state].offload((*self._model.module.parameters(), *self._model.module.buffers()))
 

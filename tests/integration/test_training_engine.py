@@ -143,18 +143,20 @@ def test_one_update_is_the_same_however_it_is_computed(
 def test_training_goes_on_bit_for_bit_after_states_were_in_host_memory(
     resources: ResourceManager, float_model: Path, workers: int, zero_stage: int, dtype: str
 ) -> None:
+    # on CPU the weights are a file's, where DeepSpeed makes no copy of them: those stay
+    mapped = (float_model / "model.safetensors").stat().st_size if (zero_stage, dtype) == (0, "float32") else 0
+
     def trained(*, moves: bool) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
         reports = []
         with engine(resources, float_model, workers=workers, zero_stage=zero_stage, dtype=dtype) as trainer:
             for _ in range(3):
                 reports.append(reduce(trainer.train_step(batch())))
                 if moves:
-                    before = trainer.cluster.everywhere(TrainingRank.ask, tensor_bytes)
                     trainer.offload("optimizer")
                     trainer.logprobs(batch())  # computed while the optimizer is away
                     trainer.offload("weights")
                     away = trainer.cluster.everywhere(TrainingRank.ask, tensor_bytes)
-                    assert all(left < 0.02 * held for left, held in zip(away, before, strict=True))
+                    assert away == pytest.approx([mapped] * workers, rel=0.02)
                     trainer.reload("weights")
                     trainer.reload("optimizer")
             return weights(trainer), reports

@@ -42,6 +42,13 @@ def test_what_is_added_later_comes_back_with_the_rest() -> None:
     assert torch.equal(second, torch.ones(7, dtype=torch.bfloat16))
 
 
+def test_what_others_need_is_kept() -> None:
+    flat, other = torch.ones(6), torch.ones(2)
+    copies = HostCopies("cpu")
+    copies.offload([flat[:3], other], keep=[flat[3:]])
+    assert (flat.untyped_storage().nbytes(), other.untyped_storage().nbytes()) == (24, 0)
+
+
 def test_other_devices_and_empty_tensors_are_left_alone() -> None:
     here = torch.ones(3)
     assert HostCopies("cuda")._storages([here, torch.empty(4, device="meta")]) == []
