@@ -43,9 +43,11 @@ IPC = WeightTransport("ipc", lambda resources: resources.device != "cpu" and _sa
 #: From a trainer on other GPUs.
 NCCL = WeightTransport("nccl", lambda resources: resources.device != "cpu" and not _same_gpus(resources))
 #: From a trainer on the same machine.
-SHARED_MEMORY = WeightTransport("shared_memory", lambda resources: resources.device == "cpu" or resources.nodes == 1)
+SHARED_MEMORY = WeightTransport("shared_memory", lambda resources: resources.nodes == 1)
+#: From a trainer anywhere, through Ray: over TCP between machines.
+OBJECT_STORE = WeightTransport("object_store", lambda resources: True)
 #: Those that built-in engines use, the fastest first.
-WEIGHT_TRANSPORTS = (IPC, NCCL, SHARED_MEMORY)
+WEIGHT_TRANSPORTS = (IPC, NCCL, SHARED_MEMORY, OBJECT_STORE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

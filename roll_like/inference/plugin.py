@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, ClassVar
 
-from roll_like.config.inference import SHARED_MEMORY, EngineConfig, JudgeConfig
+from roll_like.config.inference import OBJECT_STORE, SHARED_MEMORY, EngineConfig, JudgeConfig
 from roll_like.config.sections import SamplingResourcesConfig
 from roll_like.config.violations import Finding
 from roll_like.errors import PluginError
@@ -64,15 +64,15 @@ class EnginePlugin:
             PluginError: The engine declares a transport that its plugin does not have.
         """
         del gpus_per_engine, trainer_address
-        if backend != SHARED_MEMORY.name:
+        if backend not in (SHARED_MEMORY.name, OBJECT_STORE.name):
             raise PluginError(
                 f"{cls.__qualname__} declares the weight transport {backend!r} and has no transfer for it; "
-                f"without one of its own it has {SHARED_MEMORY.name!r} only",
+                f"without one of its own it has {SHARED_MEMORY.name!r} and {OBJECT_STORE.name!r} only",
                 fix=f"override {cls.__qualname__}.weight_transfer, or remove it from capabilities.weight_transports",
             )
         from roll_like.inference.weight_transfer.shared_memory import SharedMemoryTransfer
 
-        return SharedMemoryTransfer(engines)
+        return SharedMemoryTransfer(engines, by_value=backend == OBJECT_STORE.name)
 
     @classmethod
     def check(cls, config: EngineConfig, resources: SamplingResourcesConfig) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from tensor_memory import tensor_bytes
 from tests_support import ragged_policy_samples as batch  # type: ignore[import-not-found]
 from trained_weights import trained_weights
 from transformers import AutoModelForCausalLM
+from warm_workers import HOSTS
 
 from roll_like.algorithms.kl import KLController
 from roll_like.cluster import ResourceManager
@@ -143,9 +144,6 @@ def test_one_update_is_the_same_however_it_is_computed(
 def test_training_goes_on_bit_for_bit_after_states_were_in_host_memory(
     resources: ResourceManager, float_model: Path, workers: int, zero_stage: int, dtype: str
 ) -> None:
-    # on CPU the weights are a file's, where DeepSpeed makes no copy of them: those stay
-    mapped = (float_model / "model.safetensors").stat().st_size if (zero_stage, dtype) == (0, "float32") else 0
-
     def trained(*, moves: bool) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
         reports = []
         with engine(resources, float_model, workers=workers, zero_stage=zero_stage, dtype=dtype) as trainer:
@@ -155,8 +153,6 @@ def test_training_goes_on_bit_for_bit_after_states_were_in_host_memory(
                     trainer.offload("optimizer")
                     trainer.logprobs(batch())  # computed while the optimizer is away
                     trainer.offload("weights")
-                    away = trainer.cluster.everywhere(TrainingRank.ask, tensor_bytes)
-                    assert away == pytest.approx([mapped] * workers, rel=0.02)
                     trainer.reload("weights")
                     trainer.reload("optimizer")
             return weights(trainer), reports
@@ -164,6 +160,21 @@ def test_training_goes_on_bit_for_bit_after_states_were_in_host_memory(
     (moved, moved_reports), (stayed, reports) = trained(moves=True), trained(moves=False)
     assert all(torch.equal(moved[name], stayed[name]) for name in stayed)
     assert [report["train/grad_norm"] for report in moved_reports] == [report["train/grad_norm"] for report in reports]
+
+
+@pytest.mark.parametrize(("workers", "zero_stage"), [(1, 0), (2, 3)])
+def test_no_tensor_holds_memory_while_states_are_in_host_memory(
+    resources: ResourceManager, float_model: Path, monkeypatch: pytest.MonkeyPatch, workers: int, zero_stage: int
+) -> None:
+    monkeypatch.delitem(HOSTS, TrainingRank)  # processes that have had no other engine before
+    with engine(resources, float_model, workers=workers, zero_stage=zero_stage, dtype="bfloat16") as trainer:
+        trainer.train_step(batch())
+        held = trainer.cluster.everywhere(TrainingRank.ask, tensor_bytes)
+        trainer.offload("optimizer")
+        between = trainer.cluster.everywhere(TrainingRank.ask, tensor_bytes)
+        assert all(0 < left < 0.5 * before for left, before in zip(between, held, strict=True))
+        trainer.offload("weights")
+        assert trainer.cluster.everywhere(TrainingRank.ask, tensor_bytes) == [0] * workers
 
 
 def test_log_probabilities_equal_a_plain_forward_pass(resources: ResourceManager, float_model: Path) -> None:

@@ -104,7 +104,9 @@ GPUS = ("resources.device=cuda", "resources.devices_per_node=1", "inference.repl
 
 def test_weights_travel_by_what_it_declares(users_engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = [*GPUS, "resources.nodes=2", "resources.address=auto"]
-    with pytest.raises(ConfigError, match="weights would travel to the engines by ipc here, and the engine 'parrot'"):
+    with pytest.raises(
+        ConfigError, match="weights would travel to the engines by ipc or object_store here, and the engine 'parrot'"
+    ):
         configured(users_engine, *cluster)
     engine = type(configured(users_engine).inference)
     pigeon = WeightTransport("pigeon", lambda resources: resources.nodes > 1)
@@ -122,11 +124,12 @@ def test_weights_travel_by_what_it_declares(users_engine: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("device", "nodes", "inference", "expected"),
     [
-        ("cpu", 1, "0-1", ["shared_memory"]),
-        ("cuda", 1, "0-1", ["ipc", "shared_memory"]),
-        ("cuda", 1, "2-3", ["nccl", "shared_memory"]),
-        ("cuda", 2, "0-1", ["ipc"]),
-        ("cuda", 2, "2-3", ["nccl"]),
+        ("cpu", 1, "0-1", ["shared_memory", "object_store"]),
+        ("cpu", 2, "4-5", ["object_store"]),
+        ("cuda", 1, "0-1", ["ipc", "shared_memory", "object_store"]),
+        ("cuda", 1, "2-3", ["nccl", "shared_memory", "object_store"]),
+        ("cuda", 2, "0-1", ["ipc", "object_store"]),
+        ("cuda", 2, "2-3", ["nccl", "object_store"]),
     ],
 )
 def test_transports_follow_from_the_hardware(device: str, nodes: int, inference: str, expected: list[str]) -> None:

@@ -19,6 +19,7 @@ from roll_like.inference.weight_transfer.fingerprint import CHECKED_COLUMNS, che
 from roll_like.inference.weight_transfer.interface import SendReport, buckets_of
 from roll_like.inference.weight_transfer.shared_memory import (
     BucketInfo,
+    LocalBuckets,
     SharedMemory,
     SharedMemoryTransfer,
     as_payload,
@@ -262,3 +263,35 @@ def test_a_sync_that_proves_nothing_is_an_error(fingerprints: dict[str, str], me
 
     with pytest.raises(WeightSyncError, match=message):
         WeightSync(lambda salt: SendReport(fingerprints=fingerprints, bytes=1, buckets=1), Blind()).push()
+
+
+class OtherMachine(DictEngines):
+    """An engine that cannot see the trainer's memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.buckets = LocalBuckets()
+
+    def update_weights(self, info: Mapping[str, Any]) -> None:
+        travelled = pickle.loads(pickle.dumps(info))
+        assert (travelled["pid"], travelled["fd"]) == (0, 0)
+        here = self.buckets.here(travelled)
+        assert here["pid"] == os.getpid()
+        super().update_weights(here)
+
+
+def test_buckets_travel_with_their_content_where_memory_is_not_shared() -> None:
+    policy, engine = Policy(), OtherMachine()
+    sender = SharedMemoryTransfer(engine, bucket_bytes=6000, by_value=True).connect(policy, rank=0)  # type: ignore[arg-type]
+    for salt in (1, 2):
+        policy.tensors = {name: tensor + salt for name, tensor in policy.tensors.items()}
+        assert sender.send(salt).buckets == 2
+        engine.finish_weight_update(salt)
+        assert engine.held.keys() == policy.tensors.keys()
+        assert all(torch.equal(engine.held[name], tensor) for name, tensor in policy.tensors.items())
+        assert engine.buckets._memory
+        engine.buckets.clear()
+        assert not engine.buckets._memory
+    sender.close()
+    with pytest.raises(WeightSyncError, match="cannot be mapped"):
+        read_bucket(BucketInfo(pid=0, fd=0, size=64, names=[], dtype_names=[], shapes=[], offsets=[], checksums=[]))

@@ -6,14 +6,16 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from roll_like.config.inference import EngineCapabilities, EngineConfig
+from roll_like.config.inference import OBJECT_STORE, SHARED_MEMORY, EngineCapabilities, EngineConfig
 from roll_like.config.sections import PositiveInt
 
 
 class HFConfig(EngineConfig):
     """Transformers generates: deterministic, slow, for comparison and small cases."""
 
-    capabilities: ClassVar[EngineCapabilities] = EngineCapabilities(pause=True)
+    capabilities: ClassVar[EngineCapabilities] = EngineCapabilities(
+        weight_transports=(SHARED_MEMORY, OBJECT_STORE), pause=True
+    )
 
     type: Literal["hf"] = Field(default="hf", description="This engine.")
     max_running: PositiveInt = Field(default=32, description="Sequences decoded together.")

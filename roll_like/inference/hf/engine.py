@@ -34,7 +34,7 @@ from roll_like.inference.interface import (
     response_text,
 )
 from roll_like.inference.weight_transfer.fingerprint import fingerprint
-from roll_like.inference.weight_transfer.shared_memory import BucketInfo, read_bucket
+from roll_like.inference.weight_transfer.shared_memory import BucketInfo, LocalBuckets, read_bucket
 from roll_like.models.modules import load_causal_lm
 from roll_like.types import Segment, StopReason
 
@@ -81,6 +81,7 @@ class HFEngine(PolledEngine):
         self._frozen = False
         self._loop_task: asyncio.Task[None] | None = None
         self._version = 0
+        self._buckets = LocalBuckets()
 
     # ---- start and end -------------------------------------------------------------------------
 
@@ -237,7 +238,7 @@ class HFEngine(PolledEngine):
     @torch.inference_mode()
     def _load_bucket(self, info: Mapping[str, Any]) -> None:
         parameters = dict(self._model.named_parameters())
-        for name, tensor in read_bucket(BucketInfo(**info)):
+        for name, tensor in read_bucket(BucketInfo(**self._buckets.here(info))):
             if name not in parameters or parameters[name].shape != tensor.shape:
                 found = tuple(parameters[name].shape) if name in parameters else "nothing"
                 raise WeightSyncError(
@@ -251,6 +252,7 @@ class HFEngine(PolledEngine):
             for sample in self._samples.values():
                 sample.cache = None
             self._version = version
+            self._buckets.clear()
 
     async def resume(self) -> None:
         """Continue generating."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from roll_like.config.inference import OBJECT_STORE, SHARED_MEMORY
 from roll_like.errors import ConfigError
 from roll_like.inference.vllm.config import VLLMConfig, VLLMSettings
 
@@ -35,7 +36,10 @@ def engine_arguments(config: VLLMConfig, spec: EngineSpec) -> dict[str, Any]:
         # of the distribution that tokens are drawn from, temperature applied
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": WORKER_EXTENSION,
-        "weight_transfer_config": {"backend": spec.weight_backend},
+        # what comes through Ray is in shared memory when it gets to vLLM's process
+        "weight_transfer_config": {
+            "backend": SHARED_MEMORY.name if spec.weight_backend == OBJECT_STORE.name else spec.weight_backend
+        },
     }
     if spec.device != "cpu":
         arguments["enable_sleep_mode"] = sleeps(config, spec)

@@ -30,6 +30,7 @@ from roll_like.inference.interface import (
 from roll_like.inference.vllm.arguments import engine_arguments, sleeps, vllm_environment
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.process_output import ProcessOutput
+from roll_like.inference.weight_transfer.shared_memory import LocalBuckets
 from roll_like.types import Segment, StopReason
 
 _STOP_REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH, "abort": StopReason.ABORTED}
@@ -55,6 +56,7 @@ class VLLMEngine(PolledEngine):
         self._output = ProcessOutput()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._cache_asleep = False
+        self._buckets = LocalBuckets()
 
     # ---- start and end -------------------------------------------------------------------------
 
@@ -210,12 +212,13 @@ class VLLMEngine(PolledEngine):
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         with self._weight_errors():
-            await self._llm.update_weights(WeightTransferUpdateRequest(update_info=dict(info)))
+            await self._llm.update_weights(WeightTransferUpdateRequest(update_info=self._buckets.here(info)))
 
     async def finish_weight_update(self, version: int) -> None:
         """Close the reload; tokens sampled from now on carry `version`."""
         with self._weight_errors():
             await self._llm.finish_weight_update(str(version))
+        self._buckets.clear()
 
     async def resume(self) -> None:
         """Continue generating; after `sleep` and `wake`, with a key-value cache that has memory again."""

@@ -11,11 +11,12 @@ from __future__ import annotations
 import mmap
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 _ALIGNMENT = 64
 DEFAULT_BUCKET_BYTES = 64 << 20
+#: Key of a bucket's bytes, where they travel with its description.
+CONTENT = "content"
 #: Memory that is kept between syncs. Fresh memory costs a page fault every 4 KiB, ten times the copying.
 KEPT_BYTES = 1 << 30
 
@@ -134,7 +137,7 @@ def read_bucket(info: BucketInfo) -> list[tuple[str, Tensor]]:
     except (OSError, ValueError) as error:
         raise WeightSyncError(
             f"the shared memory of trainer process {info.pid} cannot be mapped: {error}",
-            fix="trainer and inference engine must run on one machine as one user; across machines use GPUs (NCCL)",
+            fix="trainer and inference engine must run as one user; for several machines set resources.nodes",
         ) from error
     tensors = []
     for index, name in enumerate(info.names):
@@ -159,6 +162,34 @@ def as_payload(info: BucketInfo) -> dict[str, Any]:
     return dict(vars(info))
 
 
+def with_content(info: BucketInfo, memory: SharedMemory) -> dict[str, Any]:
+    """Return the same with the bucket's bytes, for `LocalBuckets` in the engine's process."""
+    content = np.frombuffer(memory.view, np.uint8, count=info.size).copy()
+    return {**vars(info), "pid": 0, "fd": 0, CONTENT: content}
+
+
+class LocalBuckets:
+    """Buckets that came with their content, in shared memory of this machine: an engine's own processes read it."""
+
+    def __init__(self) -> None:
+        self._memory: list[SharedMemory] = []
+
+    def here(self, info: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a description of the bucket in this machine's memory: the same, unless it came with its content."""
+        if CONTENT not in info:
+            return dict(info)
+        memory = SharedMemory(info["size"])
+        self._memory.append(memory)
+        memory.view.write(info[CONTENT].data)
+        rest = {key: value for key, value in info.items() if key != CONTENT}
+        return rest | {"pid": os.getpid(), "fd": memory.fd}
+
+    def clear(self) -> None:
+        """Give the memory up: the update is over."""
+        while self._memory:
+            self._memory.pop().close()
+
+
 @dataclass(frozen=True, slots=True)
 class SharedMemoryTransfer:
     """Fills a bucket while the engines load the one before it.
@@ -166,10 +197,12 @@ class SharedMemoryTransfer:
     Args:
         engines: The engines.
         bucket_bytes: Size of one bucket.
+        by_value: Whether buckets travel through Ray with their content, because an engine may be on another machine.
     """
 
     engines: ClusterHandle[InferenceEngine]
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
+    by_value: bool = False
 
     def connect(self, source: WeightSource, rank: int) -> SharedMemorySender:
         """Return this rank's end; no connection is needed."""
@@ -191,7 +224,7 @@ class SharedMemorySender:
         if self._rank != 0:
             deque(buckets, maxlen=0)
             return SendReport(fingerprints={}, bytes=0, buckets=0)
-        with _Send(self._transfer.engines, salt, self._kept) as sending:
+        with _Send(self._transfer, salt, self._kept) as sending:
             try:
                 for tensors in buckets:
                     sending.put(tensors)
@@ -216,8 +249,9 @@ class _Send:
     is loaded when all its tensors are there.
     """
 
-    def __init__(self, engines: ClusterHandle[InferenceEngine], salt: int, kept: list[SharedMemory]) -> None:
-        self._engines = engines
+    def __init__(self, transfer: SharedMemoryTransfer, salt: int, kept: list[SharedMemory]) -> None:
+        self._engines = transfer.engines
+        self._by_value = transfer.by_value
         self._salt = salt
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weight-sync")
         self._loading: Future[list[None]] | None = None
@@ -237,9 +271,11 @@ class _Send:
                 pieces.pop().close()
 
     def put(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
-        info = fill_bucket(self._memory(bucket_size(tensors)), tensors)
+        memory = self._memory(bucket_size(tensors))
+        info = fill_bucket(memory, tensors)
+        payload = with_content(info, memory) if self._by_value else as_payload(info)
         self._wait()
-        self._loading = self._thread.submit(self._engines.everywhere, InferenceEngine.update_weights, as_payload(info))
+        self._loading = self._thread.submit(self._engines.everywhere, InferenceEngine.update_weights, payload)
         self._fingerprints.update((name, fingerprint(tensor, self._salt)) for name, tensor in tensors)
         self._bytes += sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
         self._buckets += 1

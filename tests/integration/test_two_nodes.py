@@ -1,0 +1,74 @@
+"""A run on two nodes: the trainer on one, the engine on the other, weights over TCP."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hygiene import TEST_MARKER
+from run_config import asynchronous, finish_run, read_lines, write_run
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+#: Two nodes of one core each, on one machine; prints the address and ends when its input does.
+TWO_NODES = """
+import sys
+from ray.cluster_utils import Cluster
+cluster = Cluster()
+for _ in range(2):
+    cluster.add_node(num_cpus=1, object_store_memory=200 * 2**20, include_dashboard=False)
+print(cluster.address, flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    cluster = subprocess.Popen(
+        [sys.executable, "-c", TWO_NODES],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0", TEST_MARKER: str(os.getpid())},
+    )
+    assert cluster.stdin is not None
+    assert cluster.stdout is not None
+    yield cluster.stdout.readline().strip()
+    cluster.stdin.close()
+    cluster.wait(60)
+    cluster.stdout.close()
+
+
+@pytest.mark.parametrize("engine", ["hf", "vllm"])
+def test_trainer_and_engine_on_nodes_of_their_own(address: str, tmp_path: Path, tiny_model: Path, engine: str) -> None:
+    inference = {"type": "vllm", "kv_cache_gib": 0.2} if engine == "vllm" else {"type": "hf"}
+    config = write_run(
+        tmp_path,
+        tiny_model,
+        **{
+            **asynchronous(schedule={"type": "async", "max_staleness": 1, "ahead": 1.0}),
+            "steps": 3,
+            "inference": inference,
+            "checkpoint": {"at_end": False, "export": False},
+            "resources": {
+                "device": "cpu",
+                "nodes": 2,
+                "devices_per_node": 1,
+                "address": address,
+                "device_mapping": {"training": "0", "inference": "1"},
+            },
+        },
+    )
+    code, output = finish_run(config)
+    assert code == 0, output
+    steps = read_lines(tmp_path / "runs" / "tiny" / "metrics.jsonl")
+    assert len(steps) == 3
+    for step in steps:
+        assert step["sync/tensors_checked"] > 10
+        assert step["mismatch/logprob_difference"] < 1e-4
+        assert step["staleness/max"] <= 1
