@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from hygiene import TEST_MARKER
-from run_config import asynchronous, finish_run, read_lines, write_run
+from run_config import finish_run, read_lines, write_run
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -51,7 +51,6 @@ def test_trainer_and_engine_on_nodes_of_their_own(address: str, tmp_path: Path, 
         tmp_path,
         tiny_model,
         **{
-            **asynchronous(schedule={"type": "async", "max_staleness": 1, "ahead": 1.0}),
             "steps": 3,
             "inference": inference,
             "checkpoint": {"at_end": False, "export": False},
@@ -71,4 +70,4 @@ def test_trainer_and_engine_on_nodes_of_their_own(address: str, tmp_path: Path, 
     for step in steps:
         assert step["sync/tensors_checked"] > 10
         assert step["mismatch/logprob_difference"] < 1e-4
-        assert step["staleness/max"] <= 1
+        assert step["staleness/max"] == 0
