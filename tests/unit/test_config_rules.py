@@ -304,11 +304,6 @@ def test_the_bases_of_these_tests_are_valid() -> None:
             "cannot divide a model among GPUs, and each replica would have 2; set it to 4",
         ),
         (
-            changed(CUDA, resources__nodes=2, resources__address="auto", inference={"type": "hf", "replicas": 4}),
-            "inference.type",
-            "weights would travel to the engines by ipc here, and the engine 'hf' takes them by shared_memory",
-        ),
-        (
             changed(inference={"engine_args": {"seed": 3}}),
             "inference.engine_args",
             "'seed' is set by `seed`; remove it from engine_args",
