@@ -65,6 +65,11 @@ class TeacherObjective(LanguageModelObjective[Any, MicroBatch]):
     top_k: int | None
     packing: bool = True
 
+    @property
+    def row_sharing(self) -> str | None:
+        """What puts several samples into one row."""
+        return "data.packing" if self.packing else None
+
     def forward(self, model: RankModel, batch: MicroBatch) -> Answers:
         """Return the answers for a micro-batch's targets."""
         hidden_NE: Tensor = model.module.hidden_states(*tensors_of(batch, model.device)[:4])
@@ -187,6 +192,11 @@ class DistillationObjective(LanguageModelObjective[Sequence[TeacherScored], Teac
 
     loss_config: PluginConfig
     projections: dict[str, Projection] = field(default_factory=dict)
+
+    @property
+    def row_sharing(self) -> str | None:
+        """What puts several samples into one row."""
+        return "data.packing" if self.packing else None
 
     def head(self) -> type[TokenLogprobHead]:
         """Return what becomes of the hidden states before targets."""

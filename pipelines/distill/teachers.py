@@ -121,6 +121,7 @@ def start_student_and_teachers(
             settings=teacher.training,
             temperature=cast(DistillationConfig, config.algorithm.loss).temperature,
             top_k=config.algorithm.top_k,
+            packing=config.data.packing,
         )
         spec = rank_spec(config, teacher.model, teacher.devices, objective, total_updates=None)
         engines[teacher.name] = start_engine(f"teacher {teacher.name}", spec, resources, teacher.devices, stack=stack)

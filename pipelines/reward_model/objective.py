@@ -38,6 +38,7 @@ class RewardModelObjective(Objective[Sequence[ScoredPair], PairBatch]):
     settings: TrainingConfig
     algorithm: RewardModelAlgorithmConfig
     pad_token_id: int
+    packing: bool = True
 
     task: ClassVar[Task] = "text-classification"
 

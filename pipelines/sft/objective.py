@@ -20,6 +20,11 @@ from roll_like.values import Last, Mean, Metric, Metrics, Sum, merge
 class SupervisedObjective(LanguageModelObjective[Sequence[TrainingSample], MicroBatch]):
     """The mean negative log-likelihood of all trained tokens of a step, in nats."""
 
+    @property
+    def row_sharing(self) -> str | None:
+        """What puts several samples into one row."""
+        return "data.packing" if self.packing else None
+
     def updates(self, step: Sequence[TrainingSample], engine: Engine) -> Iterator[Update[MicroBatch]]:
         """Yield one optimizer step."""
         tokens = sum(int(sample.sampled.sum()) for sample in step)

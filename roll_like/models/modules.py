@@ -22,7 +22,9 @@ COMPLETE = "set model.path to a directory with config.json, *.safetensors and a 
 
 
 def load_causal_lm(path: Path, dtype: Precision, *, trust_remote_code: bool = False) -> PreTrainedModel:
-    """Return the model on CPU in `dtype`, for training: scaled-dot-product attention, no key-value cache.
+    """Return the model on CPU in `dtype`, for training: no key-value cache, attention as transformers chooses it.
+
+    That is torch's scaled-dot-product attention, unless the model bounds its scores or has attention sinks.
 
     Args:
         path: A directory from `resolve_model` or from an export.
@@ -64,7 +66,6 @@ def load_for_training(
             model, info = auto_class.from_pretrained(
                 str(path),
                 dtype=getattr(torch, dtype),
-                attn_implementation="sdpa",
                 local_files_only=True,
                 trust_remote_code=trust_remote_code,
                 output_loading_info=True,
@@ -72,6 +73,8 @@ def load_for_training(
             )
         except (OSError, ValueError, KeyError) as error:
             raise ConfigError(f"no {what} can be loaded from {path}: {error}", fix=COMPLETE) from error
+    if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
+        model.set_attn_implementation("eager")  # scaled-dot-product attention would drop the bound
     # transformers only warns about these and goes on with random numbers
     absent = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
     model.config.use_cache = False

@@ -1,4 +1,7 @@
-"""Attention of short rows on CPU, several times faster than torch's flash kernel there.
+"""Attention with masks: one for each width of window, and a fast way for short rows on CPU.
+
+Masks come with the rows (`segments.py`), because transformers gives every layer the mask that it is given, whatever
+the layer's window. Which function computes: `attention_forward`.
 
 Rows of a few hundred tokens are what training on CPU sees. Torch's tiled kernel, made for long rows,
 spends more time on them than the model's projections. Plain matrix products do not: here the query
@@ -14,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from roll_like.training.segments import RowSegments
 
 #: Probabilities are kept, B·H·L·L numbers a layer: beyond this length they outweigh all other activations.
 MAX_DENSE_TOKENS = 1024
@@ -37,13 +42,27 @@ def attention_forward(
     *,
     dropout: float = 0.0,
     scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    row_segments: RowSegments | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Return the attention output, shape [B, L, H, D], as transformers' attention functions do.
 
-    What `dense_attention` is not for (long rows, dropout, a cache, no bool mask, another device) goes to
-    torch's scaled-dot-product attention.
+    With `row_segments`, the mask is theirs for the layer's window; else it is `attention_mask` as it is. Bounded scores
+    and sinks go to `explicit_attention`. What `dense_attention` is not for (long rows, dropout, a cache, no bool mask,
+    another device) goes to torch's scaled-dot-product attention.
     """
+    if row_segments is not None:
+        row_segments.note(query_BHLD, sliding_window, softcap, s_aux)
+        attention_mask = row_segments.mask(sliding_window)
+    scale = query_BHLD.shape[-1] ** -0.5 if scaling is None else scaling
+    if softcap is not None or s_aux is not None:
+        capped = explicit_attention(
+            query_BHLD, key_BGLD, value_BGLD, attention_mask, scale, softcap=softcap, sinks_H=s_aux, dropout=dropout
+        )
+        return capped.transpose(1, 2).contiguous(), None
     dense = (
         query_BHLD.device.type == "cpu"
         and key_BGLD.shape[2] == query_BHLD.shape[2] <= MAX_DENSE_TOKENS
@@ -60,8 +79,48 @@ def attention_forward(
             module, query_BHLD, key_BGLD, value_BGLD, attention_mask, dropout=dropout, scaling=scaling, **options
         )[0]
         return output, None
-    scale = query_BHLD.shape[-1] ** -0.5 if scaling is None else scaling
     return dense_attention(query_BHLD, key_BGLD, value_BGLD, attention_mask, scale).transpose(1, 2).contiguous(), None
+
+
+def explicit_attention(
+    query_BHLD: Tensor,
+    key_BGLD: Tensor,
+    value_BGLD: Tensor,
+    mask_B1LL: Tensor | None,
+    scale: float,
+    *,
+    softcap: float | None = None,
+    sinks_H: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Return attention with bounded scores (Gemma 2) or sinks (gpt-oss), shape [B, H, L, D]; softmax is float32.
+
+        scores  s = softcap · tanh(scale · q·kᵀ / softcap)
+        weights w_j = exp s_j / (exp sink + Σ_k exp s_k)
+
+    Args:
+        query_BHLD: Queries of H heads.
+        key_BGLD: Keys of G heads; consecutive query heads share one.
+        value_BGLD: Values of the same heads.
+        mask_B1LL: Which key each query sees; None: all before it.
+        scale: Factor of the scores.
+        softcap: Largest score; None: no bound.
+        sinks_H: A score of each head that takes weight and has no value.
+        dropout: Share of the weights that are dropped.
+    """
+    share = query_BHLD.shape[1] // key_BGLD.shape[1]
+    key_BHLD, value_BHLD = key_BGLD.repeat_interleave(share, 1), value_BGLD.repeat_interleave(share, 1)
+    scores_BHLL = (query_BHLD.float() * scale) @ key_BHLD.float().transpose(2, 3)
+    if softcap is not None:
+        scores_BHLL = softcap * torch.tanh(scores_BHLL / softcap)
+    if mask_B1LL is None:
+        mask_B1LL = torch.ones(scores_BHLL.shape[2:], dtype=torch.bool, device=scores_BHLL.device).tril()
+    scores_BHLL = scores_BHLL.masked_fill(~mask_B1LL, float("-inf"))
+    if sinks_H is not None:
+        sinks_BHL1 = sinks_H.float().view(1, -1, 1, 1).expand(*scores_BHLL.shape[:3], 1)
+        scores_BHLL = torch.cat([scores_BHLL, sinks_BHL1], -1)
+    weights_BHLL = torch.softmax(scores_BHLL, -1)[..., : key_BHLD.shape[2]].to(query_BHLD.dtype)
+    return torch.nn.functional.dropout(weights_BHLL, dropout) @ value_BHLD
 
 
 def dense_attention(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from roll_like.config.sections import Precision, Task, TrainerConfig
+from roll_like.models.attention import ALWAYS_SHARED
 from roll_like.training.layout import Layout, MicroBatch
 from roll_like.training.policy import tensors_of
 from roll_like.types import FloatArray, TrainingSample
@@ -196,6 +197,13 @@ class Objective(ABC, Generic[StepT, BatchT]):
         The loss is a sum over micro-batches and ranks: its weights divide by the whole global batch.
         """
         raise NotImplementedError(f"{type(self).__name__} is not trained")
+
+    @property
+    def row_sharing(self) -> str | None:
+        """What puts several samples into one row: a key that can be set to false, `ALWAYS_SHARED`, or None."""
+        if self.packing:
+            return ALWAYS_SHARED
+        return f"{self.section}.share_prompts" if self.settings.share_prompts else None
 
     # ---- on the driver -------------------------------------------------------------------------
 

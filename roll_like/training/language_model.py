@@ -9,9 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from roll_like.config.sections import LoRAConfig, TrainerConfig, TrainingConfig
+from roll_like.models.attention import refuse_changed_logits
 from roll_like.models.lora import add_adapters
 from roll_like.models.modules import load_causal_lm
-from roll_like.training.attention import use_dense_attention
+from roll_like.training.backbone import use_row_attention
 from roll_like.training.interface import BatchT, Objective, RankModel, RankSpec, StepT
 from roll_like.training.layout import MicroBatch
 from roll_like.training.policy import PolicyModule, TokenLogprobHead
@@ -38,6 +39,7 @@ class LanguageModelObjective(Objective[StepT, BatchT]):
         """Return the model with adapters where it has some, and a head that never holds all logits."""
         settings = self.settings
         loaded = load_causal_lm(Path(spec.model_path), dtype=spec.dtype, trust_remote_code=spec.trust_remote_code)
+        refuse_changed_logits(loaded.config)
         return PolicyModule(
             prepared(loaded, spec, settings, settings.lora),
             chunk_tokens=settings.logprob_chunk_tokens,
@@ -62,8 +64,7 @@ class LanguageModelObjective(Objective[StepT, BatchT]):
 
 def prepared(model: Any, spec: RankSpec[Any], settings: TrainerConfig, lora: LoRAConfig | None = None) -> Any:
     """Return a Hugging Face model with the attention, the checkpointing and the adapters that it is trained with."""
-    if spec.device == "cpu":
-        use_dense_attention(model)
+    use_row_attention(model, row_sharing=spec.objective.row_sharing)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if lora is not None and not spec.frozen:

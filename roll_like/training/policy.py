@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from roll_like.algorithms.logprobs import token_logprobs
+from roll_like.training.backbone import run_backbone
 from roll_like.training.layout import MicroBatch
-from roll_like.training.rows import PADDING, PREFIX_STRIDE
+from roll_like.training.segments import RowSegments
 
 
 class TokenLogprobHead(nn.Module):
@@ -83,35 +84,9 @@ def hidden_states(
     backbone: Any, token_ids_BL: Tensor, positions_BL: Tensor, segment_ids_BL: Tensor, sources_N: Tensor
 ) -> Tensor:
     """Return a backbone's last hidden states, after the final norm, at flat indices `sources_N` of [B·L], [N, D]."""
-    hidden_BLD = backbone(
-        input_ids=token_ids_BL,
-        position_ids=positions_BL,
-        attention_mask=segment_mask(segment_ids_BL),
-        use_cache=False,
-    ).last_hidden_state
+    hidden_BLD = run_backbone(backbone, token_ids_BL, RowSegments(segment_ids_BL, positions_BL))
     hidden_ND: Tensor = hidden_BLD.reshape(-1, hidden_BLD.shape[-1])[sources_N]
     return hidden_ND
-
-
-def segment_mask(segment_ids_BL: Tensor) -> Tensor:
-    """Return which token may attend to which: bool, shape [B, 1, L, L].
-
-        segments 0 0 1 2  →  1 0 0 0
-                             1 1 0 0
-                             1 1 1 0
-                             1 1 0 1
-
-    A segment after a prefix sees that too (`rows.py`). A plain causal batch (no segment above 1, padding at the end)
-    gives the usual causal mask.
-    """
-    length = segment_ids_BL.shape[1]
-    query_BL1, key_B1L = segment_ids_BL[:, :, None], segment_ids_BL[:, None, :]
-    causal_LL = torch.ones(length, length, dtype=torch.bool, device=segment_ids_BL.device).tril()
-    seen_BLL = (key_B1L == 0) | (key_B1L == query_BL1) | (key_B1L == query_BL1 // PREFIX_STRIDE)
-    visible_BLL = seen_BLL & causal_LL & (key_B1L != PADDING)
-    # a padding token sees itself: a row without any key would be NaN
-    eye_LL = torch.eye(length, dtype=torch.bool, device=segment_ids_BL.device)
-    return (visible_BLL | eye_LL)[:, None]
 
 
 def tensors_of(batch: MicroBatch, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -8,7 +8,7 @@ from torch.nn import Module
 from torch.nn.functional import scaled_dot_product_attention
 
 from roll_like.training.attention import MAX_DENSE_TOKENS, attention_forward
-from roll_like.training.policy import segment_mask
+from roll_like.training.segments import segment_mask
 
 MASK = segment_mask(torch.tensor([[0, 0, 0, 1, 1, 2, 2], [0, 0, 1, 1, 1, -1, -1]]))
 SHAPES = [(6, 2), (4, 4), (3, 1)]

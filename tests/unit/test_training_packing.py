@@ -17,9 +17,10 @@ from tests_support import pairs_of  # type: ignore[import-not-found]
 from roll_like.training.attention import use_dense_attention
 from roll_like.training.layout import MicroBatch, micro_batches
 from roll_like.training.pairs import pair_batches
-from roll_like.training.policy import PolicyModule, segment_mask, tensors_of
+from roll_like.training.policy import PolicyModule, tensors_of
 from roll_like.training.row_plan import pack
 from roll_like.training.rows import PREFIX_STRIDE, RowPlan, build_rows
+from roll_like.training.segments import segment_mask
 from roll_like.types import TrainingSample
 
 

@@ -1,0 +1,107 @@
+"""What the layers of a model see, from its configuration: everything, a window, or a state that runs through the row.
+
+Training puts several samples into one row (`roll_like/training/rows.py`), so it must know how each layer can be kept
+from reading another sample. Layer types are those of transformers' `config.layer_types`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from roll_like.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+#: Their state runs through a row from its first token to its last, whatever a mask says.
+RECURRENT = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
+#: Each token by itself.
+_TOKENWISE = frozenset({"moe", "mlp", "sparse", "dense"})
+_FULL, _WINDOW = "full_attention", "sliding_attention"
+#: Functions of logits, by the key that has them, with the value that changes nothing.
+_LOGIT_KEYS = {
+    "final_logit_softcapping": None,
+    "logit_scale": 1.0,
+    "logits_scaling": 1.0,
+    "lm_head_multiplier": 1.0,
+}
+#: What `AttentionLayers.refuse_sharing` takes for pipelines whose rows always hold several samples.
+ALWAYS_SHARED = "the pipeline"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionLayers:
+    """What the layers of a model see.
+
+    Attributes:
+        recurrent: Types of layers with a state, in alphabetical order; empty for most models.
+        count: Layers that attend; None where the configuration does not tell.
+        windows: How many of them have a sliding window.
+        window: Tokens that those see, the query itself included.
+    """
+
+    recurrent: tuple[str, ...]
+    count: int | None
+    windows: int
+    window: int | None
+
+    @classmethod
+    def of(cls, config: PretrainedConfig) -> AttentionLayers:
+        """Return what a configuration says.
+
+        Raises:
+            ConfigError: A layer attends in a way that rows of several samples have no mask for.
+        """
+        text: Any = config.get_text_config()
+        types: list[str] | None = getattr(text, "layer_types", None)
+        window: int | None = getattr(text, "sliding_window", None)
+        if types is None:
+            count = int(text.num_hidden_layers)
+            return cls(recurrent=(), count=count, windows=count if window else 0, window=window or None)
+        unknown = sorted(set(types) - RECURRENT - _TOKENWISE - {_FULL, _WINDOW})
+        if unknown:
+            raise ConfigError(
+                f"layers of the model are of the type {unknown[0]}, and training has masks for {_FULL} and {_WINDOW} "
+                "only: such layers would see other tokens than in inference",
+                fix="set model.path to a model without such layers",
+            )
+        recurrent = tuple(sorted(set(types) & RECURRENT))
+        windows = types.count(_WINDOW)
+        return cls(
+            recurrent=recurrent,
+            count=None if any(name.startswith("hybrid") for name in recurrent) else types.count(_FULL) + windows,
+            windows=windows,
+            window=window if windows else None,
+        )
+
+    def refuse_sharing(self, key: str | None) -> None:
+        """Raise a ConfigError where layers with a state would read other samples of their row.
+
+        Args:
+            key: What puts several samples into one row: a key of the configuration that can be set to false, or
+                `ALWAYS_SHARED`; None where a row holds one.
+        """
+        if not self.recurrent or key is None:
+            return
+        raise ConfigError(
+            f"the model has layers of the type {self.recurrent[0]}, whose state runs through a row from one sample to "
+            f"the next, and {key} puts several samples into one row",
+            fix="set model.path to a model without such layers" if key == ALWAYS_SHARED else f"set {key}: false",
+        )
+
+
+def refuse_changed_logits(config: PretrainedConfig) -> None:
+    """Raise a ConfigError for a model whose logits are more than its output projection.
+
+    Log-probabilities are computed from hidden states and that projection (`algorithms/logprobs.py`).
+    """
+    text: Any = config.get_text_config()
+    for key, neutral in _LOGIT_KEYS.items():
+        value = getattr(text, key, None)
+        if value and value != neutral:
+            raise ConfigError(
+                f"the model's config.json has {key}: {value}, which training does not apply to logits, so "
+                "log-probabilities would differ from those of inference",
+                fix="set model.path to a model without it",
+            )

@@ -1,0 +1,112 @@
+"""Which tokens of a micro-batch see which: as masks, and as sequences for attention without a mask.
+
+A token sees what comes before it in its own sample (`rows.py`). A layer with a sliding window of W tokens sees the last
+W of them, itself included. They are counted by positions: between a response and its prompt there may be other
+responses in the row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from roll_like.training.rows import PADDING, PREFIX_STRIDE
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """What a layer asked of an attention function.
+
+    Attributes:
+        window: Tokens that a query sees, itself included; None for all.
+        head_width: Width of a query and of a key.
+        softcap: Whether scores are bounded.
+        sinks: Whether each head has a score that takes weight and has no value.
+    """
+
+    window: int | None
+    head_width: int
+    softcap: bool
+    sinks: bool
+
+
+@dataclass(eq=False, slots=True)
+class RowSegments:
+    """The segments of a micro-batch's rows; goes through the model to every attention layer.
+
+    Attributes:
+        segment_ids_BL: 0 for the prompt, 1… for what follows it (`rows.py`), −1 for padding.
+        positions_BL: Position of each token in its own sample.
+        calls: What attention layers asked for, where a list is given to write it down.
+    """
+
+    segment_ids_BL: Tensor
+    positions_BL: Tensor
+    calls: list[AttentionCall] | None = None
+    _masks: dict[int | None, Tensor] = field(default_factory=dict)
+    _longest: int | None = None
+
+    def mask(self, window: int | None = None) -> Tensor:
+        """Return which token may attend to which: bool, shape [B, 1, L, L].
+
+        Args:
+            window: Tokens that a query sees, itself included; default: all.
+        """
+        if window is not None and window >= self.longest:
+            window = None
+        if window not in self._masks:
+            self._masks[window] = (
+                segment_mask(self.segment_ids_BL) if window is None else self.mask() & self._near(window)
+            )
+        return self._masks[window]
+
+    def note(self, query_BHLD: Tensor, window: int | None, softcap: float | None, sinks_H: Tensor | None) -> None:
+        """Write down what a layer asks for, where that is wanted."""
+        if self.calls is not None:
+            call = AttentionCall(
+                window=window,
+                head_width=query_BHLD.shape[-1],
+                softcap=softcap is not None,
+                sinks=sinks_H is not None,
+            )
+            self.calls.append(call)
+
+    def padding_mask(self) -> Tensor:
+        """Return which tokens are no padding: 1 or 0, shape [B, L]."""
+        return (self.segment_ids_BL != PADDING).long()
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sample."""
+        if self._longest is None:
+            self._longest = int(self.positions_BL.max()) + 1
+        return self._longest
+
+    def _near(self, window: int) -> Tensor:
+        """Return which keys are within a window of each query or after it: bool, shape [B, 1, L, L]."""
+        positions_BL = self.positions_BL
+        near_B1LL: Tensor = positions_BL[:, None, None, :] > positions_BL[:, None, :, None] - window
+        return near_B1LL
+
+
+def segment_mask(segment_ids_BL: Tensor) -> Tensor:
+    """Return which token may attend to which: bool, shape [B, 1, L, L].
+
+        segments 0 0 1 2  →  1 0 0 0
+                             1 1 0 0
+                             1 1 1 0
+                             1 1 0 1
+
+    A segment after a prefix sees that too (`rows.py`). A plain causal batch (no segment above 1, padding at the end)
+    gives the usual causal mask.
+    """
+    length = segment_ids_BL.shape[1]
+    query_BL1, key_B1L = segment_ids_BL[:, :, None], segment_ids_BL[:, None, :]
+    causal_LL = torch.ones(length, length, dtype=torch.bool, device=segment_ids_BL.device).tril()
+    seen_BLL = (key_B1L == 0) | (key_B1L == query_BL1) | (key_B1L == query_BL1 // PREFIX_STRIDE)
+    visible_BLL = seen_BLL & causal_LL & (key_B1L != PADDING)
+    # a padding token sees itself: a row without any key would be NaN
+    eye_LL = torch.eye(length, dtype=torch.bool, device=segment_ids_BL.device)
+    return (visible_BLL | eye_LL)[:, None]

@@ -1,0 +1,75 @@
+"""Tiny random models of many families, with windows that are shorter than the rows of tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+WINDOW = 4
+_SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW}
+_FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {"use_sliding_window": True, "max_window_layers": 0, **_LAYERS},
+    "qwen3": {},
+    "qwen3_moe": {"num_experts": 4, **_EXPERTS},
+    "mistral": {"sliding_window": WINDOW},
+    "gemma2": {"attn_logit_softcapping": 5.0, "final_logit_softcapping": None, "query_pre_attn_scalar": 8, **_LAYERS},
+    "gemma3_text": {"query_pre_attn_scalar": 8, **_LAYERS},
+    "olmo2": {},
+    "olmo3": {**_LAYERS},
+    "phi3": {"sliding_window": WINDOW},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, **_LAYERS},
+    "qwen3_next": {
+        "num_experts": 4,
+        "shared_expert_intermediate_size": 24,
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention"],
+        **_EXPERTS,
+    },
+    "lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    "llama4_text": {"attention_chunk_size": WINDOW, "intermediate_size_mlp": 48, "num_local_experts": 2},
+}
+#: Families whose layers see all of a sample, or a window of it.
+ATTENDING = tuple(name for name in _FAMILIES if name not in ("qwen3_next", "lfm2", "llama4_text"))
+#: Those of them with windows.
+WINDOWED = tuple(name for name in ATTENDING if "sliding_window" in _FAMILIES[name])
+#: Families with layers that have a state.
+RECURRENT = ("qwen3_next", "lfm2")
+
+
+def make_family(name: str, *, seed: int = 0, **changes: Any) -> Any:
+    """Return a causal language model of a family as transformers makes it, float32, in evaluation mode.
+
+    Two layers, four heads of 8 with two key heads; windows have 4 tokens. Weights are large enough that each token
+    matters to those that see it.
+
+    Args:
+        name: The family: transformers' `model_type`.
+        seed: Of the weights.
+        changes: To its configuration.
+    """
+    import torch
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    config = CONFIG_MAPPING[name](**{**_SIZES, **_FAMILIES[name], **changes})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()

@@ -1,0 +1,230 @@
+"""Rows of several samples give what transformers gives for each alone, for many families of models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from model_families import ATTENDING, RECURRENT, WINDOW, WINDOWED, make_family
+
+from roll_like.errors import ConfigError
+from roll_like.models.attention import ALWAYS_SHARED, AttentionLayers, refuse_changed_logits
+from roll_like.training.attention import use_dense_attention
+from roll_like.training.backbone import probe, use_row_attention
+from roll_like.training.layout import micro_batches
+from roll_like.training.policy import PolicyModule, tensors_of
+from roll_like.training.segments import RowSegments, segment_mask
+from roll_like.types import TrainingSample
+
+#: Log-probabilities of the targets, [N], and the gradient of their weighted sum in each parameter.
+Computed = tuple[torch.Tensor, dict[str, torch.Tensor]]
+
+
+def samples_of(prompts: Sequence[int], *, head: int = 0) -> list[TrainingSample]:
+    """Three responses to each of some prompts, all longer than the window but one; prompts begin with `head` tokens."""
+    random = np.random.default_rng(0)
+    common = random.integers(3, 64, head)
+    samples = []
+    for group, length in enumerate(prompts):
+        prompt = np.concatenate([common, random.integers(3, 64, length)])
+        for response in (7 + group, 1, 5):
+            tokens = np.concatenate([prompt, random.integers(3, 64, response)]).astype(np.int32)
+            samples.append(
+                TrainingSample(
+                    group_id=str(group),
+                    token_ids=tokens,
+                    prompt_length=len(prompt),
+                    sampled=np.arange(len(tokens)) >= len(prompt),
+                )
+            )
+    return samples
+
+
+FORMS: dict[str, tuple[list[TrainingSample], dict[str, Any]]] = {
+    "a prompt's responses share a row": (samples_of([9, 6]), {"share_prompts": True}),
+    "groups with a common beginning share a row": (
+        samples_of([6, 3], head=5),
+        {"share_prompts": True, "packing": True},
+    ),
+    "each alone": (samples_of([9]), {"share_prompts": False}),
+}
+
+
+def weight_of(sample: int, token: int) -> float:
+    return float(np.sin(3 * sample + token))
+
+
+def alone(model: Any, samples: Sequence[TrainingSample]) -> Computed:
+    """What transformers computes, one sample at a time, without padding or masks of ours."""
+    found, loss = [], torch.zeros(())
+    for index, sample in enumerate(samples):
+        tokens = torch.from_numpy(sample.token_ids).long()[None]
+        logprobs_LV = model(input_ids=tokens, use_cache=False).logits[0].log_softmax(-1)
+        at = np.flatnonzero(sample.sampled)
+        chosen = logprobs_LV[at - 1, tokens[0, at]]
+        weights = torch.tensor([weight_of(index, int(token)) for token in at])
+        found.append(chosen.detach())
+        loss = loss + (chosen * weights).sum()
+    loss.backward()
+    return torch.cat(found), gradients(model)
+
+
+def in_rows(model: Any, samples: Sequence[TrainingSample], layout: dict[str, Any]) -> Computed:
+    """What the trainer computes, in the order of `alone`."""
+    policy = PolicyModule(model, chunk_tokens=64, chunk_vocab=512)
+    found, loss = {}, torch.zeros(())
+    (batches,) = micro_batches(samples, ranks=1, max_tokens=256, **layout)
+    for batch in batches:
+        logprobs, _ = policy(*tensors_of(batch, torch.device("cpu")), 1.0)
+        places = list(zip(batch.sample_ids.tolist(), batch.target_ids.tolist(), strict=True))
+        found.update(zip(places, logprobs.detach(), strict=True))
+        loss = loss + (logprobs * torch.tensor([weight_of(*place) for place in places])).sum()
+    loss.backward()
+    return torch.stack([found[place] for place in sorted(found)]), gradients(model)
+
+
+def gradients(model: Any) -> dict[str, torch.Tensor]:
+    """Of every parameter; zeros where it had no part in the result."""
+    return {
+        name: torch.zeros_like(each) if each.grad is None else each.grad.clone()
+        for name, each in model.named_parameters()
+    }
+
+
+def error(ours: Computed, theirs: Computed) -> tuple[float, float]:
+    """The largest difference of log-probabilities, in nats, and of gradients, as a share of the largest gradient."""
+    largest = max(float(each.abs().max()) for each in theirs[1].values())
+    of_gradients = max(float((ours[1][name] - theirs[1][name]).abs().max()) for name in theirs[1])
+    return float((ours[0] - theirs[0]).abs().max()), of_gradients / largest
+
+
+def compared(family: str, form: str, prepare: Callable[[Any], None], **changes: Any) -> tuple[float, float]:
+    samples, layout = FORMS[form]
+    model = make_family(family, **changes)
+    prepare(model)
+    return error(in_rows(model, samples, layout), alone(make_family(family, **changes), samples))
+
+
+def for_rows(model: Any) -> None:
+    use_row_attention(model, row_sharing="training.share_prompts")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("family", ATTENDING)
+def test_rows_equal_transformers_on_each_sample(family: str, form: str) -> None:
+    logprobs, gradient = compared(family, form, for_rows)
+    assert logprobs < 1e-5
+    assert gradient < 1e-5
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("family", WINDOWED)
+def test_one_mask_for_all_layers_would_not_pass(family: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test above sees it when a layer with a window sees the whole row, also that of one sample."""
+    monkeypatch.setattr(RowSegments, "mask", lambda self, window=None: segment_mask(self.segment_ids_BL))
+    logprobs, gradient = compared(family, form, for_rows)
+    assert logprobs > 0.1
+    assert gradient > 0.01
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3_text"])
+def test_windows_counted_by_places_in_the_row_would_not_pass(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_place(segments: RowSegments, window: int | None = None) -> torch.Tensor:
+        mask = segment_mask(segments.segment_ids_BL)
+        return mask if window is None else mask & ~torch.ones_like(mask).tril(-window)
+
+    monkeypatch.setattr(RowSegments, "mask", by_place)
+    monkeypatch.setattr("roll_like.training.backbone.probe", lambda *arguments: [])
+    shared, packed, single = (compared(family, form, for_rows)[0] for form in FORMS)
+    assert min(shared, packed) > 0.1
+    assert single < 1e-5
+
+
+@pytest.mark.parametrize("family", ATTENDING)
+def test_a_causal_mask_would_not_pass(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def causal(segments: RowSegments, window: int | None = None) -> torch.Tensor:
+        mask = segments.segment_ids_BL.new_ones(segments.segment_ids_BL.shape[1:] * 2).bool().tril()[None, None]
+        return mask.expand(len(segments.segment_ids_BL), -1, -1, -1) & segments._near(window or 1000)
+
+    monkeypatch.setattr(RowSegments, "mask", causal)
+    with pytest.raises(ConfigError, match="lets a sample see other samples of its row"):
+        make_ready(family)
+    assert compared(family, "a prompt's responses share a row", use_dense_attention)[0] > 0.1
+
+
+def make_ready(family: str, **changes: Any) -> Any:
+    model = make_family(family, **changes)
+    for_rows(model)
+    return model
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
+def test_torchs_attention_would_drop_bounds_and_sinks(family: str) -> None:
+    def with_torch(model: Any) -> None:
+        model.config._attn_implementation_internal = "sdpa"
+
+    assert compared(family, "each alone", with_torch, sliding_window=64)[0] > 0.01
+    assert compared(family, "each alone", for_rows, sliding_window=64)[0] < 1e-5
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gemma3_text", "gpt_oss"])
+def test_checkpointed_layers_have_their_masks(family: str) -> None:
+    def checkpointed(model: Any) -> None:
+        for_rows(model)
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.train()
+        assert model.base_model.layers[0].gradient_checkpointing
+
+    logprobs, gradient = compared(family, "a prompt's responses share a row", checkpointed)
+    assert logprobs < 1e-5
+    assert gradient < 1e-5
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_layers_with_a_state_run_one_sample_a_row(family: str) -> None:
+    samples, layout = samples_of([9, 6]), {"share_prompts": False}
+    model = make_family(family)
+    use_row_attention(model, row_sharing=None)
+    logprobs, gradient = error(in_rows(model, samples, layout), alone(make_family(family), samples))
+    assert logprobs < 1e-5
+    assert gradient < 1e-5
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_layers_with_a_state_are_refused_where_samples_share_a_row(family: str) -> None:
+    model = make_family(family)
+    with pytest.raises(
+        ConfigError, match=r"layers of the type (linear_attention|conv).* training.share_prompts"
+    ) as said:
+        for_rows(model)
+    assert said.value.fix == "set training.share_prompts: false"
+    with pytest.raises(ConfigError) as said:
+        use_row_attention(model, row_sharing=ALWAYS_SHARED)
+    assert said.value.fix == "set model.path to a model without such layers"
+    # they would leak
+    assert compared(family, "a prompt's responses share a row", use_dense_attention)[0] > 0.01
+
+
+def test_layers_that_attend_in_other_ways_are_refused() -> None:
+    with pytest.raises(ConfigError, match="of the type chunked_attention"):
+        make_ready("llama4_text")
+
+
+def test_a_window_that_a_layer_does_not_ask_for_is_noticed() -> None:
+    model = make_family("llama")
+    model.config.sliding_window = WINDOW
+    use_dense_attention(model)
+    with pytest.raises(ConfigError, match="0 attention layers of LlamaModel asked for a sliding window, and 2 of 4"):
+        probe(model.base_model, AttentionLayers.of(model.config))
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"), [("gemma2", {"final_logit_softcapping": 30.0}), ("llama", {"logits_scaling": 8.0})]
+)
+def test_models_that_change_their_logits_are_refused(family: str, changes: dict[str, float]) -> None:
+    refuse_changed_logits(make_family(family).config)
+    with pytest.raises(ConfigError, match=rf"config.json has {next(iter(changes))}: "):
+        refuse_changed_logits(make_family(family, **changes).config)
