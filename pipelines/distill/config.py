@@ -75,6 +75,11 @@ class DistillConfig(OfflineRunConfig):
     )
 
     @property
+    def row_sharing(self) -> str | None:
+        """What puts several samples into one row."""
+        return "data.packing" if self.data.packing else None
+
+    @property
     def items_per_step(self) -> tuple[int, str]:
         """How many samples one step takes."""
         return self.data.samples_per_step, "samples"

@@ -12,7 +12,7 @@ from roll_like.config.offline import OfflineRunConfig, RowsEvaluationConfig
 from roll_like.config.roles import RolePlan, model_role
 from roll_like.config.rules import budget_holds_a_pair, budget_holds_a_sample
 from roll_like.config.rules_algorithm import adapter_off_means_something
-from roll_like.config.run import NAME_PATTERN, Rule, RunConfig
+from roll_like.config.run import ALWAYS_SHARED, NAME_PATTERN, Rule, RunConfig
 from roll_like.config.sections import (
     DeviceRange,
     ModelConfig,
@@ -137,6 +137,11 @@ class PreferenceRunConfig(RunConfig):
 
     #: What the reference model starts from, where `model` is another one to measure.
     _starting_model: ModelConfig | None = PrivateAttr(default=None)
+
+    @property
+    def row_sharing(self) -> str | None:
+        """What puts several samples into one row."""
+        return ALWAYS_SHARED
 
     @property
     def reference_model(self) -> ModelConfig:

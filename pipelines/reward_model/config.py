@@ -10,7 +10,7 @@ from pydantic import Field
 from roll_like.config.base import ConfigModel
 from roll_like.config.offline import OfflineRunConfig, RowsEvaluationConfig
 from roll_like.config.rules import budget_holds_a_pair
-from roll_like.config.run import NAME_PATTERN, Rule
+from roll_like.config.run import ALWAYS_SHARED, NAME_PATTERN, Rule
 from roll_like.config.sections import PositiveInt, Task, TrainingConfig
 from roll_like.config.training_data import PairSource, RowLimits
 from roll_like.config.violations import Violation
@@ -91,6 +91,11 @@ class RewardModelRunConfig(OfflineRunConfig):
     evaluation: RewardModelEvaluationConfig | None = Field(
         default=None, description="How progress is measured, on pairs that are not trained on; none by default."
     )
+
+    @property
+    def row_sharing(self) -> str | None:
+        """What puts several samples into one row."""
+        return ALWAYS_SHARED
 
     @property
     def items_per_step(self) -> tuple[int, str]:

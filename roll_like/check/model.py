@@ -12,6 +12,7 @@ from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunCo
 from roll_like.config.run import RunConfig
 from roll_like.config.sections import LoRAConfig, ModelConfig, ReferenceSection
 from roll_like.errors import ConfigError, RollLikeError
+from roll_like.models.attention import AttentionLayers, refuse_changed_logits
 from roll_like.models.load import ModelShape, load_model_shape, load_tokenizer, resolve_model
 from roll_like.models.lora import adapted_width
 from roll_like.models.modules import empty_model
@@ -32,9 +33,26 @@ def check_model(config: RunConfig, findings: list[Finding]) -> tuple[ModelConfig
     except RollLikeError as error:
         findings.append(failed("model.path", error))
         return None, None
+    findings += _layers_fit(config, resolved.path)
     if config.training.lora is not None:
         shape = _with_adapters(config.training.lora, config.model, resolved.path, shape, findings)
     return model.at(str(resolved.path)), shape
+
+
+def _layers_fit(config: RunConfig, path: Path) -> Iterator[Finding]:
+    """Yield layers that rows of several samples are not for, and logits that training would compute otherwise."""
+    from transformers import AutoConfig
+
+    try:
+        model = AutoConfig.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
+    except (OSError, ValueError, KeyError):
+        return  # the tokenizer's finding, or the ranks', says why
+    try:
+        AttentionLayers.of(model).refuse_sharing(config.row_sharing)
+        if config.task == "text-generation":
+            refuse_changed_logits(model)
+    except ConfigError as error:
+        yield failed("model.path", error)
 
 
 def _with_adapters(

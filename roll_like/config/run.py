@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: What a run's folder may be called.
 NAME_PATTERN = r"^[A-Za-z0-9._-]+$"
+#: What puts several samples into one row in pipelines that always do.
+ALWAYS_SHARED = "the pipeline"
 #: Looks at a whole configuration and yields what cannot work together.
 Rule: TypeAlias = Callable[..., Iterator[Violation]]
 
@@ -90,6 +92,11 @@ class RunConfig(PipelineConfig):
     def context_window(self) -> int:
         """Tokens that the model has to see at a time."""
         return self.longest_sample
+
+    @property
+    def row_sharing(self) -> str | None:
+        """What puts several samples into one row: a key that can be set to false, `ALWAYS_SHARED`, or None."""
+        return "training.share_prompts" if self.training.share_prompts else None
 
     @property
     def trained(self) -> dict[str, TrainerConfig]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from roll_like.config.run import ALWAYS_SHARED
 from roll_like.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ _LOGIT_KEYS = {
     "logits_scaling": 1.0,
     "lm_head_multiplier": 1.0,
 }
-#: What `AttentionLayers.refuse_sharing` takes for pipelines whose rows always hold several samples.
-ALWAYS_SHARED = "the pipeline"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,6 +89,26 @@ def test_a_hub_model_without_network_is_a_note_and_rows_are_checked_still(make: 
     assert report.plan.memory == ()
 
 
+@pytest.mark.parametrize(
+    ("changes", "training", "expected"),
+    [
+        ({"layer_types": ["linear_attention", "full_attention"]}, {}, "set training.share_prompts: false"),
+        ({"layer_types": ["linear_attention", "full_attention"]}, {"share_prompts": False}, None),
+        ({"layer_types": ["chunked_attention", "full_attention"]}, {}, "layers of the model are of the type chunked_"),
+        ({"final_logit_softcapping": 30.0}, {}, "config.json has final_logit_softcapping: 30.0"),
+    ],
+)
+def test_layers_that_rows_are_not_for(
+    make: Make, files: Path, tiny_model: Path, changes: dict[str, Any], training: dict[str, Any], expected: str | None
+) -> None:
+    other = shutil.copytree(tiny_model, files / "other")
+    written = json.loads((other / "config.json").read_text(encoding="utf-8"))
+    (other / "config.json").write_text(json.dumps({**written, **changes}), encoding="utf-8")
+    findings = make(model={"path": str(other)}, training=training).findings
+    assert [finding.key for finding in findings] == (["model.path"] if expected else [])
+    assert all(expected in finding.message for finding in findings if expected)
+
+
 def test_a_model_without_a_chat_template(make: Make, files: Path, tiny_model: Path) -> None:
     copy = shutil.copytree(tiny_model, files / "bare")
     (copy / "chat_template.jinja").unlink()

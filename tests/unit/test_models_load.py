@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import errors
+from model_families import make_family
 from safetensors.torch import load_file, save_file
 from tiny_model import make_tiny_model
 
@@ -44,6 +45,14 @@ def test_a_model_to_train(tiny_model, dtype):
     output = model(torch.arange(8)[None])
     assert output.past_key_values is None
     assert output.logits.shape == (1, 8, 512)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
+def test_bounded_scores_and_sinks_are_not_dropped(family, tmp_path):
+    model = make_family(family)
+    model.save_pretrained(tmp_path)
+    tokens = torch.arange(3, 12)[None]
+    assert torch.equal(load_causal_lm(tmp_path, "float32")(tokens).logits, model(tokens).logits)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import pytest
 import torch
 from model_families import ATTENDING, RECURRENT, WINDOW, WINDOWED, make_family
 
+from roll_like.config.run import ALWAYS_SHARED
 from roll_like.errors import ConfigError
-from roll_like.models.attention import ALWAYS_SHARED, AttentionLayers, refuse_changed_logits
+from roll_like.models.attention import AttentionLayers, refuse_changed_logits
 from roll_like.training.attention import use_dense_attention
 from roll_like.training.backbone import probe, use_row_attention
 from roll_like.training.layout import micro_batches
