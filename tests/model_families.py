@@ -51,6 +51,8 @@ _FAMILIES: dict[str, dict[str, Any]] = {
 ATTENDING = tuple(name for name in _FAMILIES if name not in ("qwen3_next", "lfm2", "llama4_text"))
 #: Those of them with windows.
 WINDOWED = tuple(name for name in ATTENDING if "sliding_window" in _FAMILIES[name])
+#: Those of them that bound their scores or have attention sinks.
+CAPPED = ("gemma2", "gpt_oss")
 #: Families with layers that have a state.
 RECURRENT = ("qwen3_next", "lfm2")
 

@@ -62,7 +62,9 @@ def _supervised(work: Work[Any, Any], resources: ResourceManager, stack: ExitSta
 
     packed = start_supervised(work.config, resources, stack)
     # the same ranks: packing is how the driver lays batches out
-    padded = TrainingEngine(packed.cluster, replace(packed.objective, packing=False))
+    padded = TrainingEngine(
+        packed.cluster, replace(packed.objective, packing=False), joined=packed.layout.get("joined", False)
+    )
     batches = [(batch,) for batch in work.batches]
     return {"engine": _timed(packed.train_step, batches), "engine, unpacked": _timed(padded.train_step, batches)}
 

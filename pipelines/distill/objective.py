@@ -230,7 +230,7 @@ class DistillationObjective(LanguageModelObjective[Sequence[TeacherScored], Teac
         weights_N = model.tensor(batch.weights)
         losses_N, figures = model(batch, 1.0, DistillationTarget(self._teacher(model, batch, loss), loss, weights_N))
         objective, metrics = distillation_objective(TokenLosses(losses_N, figures), weights_N)
-        return objective, merge([metrics, computed(batch)])
+        return objective, merge([metrics, computed(batch, model)])
 
     def _teacher(self, model: RankModel, batch: TeacherScoredBatch, loss: DistillationLoss) -> Teacher:
         answers = batch.answers

@@ -143,7 +143,7 @@ class LabelledObjective(AnswersObjective[LabelledStep, MicroBatch]):
             reference_logprobs_S=None if shared.reference is None else model.tensor(shared.reference[answers_S]),
         )
         objective, metrics = preference_objective(inputs, shared.loss)
-        return objective, merge([metrics, computed(batch)])
+        return objective, merge([metrics, computed(batch, model)])
 
     def report(self, step: LabelledStep, metrics: Mapping[str, Metric], updates: int) -> dict[str, Metric]:
         """Return a step's metrics with the margin of its rewards."""

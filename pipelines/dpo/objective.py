@@ -96,7 +96,12 @@ class PairedObjective(AnswersObjective[PairStep, PairBatch]):
             reference_P2=None if step.reference is None else step.reference.reshape(-1, 2),
         )
         layout = engine.layout
-        shards = pair_batches(step.pairs, ranks=layout["ranks"], max_tokens=layout["max_tokens"])
+        shards = pair_batches(
+            step.pairs,
+            ranks=layout["ranks"],
+            max_tokens=layout["max_tokens"],
+            joined=layout.get("joined", False),
+        )
         yield Update(shards=shards, shared=shared)
 
     def loss(self, model: RankModel, batch: PairBatch, shared: PairsUpdate) -> tuple[Tensor, Metrics]:
@@ -116,7 +121,7 @@ class PairedObjective(AnswersObjective[PairStep, PairBatch]):
             reference_rejected_logprobs_P=None if reference_P2 is None else reference_P2[:, 1],
         )
         objective, metrics = preference_objective(inputs, self.preference_loss)
-        return objective, merge([metrics, computed(batch)])
+        return objective, merge([metrics, computed(batch, model)])
 
 
 class AnswerLogprobs:

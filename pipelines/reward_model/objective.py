@@ -61,7 +61,9 @@ class RewardModelObjective(Objective[Sequence[ScoredPair], PairBatch]):
         """
         margins = np.array([pair.margin for pair in step], np.float32)
         pairs, layout = read_pairs(step, self.pad_token_id), engine.layout
-        shards = pair_batches(pairs, ranks=layout["ranks"], max_tokens=layout["max_tokens"])
+        shards = pair_batches(
+            pairs, ranks=layout["ranks"], max_tokens=layout["max_tokens"], joined=layout.get("joined", False)
+        )
         yield Update(shards=shards, shared=margins)
 
     def loss(self, model: RankModel, batch: PairBatch, shared: FloatArray) -> tuple[Tensor, Metrics]:
@@ -81,7 +83,7 @@ class RewardModelObjective(Objective[Sequence[ScoredPair], PairBatch]):
             label_smoothing=self.algorithm.label_smoothing,
             center_coefficient=self.algorithm.center_coefficient,
         )
-        return objective, merge([metrics, computed(batch)])
+        return objective, merge([metrics, computed(batch, model)])
 
 
 class ScoreHead(nn.Module):

@@ -40,7 +40,7 @@ class SupervisedObjective(LanguageModelObjective[Sequence[TrainingSample], Micro
         tokens = int(counted.sum())
         entropy = float(entropy_N.detach()[counted].mean()) if tokens else 0.0
         metrics: Metrics = {"train/loss": Sum(float(loss.detach())), "train/entropy": Mean(entropy, tokens)}
-        return loss, merge([metrics, computed(batch)])
+        return loss, merge([metrics, computed(batch, model)])
 
     def report(self, step: Sequence[TrainingSample], metrics: Mapping[str, Metric], updates: int) -> dict[str, Metric]:
         """Return a step's metrics with the perplexity."""

@@ -48,7 +48,10 @@ def _layers_fit(config: RunConfig, path: Path) -> Iterator[Finding]:
     except (OSError, ValueError, KeyError):
         return  # the tokenizer's finding, or the ranks', says why
     try:
-        AttentionLayers.of(model).refuse_sharing(config.row_sharing)
+        layers = AttentionLayers.of(model)
+        layers.refuse_sharing(config.row_sharing)
+        if config.training.attention == "varlen":
+            layers.refuse_joining()
         if config.task == "text-generation":
             refuse_changed_logits(model)
     except ConfigError as error:

@@ -16,6 +16,8 @@ from roll_like.registry import TRACKERS, TRAINING_BACKENDS
 Precision = Literal["float32", "bfloat16", "float16"]
 #: What a trained model is for, by the hub's names: it writes, or it scores what others wrote.
 Task = Literal["text-generation", "text-classification"]
+#: How the layers of a trained model attend: `TrainerConfig.attention`.
+Attention = Literal["auto", "dense", "varlen"]
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -149,6 +151,13 @@ class TrainerConfig(ConfigModel):
     share_prompts: bool = Field(
         default=True, description="Compute a prompt that a group shares once instead of once a sample. Same gradients."
     )
+    attention: Attention = Field(
+        default="auto",
+        description="`dense`: with masks, whose memory grows with the square of a row's length; the fastest for short "
+        "rows on CPU. `varlen`: over the samples of joined rows without padding or masks, by torch's flash kernel on "
+        "GPUs; for long rows. `auto`: varlen on GPUs in 16-bit precision where that kernel computes the model's heads "
+        "(at most 256 wide, neither soft-capped scores nor attention sinks), else dense.",
+    )
     gradient_checkpointing: bool = Field(default=False, description="Recompute activations: less memory, more time.")
     offload: Literal["none", "optimizer", "optimizer_and_parameters"] = Field(
         default="none", description="What DeepSpeed keeps in host memory. GPUs only."
@@ -207,6 +216,7 @@ class TrainingConfig(TrainerConfig):
             workers=workers,
             max_tokens_per_micro_batch=max_tokens_per_micro_batch,
             share_prompts=self.share_prompts,
+            attention=self.attention,
             logprob_chunk_tokens=self.logprob_chunk_tokens,
             logprob_chunk_vocab=self.logprob_chunk_vocab,
         )

@@ -89,6 +89,15 @@ class AttentionLayers:
             fix="set model.path to a model without such layers" if key == ALWAYS_SHARED else f"set {key}: false",
         )
 
+    def refuse_joining(self) -> None:
+        """Raise a ConfigError where layers with a state would read other rows of a micro-batch."""
+        if self.recurrent:
+            raise ConfigError(
+                f"training.attention: varlen joins rows, and the state of {self.recurrent[0]} layers would run through "
+                "all of them",
+                fix="set training.attention: dense",
+            )
+
 
 def refuse_changed_logits(config: PretrainedConfig) -> None:
     """Raise a ConfigError for a model whose logits are more than its output projection.

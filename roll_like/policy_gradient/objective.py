@@ -123,7 +123,7 @@ class PolicyObjective(LanguageModelObjective[Sequence[PolicySample], PolicyBatch
         penalty = KLTerm(kl.estimator, shared.kl_coefficient, kl.straight_through) if kl.use == "loss" else None
         correction = correction_from(algorithm.correction)
         loss, metrics = policy_objective(inputs, shared.loss, penalty, algorithm.entropy_coefficient, correction)
-        return loss, merge([metrics, computed(batch)])
+        return loss, merge([metrics, computed(batch, model)])
 
     def report(self, step: Sequence[PolicySample], metrics: Mapping[str, Metric], updates: int) -> dict[str, Metric]:
         """Return a step's metrics; the weight of the KL penalty in the next step follows from its divergence."""

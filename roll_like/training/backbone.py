@@ -5,46 +5,97 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from roll_like.config.sections import Attention
 from roll_like.errors import ConfigError
 from roll_like.models.attention import AttentionLayers
+from roll_like.training import varlen
 from roll_like.training.attention import use_dense_attention
 from roll_like.training.segments import AttentionCall, RowSegments
 
 #: How far an output may move, as a share of the largest, where another sample's token changes: rounding only.
 _ROUNDING = {torch.float32: 1e-3}
 _COARSE_ROUNDING = 0.1
+_OTHER_MODEL = "set model.path to a model whose attention layers use transformers' AttentionInterface"
 
 
-def run_backbone(backbone: Any, token_ids_BL: Tensor, segments: RowSegments) -> Tensor:
-    """Return the last hidden states of rows, after the final norm, shape [B, L, D]."""
+def run_backbone(backbone: Any, token_ids_BL: Tensor, segments: RowSegments, sources_N: Tensor) -> Tensor:
+    """Return the last hidden states, after the final norm, at flat indices `sources_N` of [B·L], shape [N, D]."""
+    if _is_varlen(backbone):
+        sequences = segments.sequences
+        joined_TD = backbone(
+            input_ids=token_ids_BL.reshape(-1)[sequences.kept_T][None],
+            position_ids=segments.positions_BL.reshape(-1)[sequences.kept_T][None],
+            attention_mask=None,
+            use_cache=False,
+            row_segments=segments,
+        ).last_hidden_state[0]
+        found_ND: Tensor = joined_TD[sequences.place_BL[sources_N]]
+        return found_ND
     # layers with a state take a padding mask; attention layers have their masks from `row_segments`
     recurrent = bool(AttentionLayers.of(backbone.config).recurrent)
-    hidden_BLD: Tensor = backbone(
+    hidden_BLD = backbone(
         input_ids=token_ids_BL,
         position_ids=segments.positions_BL,
         attention_mask=segments.padding_mask() if recurrent else segments.mask(),
         use_cache=False,
         row_segments=segments,
     ).last_hidden_state
-    return hidden_BLD
+    hidden_ND: Tensor = hidden_BLD.reshape(-1, hidden_BLD.shape[-1])[sources_N]
+    return hidden_ND
 
 
-def use_row_attention(causal_lm: Any, *, row_sharing: str | None) -> None:
-    """Let a Hugging Face model on the CPU compute rows of several samples as if each were alone.
+def joins_rows(module: nn.Module) -> bool:
+    """Return whether the rows of a micro-batch are joined, without padding and without masks: `varlen.py`."""
+    from transformers import PreTrainedModel
+
+    return any(_is_varlen(each) for each in module.modules() if isinstance(each, PreTrainedModel))
+
+
+def _is_varlen(model: Any) -> bool:
+    return bool(model.config.get_text_config()._attn_implementation == varlen.NAME)
+
+
+def use_row_attention(
+    causal_lm: Any, attention: Attention = "dense", *, row_sharing: str | None, device: str = "cpu"
+) -> None:
+    """Let a Hugging Face model compute rows of several samples as if each were alone.
 
     Args:
-        causal_lm: The model, in evaluation mode.
+        causal_lm: The model on the CPU, in evaluation mode.
+        attention: `training.attention`.
         row_sharing: What puts several samples into one row, as `AttentionLayers.refuse_sharing` takes it.
+        device: Where it will be trained.
 
     Raises:
-        ConfigError: The model has layers that cannot be kept from seeing what they should not see.
+        ConfigError: The model has layers that cannot be kept from seeing what they should not see, or that the
+            attention is not for.
     """
     layers = AttentionLayers.of(causal_lm.config)
     layers.refuse_sharing(row_sharing)
+    if attention == "varlen":
+        _use_varlen(causal_lm, layers)
+        return
     use_dense_attention(causal_lm)
+    calls = probe(causal_lm.base_model, layers)
+    if attention == "auto" and device == "cuda" and not layers.recurrent and _flash_computes(causal_lm, calls):
+        _use_varlen(causal_lm, layers)
+
+
+def _use_varlen(causal_lm: Any, layers: AttentionLayers) -> None:
+    layers.refuse_joining()
+    varlen.use_varlen_attention(causal_lm)
     probe(causal_lm.base_model, layers)
+
+
+def _flash_computes(causal_lm: Any, calls: list[AttentionCall]) -> bool:
+    """Return whether torch's variable-length flash attention computes all layers as they ask."""
+    half = causal_lm.dtype in (torch.bfloat16, torch.float16)
+    dropout = getattr(causal_lm.config.get_text_config(), "attention_dropout", 0.0)
+    widths = all(call.head_width <= varlen.MAX_FLASH_WIDTH and call.head_width % 8 == 0 for call in calls)
+    plain = not any(call.softcap or call.sinks for call in calls)
+    return half and not dropout and bool(calls) and widths and plain
 
 
 @torch.no_grad()
@@ -66,24 +117,22 @@ def probe(backbone: Any, layers: AttentionLayers) -> list[AttentionCall]:
     segments = RowSegments(segments_BL, positions_BL, calls=calls)
     kind = type(backbone).__name__
     try:
-        hidden_BLD = run_backbone(backbone, tokens_BL, segments).float()
+        hidden_ND = run_backbone(backbone, tokens_BL, segments, torch.arange(8)).float()
     except TypeError as error:  # its forward pass takes no further arguments
-        raise ConfigError(
-            f"{kind} cannot be trained on rows of several samples: {error}", fix="set model.path to another model"
-        ) from error
+        raise ConfigError(f"{kind} cannot be given the rows of samples: {error}", fix=_OTHER_MODEL) from error
     if not layers.recurrent:
-        moved = (hidden_BLD[0, 2:] - hidden_BLD[1, 2:]).abs().max() / hidden_BLD.abs().max()
+        moved = float((hidden_ND[2:4] - hidden_ND[6:]).abs().max() / hidden_ND.abs().max())
         if moved > _ROUNDING.get(backbone.dtype, _COARSE_ROUNDING):
             raise ConfigError(
                 f"{kind} lets a sample see other samples of its row: changing one moved another's hidden states by "
-                f"{float(moved):.0%}",
-                fix="set model.path to a model whose attention layers use transformers' AttentionInterface",
+                f"{moved:.0%}",
+                fix=_OTHER_MODEL,
             )
-    windows = sum(call.window is not None for call in calls)
-    if windows != layers.windows or any(call.window not in (None, layers.window) for call in calls):
+    windows = [call.window for call in calls if call.window is not None]
+    if len(windows) != layers.windows or set(windows) - {layers.window}:
         raise ConfigError(
-            f"{windows} attention layers of {kind} asked for a sliding window, and {layers.windows} of "
-            f"{layers.window} tokens are in config.json",
-            fix="set model.path to a model whose attention layers use transformers' AttentionInterface",
+            f"{len(windows)} attention layers of {kind} asked for a sliding window, and config.json has "
+            f"{layers.windows}, of {layers.window} tokens",
+            fix=_OTHER_MODEL,
         )
     return calls

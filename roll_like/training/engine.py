@@ -12,7 +12,7 @@ from roll_like.cluster import Cluster
 from roll_like.config.sections import ModelConfig
 from roll_like.models.export import ModelCard
 from roll_like.training.interface import BatchT, Objective, Share, State, StepT, Update
-from roll_like.training.layout import MicroBatch, micro_batches, per_sample
+from roll_like.training.layout import Layout, MicroBatch, micro_batches, per_sample
 from roll_like.training.rank import TrainingRank
 from roll_like.types import FloatArray, TrainingSample
 from roll_like.values import Max, Metric, Sum, merge
@@ -42,6 +42,7 @@ class TrainingEngine(Generic[StepT]):
         cluster: Started ranks.
         objective: What they compute.
         timer: Times a named part of a step.
+        joined: Whether the ranks join the rows of a micro-batch (`Layout`).
     """
 
     def __init__(
@@ -50,11 +51,12 @@ class TrainingEngine(Generic[StepT]):
         objective: Objective[StepT, Any],
         *,
         timer: Timer = lambda name: nullcontext(),
+        joined: bool = False,
     ) -> None:
         self.cluster = cluster
         self.objective = objective
         self.timer = timer
-        self.layout = objective.layout(len(cluster))
+        self.layout = Layout(**{**objective.layout(len(cluster)), "joined": joined})
         #: Holds states in the devices' memory while something is computed with them: others may need the room else.
         self.resident: Resident = _always
         #: Moves the weights by the gradient that was added up; returns each rank's metrics.

@@ -88,11 +88,13 @@ class RankModel:
         module: What `Objective.load` returned.
         forward: Runs it through the backend.
         device: Where it is.
+        joined: Whether it joins the rows of a micro-batch and computes no padding.
     """
 
     module: Any
     forward: Callable[..., Any]
     device: torch.device
+    joined: bool = False
 
     def __call__(self, batch: MicroBatch, *more: Any) -> Any:
         """Run the module on a micro-batch; `more` follows its index tensors (`tensors_of`)."""
@@ -200,7 +202,10 @@ class Objective(ABC, Generic[StepT, BatchT]):
 
     @property
     def row_sharing(self) -> str | None:
-        """What puts several samples into one row: a key that can be set to false, `ALWAYS_SHARED`, or None."""
+        """What puts several samples into one row: a key that can be set to false, `ALWAYS_SHARED`, or None.
+
+        With None every sample has a row of its own.
+        """
         if self.packing:
             return ALWAYS_SHARED
         return f"{self.section}.share_prompts" if self.settings.share_prompts else None
@@ -212,7 +217,7 @@ class Objective(ABC, Generic[StepT, BatchT]):
         return Layout(
             ranks=ranks,
             max_tokens=self.settings.max_tokens_per_micro_batch,
-            share_prompts=self.settings.share_prompts,
+            share_prompts=self.settings.share_prompts and self.row_sharing is not None,
             packing=self.packing,
         )
 
@@ -263,9 +268,10 @@ class RankSpec(Generic[StepT]):
     imports: tuple[str, ...] = ()
 
 
-def computed(batch: MicroBatch) -> Metrics:
-    """Return how many tokens a micro-batch computes, and how many of them are padding."""
+def computed(batch: MicroBatch, model: RankModel) -> Metrics:
+    """Return how many tokens a model computes for a micro-batch, and how many of them are padding."""
+    padding = 0 if model.joined else batch.padding
     return {
-        "train/computed_tokens": Sum(float(batch.tokens)),
-        "train/padding_tokens": Sum(float(batch.padding)),
+        "train/computed_tokens": Sum(float(batch.tokens - batch.padding + padding)),
+        "train/padding_tokens": Sum(float(padding)),
     }

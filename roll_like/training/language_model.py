@@ -64,7 +64,7 @@ class LanguageModelObjective(Objective[StepT, BatchT]):
 
 def prepared(model: Any, spec: RankSpec[Any], settings: TrainerConfig, lora: LoRAConfig | None = None) -> Any:
     """Return a Hugging Face model with the attention, the checkpointing and the adapters that it is trained with."""
-    use_row_attention(model, row_sharing=spec.objective.row_sharing)
+    use_row_attention(model, settings.attention, row_sharing=spec.objective.row_sharing, device=spec.device)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if lora is not None and not spec.frozen:

@@ -71,12 +71,14 @@ class Layout(TypedDict):
         max_tokens: Budget of one micro-batch, padding included.
         share_prompts: Whether to compute a group's prompt once.
         packing: Whether several groups share a row, and what all of them begin with; default: no.
+        joined: Whether the ranks join the rows of a micro-batch, without padding and masks (`varlen.py`); default: no.
     """
 
     ranks: int
     max_tokens: int
     share_prompts: bool
     packing: NotRequired[bool]
+    joined: NotRequired[bool]
 
 
 BatchT = TypeVar("BatchT", bound=MicroBatch)
@@ -153,12 +155,14 @@ def spread(
     **layout: Unpack[Layout],
 ) -> list[list[BatchT]]:
     """Return each rank's micro-batches, as `micro_batches` does, with what `make` adds for an objective."""
-    ranks, max_tokens, packing = layout["ranks"], layout["max_tokens"], layout.get("packing", False)
+    ranks, max_tokens = layout["ranks"], layout["max_tokens"]
+    packing, joined = layout.get("packing", False), layout.get("joined", False)
     packed = planned(samples, max_tokens=max_tokens, ranks=ranks) if packing else None
-    rows = build_rows(samples, share_prompts=layout["share_prompts"] or packing, max_row_tokens=max_tokens, plan=packed)
+    share = layout["share_prompts"] or packing
+    rows = build_rows(samples, share_prompts=share, max_row_tokens=max_tokens, plan=packed, joined=joined)
     if not rows:
         return [[] for _ in range(ranks)]
-    plans = [split_by_budget(share, max_tokens) for share in balance(rows, ranks)]
+    plans = [split_by_budget(own, max_tokens, joined=joined) for own in balance(rows, ranks)]
     count = max(len(plan) for plan in plans)
     weight_of = PerToken(weights)
     filled = []

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from roll_like.errors import EngineError
-from roll_like.training.layout import MicroBatch, spread
+from roll_like.training.layout import Layout, MicroBatch, spread
 from roll_like.training.rows import MAX_SHARED_ROW_TOKENS
 from roll_like.types import BoolArray, FloatArray, IntArray, TrainingSample
 
@@ -44,18 +44,21 @@ def sequences_of(pairs: Sequence[TrainingPair]) -> list[TrainingSample]:
     return [sequence for pair in pairs for sequence in (pair.chosen, pair.rejected)]
 
 
-def pair_batches(pairs: Sequence[TrainingPair], *, ranks: int, max_tokens: int) -> list[list[PairBatch]]:
+def pair_batches(
+    pairs: Sequence[TrainingPair], *, ranks: int, max_tokens: int, joined: bool = False
+) -> list[list[PairBatch]]:
     """Return each rank's micro-batches of one optimizer step over pairs.
 
     Args:
         pairs: The global batch.
         ranks: World size of the engine.
         max_tokens: Budget of one micro-batch, padding included.
+        joined: Whether rows have no masks (`Layout`).
 
     Raises:
         EngineError: A pair is longer than a row may be.
     """
-    longest = min(max_tokens, MAX_SHARED_ROW_TOKENS)
+    longest = max_tokens if joined else min(max_tokens, MAX_SHARED_ROW_TOKENS)
     for pair in pairs:
         length = len(pair.chosen.token_ids) + len(pair.rejected.token_ids) - pair.chosen.prompt_length - 2
         if length > longest:
@@ -70,7 +73,8 @@ def pair_batches(pairs: Sequence[TrainingPair], *, ranks: int, max_tokens: int) 
         pair_S=np.repeat(np.arange(len(pairs), dtype=np.int32), 2),
         chosen_S=np.tile([True, False], len(pairs)),
     )
-    return spread(sequences, ones, of_rows, ranks=ranks, max_tokens=max_tokens, share_prompts=True, packing=True)
+    layout = Layout(ranks=ranks, max_tokens=max_tokens, share_prompts=True, packing=True, joined=joined)
+    return spread(sequences, ones, of_rows, **layout)
 
 
 def _of_rows(batch: MicroBatch, *, pair_S: IntArray, chosen_S: BoolArray) -> PairBatch:

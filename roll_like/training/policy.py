@@ -84,9 +84,7 @@ def hidden_states(
     backbone: Any, token_ids_BL: Tensor, positions_BL: Tensor, segment_ids_BL: Tensor, sources_N: Tensor
 ) -> Tensor:
     """Return a backbone's last hidden states, after the final norm, at flat indices `sources_N` of [B·L], [N, D]."""
-    hidden_BLD = run_backbone(backbone, token_ids_BL, RowSegments(segment_ids_BL, positions_BL))
-    hidden_ND: Tensor = hidden_BLD.reshape(-1, hidden_BLD.shape[-1])[sources_N]
-    return hidden_ND
+    return run_backbone(backbone, token_ids_BL, RowSegments(segment_ids_BL, positions_BL), sources_N)
 
 
 def tensors_of(batch: MicroBatch, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

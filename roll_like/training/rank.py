@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from roll_like.cluster.address import free_port, node_address
 from roll_like.config.load import import_plugins
 from roll_like.config.sections import ModelConfig
-from roll_like.errors import CheckpointError, EngineError
+from roll_like.errors import CheckpointError, ConfigError, EngineError
 from roll_like.models.export import ModelCard, save_hf_directory
 from roll_like.models.load import from_anywhere, load_tokenizer
 from roll_like.models.lora import Adapter, adapter_parameters, adapters_off, named_weights
 from roll_like.registry import TRAINING_BACKENDS
+from roll_like.training.backbone import joins_rows
 from roll_like.training.host_copies import HostCopies
 from roll_like.training.interface import RankModel, RankSpec, Share, State, TrainingBackend
 from roll_like.training.layout import MicroBatch
@@ -89,6 +90,10 @@ class TrainingRank:
         try:
             self._backend.join()
             self.take(self._objective.load(spec).to(torch.device(spec.device)))
+        except ConfigError as error:
+            raise EngineError(
+                f"the {section} engine did not start on rank {self.rank}: {error.message}", fix=error.fix
+            ) from error
         except (RuntimeError, ValueError, OSError, AssertionError, NotImplementedError) as error:
             keys = ("model.path", "model.dtype", *(f"{section}.{key}" for key in backend.start_keys))
             raise EngineError(
@@ -98,13 +103,18 @@ class TrainingRank:
 
     def take(self, module: nn.Module) -> None:
         """Compute with a module from now on; the backend trains it unless it is frozen."""
-        device = torch.device(self._spec.device)
+        device, joined = torch.device(self._spec.device), joins_rows(module)
         if self._spec.frozen:
             module = module.requires_grad_(False).eval()
-            self._model = RankModel(module=module, forward=module, device=device)
+            self._model = RankModel(module=module, forward=module, device=device, joined=joined)
         else:
             self._backend.wrap(module)
-            self._model = RankModel(module=self._backend.module, forward=self._backend.forward, device=device)
+            module = self._backend.module
+            self._model = RankModel(module=module, forward=self._backend.forward, device=device, joined=joined)
+
+    def joins_rows(self) -> bool:
+        """Return whether the rows of a micro-batch are joined, so that they need neither padding nor masks."""
+        return self._model.joined
 
     def close(self) -> None:
         """Let go of the inference engines, where there are any, and leave the process group."""

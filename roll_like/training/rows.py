@@ -29,7 +29,7 @@ import numpy as np
 
 from roll_like.types import IntArray, TrainingSample
 
-#: Rows hold a dense attention mask; beyond this many tokens it would cost more than it saves.
+#: Longest row of several samples that has a dense attention mask; beyond, the mask would cost more than sharing saves.
 MAX_SHARED_ROW_TOKENS = 8192
 PADDING = -1
 #: More than the segments of any row: segment b after prefix s has the number b + s · PREFIX_STRIDE.
@@ -127,7 +127,12 @@ class _Open:
 
 
 def build_rows(
-    samples: Sequence[TrainingSample], *, share_prompts: bool, max_row_tokens: int, plan: RowPlan | None = None
+    samples: Sequence[TrainingSample],
+    *,
+    share_prompts: bool,
+    max_row_tokens: int,
+    plan: RowPlan | None = None,
+    joined: bool = False,
 ) -> list[Row]:
     """Lay samples out as rows; responses of one group share a row while it has room.
 
@@ -136,8 +141,9 @@ def build_rows(
         share_prompts: Whether to compute a group's prompt once.
         max_row_tokens: Largest row, in tokens. A single longer sample makes a row of its own.
         plan: Which groups share a row too; none by default.
+        joined: Whether rows have no masks (`Layout`).
     """
-    limit = min(max_row_tokens, MAX_SHARED_ROW_TOKENS)
+    limit = max_row_tokens if joined else min(max_row_tokens, MAX_SHARED_ROW_TOKENS)
     rows: list[_Open] = []
     open_rows: dict[str | int, _Open] = {}
     for index, sample in enumerate(samples):
@@ -170,12 +176,20 @@ def balance(rows: Sequence[RowT], ranks: int) -> list[list[RowT]]:
     return shares
 
 
-def split_by_budget(rows: Sequence[RowT], max_tokens: int) -> list[list[RowT]]:
-    """Cut rows, sorted by length, into micro-batches of at most `max_tokens` padded tokens."""
+def split_by_budget(rows: Sequence[RowT], max_tokens: int, *, joined: bool = False) -> list[list[RowT]]:
+    """Cut rows, sorted by length, into micro-batches of at most `max_tokens` tokens.
+
+    Args:
+        rows: Of one rank.
+        max_tokens: The budget; a longer row makes a batch of its own.
+        joined: Whether padding is not computed and does not count.
+    """
     batches: list[list[RowT]] = []
     for row in sorted(rows, key=len, reverse=True):
         # the first row of a batch is its longest and sets the padded length
-        if batches and (len(batches[-1]) + 1) * len(batches[-1][0]) <= max_tokens:
+        latest = batches[-1] if batches else []
+        tokens = sum(map(len, latest)) + len(row) if joined else (len(latest) + 1) * len([*latest, row][0])
+        if latest and tokens <= max_tokens:
             batches[-1].append(row)
         else:
             batches.append([row])

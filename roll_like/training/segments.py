@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from roll_like.training.rows import PADDING, PREFIX_STRIDE
+from roll_like.training.sequences import Sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class RowSegments:
     calls: list[AttentionCall] | None = None
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
     _longest: int | None = None
+    _sequences: Sequences | None = None
 
     def mask(self, window: int | None = None) -> Tensor:
         """Return which token may attend to which: bool, shape [B, 1, L, L].
@@ -76,6 +78,13 @@ class RowSegments:
     def padding_mask(self) -> Tensor:
         """Return which tokens are no padding: 1 or 0, shape [B, L]."""
         return (self.segment_ids_BL != PADDING).long()
+
+    @property
+    def sequences(self) -> Sequences:
+        """The rows joined, as sequences."""
+        if self._sequences is None:
+            self._sequences = Sequences.of(self.segment_ids_BL)
+        return self._sequences
 
     @property
     def longest(self) -> int:

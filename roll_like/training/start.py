@@ -82,7 +82,8 @@ def start_engine(
     stack.callback(cluster.close, TrainingRank.close)
     address = cluster.on(0, TrainingRank.address)
     cluster.everywhere(TrainingRank.start, address)
-    return TrainingEngine(cluster, spec.objective, timer=timer)
+    joined = cluster.on(0, TrainingRank.joins_rows)
+    return TrainingEngine(cluster, spec.objective, timer=timer, joined=joined)
 
 
 def start_trainer(

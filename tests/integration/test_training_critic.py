@@ -127,6 +127,7 @@ def plain(float_model: Path) -> PlainCritic:
         (2, 0, {"max_tokens_per_micro_batch": 48}),
         (2, 1, {"share_prompts": False, "max_tokens_per_micro_batch": 64}),
         (2, 2, {"max_tokens_per_micro_batch": 48, "gradient_checkpointing": True}),
+        (2, 3, {"max_tokens_per_micro_batch": 96, "attention": "varlen", "gradient_checkpointing": True}),
         (2, 3, {"max_tokens_per_micro_batch": 48}),
     ],
 )

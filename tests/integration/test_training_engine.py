@@ -105,6 +105,7 @@ def reference_update(resources: ResourceManager, float_model: Path) -> tuple[dic
         (2, 0, {"max_tokens": 48}),
         (2, 1, {"share_prompts": False, "max_tokens": 64}),
         (2, 2, {"max_tokens": 48, "gradient_checkpointing": True}),
+        (2, 3, {"max_tokens": 96, "attention": "varlen", "gradient_checkpointing": True}),
         (2, 3, {"max_tokens": 48, "logprob_chunk_tokens": 7, "logprob_chunk_vocab": 100}),
         # what a GPU would give up is in host memory here already; DeepSpeed takes the same paths
         (1, 1, {"max_tokens": 48, "offload": "optimizer"}),

@@ -94,6 +94,11 @@ def test_a_hub_model_without_network_is_a_note_and_rows_are_checked_still(make: 
     [
         ({"layer_types": ["linear_attention", "full_attention"]}, {}, "set training.share_prompts: false"),
         ({"layer_types": ["linear_attention", "full_attention"]}, {"share_prompts": False}, None),
+        (
+            {"layer_types": ["linear_attention", "full_attention"]},
+            {"share_prompts": False, "attention": "varlen"},
+            "set training.attention: dense",
+        ),
         ({"layer_types": ["chunked_attention", "full_attention"]}, {}, "layers of the model are of the type chunked_"),
         ({"final_logit_softcapping": 30.0}, {}, "config.json has final_logit_softcapping: 30.0"),
     ],

@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 from bigram_engine import OneRank
 from config_files import MINIMAL, changed
+from model_families import make_family
 from pydantic import ValidationError
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 from torch import Tensor, nn
@@ -119,10 +121,10 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def engine(model: Path, *, frozen: bool = False, **training: Any) -> TrainingEngine[Any]:
+def engine(model: Path, *, frozen: bool = False, packing: bool = True, **training: Any) -> TrainingEngine[Any]:
     settings = TrainingConfig(backend="plain", optimizer={"lr": 1e-2, "schedule": "linear"}, **training)
     spec = RankSpec(
-        objective=SupervisedObjective(settings=settings, packing=True),
+        objective=SupervisedObjective(settings=settings, packing=packing),
         model_path=str(model),
         dtype="float32",
         device="cpu",
@@ -135,7 +137,7 @@ def engine(model: Path, *, frozen: bool = False, **training: Any) -> TrainingEng
     rank = TrainingRank(spec, 0, 1)
     rank.start(("127.0.0.1", 1))
     cluster: Any = OneRank(rank)
-    return TrainingEngine(cluster, spec.objective)
+    return TrainingEngine(cluster, spec.objective, joined=rank.joins_rows())
 
 
 def weights(trainer: TrainingEngine[Any]) -> dict[str, Any]:
@@ -184,6 +186,35 @@ def test_updates_do_not_depend_on_the_token_budget(tiny_model: Path) -> None:
     assert all((found[0][name] - found[1][name]).abs().max() < 1e-4 for name in found[0])
 
 
+@pytest.mark.parametrize("options", [{}, {"gradient_checkpointing": True}, {"lora": {"rank": 4}}])
+def test_joined_rows_are_trained_as_masked_ones_are(tiny_model: Path, options: dict[str, Any]) -> None:
+    samples, reports, found = ragged_policy_samples(), [], []
+    for attention in ("dense", "varlen"):
+        trainer = engine(tiny_model, packing=False, attention=attention, max_tokens_per_micro_batch=128, **options)
+        reports.append(reduce(trainer.train_step(samples)))
+        found.append(trainer.logprobs(samples))
+    masked, joined = reports
+    for name in ("train/loss", "train/grad_norm", "train/entropy"):
+        assert joined[name] == pytest.approx(masked[name], rel=1e-5)
+    assert max(float(np.abs(ours - theirs).max()) for ours, theirs in zip(*found, strict=True)) < 1e-3
+    assert masked["train/padding_fraction"] > 0
+    assert joined["train/padding_fraction"] == 0
+    assert joined["train/computed_tokens"] < masked["train/computed_tokens"]
+
+
+def test_a_model_with_a_state_starts_without_packing_only(tmp_path: Path) -> None:
+    make_family("qwen3_next").save_pretrained(tmp_path)
+    with pytest.raises(EngineError, match=r"data.packing puts several samples into one row") as caught:
+        engine(tmp_path)
+    assert caught.value.fix == "set data.packing: false"
+    trainer = engine(tmp_path, packing=False)
+    samples = [replace(sample, token_ids=sample.token_ids % 64) for sample in ragged_policy_samples()]
+    for sample, mine in zip(samples, trainer.logprobs(samples), strict=True):
+        tokens = torch.from_numpy(sample.token_ids).long()[None]
+        expected = make_family("qwen3_next")(tokens).logits[0, :-1].log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0]
+        np.testing.assert_allclose(mine[1:], expected.detach().numpy() * sample.sampled[1:], atol=1e-4)
+
+
 def test_an_unknown_backend_suggests_the_nearest() -> None:
     with pytest.raises(ValidationError, match="unknown training backend 'depspeed'; did you mean 'deepspeed'"):
         TrainingConfig(backend="depspeed")
@@ -227,10 +258,20 @@ def test_ranks_start_with_what_the_backend_needs(backend: str, own: dict[str, st
     assert environment == {"TOKENIZERS_PARALLELISM": "false", **own}
 
 
-def test_a_failed_start_names_the_keys_of_the_backend(tmp_path: Path) -> None:
-    with pytest.raises(EngineError) as caught:
-        engine(tmp_path / "nothing")
+def test_a_failed_start_names_the_keys_of_the_backend(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: PlainBackend) -> None:
+        raise RuntimeError("no other rank came")
+
+    monkeypatch.setattr(PlainBackend, "join", fails)
+    with pytest.raises(EngineError, match="rank 0: RuntimeError: no other rank came") as caught:
+        engine(tiny_model)
     assert caught.value.fix == "check model.path, model.dtype and training.optimizer"
+
+
+def test_a_failed_start_gives_the_advice_of_its_cause(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="did not start on rank 0: no causal language model") as caught:
+        engine(tmp_path / "nothing")
+    assert caught.value.fix == "set model.path to a directory with config.json, *.safetensors and a tokenizer"
 
 
 def test_the_backend_merges_what_its_ranks_saved(tiny_model: Path, tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from model_families import ATTENDING, RECURRENT, WINDOW, WINDOWED, make_family
+from model_families import ATTENDING, CAPPED, RECURRENT, WINDOW, WINDOWED, make_family
 
 from roll_like.config.run import ALWAYS_SHARED
 from roll_like.errors import ConfigError
 from roll_like.models.attention import AttentionLayers, refuse_changed_logits
+from roll_like.training import sequences, varlen
 from roll_like.training.attention import use_dense_attention
-from roll_like.training.backbone import probe, use_row_attention
+from roll_like.training.backbone import joins_rows, probe, use_row_attention
 from roll_like.training.layout import micro_batches
 from roll_like.training.policy import PolicyModule, tensors_of
 from roll_like.training.segments import RowSegments, segment_mask
@@ -106,11 +107,16 @@ def compared(family: str, form: str, prepare: Callable[[Any], None], **changes: 
     samples, layout = FORMS[form]
     model = make_family(family, **changes)
     prepare(model)
+    layout = {**layout, "joined": joins_rows(model)}
     return error(in_rows(model, samples, layout), alone(make_family(family, **changes), samples))
 
 
 def for_rows(model: Any) -> None:
     use_row_attention(model, row_sharing="training.share_prompts")
+
+
+def joined(model: Any) -> None:
+    use_row_attention(model, "varlen", row_sharing="training.share_prompts")
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -119,6 +125,74 @@ def test_rows_equal_transformers_on_each_sample(family: str, form: str) -> None:
     logprobs, gradient = compared(family, form, for_rows)
     assert logprobs < 1e-5
     assert gradient < 1e-5
+
+
+@pytest.mark.parametrize("masked_queries", [512, 3])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("family", [family for family in ATTENDING if family not in CAPPED])
+def test_joined_rows_equal_transformers_on_each_sample(
+    family: str, form: str, masked_queries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without masks, and with blocks of queries that are shorter than a sample."""
+    monkeypatch.setattr(varlen, "MASKED_QUERIES", masked_queries)
+    monkeypatch.setattr(RowSegments, "mask", lambda *_: pytest.fail("a mask was made"))
+    logprobs, gradient = compared(family, form, joined)
+    assert logprobs < 1e-5
+    assert gradient < 1e-5
+
+
+@pytest.mark.parametrize("family", [family for family in WINDOWED if family not in CAPPED])
+def test_joined_rows_without_windows_would_not_pass(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = varlen._blocks
+    monkeypatch.setattr(varlen, "_blocks", lambda *tensors: blocks(*tensors[:-1], None))
+    assert all(compared(family, form, joined)[0] > 0.1 for form in FORMS)
+
+
+def test_joined_rows_whose_samples_see_each_other_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sequences, "_row_sequences", lambda segments: [(len(segments), [(0, len(segments))])])
+    with pytest.raises(ConfigError, match="lets a sample see other samples of its row"):
+        joined(make_family("llama"))
+    monkeypatch.setattr("roll_like.training.backbone.probe", lambda *_: [])
+    assert compared("llama", "a prompt's responses share a row", joined)[0] > 0.1
+
+
+@pytest.mark.parametrize("family", CAPPED)
+def test_bounds_and_sinks_are_refused_with_joined_rows(family: str) -> None:
+    with pytest.raises(ConfigError, match=r"training.attention: varlen computes neither bounded scores") as said:
+        joined(make_family(family))
+    assert said.value.fix == "set it to dense or auto"
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_layers_with_a_state_are_refused_with_joined_rows(family: str) -> None:
+    with pytest.raises(ConfigError, match=r"training.attention: varlen joins rows, and the state of"):
+        use_row_attention(make_family(family), "varlen", row_sharing=None)
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "device", "expected"),
+    [
+        ("mistral", torch.bfloat16, "cuda", True),
+        ("mistral", torch.bfloat16, "cpu", False),
+        ("mistral", torch.float32, "cuda", False),
+        ("gemma2", torch.bfloat16, "cuda", False),
+        ("gpt_oss", torch.bfloat16, "cuda", False),
+        ("qwen3_next", torch.bfloat16, "cuda", False),
+    ],
+)
+def test_auto_joins_rows_where_the_flash_kernel_computes(
+    family: str, dtype: torch.dtype, device: str, expected: bool
+) -> None:
+    model = make_family(family).to(dtype)
+    use_row_attention(model, "auto", row_sharing=None, device=device)
+    assert joins_rows(model) is expected
+
+
+@pytest.mark.parametrize("changes", [{"head_dim": 264}, {"head_dim": 12}, {"attention_dropout": 0.1}])
+def test_auto_leaves_wide_heads_and_dropout_to_masks(changes: dict[str, Any]) -> None:
+    model = make_family("llama", **changes).to(torch.bfloat16)
+    use_row_attention(model, "auto", row_sharing=None, device="cuda")
+    assert not joins_rows(model)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -162,7 +236,7 @@ def make_ready(family: str, **changes: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
+@pytest.mark.parametrize("family", CAPPED)
 def test_torchs_attention_would_drop_bounds_and_sinks(family: str) -> None:
     def with_torch(model: Any) -> None:
         model.config._attn_implementation_internal = "sdpa"
@@ -171,10 +245,16 @@ def test_torchs_attention_would_drop_bounds_and_sinks(family: str) -> None:
     assert compared(family, "each alone", for_rows, sliding_window=64)[0] < 1e-5
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gemma3_text", "gpt_oss"])
-def test_checkpointed_layers_have_their_masks(family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "prepare"),
+    [
+        *((family, for_rows) for family in ("llama", "mistral", "gemma2", "gemma3_text", "gpt_oss")),
+        *((family, joined) for family in ("llama", "mistral", "gemma3_text")),
+    ],
+)
+def test_checkpointed_layers_know_the_rows(family: str, prepare: Callable[[Any], None]) -> None:
     def checkpointed(model: Any) -> None:
-        for_rows(model)
+        prepare(model)
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.train()
         assert model.base_model.layers[0].gradient_checkpointing
@@ -218,7 +298,7 @@ def test_a_window_that_a_layer_does_not_ask_for_is_noticed() -> None:
     model = make_family("llama")
     model.config.sliding_window = WINDOW
     use_dense_attention(model)
-    with pytest.raises(ConfigError, match="0 attention layers of LlamaModel asked for a sliding window, and 2 of 4"):
+    with pytest.raises(ConfigError, match=r"0 attention layers of LlamaModel asked .* config.json has 2"):
         probe(model.base_model, AttentionLayers.of(model.config))
 
 

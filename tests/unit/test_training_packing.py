@@ -14,13 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests_support import pairs_of  # type: ignore[import-not-found]
 
+from roll_like.errors import EngineError
 from roll_like.training.attention import use_dense_attention
 from roll_like.training.layout import MicroBatch, micro_batches
 from roll_like.training.pairs import pair_batches
 from roll_like.training.policy import PolicyModule, tensors_of
 from roll_like.training.row_plan import pack
-from roll_like.training.rows import PREFIX_STRIDE, RowPlan, build_rows
+from roll_like.training.rows import PREFIX_STRIDE, RowPlan, build_rows, split_by_budget
 from roll_like.training.segments import segment_mask
+from roll_like.training.sequences import Sequences
+from roll_like.training.varlen import use_varlen_attention
 from roll_like.types import TrainingSample
 
 
@@ -147,6 +150,49 @@ def test_groups_in_one_row_by_hand() -> None:
     ]
 
 
+def test_sequences_of_rows_by_hand() -> None:
+    """A branch right after its prompt goes on in the same sequence; others gather their keys."""
+    stride = PREFIX_STRIDE
+    rows = torch.tensor(
+        [
+            [0, 0, 0, 1, 1, 2, 2, 2, -1, -1],
+            [0, 1, 1, 2 + stride, 3 + stride, 4, 5 + 4 * stride, -1, -1, -1],
+            [1, 1, 2, 3, 3, -1, -1, -1, -1, -1],
+        ]
+    )
+    found = Sequences.of(rows)
+    assert found.kept_T.tolist() == [*range(8), *range(10, 17), *range(20, 25)]
+    assert found.place_BL[found.kept_T].tolist() == list(range(20))
+    assert found.keys_K is not None
+    keys = found.keys_K.tolist()
+    assert [(list(range(20))[queries], keys[seen]) for queries, seen in found] == [
+        ([0, 1, 2, 3, 4], [0, 1, 2, 3, 4]),
+        ([5, 6, 7], [0, 1, 2, 5, 6, 7]),
+        ([8, 9, 10, 11], [8, 9, 10, 11]),
+        ([12], [8, 9, 10, 12]),
+        ([13, 14], [8, 13, 14]),
+        ([15, 16], [15, 16]),
+        ([17], [17]),
+        ([18, 19], [18, 19]),
+    ]
+    assert found.longest == (5, 6)
+    assert Sequences.of(rows[:1, :5]).keys_K is None
+
+
+def test_joined_rows_have_no_limit_of_their_own_and_no_padding() -> None:
+    samples = [of_two([5] * 5000, [6] * length, 0, shared=True) for length in (3000, 3000)]
+    assert [len(row) for row in build_rows(samples, share_prompts=True, max_row_tokens=20000)] == [7999, 7999]
+    (row,) = build_rows(samples, share_prompts=True, max_row_tokens=20000, joined=True)
+    assert len(row) == 10998
+    with pytest.raises(EngineError, match="a pair takes 10998 tokens, and a row 8192 at most"):
+        pair_batches(pairs_of(samples), ranks=1, max_tokens=20000)
+    ((batch,),) = pair_batches(pairs_of(samples), ranks=1, max_tokens=20000, joined=True)
+    assert batch.tokens == 10998
+    rows = [range(5), range(2), range(2), range(1)]
+    assert [list(map(len, each)) for each in split_by_budget(rows, 10)] == [[5, 2], [2, 1]]
+    assert [list(map(len, each)) for each in split_by_budget(rows, 10, joined=True)] == [[5, 2, 2, 1]]
+
+
 def test_a_group_with_two_prompts_has_two_shared_prefixes() -> None:
     parts = [([5, 6], [8, 9]), ([5, 7], [8, 9]), ([5, 7], [3, 4])]
     samples = [of_two(*each, 0, shared=True) for each in parts]
@@ -155,13 +201,15 @@ def test_a_group_with_two_prompts_has_two_shared_prefixes() -> None:
     assert row.sources.tolist() == [1, 2, 3, 4, 3, 5]
 
 
-@pytest.fixture(scope="module", params=["sdpa", "dense"])
+@pytest.fixture(scope="module", params=["sdpa", "dense", "varlen"])
 def policy(request: pytest.FixtureRequest, tiny_model: Path) -> PolicyModule:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32, attn_implementation="sdpa")
     if request.param == "dense":
         use_dense_attention(model)
+    elif request.param == "varlen":
+        use_varlen_attention(model)
     return PolicyModule(model, chunk_tokens=64, chunk_vocab=512)
 
 

@@ -1,0 +1,150 @@
+"""Attention without masks, over the sequences of joined rows (`sequences.py`).
+
+Rows of a micro-batch are joined without padding, so memory grows with the number of tokens, and not with its square.
+On GPUs torch's variable-length flash attention computes all sequences at once; elsewhere, and for what that kernel has
+no code for, torch's scaled-dot-product attention computes one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from roll_like.errors import ConfigError
+from roll_like.training.segments import RowSegments
+from roll_like.training.sequences import Sequences
+
+NAME = "roll_like_varlen"
+#: Queries of a sequence for which a mask exists at a time, where one is needed.
+MASKED_QUERIES = 512
+#: Widest head that the flash kernel computes.
+MAX_FLASH_WIDTH = 256
+
+
+def use_varlen_attention(causal_lm: Any) -> None:
+    """Let a Hugging Face model compute attention as this module describes; transformers then makes no masks."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, attention_forward)
+    causal_lm.set_attn_implementation(NAME)
+
+
+def attention_forward(
+    module: torch.nn.Module,  # noqa: ARG001 - of transformers' attention functions
+    query_1HTD: Tensor,
+    key_1GTD: Tensor,
+    value_1GTE: Tensor,
+    attention_mask: Tensor | None,  # noqa: ARG001
+    *,
+    row_segments: RowSegments,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Return the attention output, shape [1, T, H, E], as transformers' attention functions do.
+
+    Raises:
+        ConfigError: The layer asks for bounded scores, sinks or dropout.
+    """
+    row_segments.note(query_1HTD, sliding_window, softcap, s_aux)
+    if softcap is not None or s_aux is not None or dropout:
+        raise ConfigError(
+            "training.attention: varlen computes neither bounded scores (softcap) nor sinks nor dropout of weights, "
+            "and the model has one of them",
+            fix="set it to dense or auto",
+        )
+    sequences = row_segments.sequences
+    query_THD, key_TGD, value_TGE = (each[0].transpose(0, 1) for each in (query_1HTD, key_1GTD, value_1GTE))
+    scale = query_THD.shape[-1] ** -0.5 if scaling is None else scaling
+    compute = _flash if flash_computes(query_THD) else _one_by_one
+    output = compute(
+        query_THD, sequences.gathered(key_TGD), sequences.gathered(value_TGE), sequences, scale, sliding_window
+    )
+    return output[None], None
+
+
+def flash_computes(query_THD: Tensor) -> bool:
+    """Return whether torch's variable-length flash attention has a kernel for these queries."""
+    width = query_THD.shape[-1]
+    half = query_THD.dtype in (torch.bfloat16, torch.float16)
+    return query_THD.is_cuda and half and width <= MAX_FLASH_WIDTH and width % 8 == 0
+
+
+def _flash(
+    query_THD: Tensor, key_KGD: Tensor, value_KGE: Tensor, sequences: Sequences, scale: float, window: int | None
+) -> Tensor:
+    """Return the output of all sequences, shape [T, H, E]."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    width, value_width = query_THD.shape[-1], value_KGE.shape[-1]
+    if value_width < width:  # the kernel has one width; columns of zeros change nothing
+        value_KGE = torch.nn.functional.pad(value_KGE, (0, width - value_width))
+    output = varlen_attn(
+        query_THD,
+        key_KGD,
+        value_KGE,
+        sequences.query_ends_S,
+        sequences.key_ends_S,
+        *sequences.longest,
+        scale=scale,
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=query_THD.shape[1] != key_KGD.shape[1],
+    )
+    assert isinstance(output, Tensor), "no auxiliary output was asked for"
+    return output[..., :value_width]
+
+
+def _one_by_one(
+    query_THD: Tensor, key_KGD: Tensor, value_KGE: Tensor, sequences: Sequences, scale: float, window: int | None
+) -> Tensor:
+    """Return the same, one sequence after the other, in blocks of queries where a mask is needed."""
+    outputs: list[Tensor] = []
+    for queries, keys in sequences:
+        query_HQD, key_GLD, value_GLE = (
+            each.transpose(0, 1) for each in (query_THD[queries], key_KGD[keys], value_KGE[keys])
+        )
+        outputs += _blocks(query_HQD, key_GLD, value_GLE, scale, window)
+    return torch.cat(outputs, 1).transpose(0, 1)
+
+
+def _blocks(
+    query_HQD: Tensor, key_GLD: Tensor, value_GLE: Tensor, scale: float, window: int | None
+) -> Iterator[Tensor]:
+    """Yield the outputs of one sequence, shape [H, up to Q, E]; its last query stands at its last key."""
+    length, before = key_GLD.shape[1], key_GLD.shape[1] - query_HQD.shape[1]
+    if before == 0 and (window is None or window >= length):
+        yield _product(query_HQD, key_GLD, value_GLE, scale, None)
+        return
+    for start in range(before, length, MASKED_QUERIES):
+        end = min(start + MASKED_QUERIES, length)
+        first = 0 if window is None else max(start - window + 1, 0)
+        tensors = (query_HQD[:, start - before : end - before], key_GLD[:, first:end], value_GLE[:, first:end])
+        # computed again in the backward pass: the masks of all blocks would be as large as that of the row
+        yield checkpoint(_masked, *tensors, scale, window, use_reentrant=False, preserve_rng_state=False)
+
+
+def _masked(query_HCD: Tensor, key_GLD: Tensor, value_GLE: Tensor, scale: float, window: int | None) -> Tensor:
+    """Return the output of the queries that stand at the last keys, shape [H, C, E]."""
+    at_L = torch.arange(key_GLD.shape[1], device=key_GLD.device)
+    distance_CL = at_L[-query_HCD.shape[1] :, None] - at_L
+    mask_CL = distance_CL >= 0
+    if window is not None:
+        mask_CL &= distance_CL < window
+    return _product(query_HCD, key_GLD, value_GLE, scale, mask_CL)
+
+
+def _product(query_HQD: Tensor, key_GLD: Tensor, value_GLE: Tensor, scale: float, mask_QL: Tensor | None) -> Tensor:
+    share = query_HQD.shape[0] // key_GLD.shape[0]
+    if share > 1:
+        key_GLD, value_GLE = key_GLD.repeat_interleave(share, 0), value_GLE.repeat_interleave(share, 0)
+    output: Tensor = torch.nn.functional.scaled_dot_product_attention(
+        query_HQD[None], key_GLD[None], value_GLE[None], attn_mask=mask_QL, is_causal=mask_QL is None, scale=scale
+    )
+    return output[0]
