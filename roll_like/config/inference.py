@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from roll_like.config.base import PluginConfig, PluginSetting
-from roll_like.config.sections import PositiveInt, Precision, SamplingResourcesConfig
+from roll_like.config.sections import PositiveFloat, PositiveInt, Precision, SamplingResourcesConfig
 from roll_like.config.violations import Violation
 from roll_like.registry import INFERENCE_ENGINES
 
@@ -59,12 +59,15 @@ class EngineCapabilities:
         tensor_parallel: Whether one replica can divide the model among several GPUs.
         sleep: Whether it can free GPU memory while a trainer works on the same GPUs.
         pause: Whether its `sleep` freezes requests that are under way.
+        prompt_logprobs: Whether it tells the log-probabilities of given tokens. With them, what engines and trainer
+            compute is compared after weight syncs.
     """
 
     weight_transports: tuple[WeightTransport, ...] = (SHARED_MEMORY,)
     tensor_parallel: bool = False
     sleep: bool = False
     pause: bool = False
+    prompt_logprobs: bool = False
 
 
 class EngineConfig(PluginConfig):
@@ -79,6 +82,16 @@ class EngineConfig(PluginConfig):
         default=None, description="Context window. Tokens; default: longest prompt plus longest response."
     )
     max_running: PositiveInt = Field(default=32, description="Sequences that one engine decodes at a time.")
+    probe_every: Annotated[int, Field(ge=0)] = Field(
+        default=10,
+        description="Weight syncs between two probes, which compare the log-probabilities that engines and trainer "
+        "compute for the same tokens; the first two syncs are always probed, with 0 only they.",
+    )
+    probe_tolerance: PositiveFloat | None = Field(
+        default=None,
+        description="Largest mean difference that a probe accepts; a larger one ends the run. Nats; default: 0.01 in "
+        "float32, 0.05 in float16, 0.1 in bfloat16.",
+    )
 
     def kv_cache_bytes(self, device: str) -> int | None:
         """Return the size of one engine's key-value cache where these settings fix it, else None.

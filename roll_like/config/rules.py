@@ -206,6 +206,14 @@ def _engine_fits(config: SamplingRunConfig) -> Iterator[Violation]:
             f"{engine.type!r} takes them by {', '.join(taken)}; use "
             f"inference.type: {DEFAULT_ENGINE}, or one node",
         )
+    if not engine.capabilities.prompt_logprobs:
+        for key in ("probe_every", "probe_tolerance"):
+            if getattr(engine, key) != type(engine).model_fields[key].default:
+                yield Violation(
+                    ("inference", key),
+                    f"the engine {engine.type!r} does not tell the log-probabilities of given tokens, so nothing is "
+                    f"probed and this has no effect; remove it, or use inference.type: {DEFAULT_ENGINE}",
+                )
     yield from engine.violations(resources)
 
 

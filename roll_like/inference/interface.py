@@ -224,6 +224,17 @@ class InferenceEngine(ABC):
     async def fingerprints(self, names: Sequence[str], salt: int) -> Fingerprints:
         """Return fingerprints of the weights as they are computed with."""
 
+    async def prompt_logprobs(self, token_ids: IntArray) -> FloatArray:
+        """Return the log-probability of each given token but the first, given those before it, shape [T−1], in nats.
+
+        At temperature 1, computed without keys and values of earlier requests. Optional: `EngineCapabilities` declares
+        it. Called while the engine generates. `WeightSync` compares them with the trainer's.
+
+        Args:
+            token_ids: Shape [T]; at least one token shorter than the context window.
+        """
+        raise NotImplementedError(f"{type(self).__qualname__} declares `prompt_logprobs` and does not implement it")
+
     @abstractmethod
     async def resume(self) -> None:
         """Continue generating after a weight update or `wake`; an engine that slept takes its other memory again."""

@@ -17,6 +17,7 @@ from roll_like.models.load import ResolvedModel, resolve_model
 from roll_like.models.precision import precision_of
 from roll_like.policy_gradient.critic import Critic, ValueObjective
 from roll_like.policy_gradient.objective import PolicyObjective
+from roll_like.policy_gradient.probe import weight_probe
 from roll_like.policy_gradient.residency import Residency
 from roll_like.registry import INFERENCE_ENGINES
 from roll_like.run.state import RunContext
@@ -144,7 +145,12 @@ def start_weight_sync(
     )
     with trained.resident("weights"):
         ranks.everywhere(TrainingRank.connect_weights, transfer)
-    return WeightSync(lambda salt: ranks.everywhere(TrainingRank.send_weights, salt)[0], inference, version=version)
+    return WeightSync(
+        lambda salt: ranks.everywhere(TrainingRank.send_weights, salt)[0],
+        inference,
+        version=version,
+        probe=weight_probe(config, ranks),
+    )
 
 
 def _weight_backend(config: SamplingRunConfig) -> str:

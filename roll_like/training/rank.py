@@ -20,9 +20,10 @@ from roll_like.cluster.address import free_port, node_address
 from roll_like.config.load import import_plugins
 from roll_like.config.sections import ModelConfig
 from roll_like.errors import CheckpointError, ConfigError, EngineError
+from roll_like.models.checkpoint_names import TensorGroup, checkpoint_tensors, tensor_groups
 from roll_like.models.export import ModelCard, save_hf_directory
 from roll_like.models.load import from_anywhere, load_tokenizer
-from roll_like.models.lora import Adapter, adapter_parameters, adapters_off, named_weights
+from roll_like.models.lora import Adapter, NamedWeight, adapter_parameters, adapters_off, named_weights
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training.backbone import joins_rows
 from roll_like.training.host_copies import HostCopies
@@ -58,6 +59,7 @@ class TrainingRank:
         self._model: RankModel
         self._sender: WeightSender | None = None
         self._host: dict[State, HostCopies] = {state: HostCopies(spec.device) for state in get_args(State)}
+        self._groups: list[TensorGroup] | None = None
 
     # ---- start and end -------------------------------------------------------------------------
 
@@ -197,15 +199,28 @@ class TrainingRank:
     # ---- weights -------------------------------------------------------------------------------
 
     def full_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, tensor) of every parameter, whole, in the forward pass's precision; adapters are merged.
+        """Yield (name, tensor) of a checkpoint, whole, in the forward pass's precision; adapters are merged.
 
-        Where the backend shards parameters, every rank must walk through this at the same time: each parameter is
-        gathered when its turn comes.
+        Where the backend shards parameters, every rank must walk through this at the same time: each group of
+        parameters that is converted together (nearly always one parameter) is gathered when its turn comes.
         """
-        dtype = DTYPES[self._spec.dtype]
+        model = self._hf_model()
+        weights = {weight.name: weight for weight in named_weights(model)}
+        if self._groups is None:
+            self._groups = tensor_groups(model, {name: whole_shape(each.parameter) for name, each in weights.items()})
+        for group in self._groups:
+            with self._gathered([part for name in group.parameters for part in weights[name].parts]):
+                whole = {name: self._merged(weights[name]) for name in group.parameters}
+                yield from checkpoint_tensors(model, group, whole)
+
+    def _parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the same as the model has it in memory, by the model's own names."""
         for weight in named_weights(self._hf_model()):
             with self._gathered(weight.parts):
-                yield weight.name, weight.merged(dtype, copy=self._is_sharded())
+                yield weight.name, self._merged(weight)
+
+    def _merged(self, weight: NamedWeight) -> Tensor:
+        return weight.merged(DTYPES[self._spec.dtype], copy=self._is_sharded())
 
     def connect_weights(self, transfer: WeightTransfer) -> None:
         """Prepare this rank's end of the way to the inference engines. They have started."""
@@ -224,7 +239,7 @@ class TrainingRank:
             CheckpointError: The disk is full or not writable.
         """
         spec, task, model = self._spec, self._objective.task, self._hf_model()
-        weights = {name: tensor.cpu().clone() for name, tensor in self.full_weights()}
+        weights = {name: tensor.cpu().clone() for name, tensor in self._parameters()}
         lora = None if spec.frozen else getattr(self._settings, "lora", None)
         trained = {} if lora is None else self._trained_weights()
         if self.rank != 0:
@@ -311,6 +326,12 @@ class TrainingRank:
     def reload(self, state: State) -> None:
         """Move it back."""
         self._host[state].reload()
+
+
+def whole_shape(parameter: nn.Parameter) -> torch.Size:
+    """Return the shape of a parameter, also of one that DeepSpeed has sharded."""
+    shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
+    return shape
 
 
 def seed_everything(seed: int) -> None:

@@ -50,17 +50,15 @@ def test_trainer_and_engine_on_nodes_of_their_own(address: str, tmp_path: Path, 
     config = write_run(
         tmp_path,
         tiny_model,
-        **{
-            "steps": 3,
-            "inference": inference,
-            "checkpoint": {"at_end": False, "export": False},
-            "resources": {
-                "device": "cpu",
-                "nodes": 2,
-                "devices_per_node": 1,
-                "address": address,
-                "device_mapping": {"training": "0", "inference": "1"},
-            },
+        steps=3,
+        inference=inference,
+        checkpoint={"at_end": False, "export": False},
+        resources={
+            "device": "cpu",
+            "nodes": 2,
+            "devices_per_node": 1,
+            "address": address,
+            "device_mapping": {"training": "0", "inference": "1"},
         },
     )
     code, output = finish_run(config)

@@ -99,6 +99,17 @@ def test_its_capabilities_decide_what_hardware_it_runs_on(users_engine: Path) ->
     assert configured(users_engine, *gpus, "inference.replicas=2").inference.replicas == 2
 
 
+def test_settings_of_the_probe_are_refused_where_nothing_is_probed(
+    users_engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, value in (("probe_every", 3), ("probe_tolerance", 0.2)):
+        with pytest.raises(ConfigError, match=rf"inference\.{key}: the engine 'parrot' does not tell the log-prob"):
+            configured(users_engine, f"inference.{key}={value}")
+    engine = type(configured(users_engine).inference)
+    monkeypatch.setattr(engine, "capabilities", EngineCapabilities(prompt_logprobs=True))
+    assert configured(users_engine, "inference.probe_every=3").inference.probe_every == 3
+
+
 GPUS = ("resources.device=cuda", "resources.devices_per_node=1", "inference.replicas=2", "training.workers=2")
 
 

@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roll_like.errors import ConfigError, GenerationError, WeightSyncError
+from roll_like.errors import ConfigError, GenerationError
 from roll_like.inference.hf.config import HFConfig
+from roll_like.inference.hf.weights import CheckpointWeights
 from roll_like.inference.interface import (
     EngineDied,
     EngineSpec,
@@ -36,7 +37,7 @@ from roll_like.inference.interface import (
 from roll_like.inference.weight_transfer.fingerprint import fingerprint
 from roll_like.inference.weight_transfer.shared_memory import BucketInfo, LocalBuckets, read_bucket
 from roll_like.models.modules import load_causal_lm
-from roll_like.types import Segment, StopReason
+from roll_like.types import FloatArray, IntArray, Segment, StopReason
 
 HEAD = "lm_head.weight"
 
@@ -71,6 +72,7 @@ class HFEngine(PolledEngine):
         super().__init__(spec)
         self._config = config
         self._model: Any = None
+        self._weights: CheckpointWeights
         self._tokenizer: Any = None
         self._eos: frozenset[int] = frozenset()
         self._shared_generator = torch.Generator().manual_seed(spec.seed)
@@ -110,6 +112,7 @@ class HFEngine(PolledEngine):
             Path(self._spec.model_path), self._spec.dtype, trust_remote_code=self._spec.trust_remote_code
         )
         self._model = model.to(self._spec.device).requires_grad_(False).eval()
+        self._weights = CheckpointWeights(self._model)
         self._tokenizer = AutoTokenizer.from_pretrained(self._spec.tokenizer_path, local_files_only=True)
         ends = [self._tokenizer.eos_token_id, model.generation_config.eos_token_id, model.config.eos_token_id]
         flat = [end for item in ends for end in (item if isinstance(item, list) else [item])]
@@ -237,14 +240,8 @@ class HFEngine(PolledEngine):
 
     @torch.inference_mode()
     def _load_bucket(self, info: Mapping[str, Any]) -> None:
-        parameters = dict(self._model.named_parameters())
         for name, tensor in read_bucket(BucketInfo(**self._buckets.here(info))):
-            if name not in parameters or parameters[name].shape != tensor.shape:
-                found = tuple(parameters[name].shape) if name in parameters else "nothing"
-                raise WeightSyncError(
-                    f"the trainer sent {name} with shape {tuple(tensor.shape)}; the engine has {found} under that name"
-                )
-            parameters[name].copy_(tensor)
+            self._weights.write(name, tensor)
 
     async def finish_weight_update(self, version: int) -> None:
         """Put the new weights to work; requests under way are computed again from their tokens."""
@@ -267,7 +264,7 @@ class HFEngine(PolledEngine):
 
     def _fingerprints(self, names: Sequence[str], salt: int) -> Fingerprints:
         parameters = dict(self._model.named_parameters())
-        tensors = {name: fingerprint(parameters[name], salt) for name in names if name in parameters}
+        tensors = {name: fingerprint(tensor, salt) for name, tensor in self._weights.read(names)}
         if HEAD in parameters:
             return Fingerprints(tensors=tensors, tied={})
         head, embedding = self._model.get_output_embeddings().weight, self._model.get_input_embeddings().weight
@@ -275,6 +272,18 @@ class HFEngine(PolledEngine):
         if source is None:
             return Fingerprints(tensors=tensors, tied={})
         return Fingerprints(tensors={**tensors, HEAD: fingerprint(head, salt)}, tied={HEAD: source})
+
+    async def prompt_logprobs(self, token_ids: IntArray) -> FloatArray:
+        """Return the log-probabilities of given tokens. See `InferenceEngine.prompt_logprobs`."""
+        logprobs: FloatArray = await self._compute(self._prompt_logprobs, token_ids)
+        return logprobs
+
+    @torch.inference_mode()
+    def _prompt_logprobs(self, token_ids: IntArray) -> FloatArray:
+        ids_L = torch.from_numpy(token_ids.astype(np.int64)).to(self._spec.device)
+        logits_LV = self._model(ids_L[None], use_cache=False).logits[0, :-1].float()
+        logprobs: FloatArray = torch.log_softmax(logits_LV, -1).gather(1, ids_L[1:, None])[:, 0].cpu().numpy()
+        return logprobs
 
     async def _compute(self, function: Any, *args: Any) -> Any:
         async with self._computing:

@@ -72,7 +72,7 @@ class VLLMConfig(VLLMSettings, EngineConfig):
     """vLLM generates (default)."""
 
     capabilities: ClassVar[EngineCapabilities] = EngineCapabilities(
-        weight_transports=WEIGHT_TRANSPORTS, tensor_parallel=True, sleep=True, pause=True
+        weight_transports=WEIGHT_TRANSPORTS, tensor_parallel=True, sleep=True, pause=True, prompt_logprobs=True
     )
 
     memory_key: ClassVar[str] = "kv_cache_gib"

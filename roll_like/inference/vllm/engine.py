@@ -31,7 +31,7 @@ from roll_like.inference.vllm.arguments import engine_arguments, sleeps, vllm_en
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.process_output import ProcessOutput
 from roll_like.inference.weight_transfer.shared_memory import LocalBuckets
-from roll_like.types import Segment, StopReason
+from roll_like.types import FloatArray, IntArray, Segment, StopReason
 
 _STOP_REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH, "abort": StopReason.ABORTED}
 _CLOSE_SECONDS = 10.0
@@ -57,6 +57,7 @@ class VLLMEngine(PolledEngine):
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._cache_asleep = False
         self._buckets = LocalBuckets()
+        self._probes = 0
 
     # ---- start and end -------------------------------------------------------------------------
 
@@ -235,6 +236,39 @@ class VLLMEngine(PolledEngine):
         with self._weight_errors():
             ranks = await self._llm.collective_rpc("weight_fingerprints", args=(list(names), salt))
         return Fingerprints(tensors=ranks[0]["tensors"], tied=ranks[0]["tied"])
+
+    async def prompt_logprobs(self, token_ids: IntArray) -> FloatArray:
+        """Return the log-probabilities of given tokens. See `InferenceEngine.prompt_logprobs`."""
+        from vllm import SamplingParams
+        from vllm.inputs.engine import tokens_input
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        self._require_alive()
+        self._probes += 1
+        # greedy: other requests' random numbers stay the same; vLLM computes a prompt anew for these numbers
+        params = SamplingParams(
+            max_tokens=1,
+            temperature=0,
+            prompt_logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        tokens = token_ids.tolist()
+        output: Any = None
+        try:
+            async for each in self._llm.generate(tokens_input(tokens), params, f"probe-{self._probes}"):
+                output = each
+        except EngineDeadError:
+            self._die()
+            self._require_alive()
+        except Exception as error:
+            raise GenerationError(
+                f"vLLM cannot tell the log-probabilities of given tokens: {type(error).__name__}: {error}",
+                fix="remove what excludes prompt_logprobs from inference.engine_args",
+            ) from error
+        found = [entry[token].logprob for entry, token in zip(output.prompt_logprobs[1:], tokens[1:], strict=True)]
+        return np.asarray(found, np.float32)
 
     @contextlib.contextmanager
     def _weight_errors(self) -> Iterator[None]:

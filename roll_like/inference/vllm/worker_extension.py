@@ -1,13 +1,14 @@
 """What this package adds to vLLM's worker, inside the engine's process.
 
 vLLM imports this module there because it is named as `worker_extension_cls`. Importing it registers the
-`shared_memory` weight-transfer engine beside vLLM's own.
+`shared_memory` weight-transfer engine beside vLLM's own, and on CPU a method that packs experts after a reload.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +19,14 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.attention import is_deferred_attention_layer
 from vllm.model_executor.layers.linear import LinearBase, RowParallelLinear
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
+from roll_like.errors import WeightSyncError
+from roll_like.inference.vllm.experts import ExpertLayers, repack_experts
 from roll_like.inference.weight_transfer.fingerprint import checked_columns, digest, fingerprint
 from roll_like.inference.weight_transfer.shared_memory import BucketInfo, read_bucket
 
@@ -57,7 +62,18 @@ class SharedMemoryWeightTransfer(WeightTransferEngine):  # type: ignore[misc]
         self.model.load_weights(iter(read_bucket(update_info)))
 
     def finish_weight_update(self) -> None:
-        """Close the reload."""
+        """Close the reload.
+
+        Raises:
+            WeightSyncError: Layers would keep their old weights; names them.
+        """
+        left = untouched_layers(self.model)
+        if left:
+            raise WeightSyncError(
+                f"vLLM's {type(self.model).__name__} put none of the tensors that it was sent into {len(left)} of its "
+                f"layers ({', '.join(left[:3])}{', …' if len(left) > 3 else ''}), so they would keep old weights",
+                fix="use inference.type: hf, or another model.path",
+            )
         finalize_layerwise_reload(self.model, self.model_config)
         repack_head(self.model)
 
@@ -67,6 +83,23 @@ class SharedMemoryWeightTransfer(WeightTransferEngine):  # type: ignore[misc]
 
 if BACKEND not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine(BACKEND, SharedMemoryWeightTransfer)
+repack_experts()
+
+
+def untouched_layers(model: Any) -> list[str]:
+    """Return the paths of layers that have parameters and were sent nothing, during a reload.
+
+    Some of vLLM's models copy tensors past the loaders that a reload listens to: it would put their old weights back.
+    """
+    head = getattr(model, "lm_head", None)
+    tied = bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
+    left = []
+    for path, layer in model.named_modules():
+        info = get_layerwise_info(layer)
+        waiting = info.can_load() and info.load_numel == 0 and not is_deferred_attention_layer(layer)
+        if waiting and not (tied and layer is head) and any(each.numel() for each in info.restore_metadata[0].values()):
+            left.append(path)
+    return left
 
 
 def repack_head(model: nn.Module) -> None:
@@ -94,55 +127,78 @@ class WorkerExtension:
         model = self.model_runner.get_model()
         tensors: dict[str, str] = {}
         tied: dict[str, str] = {}
-        modules = dict(model.named_modules())
-        fused = _Fused(getattr(model, "packed_modules_mapping", {}))
+        layers, experts = _Layers(model), ExpertLayers(model)
         pieces: dict[str, list[Tensor]] = {}  # of the last fused layer only: siblings follow each other
         for name in names:
-            path, _, leaf = name.rpartition(".")
-            layer_path, index = fused.locate(path, modules)
-            layer = modules.get(layer_path)
-            if layer is None:
+            found = experts.fingerprint(name, salt)
+            if found is not None:
+                tensors[name] = found
                 continue
+            place = layers.locate(name)
+            if place is None:
+                continue
+            layer, leaf, index = place.layer, place.leaf, place.part
             if isinstance(layer, LinearBase) and leaf == "weight":
-                if layer_path not in pieces:
-                    pieces = {layer_path: linear_columns(layer, salt)}
-                if index < len(pieces[layer_path]):
-                    tensors[name] = digest(pieces[layer_path][index])
+                if place.path not in pieces:
+                    pieces = {place.path: linear_columns(layer, salt)}
+                if index is None or index < len(pieces[place.path]):
+                    own = pieces[place.path] if index is None else [pieces[place.path][index]]
+                    tensors[name] = digest(torch.cat(own))
             elif isinstance(layer, VocabParallelEmbedding) and leaf == "weight":
                 tensors[name] = digest(embedding_columns(layer, salt))
-            elif (parameter := _plain(layer, leaf, index, fused.count(layer_path))) is not None:
+            elif (parameter := _plain(layer, leaf, index)) is not None:
                 tensors[name] = fingerprint(parameter, salt)
         head = getattr(model, "lm_head", None)
         if isinstance(head, VocabParallelEmbedding):
             tensors[HEAD] = digest(head_columns(head, salt))
             if HEAD not in names:
-                tied.update((HEAD, name) for name in names if _is_embedding(modules, name))
+                tied.update((HEAD, name) for name in names if layers.is_input(name))
         return {"tensors": tensors, "tied": tied}
 
 
-class _Fused:
-    """vLLM computes some of the trainer's layers as one: q, k and v, for example."""
+class _Place(NamedTuple):
+    """Where a checkpoint's tensor is: a parameter of a layer, or one of several that the layer computes as one."""
 
-    def __init__(self, mapping: dict[str, list[str]]) -> None:
+    layer: nn.Module
+    path: str
+    leaf: str
+    part: int | None
+
+
+class _Layers:
+    """A model's layers by the names of a checkpoint. vLLM computes some as one (q, k and v), and renames others."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = dict(model.named_modules())
         self._fused_into = {
             part: (whole, index)
-            for whole, parts in mapping.items()
+            for whole, parts in getattr(model, "packed_modules_mapping", {}).items()
             for index, part in enumerate(parts)
             if whole != part
         }
-        self._counts = {whole: len(parts) for whole, parts in mapping.items()}
+        mapper = getattr(model, "hf_to_vllm_mapper", None)
+        self._renamed: Callable[[str], str | None] = lambda name: None
+        if mapper is not None:
+            self._renamed = mapper.get_rename_mapper().map_name
 
-    def locate(self, path: str, modules: dict[str, nn.Module]) -> tuple[str, int]:
-        """Return the path of the layer that holds the trainer's layer `path`, and its place in it."""
+    def locate(self, name: str) -> _Place | None:
+        """Return where vLLM has a checkpoint's tensor; None if that is unknown."""
+        return self._locate(name) or self._locate(self._renamed(name) or "")
+
+    def is_input(self, name: str) -> bool:
+        """Return whether a tensor is the model's input embedding."""
+        place = self.locate(name)
+        return place is not None and isinstance(place.layer, VocabParallelEmbedding) and name != HEAD
+
+    def _locate(self, name: str) -> _Place | None:
+        path, _, leaf = name.rpartition(".")
         parent, _, own = path.rpartition(".")
-        if path in modules or own not in self._fused_into:
-            return path, 0
-        whole, index = self._fused_into[own]
-        return f"{parent}.{whole}" if parent else whole, index
-
-    def count(self, path: str) -> int:
-        """Return how many of the trainer's layers one of vLLM's holds."""
-        return self._counts.get(path.rpartition(".")[2], 1)
+        index = None
+        if path not in self._modules and own in self._fused_into:
+            whole, index = self._fused_into[own]
+            path = f"{parent}.{whole}" if parent else whole
+        layer = self._modules.get(path)
+        return None if layer is None or not leaf else _Place(layer, path, leaf, index)
 
 
 def unit_vectors(width: int, salt: int, like: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -198,19 +254,14 @@ def head_columns(layer: VocabParallelEmbedding, salt: int) -> Tensor:
     return logits[:, : layer.org_vocab_size].T
 
 
-def _plain(layer: nn.Module, leaf: str, index: int, count: int) -> Tensor | None:
+def _plain(layer: nn.Module, leaf: str, index: int | None) -> Tensor | None:
     """Return a parameter that is kept as it is (norms, biases), or None; of a fused one, its share."""
     parameter = {**dict(layer.named_parameters(recurse=False)), **dict(layer.named_buffers(recurse=False))}.get(leaf)
     if parameter is None or parameter.numel() == 0:
         return None
     if getattr(layer, "tp_size", 1) > 1 and isinstance(layer, LinearBase):
         return None
-    if count == 1:
+    if index is None:
         return parameter
     sizes = list(getattr(layer, "output_partition_sizes", []))
     return parameter[sum(sizes[:index]) : sum(sizes[: index + 1])] if index < len(sizes) else None
-
-
-def _is_embedding(modules: dict[str, nn.Module], name: str) -> bool:
-    layer = modules.get(name.rpartition(".")[0])
-    return isinstance(layer, VocabParallelEmbedding) and name.endswith("embed_tokens.weight")

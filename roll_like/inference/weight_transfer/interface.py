@@ -20,7 +20,7 @@ class WeightSource(Protocol):
     def full_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield (name, whole tensor) in the precision that engines compute with, always in the same order.
 
-        All ranks walk through it together. Names are the Hugging Face model's own.
+        All ranks walk through it together. Names and shapes are those of the model's checkpoint format.
         """
 
 

@@ -1,16 +1,18 @@
-"""Trainer to inference, from the driver: freeze, send, switch, check, go on."""
+"""Trainer to inference, from the driver: freeze, send, switch, check, go on, probe."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from roll_like.errors import WeightSyncError
 from roll_like.inference.interface import Fingerprints, InferenceEngine
 from roll_like.inference.weight_transfer.interface import SendReport
-from roll_like.values import Last, Metric, Sum
+from roll_like.inference.weight_transfer.probe import Probe
+from roll_like.types import FloatArray
+from roll_like.values import Last, Max, Metric, Sum
 
 if TYPE_CHECKING:
     from roll_like.cluster import ClusterHandle
@@ -24,11 +26,13 @@ class SyncReport:
         version: Policy version that the engines sample with from now on.
         bytes: Size of the weights.
         buckets: Pieces they went in.
-        seconds: From freezing to going on, the check included.
+        seconds: From freezing to going on, check and probe included.
         check_seconds: The check's share of it.
         checked: Tensors whose numbers were compared in every engine.
-        unchecked: Tensors that an engine could not read back; their bytes were checked on arrival where the
-            transfer does that.
+        unchecked: Tensors that an engine could not read back; a probe stood in for their check.
+        probe_seconds: The probe's share of `seconds`.
+        probe: Mean difference of the log-probabilities of engine and trainer, the largest of all engines', in nats;
+            None without a probe.
     """
 
     version: int
@@ -38,45 +42,65 @@ class SyncReport:
     check_seconds: float
     checked: int
     unchecked: tuple[str, ...]
+    probe_seconds: float = 0.0
+    probe: float | None = None
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
         """The figures of a step, beside the `time/sync` that the step's clock takes; none where nothing was sent."""
         if not self.buckets:
             return {}
-        return {"time/sync_check": Sum(self.check_seconds), "sync/tensors_checked": Last(float(self.checked))}
+        metrics: dict[str, Metric] = {
+            "time/sync_check": Sum(self.check_seconds),
+            "sync/tensors_checked": Last(float(self.checked)),
+        }
+        if self.probe is not None:
+            metrics |= {"time/sync_probe": Sum(self.probe_seconds), "mismatch/probe": Max(self.probe)}
+        return metrics
 
 
 class WeightSync:
     """Brings the trainer's weights into the engines.
 
     A sync either ends with every engine generating from weights that were compared with the trainer's, or
-    raises and leaves the engines frozen: nothing is ever sampled from weights that are in doubt.
+    raises: nothing that was sampled from weights in doubt is ever trained on. If weights differ, the engines stay
+    frozen. A probe needs the engines' key-value cache, so it comes after they go on; requests that were under way may
+    get tokens meanwhile, which go nowhere if the probe ends the run.
 
     Args:
         send: Lets every trainer rank take part in one `WeightSender.send(salt)`; returns rank 0's report.
         engines: The inference engines.
         version: Number of the last version; the next push makes it one more. A resumed run gives that of its
             checkpoint, so that numbers go on.
+        probe: Compares what engines and trainer compute, after the first two pushes and regularly; after every push if
+            an engine cannot read tensors back. None where engines tell no log-probabilities of given tokens.
     """
 
     def __init__(
-        self, send: Callable[[int], SendReport], engines: ClusterHandle[InferenceEngine], *, version: int = 0
+        self,
+        send: Callable[[int], SendReport],
+        engines: ClusterHandle[InferenceEngine],
+        *,
+        version: int = 0,
+        probe: Probe | None = None,
     ) -> None:
         self._send = send
         self._engines = engines
+        self._probe = probe
+        self._pushes = 0
         self.version = version
 
     def push(self, before_resume: Callable[[], None] = lambda: None) -> SyncReport:
-        """Send, switch, check.
+        """Send, switch, check, probe.
 
         Args:
             before_resume: Called when the engines have the weights and do not sample yet: they are about to take
                 memory for their key-value cache.
 
         Raises:
-            WeightSyncError: An engine refused the weights, or holds other numbers than the trainer; names the
-                tensors.
+            WeightSyncError: An engine refused the weights, or holds other numbers than the trainer, or cannot show
+                which it holds; names the tensors.
+            EngineError: An engine computes other log-probabilities than the trainer.
         """
         began = time.perf_counter()
         version = self.version + 1
@@ -86,9 +110,18 @@ class WeightSync:
         checking = time.perf_counter()
         unchecked = self._check(sent.fingerprints, version)
         check_seconds = time.perf_counter() - checking
+        probe = self._probe if self._probe is not None and (unchecked or self._probe.due(self._pushes)) else None
+        if unchecked and probe is None:
+            raise _unverified(unchecked, len(sent.fingerprints), version)
+        probing = time.perf_counter()
+        # while the trainer still has its weights where it computes
+        trained = None if probe is None else probe.trainer(probe.tokens)
         before_resume()
         self._engines.everywhere(InferenceEngine.resume)
+        difference = None if probe is None or trained is None else self._ask(probe, trained, version)
+        probe_seconds = time.perf_counter() - probing
         self.version = version
+        self._pushes += 1
         return SyncReport(
             version=version,
             bytes=sent.bytes,
@@ -97,7 +130,14 @@ class WeightSync:
             check_seconds=check_seconds,
             checked=len(sent.fingerprints) - len(unchecked),
             unchecked=unchecked,
+            probe_seconds=0.0 if probe is None else probe_seconds,
+            probe=difference,
         )
+
+    def _ask(self, probe: Probe, trained: FloatArray, version: int) -> float:
+        """Return the largest difference of any engine from the trainer."""
+        engines = self._engines.everywhere(InferenceEngine.prompt_logprobs, probe.tokens)
+        return max(probe.compare(number, trained, found, version) for number, found in enumerate(engines))
 
     def _check(self, sent: Mapping[str, str], version: int) -> tuple[str, ...]:
         if not sent:
@@ -115,11 +155,17 @@ class WeightSync:
                     "inference.type: hf, and report the tensor names",
                 )
             unchecked.update(unknown)
-        if len(unchecked) == len(sent):
-            raise WeightSyncError(
-                f"no engine could read back any of the {len(sent)} tensors, so the sync cannot be verified"
-            )
         return tuple(sorted(unchecked))
+
+
+def _unverified(unchecked: Sequence[str], sent: int, version: int) -> WeightSyncError:
+    return WeightSyncError(
+        f"sync {version} cannot be verified: an inference engine could not read back {len(unchecked)} of {sent} "
+        f"tensors ({', '.join(unchecked[:5])}{', …' if len(unchecked) > 5 else ''}), and the engine of inference.type "
+        "has no `prompt_logprobs`, which a probe would compare with the trainer's log-probabilities",
+        fix="use inference.type: vllm or hf; for an engine of your own, return fingerprints of these tensors, or "
+        "implement `prompt_logprobs` and declare it in `EngineCapabilities`",
+    )
 
 
 class VersionCounter:

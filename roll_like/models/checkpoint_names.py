@@ -1,0 +1,89 @@
+"""From a model's parameters to the tensors of its checkpoint format, in bounded memory.
+
+transformers keeps some tensors in memory in another form than on disk. A mixture of experts has one parameter for all
+experts of a layer; its checkpoint has tensors for each expert. Checkpoint names are what inference engines read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TensorGroup:
+    """Parameters that are converted together: nearly always one.
+
+        mlp.experts.gate_up_proj [E, 2·I, D]  →  mlp.experts.0.gate_proj.weight [I, D], mlp.experts.0.up_proj.weight, …
+
+    Attributes:
+        parameters: Their names in the model.
+        tensors: The names of what they are in a checkpoint.
+    """
+
+    parameters: tuple[str, ...]
+    tensors: tuple[str, ...]
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the checkpoint has the parameter as it is."""
+        return self.parameters == self.tensors
+
+
+def tensor_groups(causal_lm: Any, shapes: Mapping[str, Sequence[int]]) -> list[TensorGroup]:
+    """Return which parameters become which checkpoint tensors, in the order of the parameters.
+
+    Args:
+        causal_lm: A Hugging Face model. Its parameters are not read: they may be sharded.
+        shapes: Whole shape of every parameter, by its name.
+    """
+    import torch
+
+    empty = {name: torch.empty(tuple(shape), device="meta") for name, shape in shapes.items()}
+    together = _reverted(causal_lm, empty)
+    alone = {name: tuple(_reverted(causal_lm, {name: tensor})) for name, tensor in empty.items()}
+    groups = []
+    for names in _sharing(alone):
+        tensors = alone[names[0]] if len(names) == 1 else tuple(_reverted(causal_lm, {n: empty[n] for n in names}))
+        groups.append(TensorGroup(names, tensors))
+    if {name for group in groups for name in group.tensors} != set(together):
+        # a renaming that depends on other names of the model: correct only for all at once
+        return [TensorGroup(tuple(empty), tuple(together))]
+    return groups
+
+
+def checkpoint_tensors(
+    causal_lm: Any, group: TensorGroup, parameters: Mapping[str, Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the (name, tensor) pairs of a checkpoint that a group's parameters are; some are views.
+
+    Args:
+        causal_lm: The model that the groups were made for.
+        group: One of `tensor_groups`.
+        parameters: The group's parameters, whole, by name.
+    """
+    yield from (parameters if group.unchanged else _reverted(causal_lm, parameters)).items()
+
+
+def _reverted(causal_lm: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    from transformers.core_model_loading import revert_weight_conversion
+
+    tensors: dict[str, Tensor] = revert_weight_conversion(causal_lm, dict(parameters))
+    return tensors
+
+
+def _sharing(tensors_of: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
+    """Return the parameters in groups: two that go into the same checkpoint tensor are in one group."""
+    members: list[list[str]] = []
+    group_of: dict[str, int] = {}
+    for parameter, tensors in tensors_of.items():
+        found = next((group_of[tensor] for tensor in tensors if tensor in group_of), len(members))
+        if found == len(members):
+            members.append([])
+        members[found].append(parameter)
+        group_of.update(dict.fromkeys(tensors, found))
+    return [tuple(names) for names in members]

@@ -1,0 +1,63 @@
+"""The trainer's side of a probe: log-probabilities of given tokens, as training computes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+
+from roll_like.cluster import Cluster
+from roll_like.config.policy_gradient import SamplingRunConfig
+from roll_like.inference.weight_transfer.probe import TOLERANCES, Probe, probe_tokens
+from roll_like.models.load import load_tokenizer
+from roll_like.models.precision import precision_of
+from roll_like.training.interface import RankModel
+from roll_like.training.layout import MicroBatch, micro_batches, per_sample
+from roll_like.training.rank import TrainingRank
+from roll_like.types import FloatArray, IntArray, TrainingSample
+
+
+def weight_probe(config: SamplingRunConfig, trained: Cluster[TrainingRank]) -> Probe | None:
+    """Return what engines and trainer are compared by; None for an engine that cannot be asked.
+
+    Args:
+        config: The run's configuration.
+        trained: The ranks of the model that is trained.
+    """
+    inference = config.inference
+    if not inference.capabilities.prompt_logprobs:
+        return None
+    tokenizer = load_tokenizer(config.model)
+    return Probe(
+        tokens=probe_tokens(partial(tokenizer.encode, add_special_tokens=False), config.context_window),
+        trainer=trainer_logprobs(trained),
+        tolerance=inference.probe_tolerance or TOLERANCES[precision_of(config)],
+        every=inference.probe_every,
+    )
+
+
+def trainer_logprobs(trained: Cluster[TrainingRank]) -> Callable[[IntArray], FloatArray]:
+    """Return what computes log-probabilities of given tokens on all ranks: those of a sharded model need each other."""
+
+    def logprobs(tokens: IntArray) -> FloatArray:
+        sample = TrainingSample(group_id="probe", token_ids=tokens, prompt_length=1, sampled=np.arange(len(tokens)) > 0)
+        ((batch,),) = micro_batches([sample], ranks=1, max_tokens=len(tokens), share_prompts=False)
+        found = trained.everywhere(TrainingRank.ask, untempered_logprobs, batch)[0]
+        return per_sample([sample], [[batch]], [[found]])[0][1:]
+
+    return logprobs
+
+
+@torch.no_grad()
+def untempered_logprobs(objective: object, model: RankModel, batch: MicroBatch) -> FloatArray:
+    """Return the log-probability of every target at temperature 1, without dropout, shape [N]. Called in a rank."""
+    del objective  # its temperature is that of sampling
+    training = model.module.training
+    model.module.eval()
+    try:
+        logprobs_N: FloatArray = model(batch, 1.0)[0].float().cpu().numpy()
+    finally:
+        model.module.train(training)
+    return logprobs_N

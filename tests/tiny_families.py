@@ -1,0 +1,120 @@
+"""Random models of a few hundred kilobytes of the families that users train, in float32, in their checkpoint format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tiny_model import VOCABULARY, make_tiny_tokenizer
+
+#: Shorter than the sequences of the tests, so that it matters.
+WINDOW = 24
+#: What all families have; a head size that vLLM's CPU attention has.
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.05,
+    "tie_word_embeddings": False,
+}
+EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2}
+ALTERNATING = ["sliding_attention", "full_attention"]
+#: Family → (model class, configuration class, settings of its own).
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", "LlamaConfig", {}),
+    "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", {"hidden_size": 128}),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {}),
+    "qwen3_moe": (
+        "Qwen3MoeForCausalLM",
+        "Qwen3MoeConfig",
+        {**EXPERTS, "num_experts": 4, "moe_intermediate_size": 64, "norm_topk_prob": True},
+    ),
+    "qwen3_moe_padded": (
+        "Qwen3MoeForCausalLM",
+        "Qwen3MoeConfig",
+        {**EXPERTS, "num_experts": 4, "moe_intermediate_size": 48, "norm_topk_prob": True},
+    ),
+    "mixtral": ("MixtralForCausalLM", "MixtralConfig", {**EXPERTS, "num_local_experts": 4}),
+    "mistral_window": ("MistralForCausalLM", "MistralConfig", {"sliding_window": WINDOW}),
+    "gemma2_window": (
+        "Gemma2ForCausalLM",
+        "Gemma2Config",
+        {
+            "sliding_window": WINDOW,
+            "layer_types": ALTERNATING,
+            "query_pre_attn_scalar": 32,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma3_window": (
+        "Gemma3ForCausalLM",
+        "Gemma3TextConfig",
+        {
+            "sliding_window": WINDOW,
+            "layer_types": ALTERNATING,
+            "query_pre_attn_scalar": 32,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "olmo2": ("Olmo2ForCausalLM", "Olmo2Config", {"hidden_size": 128}),
+    "phi3": ("Phi3ForCausalLM", "Phi3Config", {"hidden_size": 128}),
+    "gpt_oss": (
+        "GptOssForCausalLM",
+        "GptOssConfig",
+        {
+            **EXPERTS,
+            "num_local_experts": 4,
+            "sliding_window": WINDOW,
+            "layer_types": ALTERNATING,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 150000.0,
+                "factor": 2.0,
+                "original_max_position_embeddings": 512,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+            },
+        },
+    ),
+}
+
+
+#: Bounded attention scores and attention sinks, which torch's scaled-dot-product attention leaves out.
+EAGER = ("gemma2_window", "gpt_oss")
+
+
+def load_family(name: str, directory: Path) -> Any:
+    """Return a family's model in float32, with an attention that computes all of it."""
+    from transformers import AutoModelForCausalLM
+
+    from roll_like.models.modules import load_causal_lm
+
+    if name in EAGER:
+        return AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager").eval()
+    return load_causal_lm(directory, "float32").eval()
+
+
+def make_family(name: str, directory: Path, *, seed: int = 0) -> Path:
+    """Write a random model of a family and the tiny tokenizer as a Hugging Face directory and return its path."""
+    import torch
+    import transformers
+
+    model_class, config_class, own = FAMILIES[name]
+    tokenizer = make_tiny_tokenizer()
+    ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
+    config = getattr(transformers, config_class)(**{**COMMON, **ids, **own})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = getattr(transformers, model_class)(config)
+        for parameter in model.parameters():
+            # norms are born as ones, biases and sinks as zeros: nothing would notice that they are missing
+            parameter.data.add_(0.05 * torch.randn_like(parameter))
+    model.float().save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
