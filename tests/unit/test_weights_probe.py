@@ -123,10 +123,16 @@ def test_probe_tokens_are_the_same_in_every_run_and_fit_the_window() -> None:
 
 
 def test_the_trainer_computes_them_at_temperature_1_and_without_dropout(tiny_model: Path) -> None:
-    spec: Any = SimpleNamespace(
-        model_path=str(tiny_model), dtype="float32", trust_remote_code=False, device="cpu", frozen=True, seed=0
-    )
     objective = LanguageModelObjective[Any, Any](settings=TrainingConfig(), temperature=0.5)
+    spec: Any = SimpleNamespace(
+        objective=objective,
+        model_path=str(tiny_model),
+        dtype="float32",
+        trust_remote_code=False,
+        device="cpu",
+        frozen=True,
+        seed=0,
+    )
     module: Any = objective.load(spec).train()
     model = RankModel(module=module, forward=module, device=torch.device("cpu"))
     ranks: Any = SimpleNamespace(everywhere=lambda ask, function, batch: [function(objective, model, batch)] * 2)
