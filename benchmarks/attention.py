@@ -29,7 +29,7 @@ VOCABULARY = 256
 
 
 def parser() -> Options:
-    arguments = Options(__doc__, lengths=[256, 1024], dense_up_to=1024)
+    arguments = Options(__doc__, lengths=[256], dense_up_to=256)
     arguments.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096, 8192, 16384, 32768, 65536])
     arguments.add_argument("--dense-up-to", type=int, default=8192, help="longest row with masks. Tokens.")
     arguments.add_argument("--threads", type=int, default=2, help="cores")

@@ -22,7 +22,7 @@ COLUMNS = {
     "async_learning": {"rlvr_quickstart_sync before", "rlvr_quickstart_control after", "rlvr_quickstart_control"},
     "async_rollouts": {"sync_steps_per_hour", "async_steps_per_hour", "ratio", "staleness_max", "staleness_mean"},
     "attention": {
-        *("dense_1024_mib", "varlen_1024_mib", "dense_logprob_error", "dense_gradient_error"),
+        *("dense_256_mib", "varlen_256_mib", "dense_logprob_error", "dense_gradient_error"),
         *("varlen_logprob_error", "varlen_gradient_error"),
     },
     "overhead": {"step_seconds", "waiting_seconds", "computing_seconds", "ratio"},

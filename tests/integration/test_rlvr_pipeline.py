@@ -41,8 +41,8 @@ def test_a_trivial_reward_is_learned(tmp_path: Path, tiny_model: Path) -> None:
     assert all(abs(step["mismatch/logprob_difference"]) < 0.1 for step in steps)
     assert all(step["staleness/max"] == 0 for step in steps)
     # the first push comes before the first step; the second and the eleventh are probed
-    assert [number for number, step in enumerate(steps, 1) if "mismatch/probe" in step] == [1, 10]
-    assert all(0 < step["mismatch/probe"] < 0.1 for step in (steps[0], steps[-1]))
+    assert [number for number, step in enumerate(steps, 1) if "sync/probe" in step] == [1, 10]
+    assert all(0 < step["sync/probe"] < 0.1 for step in (steps[0], steps[-1]))
     for name in ("time/generate", "time/train", "time/sync", "throughput/tokens_per_second", "train/entropy"):
         assert all(step[name] > 0 for step in steps), name
     assert (run / "curves.png").stat().st_size > 10_000
@@ -87,7 +87,7 @@ def test_two_replicas_two_ranks_zero_3_with_reference(tmp_path: Path, tiny_model
     # the first update starts at the reference, the later ones have left it
     assert steps[-1]["train/kl"] > 0
     assert all(step["mismatch/logprob_difference"] < 0.1 for step in steps)
-    assert 0 < steps[0]["mismatch/probe"] < 0.1
+    assert 0 < steps[0]["sync/probe"] < 0.1
 
 
 @ENGINES

@@ -87,10 +87,10 @@ def test_the_largest_difference_of_any_engine_is_a_metric() -> None:
     sync = sync_of(Engines(0.01, -0.05))
     report = sync.push()
     assert report.probe == pytest.approx(0.05)
-    assert report.metrics["mismatch/probe"] == Max(report.probe)
+    assert report.metrics["sync/probe"] == Max(report.probe)
     assert report.metrics["time/sync_probe"].value > 0
     sync.push()
-    assert not {"mismatch/probe", "time/sync_probe"} & sync.push().metrics.keys()
+    assert not {"sync/probe", "time/sync_probe"} & sync.push().metrics.keys()
 
 
 @pytest.mark.parametrize("offset", [0.5, -0.2, float("nan"), float("inf")])

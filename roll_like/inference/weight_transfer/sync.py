@@ -55,7 +55,7 @@ class SyncReport:
             "sync/tensors_checked": Last(float(self.checked)),
         }
         if self.probe is not None:
-            metrics |= {"time/sync_probe": Sum(self.probe_seconds), "mismatch/probe": Max(self.probe)}
+            metrics |= {"time/sync_probe": Sum(self.probe_seconds), "sync/probe": Max(self.probe)}
         return metrics
 
 
