@@ -1,10 +1,10 @@
-# Every target sets up .venv first when it is missing or the lock has changed.
+# Every target but gpu-check sets up .venv first when it is missing or the lock has changed.
 .DEFAULT_GOAL := help
 BIN := .venv/bin
 export RAY_USAGE_STATS_ENABLED := 0
 UNIT_TESTS = $(BIN)/pytest tests/unit tests/oracle -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: help setup demo test test-all unit oracle oracle-setup tokenizers lint types imports docs lock mlflow clean
+.PHONY: help setup demo test test-all unit oracle oracle-setup tokenizers gpu-check lint types imports docs lock mlflow clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -33,6 +33,9 @@ oracle-setup: setup  ## Install the libraries that it compares with, apart from 
 tokenizers: setup  ## Fetch the tokenizers and chat templates that conversations are tested with
 	@bash scripts/tokenizers.sh
 
+gpu-check:  ## Run what only a GPU can show, with the python3 of the active environment: docs/gpu.md
+	@python3 scripts/gpu_check.py
+
 lint: setup  ## Ruff: rules and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -46,7 +49,7 @@ imports: setup  ## The layers between packages
 docs: setup  ## Regenerate docs/configuration.md and the JSON Schema
 	$(BIN)/python scripts/make_config_docs.py
 
-lock: setup  ## Resolve requirements/cpu.in into requirements/cpu.txt (needs uv)
+lock: setup  ## Resolve requirements/*.in into requirements/cpu.txt and gpu.txt (needs uv)
 	bash scripts/lock.sh
 
 mlflow: setup  ## Open the MLflow UI on the local store of all runs

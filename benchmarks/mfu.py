@@ -1,16 +1,6 @@
-"""Model FLOPs, and this machine's measured matrix-product rate: together, model FLOPs utilisation (MFU).
+"""Measures the machine's rate of matrix products: with model FLOPs (`roll_like/models/flops.py`), utilisation (MFU).
 
-A forward pass costs 2 · N FLOPs a token, with N the parameters without embeddings, and attention 4 · L · H · Q FLOPs a
-pair of query and key (L layers, H heads of width Q); a backward pass costs twice its forward pass: 6 · N a token and
-12 · L · H · Q a pair in training (Kaplan et al. 2020, arXiv:2001.08361, section 2.1; Chowdhery et al. 2022,
-arXiv:2204.02311, appendix B). Counted is what the work needs, however a side computes it:
-
-- a prefix that sequences of a step have in common counts once, as in causal models its states are the same;
-- a sequence's last token is only a target: its output is not needed;
-- the output layer, 2 · V · D FLOPs, counts where a token's probability is needed;
-- pairs that the causal mask leaves out, padding, recomputation and optimizer do not count.
-
-So a side that computes more than it needs to has a lower MFU. The formulas are those of dense decoders.
+Both sides of a comparison are divided by the same rate. A side that computes more than it needs to has a lower MFU.
 """
 
 from __future__ import annotations
@@ -18,9 +8,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -29,71 +18,12 @@ from common import Peer, serve
 from torch import Tensor
 from torch.nn import functional
 
-from roll_like.models.shape import ModelShape, load_model_shape
-from roll_like.types import TrainingSample
+from roll_like.models.shape import load_model_shape
 
 #: Name of the matrix products among the sides of a comparison, and what one turn of theirs takes the seconds of.
 PRODUCTS = "10^9 FLOPs of matrix products"
 #: Layers whose matrices are multiplied: more than caches hold, less than fills the memory beside a large model.
 _LAYERS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardPass:
-    """What a causal model has to compute.
-
-    Attributes:
-        tokens: Tokens whose states are needed.
-        pairs: Pairs of a query and a key that it may attend to.
-        targets: Tokens whose probabilities are needed.
-    """
-
-    tokens: int
-    pairs: int
-    targets: int
-
-    def flops(self, shape: ModelShape) -> int:
-        """Return the floating-point operations of matrix products in a model of this shape."""
-        embedding = shape.vocab_size * shape.hidden_size
-        layers = shape.parameters - embedding * (1 if shape.tied_embeddings else 2)
-        attention = 2 * shape.layers * shape.heads * shape.head_dim
-        return 2 * (self.tokens * layers + self.targets * embedding + self.pairs * attention)
-
-
-def training_pass(samples: Sequence[TrainingSample]) -> ForwardPass:
-    """Return the forward pass of one optimizer step; forward and backward together cost three times its FLOPs."""
-    tokens, pairs = _distinct(sample.token_ids[:-1].tolist() for sample in samples)
-    return ForwardPass(tokens, pairs, sum(int(sample.sampled[1:].sum()) for sample in samples))
-
-
-def generation_pass(samples: Iterable[tuple[Sequence[int], int]]) -> ForwardPass:
-    """Return what sampling takes.
-
-    Args:
-        samples: Prompt tokens, and the number of sampled tokens, at least 1.
-    """
-    samples = list(samples)
-    tokens, pairs = _distinct(prompt for prompt, _ in samples)
-    for prompt, sampled in samples:
-        tokens += sampled - 1
-        pairs += _causal_pairs(len(prompt) + sampled - 1) - _causal_pairs(len(prompt))
-    return ForwardPass(tokens, pairs, sum(sampled for _, sampled in samples))
-
-
-def _distinct(sequences: Iterable[Sequence[int]]) -> tuple[int, int]:
-    """Return tokens, and pairs of them, of sequences whose common prefixes count once."""
-    tokens = pairs = 0
-    former: Sequence[int] = ()
-    for sequence in sorted(map(list, sequences)):  # the longest prefix seen so far is the one before's
-        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(former, sequence, strict=False)))
-        tokens += len(sequence) - shared
-        pairs += _causal_pairs(len(sequence)) - _causal_pairs(shared)
-        former = sequence
-    return tokens, pairs
-
-
-def _causal_pairs(length: int) -> int:
-    return length * (length + 1) // 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,9 +38,10 @@ from common import (
     say,
     serve,
 )
-from mfu import PRODUCTS, Products, generation_pass, matrix_products, utilisation
+from mfu import PRODUCTS, Products, matrix_products, utilisation
 
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
+from roll_like.models.flops import generation_pass
 from roll_like.models.shape import load_model_shape
 from roll_like.types import Group, Scored, Task, Trajectory
 
@@ -59,6 +60,7 @@ def parser() -> Options:
     arguments.add_argument("--prompts", type=int, default=16, help="groups of a step")
     arguments.add_argument("--samples", type=int, default=8, help="samples of each group")
     arguments.add_argument("--tokens", type=int, default=32, help="tokens of every response")
+    arguments.add_argument("overrides", nargs="*", help="key=value of the configuration: model.path=DIRECTORY")
     return arguments
 
 
@@ -66,7 +68,8 @@ def configuration(options: argparse.Namespace) -> RLVRConfig:
     """Return the quickstart's configuration on the device of the options."""
     # a GPU holds both engines
     memory = [] if options.device == "cpu" or options.smoke else ["inference.gpu_memory_utilization=0.4"]
-    return quickstart(*device_overrides(options, "training", "inference"), *memory, smoke=options.smoke)
+    overrides = [*device_overrides(options, "training", "inference"), *memory, *options.overrides]
+    return quickstart(*overrides, smoke=options.smoke)
 
 
 def prompt_of(task: Task) -> list[int]:

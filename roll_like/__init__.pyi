@@ -78,6 +78,7 @@ from roll_like.config.base import ConfigModel as ConfigModel
 from roll_like.config.base import PipelineConfig as PipelineConfig
 from roll_like.config.base import PluginConfig as PluginConfig
 from roll_like.config.base import PluginSetting as PluginSetting
+from roll_like.config.guards import GuardsConfig as GuardsConfig
 from roll_like.config.inference import EngineCapabilities as EngineCapabilities
 from roll_like.config.inference import EngineConfig as EngineConfig
 from roll_like.config.inference import JudgeConfig as JudgeConfig
@@ -148,9 +149,11 @@ from roll_like.envs import write_action as write_action
 from roll_like.errors import CheckpointError as CheckpointError
 from roll_like.errors import ConfigError as ConfigError
 from roll_like.errors import DataError as DataError
+from roll_like.errors import DiskFullError as DiskFullError
 from roll_like.errors import EngineError as EngineError
 from roll_like.errors import EnvError as EnvError
 from roll_like.errors import GenerationError as GenerationError
+from roll_like.errors import GuardError as GuardError
 from roll_like.errors import PluginError as PluginError
 from roll_like.errors import RefusedAnswerError as RefusedAnswerError
 from roll_like.errors import ResourceError as ResourceError

@@ -13,20 +13,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from roll_like.errors import FAILED, INTERRUPTED, OK, RETRY, WRONG_CONFIG, ConfigError, ResourceError, RollLikeError
+
 if TYPE_CHECKING:
     from roll_like.config.base import PipelineConfig
-    from roll_like.errors import RollLikeError
-
-OK, FAILED, WRONG_CONFIG, INTERRUPTED = 0, 1, 2, 130
+    from roll_like.config.run import RunConfig
 
 _EPILOG = """\
 exit codes: 0 done; 1 failed, or a check found problems; 2 the command line or the configuration is wrong;
+75 a process or a machine was lost, or a signal stopped a run with --resume auto: the same command continues;
 130 interrupted
 
 examples:
   roll-like run --config configs/rlvr_quickstart.yaml steps=5 training.optimizer.lr=1e-5
   roll-like run --config configs/rlvr_quickstart.yaml --check
   roll-like run --config configs/rlvr_quickstart.yaml --resume
+  roll-like run --config configs/rlvr_quickstart.yaml --restart 5
 """
 
 
@@ -39,9 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     arguments, further = parser.parse_known_args(argv)
     _take_overrides(parser, arguments, further)
-    # imported after parsing, so that --help stays quick
-    from roll_like.errors import ConfigError, RollLikeError
-
+    _refuse_contradictions(parser, arguments)
     command: Callable[[argparse.Namespace], int] | None = arguments.command
     try:
         if command is not None:
@@ -49,11 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = _load(arguments)  # `run`
         if arguments.check:
             return _check(config)
-        config.pipeline_class().launch(config, resume=arguments.resume)
-        return OK
+        return _run(arguments, config)
     except RollLikeError as error:
         _report(error, debug=arguments.debug)
-        return WRONG_CONFIG if isinstance(error, ConfigError) else FAILED
+        if isinstance(error, ConfigError):
+            return WRONG_CONFIG
+        return RETRY if error.retry else FAILED
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -73,7 +74,17 @@ def build_parser() -> argparse.ArgumentParser:
     _add_config(run)
     run.add_argument("--check", action="store_true", help="find every problem and print the plan; start nothing")
     run.add_argument(
-        "--resume", nargs="?", const="", metavar="RUN", help="continue a run by its name; default: this configuration's"
+        "--resume",
+        nargs="?",
+        const="",
+        metavar="RUN",
+        help="continue a run by its name; default: this configuration's; auto: the same, and done if it is finished",
+    )
+    run.add_argument(
+        "--restart",
+        type=int,
+        metavar="N",
+        help="run with --resume auto, and up to N times again if a process or a machine is lost",
     )
 
     evaluate = _add(commands, "eval", _evaluate, "measure a model on the evaluation tasks")
@@ -167,6 +178,62 @@ def _take_overrides(parser: argparse.ArgumentParser, arguments: argparse.Namespa
     if resume is not None and "=" in resume:
         arguments.overrides = [*arguments.overrides, resume]
         arguments.resume = ""
+
+
+def _refuse_contradictions(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Refuse `--restart` with what says otherwise."""
+    restart = getattr(arguments, "restart", None)
+    if restart is None:
+        return
+    if restart < 1:
+        parser.error(f"--restart {restart}: expected how often the run may be started again, 1 or more")
+    if arguments.resume is not None:
+        parser.error("--restart continues the latest run of this configuration by itself; leave --resume out")
+    if arguments.check:
+        parser.error("--check starts nothing, so there is nothing to restart; leave one of the two out")
+
+
+def _run(arguments: argparse.Namespace, config: PipelineConfig) -> int:
+    from roll_like.config.run import RunConfig
+    from roll_like.run.folder import AUTO, is_finished, latest_run
+
+    if arguments.restart is None and arguments.resume != AUTO:
+        config.pipeline_class().launch(config, resume=arguments.resume)
+        return OK
+    if not isinstance(config, RunConfig):
+        raise ConfigError(
+            f"the configuration of pipeline: {config.pipeline!r} is no RunConfig, so where its runs are is not known",
+            fix="leave --restart and --resume auto out, or derive it from roll_like.config.run.RunConfig",
+        )
+    if arguments.restart is not None:
+        return _supervise(config, arguments.restart)
+    latest = latest_run(config)
+    if latest is not None and is_finished(latest, config):
+        print(f"{latest} is finished; nothing is left to do")
+        return OK
+    try:
+        result = config.pipeline_class().launch(config, resume=AUTO)
+    except ResourceError as error:
+        if config.resources.address is None:
+            raise
+        _report(error, debug=arguments.debug)
+        return RETRY  # a machine of the cluster may come back
+    return RETRY if result.stopped else OK
+
+
+def _supervise(config: RunConfig, restarts: int) -> int:
+    from roll_like.run.checkpoint import newest_step
+    from roll_like.run.folder import latest_run
+    from roll_like.run.supervise import Supervisor, supervised_command
+
+    def progress() -> tuple[Path, int] | None:
+        latest = latest_run(config)
+        return None if latest is None else (latest, newest_step(latest / "checkpoints"))
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    return Supervisor(supervised_command(sys.orig_argv), restarts, progress, say).run()
 
 
 def _report(error: RollLikeError, *, debug: bool) -> None:

@@ -13,13 +13,20 @@
     ├── SandboxError       (RuntimeError)  a sandbox failed
     ├── EngineError        (RuntimeError)  the training engine failed
     ├── WeightSyncError    (RuntimeError)  trainer and inference hold different weights
+    ├── GuardError         (RuntimeError)  figures say that learning breaks down, and a guard ends the run
     └── CheckpointError    (OSError)       a checkpoint cannot be written or read
+        └── DiskFullError      (OSError)       not written for want of space, and a later attempt may succeed
 
 Each carries one message that says what was found, what was expected and which key to change.
 All of them survive pickling, because they cross Ray's process borders.
 """
 
 from __future__ import annotations
+
+from typing import ClassVar
+
+#: Exit codes of the command line. `RETRY` is EX_TEMPFAIL of sysexits.h: the same command may succeed later.
+OK, FAILED, WRONG_CONFIG, RETRY, INTERRUPTED = 0, 1, 2, 75, 130
 
 
 class RollLikeError(Exception):
@@ -29,6 +36,9 @@ class RollLikeError(Exception):
         message: What was found and what was expected.
         fix: What the reader should change; printed after the message.
     """
+
+    #: Whether the run may succeed where it is simply continued: a process or a machine was lost.
+    retry: ClassVar[bool] = False
 
     def __init__(self, message: str, *, fix: str | None = None) -> None:
         super().__init__(message)
@@ -94,5 +104,13 @@ class WeightSyncError(RollLikeError, RuntimeError):
     """Trainer and inference engine do not hold the same weights."""
 
 
+class GuardError(RollLikeError, RuntimeError):
+    """Figures of a step say that learning breaks down, and `guards.stop` names that guard."""
+
+
 class CheckpointError(RollLikeError, OSError):
     """A checkpoint cannot be written or read."""
+
+
+class DiskFullError(CheckpointError):
+    """A checkpoint was not written, for want of space; everything is as before, so a later attempt may succeed."""

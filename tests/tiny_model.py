@@ -15,11 +15,16 @@ CHAT_TEMPLATE = (
 
 
 def make_tiny_model(
-    directory: Path, *, dtype: Literal["float32", "bfloat16"] = "bfloat16", seed: int = 0, layers: int = 2
+    directory: Path,
+    *,
+    dtype: Literal["float32", "bfloat16"] = "bfloat16",
+    seed: int = 0,
+    layers: int = 2,
+    width: int = 64,
 ) -> Path:
     """Write a random Llama and its tokenizer as a Hugging Face directory and return its path.
 
-    Hidden size 64, 4 heads of 32 with 2 key-value heads (a head size that vLLM's CPU attention has),
+    Hidden size `width`, 4 heads of 32 with 2 key-value heads (a head size that vLLM's CPU attention has),
     512 tokens, tied embeddings, a context of 1,024 tokens; ends with `<|im_end|>`.
     """
     import torch
@@ -28,8 +33,8 @@ def make_tiny_model(
     tokenizer = make_tiny_tokenizer()
     config = LlamaConfig(
         vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=128,
+        hidden_size=width,
+        intermediate_size=2 * width,
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,

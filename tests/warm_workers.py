@@ -12,6 +12,7 @@ import gc
 import os
 import sys
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -111,19 +112,20 @@ HOSTS: dict[type[Any], type[Any]] = {TrainingRank: RankHost, HFEngine: EngineHos
 
 
 class WarmWorkers:
-    """The hosts of a test session."""
+    """The hosts of a test session. A host keeps its rank: PyTorch caches how tensors of a rank are sharded."""
 
     def __init__(self) -> None:
-        self._idle: dict[type[Any], list[Any]] = {kind: [] for kind in HOSTS.values()}
-        self._lent: dict[Any, type[Any]] = {}
+        self._idle: dict[tuple[type[Any], int], list[Any]] = defaultdict(list)
+        self._lent: dict[Any, tuple[type[Any], int]] = {}
 
     def start(self, cluster: Cluster[Any], rank: int) -> Any:
         """Return a host that is the cluster's worker from now on, or None if the cluster is of other workers."""
         kind = HOSTS.get(cluster._class)
         if kind is None:
             return None
-        host = self._idle[kind].pop() if self._idle[kind] else self._new(kind)
-        self._lent[host] = kind
+        idle = self._idle[kind, rank]
+        host = idle.pop() if idle else self._new(kind)
+        self._lent[host] = kind, rank
         path, environment = python_path().split(os.pathsep), dict(cluster._environment(rank))
         begun = host.begin.remote(cluster._arguments(rank), path, environment)
         if kind is EngineHost:  # Ray runs calls of asynchronous actors in any order

@@ -9,12 +9,13 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 from common import CONFIGS, SMOKE_MODEL, configuration, device_overrides, prompts_of, quickstart
-from mfu import Products, training_pass
+from mfu import Products
 
 from roll_like.builtin.pipelines.dpo.config import DPOConfig
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.builtin.pipelines.sft.config import SFTConfig
 from roll_like.config.run import RunConfig
+from roll_like.models.flops import training_pass
 from roll_like.models.load import resolve_model
 from roll_like.models.shape import load_model_shape
 from roll_like.types import PolicySample, TrainingSample
@@ -46,7 +47,7 @@ class Work(Generic[ConfigT, SampleT]):
     def flops(self) -> int:
         """Model FLOPs of a turn: forward and backward."""
         shape = load_model_shape(resolve_model(self.config.model).path)
-        return sum(3 * training_pass(batch).flops(shape) for batch in self.batches)
+        return sum(training_pass(batch).training_flops(shape) for batch in self.batches)
 
     @property
     def products(self) -> Products:

@@ -155,6 +155,10 @@ class DistillationTarget:
     loss: DistillationLoss
     weights_N: Tensor
 
+    def select(self, rows_N: Tensor) -> DistillationTarget:
+        """Return the rows where `rows_N` is true."""
+        return DistillationTarget(self.teacher.select(rows_N), self.loss, self.weights_N[rows_N])
+
 
 class DistillationHead(TokenLogprobHead):
     """The head of a student: losses and figures instead of log-probabilities."""

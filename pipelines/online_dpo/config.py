@@ -15,7 +15,7 @@ from roll_like.builtin.pipelines.dpo.config import (
 )
 from roll_like.config.base import ConfigModel
 from roll_like.config.prompts import AnswerRolloutConfig, EvaluationConfig, PromptRunConfig
-from roll_like.config.rules import SAMPLING_RULES, budget_holds_a_pair
+from roll_like.config.rules import SAMPLING_RULES, budget_holds_a_pair, ranks_have_work
 from roll_like.config.rules_effect import prompts_are_shared_anyway
 from roll_like.config.rules_rewards import PROMPT_RULES
 from roll_like.config.rules_schedule import only_synchronous
@@ -128,13 +128,9 @@ def _groups_make_pairs(config: OnlineDPOConfig) -> Iterator[Violation]:
 
 
 def _ranks_have_work(config: OnlineDPOConfig) -> Iterator[Violation]:
-    workers, count = config.training.workers, config.pairs.pairs_per_step
-    if count < workers:
-        yield Violation(
-            ("training", "workers"),
-            f"one step has {count} pairs, fewer than {workers} workers, so some would have nothing to do; use at "
-            f"most {count} workers, or raise pairs.pairs_per_step",
-        )
+    yield from ranks_have_work(
+        config.training, config.pairs.pairs_per_step, "step", "pairs", "raise pairs.pairs_per_step"
+    )
 
 
 def _iteration_reference_is_the_policy(config: OnlineDPOConfig) -> Iterator[Violation]:

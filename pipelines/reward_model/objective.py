@@ -20,7 +20,7 @@ from roll_like.models.classifier import HEAD, load_classifier
 from roll_like.training.interface import Engine, Objective, RankModel, RankSpec, Update, computed
 from roll_like.training.language_model import prepared
 from roll_like.training.pairs import PairBatch, TrainingPair, pair_batches
-from roll_like.training.policy import hidden_states
+from roll_like.training.policy import RowModule
 from roll_like.types import FloatArray, IntArray, TrainingSample
 from roll_like.values import Metrics, merge
 
@@ -104,7 +104,7 @@ class ScoreHead(nn.Module):
         return nn.functional.linear(hidden_ND.float(), self.weight.float()).squeeze(1)
 
 
-class ScoreModule(nn.Module):
+class ScoreModule(RowModule):
     """A Hugging Face sequence classifier with one output, whose forward pass takes one micro-batch.
 
     Args:
@@ -127,9 +127,9 @@ class ScoreModule(nn.Module):
         self, token_ids_BL: Tensor, positions_BL: Tensor, segment_ids_BL: Tensor, sources_N: Tensor, *_: Tensor
     ) -> Tensor:
         """Return the score at each flat index `sources_N` of [B·L], shape [N], float32."""
-        scores_N: Tensor = self.head(
-            hidden_states(self.classifier.base_model, token_ids_BL, positions_BL, segment_ids_BL, sources_N)
-        )
+        rows = (token_ids_BL, positions_BL, segment_ids_BL, sources_N)
+        hidden_ND, own = self.states_before(self.classifier.base_model, *rows)
+        scores_N: Tensor = own.whole(self.head(hidden_ND))
         return scores_N
 
 

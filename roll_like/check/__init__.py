@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from roll_like.check.findings import Finding, Report
+from roll_like.check.gpu_plan import check_gpus, gpu_report
 from roll_like.check.machine import (
     check_engine,
     check_hardware,
@@ -26,6 +27,7 @@ from roll_like.check.model import (
     check_reference,
     check_tokenizer,
     check_window,
+    role_shapes,
 )
 from roll_like.config.plan import Plan, plan
 from roll_like.config.policy_gradient import PolicyGradientConfig
@@ -86,8 +88,12 @@ def check_run(
     renderer = None if tokenizer is None else Renderer(tokenizer, template_options=config.model.template_options)
     report = Report(planned(config, shape), findings)
     findings += further(config, renderer, shape, report)
-    findings += check_output(config, shape)
+    # a machine without the weights is not the one that will write checkpoints
+    findings += check_output(config, None if model is None else shape)
     findings += check_hardware(config, report.plan)
+    report.gpus = gpu_report(config, report.plan, role_shapes(config, shape))
+    if report.gpus is not None:
+        findings += check_gpus(config, report.gpus)
     findings += idle_devices(report.plan)
     findings += sleep_without_effect(config)
     return report
@@ -108,7 +114,7 @@ def refuse_errors(report: Report) -> Report:
 
 
 def show(report: Report, out: Console, err: Console) -> None:
-    """Print errors and warnings to `err`, notes and (without errors) the plan to `out`."""
+    """Print errors and warnings to `err`, notes and (without errors) the plan to `out`; that of GPUs always."""
     order = {"error": 0, "warning": 1, "note": 2}
     for finding in sorted(report.findings, key=lambda finding: order[finding.level]):
         style = {"error": "red", "warning": "yellow", "note": "dim"}[finding.level]
@@ -117,10 +123,14 @@ def show(report: Report, out: Console, err: Console) -> None:
     if report.errors:
         count = len(report.errors)
         err.print(f"{count} problem{'s' * (count != 1)} found; nothing was started", style="bold red")
+        if report.gpus is not None:  # says where what does not fit comes from
+            out.print(report.gpus.render())
     else:
         for source in report.sources:
             out.print(f"tasks of {source}", markup=False, highlight=False, soft_wrap=True)
         out.print(report.plan.render())
+        if report.gpus is not None:
+            out.print(report.gpus.render())
         out.print("no problem found", style="bold green")
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from roll_like.config.plan import Plan
 from roll_like.config.violations import Finding
 from roll_like.data.bad_rows import RowsReport
 from roll_like.data.tasks import SourceReport
 from roll_like.errors import RollLikeError
+
+if TYPE_CHECKING:
+    from roll_like.check.gpu_plan import GPUReport
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*|[\w-]+")
 _FILE_SUFFIXES = {".json", ".jsonl", ".parquet", ".gz", ".zst", ".gguf"}
@@ -30,11 +34,12 @@ def is_hub_id(path: str) -> bool:
 
 @dataclass(slots=True)
 class Report:
-    """What a check found, the plan of the run, and what became of the rows of each source that could be read."""
+    """What a check found, the run's plan, what became of the rows of each source that could be read, and its GPUs."""
 
     plan: Plan
     findings: list[Finding] = field(default_factory=list)
     sources: list[SourceReport | RowsReport] = field(default_factory=list)
+    gpus: GPUReport | None = None
 
     @property
     def errors(self) -> list[Finding]:

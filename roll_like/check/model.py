@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from roll_like.check.findings import Finding, failed, is_hub_id
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.run import RunConfig
-from roll_like.config.sections import LoRAConfig, ModelConfig, ReferenceSection
+from roll_like.config.sections import ModelConfig, ReferenceSection
 from roll_like.errors import ConfigError, RollLikeError
-from roll_like.models.attention import AttentionLayers, refuse_changed_logits
+from roll_like.models.attention import AttentionLayers, refuse_changed_logits, refuse_undivided_heads
 from roll_like.models.load import ModelShape, load_model_shape, load_tokenizer, resolve_model
 from roll_like.models.lora import adapted_width
 from roll_like.models.modules import empty_model
@@ -24,19 +24,27 @@ if TYPE_CHECKING:
 def check_model(config: RunConfig, findings: list[Finding]) -> tuple[ModelConfig | None, ModelShape | None]:
     """Return the model with a local path and its sizes, or None with findings that say why not."""
     model = localised(config.model, "model.path", findings)
-    if model is None:
-        return None, None
+    if model is None:  # its config.json may be in the cache without weights
+        directory = _downloaded(config.model.path, config.model.revision)
+        return None, None if directory is None else _shape_without_weights(config, directory, findings)
     try:
         # the tokenizer is a finding of its own
         resolved = resolve_model(model.model_copy(update={"tokenizer": None}))
         shape = load_model_shape(resolved.path)
     except RollLikeError as error:
         findings.append(failed("model.path", error))
-        return None, None
+        return None, _shape_without_weights(config, Path(model.path).expanduser(), findings)
     findings += _layers_fit(config, resolved.path)
-    if config.training.lora is not None:
-        shape = _with_adapters(config.training.lora, config.model, resolved.path, shape, findings)
-    return model.at(str(resolved.path)), shape
+    return model.at(str(resolved.path)), _with_adapters(config, resolved.path, shape, findings)
+
+
+def _shape_without_weights(config: RunConfig, directory: Path, findings: list[Finding]) -> ModelShape | None:
+    """Return the sizes that a directory's config.json states, for the plan."""
+    try:
+        shape = load_model_shape(directory)
+    except ConfigError:
+        return None
+    return _with_adapters(config, directory, shape, findings)
 
 
 def _layers_fit(config: RunConfig, path: Path) -> Iterator[Finding]:
@@ -50,23 +58,30 @@ def _layers_fit(config: RunConfig, path: Path) -> Iterator[Finding]:
     try:
         layers = AttentionLayers.of(model)
         layers.refuse_sharing(config.row_sharing)
-        if config.training.attention == "varlen":
-            layers.refuse_joining()
+        for section in config.trained.values():
+            if getattr(section, "path", None) is not None:
+                continue  # a critic that starts from another model
+            if section.attention in ("varlen", "flex"):
+                layers.refuse_joining(section.attention)
+            if section.sequence_parallel > 1:
+                layers.refuse_joining("varlen")
+                refuse_undivided_heads(model, section.sequence_parallel)
         if config.task == "text-generation":
             refuse_changed_logits(model)
     except ConfigError as error:
         yield failed("model.path", error)
 
 
-def _with_adapters(
-    lora: LoRAConfig, model: ModelConfig, path: Path, shape: ModelShape, findings: list[Finding]
-) -> ModelShape:
-    """Return the sizes with those of the adapters; layers that the model does not have are findings."""
+def _with_adapters(config: RunConfig, path: Path, shape: ModelShape, findings: list[Finding]) -> ModelShape:
+    """Return the sizes with those of the adapters, if there are some; layers that the model lacks are findings."""
     from transformers import AutoConfig
 
+    lora, trusted = config.training.lora, config.model.trust_remote_code
+    if lora is None:
+        return shape
     try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=model.trust_remote_code)
-        return replace(shape, adapted_width=adapted_width(empty_model(config, model.trust_remote_code), lora))
+        model = AutoConfig.from_pretrained(path, trust_remote_code=trusted)
+        return replace(shape, adapted_width=adapted_width(empty_model(model, trusted), lora))
     except ConfigError as error:
         findings.append(failed("training.lora.target_modules", error))
     except (OSError, ValueError, KeyError) as error:
@@ -144,6 +159,23 @@ def _further_model(config: RunConfig, path: str, key: str, findings: list[Findin
         return None
 
 
+def role_shapes(config: RunConfig, shape: ModelShape | None) -> dict[str, ModelShape]:
+    """Return the sizes of each role's model, where they are known; `shape` is that of the trained one."""
+    if shape is None:
+        return {}
+    shapes = {"training": shape, "inference": shape}
+    sections = {name: getattr(config, name, None) for name in ("reference", "critic")}
+    sections |= {f"teacher {name}": teacher for name, teacher in getattr(config, "teachers", {}).items()}
+    for name, section in sections.items():
+        if section is None:
+            continue
+        path = getattr(section, "path", None)
+        own = shape if path is None else _further_model(config, path, f"{name}.path", [])
+        if own is not None:
+            shapes[name] = own
+    return shapes
+
+
 def check_reference(config: RunConfig, reference: ReferenceSection | None, shape: ModelShape | None) -> list[Finding]:
     """Return what is wrong with a reference model that is not the trained one."""
     findings: list[Finding] = []
@@ -208,11 +240,16 @@ def localised(config: ModelConfig, key: str, findings: list[Finding]) -> ModelCo
 
 def _cached(path: str, revision: str | None) -> Path | None:
     """Return the complete copy of a hub model in the Hugging Face cache, if there is one."""
+    directory = _downloaded(path, revision)
+    return directory if directory is not None and any(directory.glob("*.safetensors")) else None
+
+
+def _downloaded(path: str, revision: str | None) -> Path | None:
+    """Return what the Hugging Face cache has of a hub model, if anything."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        directory = Path(snapshot_download(path, revision=revision, local_files_only=True))
+        return Path(snapshot_download(path, revision=revision, local_files_only=True))
     except LocalEntryNotFoundError:
         return None
-    return directory if any(directory.glob("*.safetensors")) else None

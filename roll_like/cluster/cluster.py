@@ -28,10 +28,15 @@ _KEEP_VISIBLE_DEVICES = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1", "RA
 
 #: Added to the limit of a start: a worker that limits its own start knows more about the reason. Seconds.
 START_GRACE = 5.0
+#: How long after an error the death of another worker may become known, which is its cause then. Seconds.
+SETTLING_SECONDS = 3.0
+_DEATHS = (RayActorError, ActorDiedError)
 
 
 class WorkerDied(WorkerError):
     """A worker's process is gone."""
+
+    retry = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +175,8 @@ class ClusterHandle(Generic[W]):
                 ray.get(done)
             return list(ray.get(list(refs)))
         except RayError as error:
-            failed = refs.index(done[0])
-            raise self._explain(error, ranks[failed] if ranks else failed, method) from None
+            failed, cause = _cause(refs, refs.index(done[0]), error)
+            raise self._explain(cause, ranks[failed] if ranks else failed, method) from None
 
     def _explain(self, error: RayError, rank: int, method: Callable[..., Any]) -> RollLikeError:
         where = f"{self.name} worker {rank} in {method.__name__}"
@@ -181,13 +186,34 @@ class ClusterHandle(Generic[W]):
                 cause.add_note(f"raised by {where}:\n{error}")
                 return cause
             return WorkerError(f"{where} raised {type(cause).__name__}: {cause}\n{error}")
-        if isinstance(error, RayActorError | ActorDiedError):
+        if isinstance(error, _DEATHS):
             return WorkerDied(
                 f"{where}: its process is gone ({' '.join(str(error).split())[:600]})",
                 fix="look for an out-of-memory kill (dmesg); lower training.max_tokens_per_micro_batch or "
                 "inference.max_running, or give the run more memory",
             )
         return WorkerError(f"{where}: {type(error).__name__}: {error}")
+
+
+def _cause(refs: Sequence[Any], failed: int, error: RayError) -> tuple[int, RayError]:
+    """Return which call failed first, and how: a process that dies leaves errors of its peers behind.
+
+    Peers notice a lost connection within milliseconds, and their error may arrive before Ray's that a process is gone.
+    """
+    deliberate = isinstance(error, RayTaskError) and isinstance(error.cause, RollLikeError)
+    others = {index: ref for index, ref in enumerate(refs) if index != failed}
+    if deliberate or isinstance(error, _DEATHS) or not others:
+        return failed, error
+    ended, _ = ray.wait(list(others.values()), num_returns=len(others), timeout=SETTLING_SECONDS)
+    for index, ref in others.items():
+        if ref in ended:
+            try:
+                ray.get(ref)
+            except _DEATHS as death:
+                return index, death
+            except RayError:
+                continue
+    return failed, error
 
 
 class Cluster(ClusterHandle[W]):

@@ -11,8 +11,26 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from roll_like.cluster.address import node_address
 from roll_like.config.sections import DeviceRange, HardwareConfig
 from roll_like.errors import ResourceError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A GPU, as torch sees it on its node.
+
+    Attributes:
+        accelerator_id: What the node calls it.
+        name: Its model.
+        capability: CUDA compute capability, major and minor.
+        memory_bytes: All of its memory.
+    """
+
+    accelerator_id: str
+    name: str
+    capability: tuple[int, int]
+    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +60,10 @@ class Placement:
         )
 
 
+#: What to do where torch has no GPU.
+INSTALL_FOR_GPUS = "install there what docs/gpu.md names, with a driver new enough, or set resources.device: cpu"
+
+
 class ResourceManager:
     """Holds one placement group a node, one bundle a device, and cuts device ranges out of them.
 
@@ -55,7 +77,8 @@ class ResourceManager:
     def __init__(self, config: HardwareConfig) -> None:
         self.config = config
         self._groups: list[PlacementGroup] = []
-        self._accelerators: list[list[str]] = []
+        #: The GPUs of the run in the order of its devices, once they are allocated; none on CPU.
+        self.gpus: tuple[Gpu, ...] = ()
 
     def __enter__(self) -> Self:
         return self
@@ -64,10 +87,11 @@ class ResourceManager:
         self.release()
 
     def allocate(self) -> None:
-        """Reserve every node's devices.
+        """Reserve every node's devices, and ask what GPUs they are.
 
         Raises:
-            ResourceError: The cluster cannot hold them; says what it has and what was asked.
+            ResourceError: The cluster cannot hold them, or torch cannot use them there; says what it has and what was
+                asked.
         """
         bundle = self._bundle()
         self._refuse_what_cannot_fit(bundle)
@@ -82,7 +106,8 @@ class ResourceManager:
                     f"{self.config.start_timeout_seconds:.0f} s; free: {_readable(ray.available_resources())}",
                     fix="stop what holds the devices, or lower resources.nodes or resources.devices_per_node",
                 )
-        self._accelerators = [self._accelerator_ids(group) for group in self._groups]
+        if self.config.device == "cuda":
+            self.gpus = self._look_at_gpus()
 
     def place(self, devices: DeviceRange, workers: int, role: str) -> list[Placement]:
         """Divide a device range evenly among workers, in order.
@@ -107,7 +132,7 @@ class ResourceManager:
                     f"of {per_node}",
                     fix=f"choose resources.device_mapping.{role} so that each worker's {share} devices are on one node",
                 )
-            ids = self._accelerators[node][local : local + share] if self._accelerators[node] else []
+            ids = [gpu.accelerator_id for gpu in self.gpus[first : first + share]]
             placements.append(
                 Placement(
                     devices=tuple(range(first, first + share)),
@@ -157,22 +182,48 @@ class ResourceManager:
             "to the cluster",
         )
 
-    def _accelerator_ids(self, group: PlacementGroup) -> list[str]:
-        if self.config.device == "cpu":
-            return []
-
-        def gpu_id() -> str:
-            return str(ray.get_runtime_context().get_accelerator_ids()["GPU"][0])
-
-        probe = ray.remote(num_cpus=0, num_gpus=1)(gpu_id)
+    def _look_at_gpus(self) -> tuple[Gpu, ...]:
+        # a process that has looked at a GPU keeps memory of it: each ends afterwards
+        probe = ray.remote(num_cpus=0, num_gpus=1, max_calls=1)(_own_gpu)
         refs = [
             probe.options(
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
             ).remote()
+            for group in self._groups
             for bundle in range(self.config.devices_per_node)
         ]
-        ids: Sequence[str] = ray.get(refs)
-        return list(ids)
+        found: Sequence[Gpu | str] = ray.get(refs)
+        for number, gpu in enumerate(found):
+            if isinstance(gpu, str):
+                node, local = divmod(number, self.config.devices_per_node)
+                self.release()
+                raise ResourceError(f"GPU {local} of node {node} cannot be used: {gpu}", fix=INSTALL_FOR_GPUS)
+        return tuple(gpu for gpu in found if isinstance(gpu, Gpu))
+
+
+def _own_gpu() -> Gpu | str:
+    """Return the GPU that Ray gave to this process, or why torch cannot use it."""
+    accelerator_id = str(ray.get_runtime_context().get_accelerator_ids()["GPU"][0])
+    import torch
+
+    if not torch.cuda.is_available():
+        return f"{torch_without_gpus()}, on {node_address()}"
+    properties = torch.cuda.get_device_properties(0)
+    return Gpu(
+        accelerator_id=accelerator_id,
+        name=properties.name,
+        capability=(properties.major, properties.minor),
+        memory_bytes=properties.total_memory,
+    )
+
+
+def torch_without_gpus() -> str:
+    """Return why torch has no GPU in this process."""
+    import torch
+
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is a build without CUDA"
+    return f"torch {torch.__version__}, built for CUDA {torch.version.cuda}, finds no GPU (`nvidia-smi` shows them)"
 
 
 def _readable(resources: Mapping[str, Any]) -> str:

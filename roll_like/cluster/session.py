@@ -15,6 +15,7 @@ import psutil
 import ray
 
 from roll_like.cluster import guardian
+from roll_like.cluster.resources import INSTALL_FOR_GPUS, torch_without_gpus
 from roll_like.config.sections import HardwareConfig
 from roll_like.errors import ResourceError
 
@@ -52,6 +53,9 @@ class RaySession:
                 self._start()
             else:
                 ray.init(address=self._config.address, log_to_driver=False, logging_level="ERROR")
+        except ResourceError:
+            self._remove()
+            raise
         except (ConnectionError, RuntimeError, ValueError) as error:
             self._remove()
             raise ResourceError(
@@ -74,6 +78,7 @@ class RaySession:
         self._guard(self._directory)
         cpus = self._config.devices_per_node
         if self._config.device == "cuda":
+            _require_gpus(self._config.devices_per_node)
             cpus = max(psutil.cpu_count() or 1, round(cpus * self._config.cpus_per_device))
         elif cpus > (psutil.cpu_count() or 1):
             raise ResourceError(
@@ -115,3 +120,20 @@ class RaySession:
             self._guardian.wait()
             self._guardian = None
         self._directory = None
+
+
+def _require_gpus(count: int) -> None:
+    """Raise if this machine has fewer GPUs for this process; `CUDA_VISIBLE_DEVICES` may hide some."""
+    import torch  # seconds; a run on GPUs waits for more than that
+
+    found = torch.cuda.device_count()  # takes no memory of a GPU
+    if found == 0:
+        raise ResourceError(f"resources.device is cuda, and {torch_without_gpus()}", fix=INSTALL_FOR_GPUS)
+    if found < count:
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        raise ResourceError(
+            f"resources.devices_per_node is {count}, and this machine has {found} GPU{'s' * (found > 1)}"
+            + ("" if hidden is None else f" for this process (CUDA_VISIBLE_DEVICES={hidden})"),
+            fix=f"set resources.devices_per_node to at most {found}, and fit resources.device_mapping, workers and "
+            "replicas to it",
+        )

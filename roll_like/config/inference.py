@@ -76,6 +76,8 @@ class EngineConfig(PluginConfig):
     capabilities: ClassVar[EngineCapabilities] = EngineCapabilities()
     #: Its key that most lowers the host memory of a run on CPU, for messages.
     memory_key: ClassVar[str] = "max_running"
+    #: Its key that most changes the memory of its GPUs.
+    gpu_memory_key: ClassVar[str] = "max_running"
 
     replicas: PositiveInt = Field(default=1, description="Engines. A device range is divided evenly among them.")
     max_model_len: PositiveInt | None = Field(
@@ -92,6 +94,11 @@ class EngineConfig(PluginConfig):
         description="Largest mean difference that a probe accepts; a larger one ends the run. Nats; default: 0.01 in "
         "float32, 0.05 in float16, 0.1 in bfloat16.",
     )
+
+    @property
+    def gpu_share(self) -> float | None:
+        """Share of a GPU's memory that an engine takes, weights included; None where it grows with the work."""
+        return None
 
     def kv_cache_bytes(self, device: str) -> int | None:
         """Return the size of one engine's key-value cache where these settings fix it, else None.
@@ -111,10 +118,18 @@ class EngineConfig(PluginConfig):
 class JudgeConfig(PluginConfig):
     """A model that judges, served in a cluster of its own; `llm_judge` reaches it with `url: judge`."""
 
+    #: Its key that most changes the memory of its GPUs.
+    gpu_memory_key: ClassVar[str] = "max_model_len"
+
     path: str = Field(description="The judge: a local directory or a hub id; GGUF and `package://` as `model.path`.")
     dtype: Precision = Field(default="bfloat16", description="Its precision.")
     replicas: PositiveInt = Field(default=1, description="Servers. A device range is divided evenly among them.")
     max_model_len: PositiveInt = Field(default=4096, description="Longest prompt plus answer of the judge. Tokens.")
+
+    @property
+    def gpu_share(self) -> float | None:
+        """Share of a GPU's memory that a server takes, weights included; None where it grows with the work."""
+        return None
 
 
 #: The type of a field that holds an engine's section, and of one that holds a judge's.

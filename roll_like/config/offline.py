@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Self, TypeV
 
 from pydantic import Field
 
-from roll_like.config.rules import RUN_RULES
+from roll_like.config.rules import RUN_RULES, ranks_have_work
 from roll_like.config.rules_effect import prompts_are_shared_anyway
 from roll_like.config.run import Rule, RunConfig, ScheduleConfig
 from roll_like.config.sections import PositiveFloat, PositiveInt, TrainerResourcesConfig
@@ -26,13 +26,8 @@ def _steps_or_epochs(config: OfflineRunConfig) -> Iterator[Violation]:
 
 
 def _ranks_have_work(config: OfflineRunConfig) -> Iterator[Violation]:
-    workers, (count, what) = config.training.workers, config.items_per_step
-    if count < workers:
-        yield Violation(
-            ("training", "workers"),
-            f"one step has {count} {what}, fewer than {workers} workers, so some would have nothing to do; use at "
-            f"most {count} workers, or raise data.{what}_per_step",
-        )
+    count, what = config.items_per_step
+    yield from ranks_have_work(config.training, count, "step", what, f"raise data.{what}_per_step")
 
 
 class RowsEvaluationConfig(ScheduleConfig, Generic[SourceT]):

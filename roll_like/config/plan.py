@@ -15,6 +15,7 @@ from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunCo
 from roll_like.config.roles import RolePlan
 from roll_like.config.run import RunConfig
 from roll_like.config.sections import DeviceRange, TrainerConfig
+from roll_like.config.states import StateBytes, StateSizes
 from roll_like.registry import TRAINING_BACKENDS
 
 GIB = 2**30
@@ -30,6 +31,11 @@ class ModelSizes(Protocol):
     @property
     def parameters(self) -> int:
         """Number of parameters."""
+        ...
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Parameters of the embedding."""
         ...
 
     @property
@@ -73,7 +79,8 @@ class Plan:
             `trainer only` where nothing is sampled.
         device: `cpu` or `cuda`.
         devices: Devices of the run on all nodes.
-        memory: Estimated memory of one worker of each role; empty when the model's sizes are not known.
+        memory: Estimated memory of one worker of each role; empty when the model's sizes are not known, and on GPUs,
+            which have a plan of their own (`check/gpu_memory.py`).
     """
 
     name: str
@@ -193,7 +200,11 @@ def plan(config: SamplingRunConfig, model: ModelSizes | None = None) -> Plan:
         placement=_placement(devices["training"], devices.get("inference")),
         device=config.resources.device,
         devices=config.resources.nodes * config.resources.devices_per_node,
-        memory=tuple(_memory(config, role, model) for role in config.roles if model and role.name in MEASURED),
+        memory=tuple(
+            _memory(config, role, model)
+            for role in config.roles
+            if model and role.name in MEASURED and config.resources.device == "cpu"
+        ),
     )
 
 
@@ -210,10 +221,9 @@ def trained_parameters(config: RunConfig, model: ModelSizes) -> int:
 
 
 def trainer_memory(config: RunConfig, model: ModelSizes) -> MemoryLine:
-    """Return the estimated memory of one rank of the trainer."""
+    """Return the estimated memory of one rank of the trainer, without activations."""
     trained = trained_parameters(config, model)
-    held = model.parameters if config.training.lora is None else model.parameters + trained
-    parts = _training_memory(config.training, held, trained, _BYTES[config.model.dtype])
+    parts = _parts(training_states(config.training, model, trained, _BYTES[config.model.dtype]))
     if config.task == "text-classification":  # one output in place of a vocabulary
         return MemoryLine(role="training", parts=parts)
     chunk = config.training.logprob_chunk_tokens * config.training.logprob_chunk_vocab * _BYTES["float32"]
@@ -225,28 +235,38 @@ def _memory(config: SamplingRunConfig, role: RolePlan, model: ModelSizes) -> Mem
     if role.name == "training":
         return trainer_memory(config, model)
     if role.name == "critic" and isinstance(config, PolicyGradientConfig) and config.critic is not None:
-        parts = _training_memory(config.critic, model.parameters, model.parameters, _BYTES[config.model.dtype])
-        return MemoryLine(role=role.name, parts=parts)
+        states = training_states(config.critic, model, model.parameters, _BYTES[config.model.dtype])
+        return MemoryLine(role=role.name, parts=_parts(states))
     if role.name == "reference":
-        return MemoryLine(role=role.name, parts=(("weights", weights),))
+        frozen = config.training.frozen(workers=role.workers, max_tokens_per_micro_batch=1)
+        states = training_states(frozen, model, 0, _BYTES[config.model.dtype])
+        return MemoryLine(role=role.name, parts=(("weights", states.weights),))
     cache = config.inference.kv_cache_bytes(config.resources.device)
     if cache is None:
         running = min(config.inference.max_running, config.rollout.max_in_flight)
         per_token = model.kv_bytes_per_token(_BYTES[config.model.dtype])
-        cache = running * config.longest_sample * per_token // _tensor_parallel(config, role)
-    return MemoryLine(
-        role=role.name, parts=(("weights", weights // _tensor_parallel(config, role)), ("KV cache at most", cache))
+        cache = running * config.longest_sample * per_token
+    return MemoryLine(role=role.name, parts=(("weights", weights), ("KV cache at most", cache)))
+
+
+def _parts(states: StateBytes) -> tuple[tuple[str, int], ...]:
+    return (("weights", states.weights), ("gradients", states.gradients), ("optimizer", states.optimizer))
+
+
+def training_states(settings: TrainerConfig, model: ModelSizes, trained: int, width: int) -> StateBytes:
+    """Return the memory of one rank of a model in training, without activations.
+
+    Args:
+        settings: The section of the model.
+        model: Its sizes.
+        trained: How many parameters are trained: all, none, or those of adapters beside the model's own.
+        width: Bytes of a weight.
+    """
+    sizes = StateSizes(
+        parameters=model.parameters + (trained if trained != model.parameters else 0),
+        trained=trained,
+        largest=model.embedding_parameters,
+        width=width,
     )
-
-
-def _tensor_parallel(config: SamplingRunConfig, role: RolePlan) -> int:
-    return role.devices_per_worker if config.resources.device == "cuda" else 1
-
-
-def _training_memory(training: TrainerConfig, parameters: int, trained: int, width: int) -> tuple[tuple[str, int], ...]:
-    """Bytes of one rank; its backend says what ranks divide."""
-    # AdamW's two moments in float32, and a float32 copy of weights that are kept in less
-    optimizer = trained * (8 if width == 4 else 12)
-    divided = TRAINING_BACKENDS.get(training.backend).divided(training)
-    whole = {"weights": parameters * width, "gradients": trained * width, "optimizer": optimizer}
-    return tuple((part, size // (training.workers if part in divided else 1)) for part, size in whole.items())
+    states: StateBytes = TRAINING_BACKENDS.get(settings.backend).state_bytes(settings, sizes)
+    return states

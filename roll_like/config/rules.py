@@ -14,7 +14,7 @@ from roll_like.config.rules_algorithm import ALGORITHM_RULES
 from roll_like.config.rules_effect import EFFECT_RULES, POLICY_EFFECT_RULES, oversampling_replaces_something
 from roll_like.config.rules_schedule import SCHEDULE_RULES
 from roll_like.config.run import RunConfig, ScheduleConfig
-from roll_like.config.sections import ReferenceConfig, TrainerConfig
+from roll_like.config.sections import TrainerConfig
 from roll_like.config.violations import Violation
 from roll_like.registry import TRAINING_BACKENDS
 
@@ -30,11 +30,27 @@ def _batches_divide(config: PolicyGradientConfig) -> Iterator[Violation]:
         )
         return
     samples = rollout.groups // updates * rollout.samples_per_group
-    if samples < config.training.workers:
+    groups = rollout.groups_key.removesuffix("_per_step")
+    yield from ranks_have_work(config.training, samples, "update", "samples", f"more {groups} or samples per update")
+
+
+def ranks_have_work(training: TrainerConfig, count: int, of: str, what: str, more: str) -> Iterator[Violation]:
+    """Yield more ranks than there are rows to compute.
+
+    Args:
+        training: The section of the model.
+        count: Samples, pairs or tokens that ranks divide among themselves.
+        of: What they are of: a step or an update.
+        what: What they are.
+        more: What would give every rank something to do.
+    """
+    sharing, workers = training.sequence_parallel, training.workers
+    if count < workers // sharing:
+        computing = f"{workers} workers" if sharing == 1 else f"{workers // sharing} times {sharing} workers"
         yield Violation(
             ("training", "workers"),
-            f"one update has {samples} samples, fewer than {config.training.workers} workers, so some would "
-            f"have nothing to do; use at most {samples} workers, or more prompts or samples per update",
+            f"one {of} has {count} {what}, fewer than {computing}, so some would have nothing to do; use at most "
+            f"{count * sharing} workers, or {more}",
         )
 
 
@@ -47,36 +63,48 @@ def _the_policy_gets_its_turn(config: PolicyGradientConfig) -> Iterator[Violatio
         )
 
 
-def _budget_holds(config: RunConfig, path: tuple[str, ...], budget: int) -> Iterator[Violation]:
-    """Yield a token budget of a micro-batch that is less than one sample."""
+def _budget_holds(config: RunConfig, section: str, budget: int, sharing: int = 1) -> Iterator[Violation]:
+    """Yield a token budget of a micro-batch that is less than one sample.
+
+    Args:
+        config: The run's configuration.
+        section: The model's section.
+        budget: Of one rank, in tokens.
+        sharing: Ranks that compute a row together.
+    """
     longest, sizes = config.longest_sample, config.longest_sample_terms
-    if budget < longest:
-        yield Violation(path, f"{budget} tokens cannot hold one longest sample ({sizes}); set it to {longest} or more")
+    if budget * sharing < longest:
+        found = f"{budget} tokens" + ("" if sharing == 1 else f" on each of {sharing} ranks")
+        yield Violation(
+            (section, "max_tokens_per_micro_batch"),
+            f"{found} cannot hold one longest sample ({sizes}); set it to {-(-longest // sharing)} or more",
+        )
 
 
 def budget_holds_a_sample(config: RunConfig) -> Iterator[Violation]:
     """Yield a budget of the trainer's micro-batches that is less than one sample."""
-    budget = config.training.max_tokens_per_micro_batch
-    yield from _budget_holds(config, ("training", "max_tokens_per_micro_batch"), budget)
+    training = config.training
+    yield from _budget_holds(config, "training", training.max_tokens_per_micro_batch, training.sequence_parallel)
 
 
 def budget_holds_a_pair(config: RunConfig) -> Iterator[Violation]:
     """Yield a budget of micro-batches that two of the longest samples do not fit into."""
+    sharing = config.training.sequence_parallel
     budget, needed = config.training.max_tokens_per_micro_batch, 2 * config.longest_sample
-    if budget < needed:
+    if budget * sharing < needed:
+        found = f"{budget} tokens" + ("" if sharing == 1 else f" on each of {sharing} ranks")
         yield Violation(
             ("training", "max_tokens_per_micro_batch"),
-            f"{budget} tokens cannot hold the two answers of one pair: 2 × {config.longest_sample} = {needed} "
-            f"({config.longest_sample_terms}); set it to {needed} or more",
+            f"{found} cannot hold the two answers of one pair: 2 × {config.longest_sample} = {needed} "
+            f"({config.longest_sample_terms}); set it to {-(-needed // sharing)} or more",
         )
 
 
 def _micro_batches_hold_a_sample(config: PolicyGradientConfig) -> Iterator[Violation]:
-    sections: dict[str, TrainerConfig | ReferenceConfig] = {**config.trained}
+    for name, section in config.trained.items():
+        yield from _budget_holds(config, name, section.max_tokens_per_micro_batch, section.sequence_parallel)
     if config.reference is not None and config.reference.mode == "cluster":
-        sections["reference"] = config.reference
-    for name, section in sections.items():
-        yield from _budget_holds(config, (name, "max_tokens_per_micro_batch"), section.max_tokens_per_micro_batch)
+        yield from _budget_holds(config, "reference", config.reference.max_tokens_per_micro_batch)
 
 
 def _window_fits(config: SamplingRunConfig) -> Iterator[Violation]:
@@ -178,6 +206,28 @@ def _device_can_do_it(config: RunConfig) -> Iterator[Violation]:
                 f"{trained.offload!r} moves states from a GPU to host memory, and resources.device is cpu, "
                 "where they are already; set offload: none",
             )
+        if config.resources.device == "cpu" and trained.attention == "flex":
+            yield Violation(
+                (section, "attention"),
+                "'flex' has a backward pass on GPUs only, and resources.device is cpu; use varlen, or dense",
+            )
+
+
+def _ranks_share_rows(config: RunConfig) -> Iterator[Violation]:
+    for section, trained in config.trained.items():
+        sharing, workers = trained.sequence_parallel, trained.workers
+        if workers % sharing:
+            yield Violation(
+                (section, "sequence_parallel"),
+                f"{workers} workers cannot be divided into groups of {sharing} that share rows; set {section}.workers "
+                f"to a multiple of {sharing}",
+            )
+        if sharing > 1 and trained.attention == "dense":
+            yield Violation(
+                (section, "attention"),
+                f"'dense' computes whole rows with masks, and sequence_parallel: {sharing} divides rows; use varlen, "
+                "or leave it out",
+            )
 
 
 def _backend_takes_its_settings(config: RunConfig) -> Iterator[Violation]:
@@ -253,6 +303,7 @@ RUN_RULES = (
     _device_ranges_fit,
     _device_ranges_are_equal_or_disjoint,
     _device_can_do_it,
+    _ranks_share_rows,
     _backend_takes_its_settings,
     _evaluation_runs,
     *EFFECT_RULES,

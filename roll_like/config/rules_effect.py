@@ -89,8 +89,15 @@ def evaluation_goes_through_everything(config: RunConfig) -> Iterator[Violation]
                 )
 
 
+def gpus_are_used(config: RunConfig) -> Iterator[Violation]:
+    """Yield what a run on CPU says of GPUs."""
+    for key in ("gpu", "gpu_memory_gib"):
+        if config.resources.device == "cpu" and getattr(config.resources, key) is not None:
+            yield Violation(("resources", key), "resources.device is cpu, so this has no effect; remove it")
+
+
 #: Settings without effect in any run.
-EFFECT_RULES = (schedule_reaches_its_end, evaluation_goes_through_everything)
+EFFECT_RULES = (gpus_are_used, schedule_reaches_its_end, evaluation_goes_through_everything)
 
 #: Settings without effect in a run that trains a policy on groups of its samples.
 POLICY_EFFECT_RULES = (correction_corrects_something, truncated_sampling_is_corrected)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Self, TypeAlias
 from pydantic import Field, model_validator
 
 from roll_like.config.base import ConfigModel, PipelineConfig
+from roll_like.config.guards import GuardsConfig
 from roll_like.config.roles import RolePlan, model_role
 from roll_like.config.sections import (
     CheckpointConfig,
@@ -68,6 +69,7 @@ class RunConfig(PipelineConfig):
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     metrics: MetricsConfig = Field(default_factory=MetricsConfig)
+    guards: GuardsConfig = Field(default_factory=GuardsConfig)
 
     if TYPE_CHECKING:  # declared by each pipeline, with more in them, among its own keys
         resources: TrainerResourcesConfig

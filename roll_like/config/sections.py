@@ -10,6 +10,7 @@ from pydantic import Field, GetJsonSchemaHandler, field_validator, model_seriali
 from pydantic_core import CoreSchema
 
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
+from roll_like.config.gpus import GPU_KINDS, GPUName
 from roll_like.errors import PluginError
 from roll_like.registry import TRACKERS, TRAINING_BACKENDS
 
@@ -17,7 +18,7 @@ Precision = Literal["float32", "bfloat16", "float16"]
 #: What a trained model is for, by the hub's names: it writes, or it scores what others wrote.
 Task = Literal["text-generation", "text-classification"]
 #: How the layers of a trained model attend: `TrainerConfig.attention`.
-Attention = Literal["auto", "dense", "varlen"]
+Attention = Literal["auto", "dense", "varlen", "flex"]
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -139,14 +140,28 @@ class OptimizerConfig(ConfigModel):
 class TrainerConfig(ConfigModel):
     """What all trained models have in common."""
 
-    backend: str = Field(default="deepspeed", description="Training backend, by its registered name.")
+    backend: str = Field(
+        default="deepspeed",
+        description="Training backend: `deepspeed`, `fsdp2` (PyTorch's fully sharded data parallelism), or one that is "
+        "registered.",
+    )
     workers: PositiveInt = Field(
         default=1, description="Data-parallel ranks. A device range is divided evenly among them."
     )
-    zero_stage: Literal[0, 1, 2, 3] = Field(default=0, description="What ZeRO shards: 1 optimizer, 2 gradients, 3 all.")
+    zero_stage: Literal[0, 1, 2, 3] = Field(
+        default=0,
+        description="What is sharded over the `workers`: 1 optimizer, 2 gradients too, 3 weights too. With 3, weights "
+        "of a reference and of teachers with several `workers` are sharded as well. `fsdp2` has 3 only.",
+    )
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig, description="AdamW and its schedule.")
     max_tokens_per_micro_batch: PositiveInt = Field(
         default=4096, description="Budget of one forward pass of one rank. Tokens, padding included."
+    )
+    sequence_parallel: PositiveInt = Field(
+        default=1,
+        description="Ranks that compute the same rows, each its share of the tokens (DeepSpeed-Ulysses): for rows that "
+        "one GPU has no room for. A row may then be as long as all their budgets together. Must divide `workers` and "
+        "the model's attention heads.",
     )
     share_prompts: bool = Field(
         default=True, description="Compute a prompt that a group shares once instead of once a sample. Same gradients."
@@ -155,12 +170,13 @@ class TrainerConfig(ConfigModel):
         default="auto",
         description="`dense`: with masks, whose memory grows with the square of a row's length; the fastest for short "
         "rows on CPU. `varlen`: over the samples of joined rows without padding or masks, by torch's flash kernel on "
-        "GPUs; for long rows. `auto`: varlen on GPUs in 16-bit precision where that kernel computes the model's heads "
-        "(at most 256 wide, neither soft-capped scores nor attention sinks), else dense.",
+        "GPUs; for long rows. `flex`: over joined rows by torch's flex attention, GPUs with Triton only; for long rows "
+        "of models with soft-capped scores, attention sinks or heads wider than 256, which varlen refuses or computes "
+        "slowly. `auto`: on GPUs in 16-bit precision varlen or, for such models, flex; else dense.",
     )
     gradient_checkpointing: bool = Field(default=False, description="Recompute activations: less memory, more time.")
     offload: Literal["none", "optimizer", "optimizer_and_parameters"] = Field(
-        default="none", description="What DeepSpeed keeps in host memory. GPUs only."
+        default="none", description="What DeepSpeed keeps in host memory during a step. GPUs only."
     )
     sleep: bool | None = Field(
         default=None,
@@ -199,7 +215,7 @@ class LoRAConfig(ConfigModel):
 
 
 class TrainingConfig(TrainerConfig):
-    """The DeepSpeed training engine."""
+    """The training engine."""
 
     lora: LoRAConfig | None = Field(
         default=None, description="Train low-rank adapters and leave the model frozen; default: train all of it."
@@ -210,10 +226,14 @@ class TrainingConfig(TrainerConfig):
     )
 
     def frozen(self, *, workers: int, max_tokens_per_micro_batch: int) -> TrainingConfig:
-        """Return what a model computes with that is not trained: ranks and budget of its own, the rest as here."""
+        """Return what a model computes with that is not trained: ranks and budget of its own, the rest as here.
+
+        Its weights are sharded over its ranks where those of the trained model are.
+        """
         return TrainingConfig(
             backend=self.backend,
             workers=workers,
+            zero_stage=3 if self.zero_stage == 3 and workers > 1 else 0,
             max_tokens_per_micro_batch=max_tokens_per_micro_batch,
             share_prompts=self.share_prompts,
             attention=self.attention,
@@ -340,6 +360,15 @@ class HardwareConfig(ConfigModel):
     device: Literal["cpu", "cuda"] = Field(description="What a device is: a CPU core or a GPU.")
     nodes: PositiveInt = Field(default=1, description="Machines.")
     devices_per_node: PositiveInt = Field(description="Cores or GPUs to take on each machine.")
+    gpu: GPUName | None = Field(
+        default=None,
+        description="Kind of the GPUs, for the plan of `--check`: their memory, and rates for the least seconds of a "
+        "step. Default: the memory is measured where the GPUs are on this machine.",
+    )
+    gpu_memory_gib: PositiveFloat | None = Field(
+        default=None,
+        description="Memory of one GPU that the plan of `--check` compares with, where it is not that of `gpu`. GiB.",
+    )
     cpus_per_device: PositiveFloat = Field(default=4.0, description="CPU cores reserved beside each GPU.")
     address: str | None = Field(
         default=None, description="Ray cluster to join (`auto` or `host:port`); default: start one on this machine."
@@ -347,6 +376,13 @@ class HardwareConfig(ConfigModel):
     start_timeout_seconds: PositiveFloat = Field(
         default=600.0, description="How long each role's workers may take to start: load a model, build rewards."
     )
+
+    @property
+    def gpu_memory(self) -> int | None:
+        """Memory of one GPU in bytes, where it is configured."""
+        kind = None if self.gpu is None else GPU_KINDS[self.gpu].memory_gib
+        gib = self.gpu_memory_gib or kind
+        return None if gib is None else int(gib * 2**30)
 
 
 class TrainerResourcesConfig(HardwareConfig):
@@ -370,7 +406,14 @@ class ResourcesConfig(SamplingResourcesConfig):
 class CheckpointConfig(ConfigModel):
     """When states are written and how many are kept."""
 
-    every: Annotated[int, Field(ge=0)] = Field(default=0, description="Steps between checkpoints; 0: only at the end.")
+    every: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Steps between checkpoints; 0: by the clock and at the end only."
+    )
+    every_minutes: Annotated[float, Field(ge=0)] = Field(
+        default=10.0,
+        description="Write one between two steps when the last is this old, or older where writing takes more than 2 % "
+        "of the time; 0: never by the clock. Minutes.",
+    )
     keep: PositiveInt = Field(default=2, description="How many of the latest to keep.")
     keep_best: bool = Field(default=True, description="Also keep the one with the best evaluation score.")
     at_end: bool = Field(default=True, description="Write one after the last step.")

@@ -23,6 +23,8 @@ from roll_like.types import FloatArray, IntArray, Segment, StopReason
 class EngineDied(GenerationError):
     """The engine has ended; its unfinished requests have to be sent to another one."""
 
+    retry = True
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:

@@ -17,6 +17,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import repeat
 from typing import Literal, TextIO
 
 from rich.console import Console as RichConsole
@@ -52,6 +53,8 @@ CURVES = (
     "mismatch/kl",
     "train/grad_norm",
     "throughput/tokens_per_second",
+    "util/trainer_mfu",
+    "memory/trainer_gpu_gib",
 )
 #: Shown of runs that sample while they train: only those log `util/trainer_wait`.
 ASYNCHRONOUS = ("staleness/mean", "schedule/ready", "util/engines", "util/trainer_wait")
@@ -63,9 +66,10 @@ TIMER_COLOURS = {
     "time/train": "blue",
     "time/sync": "yellow",
     "time/evaluate": "bright_green",
-    "time/checkpoint": "white",
     "time/idle": "bright_black",
 }
+#: The timers of a step whose shares are shown; an evaluation is no part of one.
+STEP_PHASES = tuple(name for name in TIMER_COLOURS if name != "time/evaluate")
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -238,11 +242,20 @@ def step_line(progress: Progress, values: Mapping[str, float]) -> str:
     width = len(str(progress.total_steps))
     parts = [f"step {progress.step:>{width}}/{progress.total_steps}"]
     parts += [f"{describe(name).label} {figure(progress, name)}" for name in shown(values)]
-    parts.append(
-        " ".join(f"{describe(name).label} {values[name]:.1f}s" for name in TIMER_COLOURS if values.get(name, 0) > 0)
-    )
+    timers = {name: values[name] for name in TIMER_COLOURS if values.get(name, 0) > 0}
+    parts.append(" ".join(map(timed, timers, timers.values(), repeat(values.get("time/step", 0.0)))))
     parts.append(time_left(progress))
     return "  ".join(part for part in parts if part)
+
+
+def timed(name: str, seconds: float, step: float) -> str:
+    """Write a timer, and its share of the step where that is known.
+
+    >>> timed("time/train", 3.5, 5.0)
+    'train 3.5s (70%)'
+    """
+    share = f" ({seconds / step:.0%})" if step > 0 and name in STEP_PHASES else ""
+    return f"{describe(name).label} {seconds:.1f}s{share}"
 
 
 def evaluation_line(progress: Progress, step: int, values: Mapping[str, float]) -> str:
@@ -389,7 +402,7 @@ def time_bar(timers: Mapping[str, float], step: float, width: int) -> Renderable
     for name, seconds in timers.items():
         bar.append("█" * round(seconds / total * max(10, width)), style=TIMER_COLOURS[name])
         legend.append("■ ", style=TIMER_COLOURS[name])
-        legend.append(f"{describe(name).label} {seconds:.1f}s  ")
+        legend.append(f"{timed(name, seconds, step)}  ")
     return Group(bar, legend)
 
 

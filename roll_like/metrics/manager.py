@@ -20,7 +20,7 @@ from typing import Any, Self
 from roll_like.config.sections import MetricsConfig
 from roll_like.errors import ConfigError, PluginError
 from roll_like.metrics import files
-from roll_like.metrics.console import Console, Progress, make_console
+from roll_like.metrics.console import STEP_PHASES, Console, Progress, make_console
 from roll_like.metrics.rollouts import KINDS, ROLLOUT_FIELDS, Kind, read_rollouts, rollout_steps, spread, with_ids
 from roll_like.metrics.sinks import Payload, Sink
 from roll_like.metrics.summary import ARTIFACTS, Summary, versions, write_summary
@@ -46,6 +46,7 @@ class MetricsManager:
         total_steps: Steps of the whole run.
         params: The resolved configuration as plain data, with its `pipeline`.
         evaluations: After how many steps evaluations are due, for the time that is left.
+        devices: Devices of the run on all nodes, for rates of one.
         state: `state()` of an earlier process, to continue its run. Lines of steps that it had not
             reached are removed: those steps are run again. Without it, what an earlier run left in
             the folder is moved to `earlier-N`.
@@ -60,6 +61,7 @@ class MetricsManager:
         params: Mapping[str, Any],
         *,
         evaluations: Collection[int] = (),
+        devices: int = 1,
         state: Mapping[str, Any] | None = None,
     ) -> None:
         self.summary: Summary | None = None
@@ -70,6 +72,7 @@ class MetricsManager:
         self._run_name = run_name
         self._total_steps = total_steps
         self._params = params
+        self._devices = devices
         self._resumed = state
         self._step = 0 if state is None else int(state["step"])
         self._start = time.monotonic() - (0.0 if state is None else float(state["elapsed"]))
@@ -127,7 +130,7 @@ class MetricsManager:
         """Take the figures of a training step, from as many roles as there are.
 
         Adds throughput where tokens, samples and `time/step` are known (`rollout/…`; `train/…` of a run that
-        learns from given answers or pairs), the busy share of engines, and memory.
+        learns from given answers or pairs), the shares of the step's phases, the busy share of engines, and memory.
 
         Returns:
             Every figure of the step, reduced.
@@ -141,7 +144,7 @@ class MetricsManager:
         merged = merge(parts)
         if "memory/rss_gib" not in merged:
             merged = merge([merged, {"memory/rss_gib": Max(process_tree_rss_gib())}])
-        values = _with_rates(reduce(merged))
+        values = _with_rates(reduce(merged), self._devices)
         self._record(files.METRICS, step, values)
         self._step = step
         self.history.append((step, values))
@@ -361,7 +364,7 @@ class MetricsManager:
         return [(one["step"], dict(files.values_of(one))) for one in sorted(records, key=lambda one: one["step"])]
 
 
-def _with_rates(values: dict[str, float]) -> dict[str, float]:
+def _with_rates(values: dict[str, float], devices: int) -> dict[str, float]:
     seconds = values.get("time/step", 0.0)
     # what a run is given in each step comes first: it may sample in some steps only
     sampling = "train/samples" not in values and any(name.startswith("rollout/") for name in values)
@@ -371,6 +374,13 @@ def _with_rates(values: dict[str, float]) -> dict[str, float]:
         for what in ("tokens", "samples")
         if seconds > 0 and f"{kind}/{what}" in values
     }
+    if "throughput/tokens_per_second" in derived:
+        rate = derived["throughput/tokens_per_second"]
+        derived["throughput/tokens_per_second_per_device"] = rate / devices
+    if seconds > 0:
+        derived |= {
+            f"share/{name.removeprefix('time/')}": values[name] / seconds for name in STEP_PHASES if name in values
+        }
     if seconds > 0 and "time/engines" in values:
         derived["util/engines"] = values["time/engines"] / seconds
     return {**derived, **values}

@@ -24,7 +24,6 @@ TIMER_COLOURS = {
     "time/train": "#3a6ea5",
     "time/sync": "#e9c46a",
     "time/evaluate": "#8ab17d",
-    "time/checkpoint": "#8d99ae",
     "time/idle": "#d9d9d9",
 }
 DOMAIN_COLOURS = ("#1d5fa8", "#d1642e", "#2a9d8f", "#9b5de5", "#b8860b", "#7a7a7a")

@@ -89,14 +89,38 @@ class AttentionLayers:
             fix="set model.path to a model without such layers" if key == ALWAYS_SHARED else f"set {key}: false",
         )
 
-    def refuse_joining(self) -> None:
-        """Raise a ConfigError where layers with a state would read other rows of a micro-batch."""
+    def refuse_joining(self, attention: str) -> None:
+        """Raise a ConfigError where layers with a state would read other rows of a micro-batch.
+
+        Args:
+            attention: `training.attention`, which joins them.
+        """
         if self.recurrent:
             raise ConfigError(
-                f"training.attention: varlen joins rows, and the state of {self.recurrent[0]} layers would run through "
-                "all of them",
+                f"training.attention: {attention} joins rows, and the state of {self.recurrent[0]} layers would run "
+                "through all of them",
                 fix="set training.attention: dense",
             )
+
+
+def refuse_undivided_heads(config: PretrainedConfig, ranks: int) -> None:
+    """Raise a ConfigError for attention heads that ranks cannot divide among themselves.
+
+    Args:
+        config: The model's.
+        ranks: `sequence_parallel` of the section.
+    """
+    text: Any = config.get_text_config()
+    heads = int(text.num_attention_heads)
+    keys = int(getattr(text, "num_key_value_heads", None) or heads)
+    if heads % ranks == 0 and (keys % ranks == 0 or ranks % keys == 0):
+        return
+    possible = [n for n in range(1, heads + 1) if heads % n == 0 and (keys % n == 0 or n % keys == 0)]
+    raise ConfigError(
+        f"sequence_parallel: {ranks} divides attention heads among {ranks} ranks, and the model has {heads} query "
+        f"heads and {keys} key heads",
+        fix=f"set it to one of {', '.join(map(str, possible))}",
+    )
 
 
 def refuse_changed_logits(config: PretrainedConfig) -> None:

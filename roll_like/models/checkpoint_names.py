@@ -6,7 +6,7 @@ experts of a layer; its checkpoint has tensors for each expert. Checkpoint names
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +67,29 @@ def checkpoint_tensors(
         parameters: The group's parameters, whole, by name.
     """
     yield from (parameters if group.unchanged else _reverted(causal_lm, parameters)).items()
+
+
+def converted(causal_lm: Any, parameters: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a checkpoint that a stream of parameters is, each group as soon as it is complete.
+
+    Args:
+        causal_lm: The model, perhaps an empty one.
+        parameters: Each whole for as long as it is the last that was taken, by the model's own names.
+    """
+    tied = causal_lm.all_tied_weights_keys
+    shapes = {name: tensor.shape for name, tensor in causal_lm.state_dict().items() if name not in tied}
+    group_of = {name: group for group in tensor_groups(causal_lm, shapes) for name in group.parameters}
+    waiting: dict[TensorGroup, dict[str, Tensor]] = {}
+    for name, tensor in parameters:
+        group = group_of[name]
+        if len(group.parameters) == 1:
+            yield from checkpoint_tensors(causal_lm, group, {name: tensor})
+            continue
+        members = waiting.setdefault(group, {})
+        members[name] = tensor.detach().clone()
+        if len(members) == len(group.parameters):
+            del waiting[group]
+            yield from checkpoint_tensors(causal_lm, group, {each: members[each] for each in group.parameters})
 
 
 def _reverted(causal_lm: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -8,17 +8,19 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roll_like.config.sections import Precision, Task
 from roll_like.errors import CheckpointError
+from roll_like.models.checkpoint_names import converted
 from roll_like.models.classifier import classifier_config
 from roll_like.models.lora import Adapter
 from roll_like.models.modules import empty_model
 from roll_like.models.quiet import quiet
+from roll_like.models.shards import ShardWriter
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +76,7 @@ def render_model_card(card: ModelCard, task: Task = "text-generation") -> str:
 
 
 def save_hf_directory(
-    state_dict: Mapping[str, torch.Tensor],
+    weights: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
     config: PretrainedConfig,
     tokenizer: PreTrainedTokenizerBase,
     out_dir: Path,
@@ -88,8 +90,10 @@ def save_hf_directory(
 ) -> Path:
     """Write a model so that transformers and vLLM load it; all of it appears at once, or nothing.
 
+    Weights are taken one after the other. Of what they bring, no more is in memory than one file's tensors.
+
     Args:
-        state_dict: Full (unsharded) weights by parameter name; of tied tensors, one copy will do.
+        weights: Full (unsharded) weights by parameter name; of tied tensors, one copy will do.
         config: The model's configuration.
         tokenizer: The tokenizer, with the chat template to keep.
         out_dir: Where to write; an earlier export there is replaced.
@@ -107,16 +111,20 @@ def save_hf_directory(
     if task == "text-classification":
         classifier_config(config, tokenizer)
     model = empty_model(config, trust_remote_code, task)
-    weights = _fit(state_dict, model, dtype)
+    pairs = weights.items() if isinstance(weights, Mapping) else weights
     out_dir = out_dir.expanduser().resolve()
     temporary: Path | None = None
     try:
         out_dir.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.", dir=out_dir.parent))
         temporary.chmod(0o755)
-        model.to(next(iter(weights.values())).dtype)  # what config.json states
+        writer = ShardWriter(temporary)
+        for name, tensor in converted(model, _fitting(pairs, model, dtype)):
+            writer.add(name, tensor)
+        model.to(writer.dtype)  # what config.json states
         with quiet():
-            model.save_pretrained(temporary, state_dict=weights, max_shard_size="5GB")
+            model.save_pretrained(temporary, state_dict={})  # all but the weights; it removes other files of weights
+        writer.finish()
         tokenizer.save_pretrained(temporary)
         if base_dir is not None and (base_dir / "generation_config.json").is_file():
             shutil.copyfile(base_dir / "generation_config.json", temporary / "generation_config.json")
@@ -126,6 +134,8 @@ def save_hf_directory(
             adapter.write(temporary / ADAPTER_FOLDER)
         _sync(temporary)
         _swap(temporary, out_dir)
+    except CheckpointError:
+        raise
     except Exception as error:  # a full disk is an OSError, a SafetensorError or a plain Exception of tokenizers
         raise CheckpointError(
             f"the model cannot be written to {out_dir}: {error}",
@@ -137,41 +147,58 @@ def save_hf_directory(
     return out_dir
 
 
-def _fit(
-    state_dict: Mapping[str, torch.Tensor], model: PreTrainedModel, dtype: Precision | None
-) -> dict[str, torch.Tensor]:
-    """Return exactly the tensors that the architecture stores, each in memory of its own."""
+def _fitting(
+    weights: Iterable[tuple[str, torch.Tensor]], model: PreTrainedModel, dtype: Precision | None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield exactly the tensors that the architecture stores, each once.
+
+    Raises:
+        CheckpointError: One is missing, is not known, has another shape, or differs from what it is tied to.
+    """
     import torch
 
     tied: Mapping[str, str] = model.all_tied_weights_keys
-    weights: dict[str, torch.Tensor] = {}
-    for name, expected in model.state_dict().items():
-        if name in tied:
+    expected = {name: tensor.shape for name, tensor in model.state_dict().items() if name not in tied}
+    shared = set(tied.values())
+    found: dict[str, tuple[str, str | None]] = {}
+    unknown: list[str] = []
+    for alias, weight in weights:
+        name = tied.get(alias, alias)
+        if name not in expected:
+            unknown.append(alias)
             continue
-        aliases = [name, *(alias for alias, source in tied.items() if source == name)]
-        copies = [state_dict[alias] for alias in aliases if alias in state_dict]
-        if not copies:
-            raise CheckpointError(f"{name}, of shape {tuple(expected.shape)}, is missing in the weights to export")
-        found = copies[0]
-        if any(not torch.equal(found, other) for other in copies[1:]):
-            raise CheckpointError(f"the model ties {' and '.join(aliases)}, but the weights to export differ there")
-        if found.shape != expected.shape:
+        if weight.shape != expected[name]:
             raise CheckpointError(
-                f"the weights to export hold {name} in shape {tuple(found.shape)}; "
-                f"the model's configuration says {tuple(expected.shape)}"
+                f"the weights to export hold {alias} in shape {tuple(weight.shape)}; "
+                f"the model's configuration says {tuple(expected[name])}"
             )
-        tensor = found.detach().to("cpu")
-        if dtype is not None and tensor.is_floating_point():
-            tensor = tensor.to(getattr(torch, dtype))
-        # safetensors refuses views of one buffer, which is what a trainer's flat parameters are
-        weights[name] = tensor.clone() if tensor.untyped_storage().nbytes() != tensor.nbytes else tensor.contiguous()
-    unknown = sorted(set(state_dict) - set(weights) - set(tied))
+        content = _digest(weight) if name in shared else None
+        if name in found:
+            first, known = found[name]
+            if content != known:
+                aliases = " and ".join(sorted((first, alias), key=lambda each: each != name))
+                raise CheckpointError(f"the model ties {aliases}, but the weights to export differ there")
+            continue
+        found[name] = alias, content
+        yield name, weight if dtype is None or not weight.is_floating_point() else weight.to(getattr(torch, dtype))
     if unknown:
         raise CheckpointError(
             f"the weights to export hold {len(unknown)} tensors that the model's configuration does not know; "
-            f"first: {unknown[0]}"
+            f"first: {min(unknown)}"
         )
-    return weights
+    missing = [name for name in expected if name not in found]
+    if missing:
+        raise CheckpointError(
+            f"{missing[0]}, of shape {tuple(expected[missing[0]])}, is missing in the weights to export"
+        )
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    import torch
+    import xxhash
+
+    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return xxhash.xxh3_128_hexdigest(content.numpy().data)
 
 
 def _sync(directory: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,8 +124,11 @@ def _peft_config(causal_lm: Any, config: LoRAConfig, names: tuple[str, ...], **m
 def adapters_off(module: nn.Module) -> Iterator[None]:
     """Let a model compute as it did before it had adapters. For forward passes without gradients."""
     layers: list[Any] = [layer for layer in module.modules() if hasattr(layer, "lora_A")]
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     for layer in layers:
         layer.enable_adapters(False)
+    for parameter in trained:  # peft freezes them meanwhile; what trains a module looks at this at its first pass
+        parameter.requires_grad_(True)
     try:
         yield
     finally:
@@ -154,11 +157,18 @@ class NamedWeight:
             return [self.parameter]
         return [self.parameter, self.layer.lora_A["default"].weight, self.layer.lora_B["default"].weight]
 
-    def merged(self, dtype: torch.dtype, *, copy: bool = False) -> Tensor:
-        """Return W + scale·B·A, computed in float32; `copy` is for memory that is about to go."""
+    def merged(self, dtype: torch.dtype, parts: Sequence[Tensor] | None = None, *, copy: bool = False) -> Tensor:
+        """Return W + scale·B·A, computed in float32.
+
+        Args:
+            dtype: Of the result.
+            parts: What `parts` are where those are sharded: whole.
+            copy: For memory that is about to go.
+        """
+        weight, *adapter = (part.detach() for part in parts or self.parts)
         if self.layer is None:
-            return self.parameter.detach().to(dtype, copy=copy)
-        weight, down, up = (part.detach().float() for part in self.parts)
+            return weight.to(dtype, copy=copy)
+        weight, down, up = (part.float() for part in (weight, *adapter))
         product = up @ down
         if self.layer.fan_in_fan_out:
             product = product.t()

@@ -11,6 +11,9 @@ from typing import Any
 
 from roll_like.errors import ConfigError
 
+#: `model_type`s whose attention normalises queries and keys; config.json does not say so otherwise.
+_QUERY_NORMS = {"qwen3", "qwen3_moe", "qwen3_next", "olmo2", "olmo3", "gemma3_text", "gemma3"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
@@ -28,6 +31,9 @@ class ModelShape:
         max_positions: Longest context that the model was made for, in tokens; None when not stated.
         tied_embeddings: Whether the output layer is the embedding.
         adapted_width: Inputs plus outputs of all layers that get adapters; 0 without adapters.
+        query_norm: Whether queries and keys are normalised before attention.
+        experts: Experts of a layer that one token goes to; 0 without a mixture.
+        idle_parameters: Parameters of the experts that one token does not go to.
     """
 
     parameters: int
@@ -41,6 +47,25 @@ class ModelShape:
     max_positions: int | None
     tied_embeddings: bool
     adapted_width: int = 0
+    query_norm: bool = False
+    experts: int = 0
+    idle_parameters: int = 0
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token is computed with."""
+        return self.parameters - self.idle_parameters
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Parameters of the embedding, or of the output layer."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of one decoder layer."""
+        embeddings = self.embedding_parameters * (1 if self.tied_embeddings else 2)
+        return (self.parameters - embeddings) // self.layers
 
     def kv_bytes_per_token(self, bytes_per_value: int = 2) -> int:
         """Return the size of one token's keys and values in all layers, in bytes."""
@@ -89,13 +114,23 @@ def load_model_shape(path: Path) -> ModelShape:
         head_dim=int(config.get("head_dim") or hidden // heads),
         max_positions=config.get("max_position_embeddings") or config.get("n_positions"),
         tied_embeddings=tied,
+        query_norm=config.get("model_type") in _QUERY_NORMS,
     )
+    experts = _experts(config)
+    if experts > 1:
+        active = int(config.get("num_experts_per_tok") or 1) + int(config.get("n_shared_experts") or 0)
+        idle = shape.layers * 3 * hidden * shape.intermediate_size * max(experts - active, 0)
+        shape = replace(shape, experts=active, idle_parameters=idle)
     return replace(shape, parameters=_count_safetensors(path) or _estimate(shape, config))
 
 
+def _experts(config: Mapping[str, Any]) -> int:
+    routed = config.get("num_experts") or config.get("num_local_experts") or config.get("n_routed_experts") or 1
+    return int(routed) + int(config.get("n_shared_experts") or 0)
+
+
 def _estimate(shape: ModelShape, config: Mapping[str, Any]) -> int:
-    experts = int(config.get("num_experts") or config.get("num_local_experts") or config.get("n_routed_experts") or 1)
-    experts += int(config.get("n_shared_experts") or 0)
+    experts = _experts(config)
     attention = 2 * shape.hidden_size * shape.head_dim * (shape.heads + shape.kv_heads)
     mlp = 3 * shape.hidden_size * shape.intermediate_size * experts
     router = shape.hidden_size * experts if experts > 1 else 0

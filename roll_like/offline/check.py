@@ -32,7 +32,7 @@ def offline_plan(config: OfflineRunConfig, model: ModelShape | None) -> Plan:
         placement="colocated",
         device=config.resources.device,
         devices=config.resources.nodes * config.resources.devices_per_node,
-        memory=() if model is None else (trainer_memory(config, model),),
+        memory=() if model is None or config.resources.device == "cuda" else (trainer_memory(config, model),),
     )
 
 

@@ -21,7 +21,7 @@ from roll_like.training.engine import TrainingEngine
 from roll_like.training.interface import Engine, Objective, RankModel, RankSpec, Update
 from roll_like.training.language_model import prepared
 from roll_like.training.layout import Layout, MicroBatch, PerToken, per_sample, spread, update_parts
-from roll_like.training.policy import hidden_states
+from roll_like.training.policy import RowModule
 from roll_like.types import FloatArray, PolicySample
 from roll_like.values import Mean, Metric, Metrics, Sum, merge
 
@@ -99,7 +99,7 @@ class ValueObjective(Objective[ValueStep, ValueBatch]):
 
     section: ClassVar[str] = "critic"
     metric_prefix: ClassVar[str] = "critic"
-    memory_name: ClassVar[str] = "critic"
+    role_name: ClassVar[str] = "critic"
     folder: ClassVar[str] = "critic"
     losses: ClassVar[frozenset[str]] = frozenset({"critic/loss"})
 
@@ -173,7 +173,7 @@ class ValueHead(nn.Module):
         return values_N1.squeeze(1)
 
 
-class ValueModule(nn.Module):
+class ValueModule(RowModule):
     """A Hugging Face causal model without its language-model head, and a value head instead.
 
     Args:
@@ -190,8 +190,9 @@ class ValueModule(nn.Module):
         self, token_ids_BL: Tensor, positions_BL: Tensor, segment_ids_BL: Tensor, sources_N: Tensor, *_: Tensor
     ) -> Tensor:
         """Return the value of the state at each flat index `sources_N` of [B·L], shape [N], float32."""
-        hidden_ND = hidden_states(self.backbone, token_ids_BL, positions_BL, segment_ids_BL, sources_N)
-        values_N: Tensor = self.head(hidden_ND)
+        rows = (token_ids_BL, positions_BL, segment_ids_BL, sources_N)
+        hidden_ND, own = self.states_before(self.backbone, *rows)
+        values_N: Tensor = own.whole(self.head(hidden_ND))
         return values_N
 
 

@@ -60,6 +60,8 @@ def affinity_slack(max_running: int) -> int:
 class ReplicaLost(GenerationError):
     """A replica's process is gone; its requests go to another."""
 
+    retry = True
+
 
 class SampleLost(GenerationError):
     """A request failed in every attempt."""
@@ -403,7 +405,7 @@ class Router:
             for pending in lost:
                 self._try_again(pending)
             return
-        gone = GenerationError(
+        gone = ReplicaLost(
             f"every inference replica is gone; the last error: {error}",
             fix="look for out-of-memory kills; lower inference.max_running, or the engine's own keys for memory",
         )

@@ -17,18 +17,22 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import xxhash
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from roll_like.errors import CheckpointError
+from roll_like.errors import CheckpointError, DiskFullError
 
 _NAME = re.compile(r"step_(\d{6,})")
 _TEMPORARY = ".writing-"
 FORMAT = 1
+MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +43,78 @@ class Checkpoint:
         path: Its directory.
         step: How many steps were finished when it was written.
         state: What the driver's parts had to say, by part.
+        healthy: Whether guards found nothing wrong with the policy.
     """
 
     path: Path
     step: int
     state: Mapping[str, Any]
+    healthy: bool = True
+
+
+#: Share of a run's time that checkpoints by the clock may take.
+STALL_SHARE = 0.02
+
+
+class CheckpointClock:
+    """Says when a checkpoint is due by the clock.
+
+    Args:
+        minutes: Age of the last one; 0 for never.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(self, minutes: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = 60 * minutes
+        self._clock = clock
+        self._written = self._attempted = clock()
+        self._stall = 0.0
+
+    @property
+    def age(self) -> float:
+        """Seconds since the last one was written, or since the start: what would have to run again."""
+        return self._clock() - self._written
+
+    @property
+    def due(self) -> bool:
+        """Whether the last attempt is long enough ago, so that writing takes at most `STALL_SHARE` of the time."""
+        since = self._clock() - self._attempted
+        return self._seconds > 0 and since >= max(self._seconds, self._stall / STALL_SHARE)
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Time an attempt to write one; it failed if the block raises."""
+        began = self._clock()
+        try:
+            yield
+            self._written = self._clock()
+        finally:
+            self._attempted = self._clock()
+            self._stall = self._attempted - began
+
+    @property
+    def stall(self) -> float:
+        """Seconds that the last attempt took."""
+        return self._stall
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    bytes: Annotated[int, Field(ge=0)]
+    xxh3: str
+
+
+class _Manifest(BaseModel):
+    """What `manifest.json` holds."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    format: Literal[1]
+    step: Annotated[int, Field(ge=0)]
+    score: float | None
+    healthy: bool = True  # before guards there was no such key
+    files: dict[str, _File]
 
 
 class CheckpointStore:
@@ -63,7 +134,13 @@ class CheckpointStore:
         self._warn = warn
 
     def write(
-        self, step: int, save: Callable[[Path], None], state: Mapping[str, Any], *, score: float | None = None
+        self,
+        step: int,
+        save: Callable[[Path], None],
+        state: Mapping[str, Any],
+        *,
+        score: float | None = None,
+        healthy: bool = True,
     ) -> Checkpoint:
         """Write a checkpoint; the run can be killed at any moment of it.
 
@@ -72,9 +149,11 @@ class CheckpointStore:
             save: Writes the engines' files into the directory it is given.
             state: The driver's part, plain JSON.
             score: Evaluation score, for `best`.
+            healthy: Whether the policy is one to go on from.
 
         Raises:
-            CheckpointError: The disk is full or not writable; earlier checkpoints stay as they are.
+            DiskFullError: The disk is full or not writable; everything is as before.
+            CheckpointError: The same, found by one of several ranks.
         """
         final = self.directory / f"step_{step:06d}"
         temporary = self.directory / f"{_TEMPORARY}{final.name}"
@@ -85,8 +164,14 @@ class CheckpointStore:
             temporary.mkdir()
             save(temporary)
             (temporary / "state.json").write_text(json.dumps(dict(state), indent=1))
-            manifest = {"format": FORMAT, "step": step, "score": score, "files": _describe(temporary)}
-            (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1))
+            manifest = {
+                "format": FORMAT,
+                "step": step,
+                "score": score,
+                "healthy": healthy,
+                "files": _describe(temporary),
+            }
+            (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
             _sync_tree(temporary)
             if final.exists():  # a resumed run reached this step again
                 shutil.rmtree(final)
@@ -96,7 +181,7 @@ class CheckpointStore:
             shutil.rmtree(temporary, ignore_errors=True)
             if isinstance(error, CheckpointError):
                 raise
-            raise CheckpointError(
+            raise DiskFullError(
                 f"the checkpoint of step {step} cannot be written to {self.directory}: {error.strerror or error}",
                 fix="free disk space, lower checkpoint.keep, or set output_dir to another disk; then continue "
                 "with --resume",
@@ -104,23 +189,35 @@ class CheckpointStore:
         if self._keep_best and score is not None:
             self._remember_best(final, score)
         self._prune()
-        return Checkpoint(path=final, step=step, state=state)
+        return Checkpoint(path=final, step=step, state=state, healthy=healthy)
 
     def latest(self) -> Checkpoint | None:
-        """Return the newest whole checkpoint, or None when there is none at all.
+        """Return the newest whole and healthy checkpoint, or None when there is none at all.
 
         Raises:
-            CheckpointError: There are checkpoints, and every one is damaged.
+            CheckpointError: There are checkpoints, and every one is damaged or unhealthy.
         """
         found = self._all()
+        damaged = 0
         for path in reversed(found):
             try:
-                return read_checkpoint(path)
+                checkpoint = read_checkpoint(path)
+                if path.name != f"step_{checkpoint.step:06d}":
+                    raise CheckpointError(f"{path} holds the checkpoint of step {checkpoint.step}")
             except CheckpointError as error:
+                damaged += 1
                 self._warn(f"{error.message}; the checkpoint before it is used")
+                continue
+            if checkpoint.healthy:
+                return checkpoint
+            self._warn(
+                f"{path} was written while a guard found the policy unhealthy (events.jsonl says why); the checkpoint "
+                "before it is used"
+            )
         if found:
+            state = "damaged" if damaged == len(found) else "damaged or unhealthy" if damaged else "unhealthy"
             raise CheckpointError(
-                f"every checkpoint in {self.directory} is damaged",
+                f"every checkpoint in {self.directory} is {state}",
                 fix="restore one from a backup, or start anew without --resume",
             )
         return None
@@ -135,6 +232,9 @@ class CheckpointStore:
         kept = {path.resolve() for path in self._all()[-self._keep :]}
         if best.is_symlink():
             kept.add(best.resolve())
+        healthy = next((path for path in reversed(self._all()) if _is_healthy(path)), None)
+        if healthy is not None:
+            kept.add(healthy.resolve())
         for path in self._all():
             if path.resolve() not in kept:
                 # the rename makes the removal atomic: a half-removed checkpoint has no valid name
@@ -144,7 +244,7 @@ class CheckpointStore:
     def _remember_best(self, path: Path, score: float) -> None:
         best = self.directory / "best"
         if best.exists():
-            known = json.loads((best / "manifest.json").read_text())["score"]
+            known = _Manifest.model_validate_json((best / MANIFEST).read_text()).score
             if known is not None and known >= score:
                 return
         fresh = self.directory / f"{_TEMPORARY}best"
@@ -167,34 +267,60 @@ class CheckpointStore:
         needed = sum(file.stat().st_size for file in found[-1].rglob("*") if file.is_file())
         free = shutil.disk_usage(self.directory).free
         if free < needed:
-            raise CheckpointError(
+            raise DiskFullError(
                 f"a checkpoint takes {needed / 2**30:.1f} GiB, and {self.directory} has {free / 2**30:.1f} GiB free",
                 fix="free disk space, lower checkpoint.keep, or set output_dir to another disk; then continue "
                 "with --resume",
             )
 
 
+def newest_step(directory: Path) -> int:
+    """Return the step of the newest checkpoint in a run's `checkpoints` folder, 0 if there is none."""
+    names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
+    return max((int(match[1]) for name in names if (match := _NAME.fullmatch(name))), default=0)
+
+
+def _is_healthy(path: Path) -> bool:
+    try:
+        return _Manifest.model_validate_json((path / MANIFEST).read_text()).healthy
+    except (OSError, ValueError):
+        return False
+
+
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint's state after checking every file against the manifest.
+    """Read a checkpoint's state after checking every file against the manifest. Nothing of it is run or unpickled.
 
     Raises:
-        CheckpointError: Something is missing, of another size, or has another checksum.
+        CheckpointError: Something is missing, was not written with it, is of another size, or has another checksum.
     """
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
-        described: Mapping[str, Mapping[str, Any]] = manifest["files"]
-        for name, expected in described.items():
-            size = (path / name).stat().st_size
-            if size != expected["bytes"]:
-                raise CheckpointError(f"{path / name} has {size} bytes; {expected['bytes']} were written")
-            if _checksum(path / name) != expected["xxh3"]:
-                raise CheckpointError(f"{path / name} is damaged: its checksum differs from the manifest's")
+        manifest = _Manifest.model_validate_json((path / MANIFEST).read_text())
+        there = {str(file.relative_to(path)) for file in path.rglob("*") if not file.is_dir()} - {MANIFEST}
+        strange = sorted(there.symmetric_difference(manifest.files))
+        if strange:
+            what = "is missing" if strange[0] in manifest.files else "was not written with it"
+            raise CheckpointError(f"{path} is damaged: its file {strange[0]} {what}")
+        for name, expected in manifest.files.items():
+            file = path / name
+            size = file.lstat().st_size
+            if size != expected.bytes:
+                raise CheckpointError(f"{file} has {size} bytes; {expected.bytes} were written")
+            if _checksum(file) != expected.xxh3:
+                raise CheckpointError(f"{file} is damaged: its checksum differs from the manifest's")
         state = json.loads((path / "state.json").read_text())
+        if not isinstance(state, dict):
+            raise CheckpointError(f"{path / 'state.json'} holds {type(state).__name__}; an object was expected")
     except CheckpointError:
         raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise CheckpointError(
+            f"{path / MANIFEST} is damaged: {f'{where}: ' if where else ''}{problem['msg']}"
+        ) from error
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} is no whole checkpoint: {error}") from error
-    return Checkpoint(path=path, step=manifest["step"], state=state)
+    return Checkpoint(path=path, step=manifest.step, state=state, healthy=manifest.healthy)
 
 
 def _describe(directory: Path) -> dict[str, dict[str, Any]]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +19,7 @@ from roll_like.models.modules import load_causal_lm
 from roll_like.models.precision import precision_of
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.run.checkpoint import read_checkpoint
-from roll_like.training.plugin import BackendPlugin
+from roll_like.training.plugin import BackendPlugin, LazyTensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +50,8 @@ def export_checkpoint(checkpoint: Path, output: Path) -> None:
         steps=found.step,
         config_yaml=(checkpoint / "config.yaml").read_text(),
     )
-    weights, adapter = merged_weights(checkpoint, config.training.backend), None
+    weights: Any = merged_weights(checkpoint, config.training.backend)
+    adapter = None
     if config.training.lora is not None:
         weights, adapter = _with_base(weights, config, model)
     save_hf_directory(
@@ -65,9 +69,9 @@ def export_checkpoint(checkpoint: Path, output: Path) -> None:
 
 
 def _with_base(
-    trained: dict[str, Tensor], config: RunConfig, model: ResolvedModel
-) -> tuple[dict[str, Tensor], Adapter]:
-    """Return the weights of a model with a checkpoint's adapters merged, and the adapters; the base is not in it."""
+    trained: Mapping[str, Tensor], config: RunConfig, model: ResolvedModel
+) -> tuple[Iterator[tuple[str, Tensor]], Adapter]:
+    """Yield the weights of a model with a checkpoint's adapters merged, and the adapters; the base is not in it."""
     lora = config.training.lora
     assert lora is not None, "the caller asked"
     dtype, trusted = precision_of(config), config.model.trust_remote_code
@@ -80,34 +84,49 @@ def _with_base(
     load_adapters(loaded, trained)
     tensors = {name: parameter.detach() for name, parameter in adapter_parameters(loaded)}
     adapter = Adapter.of(loaded, lora, tensors, base=from_anywhere(model.label, model.path), task=config.task)
-    return {weight.name: weight.merged(weight.parameter.dtype) for weight in named_weights(loaded)}, adapter
+    return ((weight.name, weight.merged(weight.parameter.dtype)) for weight in named_weights(loaded)), adapter
 
 
-def merged_weights(checkpoint: Path, backend: str) -> dict[str, Tensor]:
+def merged_weights(checkpoint: Path, backend: str) -> Mapping[str, Tensor]:
     """Return a checkpoint's whole parameters by their Hugging Face names; with adapters, only what was trained.
+
+    Each is put together when it is asked for, where the backend can do that.
 
     Args:
         checkpoint: A `step_…` directory of a run.
         backend: The training backend that wrote it.
 
     Raises:
-        CheckpointError: The backend cannot put the shards together.
+        CheckpointError: The backend cannot put the shards together, now or when a parameter is asked for.
     """
     plugin: type[BackendPlugin] = TRAINING_BACKENDS.get(backend)
-    try:
+    with _reading(checkpoint):
         weights = plugin.merged(checkpoint)
-    except (OSError, RuntimeError, ValueError, KeyError, AssertionError) as error:
-        raise CheckpointError(
-            f"the shards in {checkpoint} cannot be merged: {type(error).__name__}: {error}"
-        ) from error
     if weights is None:
         raise CheckpointError(
             f"the training backend {backend!r} cannot merge the shards of a checkpoint",
             fix="set checkpoint.export: true and resume the run, which writes a model directory after its last step",
         )
-    return {
-        name.removeprefix(prefix): weight.detach()
-        for name, weight in weights.items()
-        for prefix in _PREFIXES
-        if name.startswith(prefix)
-    }
+
+    def read(name: str) -> Tensor:
+        with _reading(checkpoint):
+            return weights[name].detach()
+
+    return LazyTensors(
+        {
+            name.removeprefix(prefix): partial(read, name)
+            for name in weights
+            for prefix in _PREFIXES
+            if name.startswith(prefix)
+        }
+    )
+
+
+@contextmanager
+def _reading(checkpoint: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError, KeyError, AssertionError) as error:
+        raise CheckpointError(
+            f"the shards in {checkpoint} cannot be merged: {type(error).__name__}: {error}"
+        ) from error

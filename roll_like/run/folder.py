@@ -10,18 +10,26 @@ from pathlib import Path
 
 from roll_like.config.run import RunConfig
 from roll_like.errors import CheckpointError, ConfigError
+from roll_like.metrics import files
+
+#: `--resume auto`.
+AUTO = "auto"
 
 
 def find_run(config: RunConfig, resume: str | None) -> tuple[Path, bool]:
     """Return the run's folder and whether it is continued.
 
-    A new run never writes into an old one's folder: the name gets `-2`, `-3`, … A bare `--resume`
-    continues the latest of them.
+    A new run never writes into an old one's folder: the name gets `-2`, `-3`, …
+
+    Args:
+        config: The run's configuration.
+        resume: None starts anew; "" and `AUTO` continue the latest of that name, or start the first; else the run to
+            continue, by its name or folder.
 
     Raises:
         ConfigError: The run to continue does not exist.
     """
-    if resume:
+    if resume not in (None, "", AUTO):
         named = Path(resume) if Path(resume).is_dir() else config.output_dir / resume
         if not (named / "config.yaml").is_file():
             raise ConfigError(
@@ -29,14 +37,37 @@ def find_run(config: RunConfig, resume: str | None) -> tuple[Path, bool]:
                 fix=f"name one of: {', '.join(_runs(config.output_dir)) or 'none yet'}",
             )
         return named, True
-    pattern = re.compile(rf"{re.escape(config.name)}(?:-(\d+))?")
-    numbers = [int(match[1] or 1) for name in _runs(config.output_dir) if (match := pattern.fullmatch(name))]
-    last = max(numbers, default=0)
-    if resume == "" and last:
-        return config.output_dir / (config.name if last == 1 else f"{config.name}-{last}"), True
-    directory = config.output_dir / (config.name if last == 0 else f"{config.name}-{last + 1}")
+    last = _latest(config)
+    if resume is not None and last:
+        return _folder(config, last), True
+    directory = _folder(config, last + 1)
     directory.mkdir(parents=True, exist_ok=True)
     return directory, False
+
+
+def latest_run(config: RunConfig) -> Path | None:
+    """Return the folder of the latest run of this name, or None."""
+    last = _latest(config)
+    return _folder(config, last) if last else None
+
+
+def is_finished(directory: Path, config: RunConfig) -> bool:
+    """Return whether a run has taken all steps of a configuration and ended well."""
+    events, runs = files.read(directory / files.EVENTS), files.read(directory / files.RUN)
+    if not events or not runs or (events[-1]["kind"], events[-1].get("status")) != ("end", "finished"):
+        return False
+    steps = getattr(config, "steps", None)  # None where epochs say how many
+    return steps is None or runs[0]["total_steps"] >= steps
+
+
+def _latest(config: RunConfig) -> int:
+    pattern = re.compile(rf"{re.escape(config.name)}(?:-(\d+))?")
+    numbers = [int(match[1] or 1) for name in _runs(config.output_dir) if (match := pattern.fullmatch(name))]
+    return max(numbers, default=0)
+
+
+def _folder(config: RunConfig, number: int) -> Path:
+    return config.output_dir / (config.name if number == 1 else f"{config.name}-{number}")
 
 
 def _runs(output_dir: Path) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from roll_like.check.gpus import require_capable
 from roll_like.cluster import RaySession, ResourceManager
 from roll_like.cluster.driver_loop import rare_garbage_collection
 from roll_like.config.load import dump_config
@@ -47,6 +48,7 @@ def running(config: RunConfig, resume: str | None) -> Iterator[RunContext]:
                 config.total_steps,
                 config.model_dump(mode="json", by_alias=True),
                 evaluations=evaluations_of(config),
+                devices=config.resources.nodes * config.resources.devices_per_node,
                 state=checkpoint.state["metrics"] if checkpoint else None,
             )
         )
@@ -58,6 +60,7 @@ def running(config: RunConfig, resume: str | None) -> Iterator[RunContext]:
         signal.claim()
         resources = stack.enter_context(ResourceManager(config.resources))
         resources.allocate()
+        require_capable(config, resources.gpus)
         state = RunState(
             directory=directory, config=config, metrics=metrics, signal=signal, store=store, resumed=checkpoint
         )
@@ -77,4 +80,5 @@ def measuring(config: RunConfig) -> Iterator[tuple[ResourceManager, ExitStack]]:
         stack.enter_context(RaySession(config.resources, config.output_dir / "evaluation-logs"))
         resources = stack.enter_context(ResourceManager(config.resources))
         resources.allocate()
+        require_capable(config, resources.gpus)
         yield resources, stack

@@ -14,6 +14,7 @@ from roll_like.config.load import dump_config
 from roll_like.config.run import RunConfig
 from roll_like.metrics.summary import Summary, write_summary
 from roll_like.models.export import ModelCard
+from roll_like.models.load import resolve_model
 from roll_like.models.precision import settled
 from roll_like.run.launch import measuring, running
 from roll_like.run.signals import StopRequested
@@ -84,7 +85,9 @@ class Pipeline(ABC, Generic[ConfigT]):
             ConfigError: The check found errors; nothing was started.
             RollLikeError: Something of the run failed; the message says what and how to go on.
         """
-        refuse_errors(cls.check(config))
+        if refuse_errors(cls.check(config)).gpus is None and config.resources.device == "cuda":
+            resolve_model(config.model)  # downloads it: its sizes say whether the run fits on its GPUs
+            refuse_errors(cls.check(config))
         config, stopped = settled(cls.with_steps(config)), False
         with running(config, resume) as run:
             state = run.state

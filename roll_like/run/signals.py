@@ -1,4 +1,4 @@
-"""SIGTERM ends a run at the next moment when nothing is lost."""
+"""SIGTERM and SIGUSR1 end a run at the next moment when nothing is lost."""
 
 from __future__ import annotations
 
@@ -8,37 +8,43 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+STOPPING = (signal.SIGTERM, signal.SIGUSR1)
+
 
 class StopRequested(KeyboardInterrupt):
-    """SIGTERM arrived. A KeyboardInterrupt, because event loops let only that through."""
+    """A signal to stop arrived. A KeyboardInterrupt, because event loops let only that through."""
 
 
 class StopSignal:
-    """Turns SIGTERM into a flag, and into `StopRequested` where that is safe.
+    """Turns SIGTERM and SIGUSR1 into a flag, and into `StopRequested` where that is safe.
 
-    While generating, nothing of the step has changed the policy: the wait is cut short. While training,
-    the step is finished first.
+    Schedulers send one of them before they end a job. While generating, nothing of the step has changed the policy: the
+    wait is cut short. While training, the step is finished first.
     """
 
     def __init__(self) -> None:
         self.requested = False
         self._interruptible = False
-        self._previous: Any = None
+        self._previous: dict[int, Any] = {}
+        #: Name of the signal that arrived.
+        self.name = ""
 
     def __enter__(self) -> Self:
-        self._previous = signal.signal(signal.SIGTERM, self._on_signal)
+        self._previous = {number: signal.signal(number, self._on_signal) for number in STOPPING}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        signal.signal(signal.SIGTERM, self._previous)
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
 
     def claim(self) -> None:
         """Take the signal back from a library that replaced the handler (`ray.init` does)."""
-        signal.signal(signal.SIGTERM, self._on_signal)
+        for number in STOPPING:
+            signal.signal(number, self._on_signal)
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Let SIGTERM cut this block short with `StopRequested`."""
+        """Let the signals cut this block short with `StopRequested`."""
         self._interruptible = True
         try:
             if self.requested:
@@ -48,7 +54,8 @@ class StopSignal:
             self._interruptible = False
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
+        del frame
+        self.name = signal.Signals(number).name
         self.requested = True
         if self._interruptible:
             raise StopRequested

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,18 +13,22 @@ from roll_like.cluster import ResourceManager
 from roll_like.config.load import dump_config
 from roll_like.config.policy_gradient import SamplingRunConfig
 from roll_like.config.run import RunConfig
-from roll_like.errors import CheckpointError
+from roll_like.errors import CheckpointError, DiskFullError, GuardError
 from roll_like.metrics import files
+from roll_like.metrics.guards import Guards
 from roll_like.metrics.manager import MetricsManager
 from roll_like.metrics.timing import StepTimer
 from roll_like.rollout.collection import Collected
 from roll_like.rollout.metrics import rollout_rows
 from roll_like.rollout.replay import tokens_stem
 from roll_like.rollout.storage import write_groups
-from roll_like.run.checkpoint import Checkpoint, CheckpointStore
+from roll_like.run.checkpoint import Checkpoint, CheckpointClock, CheckpointStore
 from roll_like.run.signals import StopRequested, StopSignal
 from roll_like.types import Group, Scored
 from roll_like.values import Last, Metric, Metrics
+
+#: Checkpoints in a row that could not be written for want of space, until the run ends.
+MOST_FAILED_WRITES = 3
 
 
 class Stateful(Protocol):
@@ -94,6 +98,11 @@ class RunState:
         self._engines: list[SavedEngine] = []
         self._boundary: dict[str, Any] = {}
         self._written_at: int | None = resumed.step if resumed else None
+        self._clock = CheckpointClock(config.checkpoint.every_minutes)
+        self._failed_writes = 0
+        self._guards = Guards(config.guards)
+        for _, values in metrics.history:  # of the steps before a resumption; they were warned of then
+            self._guards.check(values)
         self._score: float | None = None
         self._noted: list[Metrics] = []
         self._sampled: list[Group[Scored]] = []
@@ -103,6 +112,14 @@ class RunState:
         self._parts = parts
         self._engines = list(engines)
         if self._resumed is not None:
+            saved = self._resumed.state.keys() - {"metrics"}
+            if saved != parts.keys():
+                raise CheckpointError(
+                    f"{self._resumed.path} is of another pipeline or configuration: it holds the state of "
+                    f"{_listed(saved)}, and this run has {_listed(parts)}",
+                    fix="continue with the configuration that the run began with (config.yaml in its folder), or start "
+                    "anew without --resume",
+                )
             for name, part in parts.items():
                 part.load_state(self._resumed.state[name])
             for engine in self._engines:
@@ -117,20 +134,39 @@ class RunState:
             self.timer.restart()
             yield step
             every = self._config.checkpoint.every
-            if every and self.finished % every == 0:
-                self.write_checkpoint()
+            if (every and self.finished % every == 0) or self._clock.due:
+                self._try_to_write_checkpoint()
         if self._config.checkpoint.at_end:
             self.write_checkpoint()
 
     def log(self, step: int, *parts: Metrics) -> dict[str, float]:
         """Finish a step: hand its figures on, and take the driver's states for a checkpoint."""
-        values = self.metrics.log(step + 1, *parts, *self._noted, self.timer.metrics())
+        age: Metrics = {"checkpoint/age_seconds": Last(self._clock.age)}
+        values = self.metrics.log(step + 1, *parts, *self._noted, age, self.timer.metrics())
         self.finished = step + 1
         self._boundary = self._states()
         if self._sampled:
             self.metrics.log_rollouts(self.finished, rollout_rows(self._sampled))
         self._noted, self._sampled = [], []
+        self._watch(values)
         return values
+
+    def _watch(self, values: Mapping[str, float]) -> None:
+        """Warn of what guards find in a step's figures.
+
+        Raises:
+            GuardError: One of them ends the run.
+        """
+        alarms = self._guards.check(values)
+        for alarm in alarms:
+            self.metrics.warn(f"step {self.finished}: {alarm.text}")
+        ending = next((alarm for alarm in alarms if alarm.stop), None)
+        if ending is not None:
+            raise GuardError(
+                f"after step {self.finished} the guard {ending.guard!r} ended the run: {ending.text}",
+                fix=f"leave {ending.guard!r} out of guards.stop to be warned only; --resume continues from the last "
+                "healthy checkpoint",
+            )
 
     def note(self, figures: Metrics, collected: Collected | None = None) -> None:
         """Take figures and samples of the step under way, from a part that the loop does not mention."""
@@ -183,15 +219,39 @@ class RunState:
         if self._written_at == self.finished:
             return
         self.metrics.phase("checkpoint")
-        self._store.write(self.finished, self._save_engines, self._boundary, score=self._score)
+        with self._clock.attempt():
+            self._store.write(
+                self.finished,
+                self._save_engines,
+                self._boundary,
+                score=self._score,
+                healthy=self._guards.healthy,
+            )
         self._written_at = self.finished
         self._score = None
+        self.note({"checkpoint/stall_seconds": Last(self._clock.stall)})
+
+    def _try_to_write_checkpoint(self) -> None:
+        """Write one if there is room on the disk; else go on, and try again when the next is due.
+
+        Raises:
+            CheckpointError: It could not be written, several times in a row or in a way that the run cannot go on from.
+        """
+        try:
+            self.write_checkpoint()
+        except DiskFullError as error:
+            self._failed_writes += 1
+            if self._failed_writes == MOST_FAILED_WRITES:
+                raise
+            self.metrics.warn(f"{error.message}; the run goes on, and tries again when the next checkpoint is due")
+        else:
+            self._failed_writes = 0
 
     def stop(self) -> None:
-        """Write the state of the last finished step, and say that SIGTERM has ended the run."""
+        """Write the state of the last finished step, and say which signal has ended the run."""
         self.write_checkpoint()
         self.metrics.warn(
-            f"stopped by SIGTERM after step {self.finished}; continue with --resume {self.directory.name}"
+            f"stopped by {self._signal.name} after step {self.finished}; continue with --resume {self.directory.name}"
         )
         self.metrics.close("stopped")
 
@@ -205,6 +265,10 @@ class RunState:
 
     def _states(self) -> dict[str, Any]:
         return {"metrics": self.metrics.state(), **{name: part.state() for name, part in self._parts.items()}}
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(sorted(names)) or "no part"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,8 +62,8 @@ class McpConfig(ConfigModel):
     headers: dict[str, str] = Field(default_factory=dict, description="HTTP headers, for example for authorization.")
     tools: tuple[str, ...] | None = Field(default=None, description="Tools to use; default: all.")
     prefix: str = Field(default="", description="Put before the names of its tools.")
-    start_seconds: float = Field(default=30.0, gt=0, description="Longest start. Seconds.")
-    call_seconds: float = Field(default=30.0, gt=0, description="Longest call. Seconds.")
+    start_seconds: float = Field(default=120.0, gt=0, description="Longest start. Seconds.")
+    call_seconds: float = Field(default=60.0, gt=0, description="Longest call. Seconds.")
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:

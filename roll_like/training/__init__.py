@@ -1,1 +1,1 @@
-"""The DeepSpeed training engine."""
+"""The training engine, its ranks and its backends."""

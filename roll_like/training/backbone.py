@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from roll_like.errors import ConfigError
 from roll_like.models.attention import AttentionLayers
 from roll_like.training import varlen
 from roll_like.training.attention import use_dense_attention
+from roll_like.training.joined import joined_attention, use_joined_attention
 from roll_like.training.segments import AttentionCall, RowSegments
 
 #: How far an output may move, as a share of the largest, where another sample's token changes: rounding only.
@@ -21,17 +23,24 @@ _OTHER_MODEL = "set model.path to a model whose attention layers use transformer
 
 
 def run_backbone(backbone: Any, token_ids_BL: Tensor, segments: RowSegments, sources_N: Tensor) -> Tensor:
-    """Return the last hidden states, after the final norm, at flat indices `sources_N` of [B·L], shape [N, D]."""
-    if _is_varlen(backbone):
-        sequences = segments.sequences
+    """Return the last hidden states, after the final norm, at flat indices `sources_N` of [B·L], shape [N, D].
+
+    Where several ranks share the rows, the indices are of this rank's tokens (`RowSegments.own_targets`).
+    """
+    if joined_attention(backbone) is not None:
+        kept_T, first = segments.sequences.kept_T, 0
+        if segments.parallel is not None:
+            own = segments.parallel.own(len(kept_T))
+            # beyond the last token any other is computed, and nobody sees it
+            kept_T, first = nn.functional.pad(kept_T, (0, max(own.stop - len(kept_T), 0)))[own], own.start
         joined_TD = backbone(
-            input_ids=token_ids_BL.reshape(-1)[sequences.kept_T][None],
-            position_ids=segments.positions_BL.reshape(-1)[sequences.kept_T][None],
+            input_ids=token_ids_BL.reshape(-1)[kept_T][None],
+            position_ids=segments.positions_BL.reshape(-1)[kept_T][None],
             attention_mask=None,
             use_cache=False,
             row_segments=segments,
         ).last_hidden_state[0]
-        found_ND: Tensor = joined_TD[sequences.place_BL[sources_N]]
+        found_ND: Tensor = joined_TD[segments.sequences.place_BL[sources_N] - first]
         return found_ND
     # layers with a state take a padding mask; attention layers have their masks from `row_segments`
     recurrent = bool(AttentionLayers.of(backbone.config).recurrent)
@@ -47,14 +56,10 @@ def run_backbone(backbone: Any, token_ids_BL: Tensor, segments: RowSegments, sou
 
 
 def joins_rows(module: nn.Module) -> bool:
-    """Return whether the rows of a micro-batch are joined, without padding and without masks: `varlen.py`."""
+    """Return whether the rows of a micro-batch are joined, without padding and without masks: `joined.py`."""
     from transformers import PreTrainedModel
 
-    return any(_is_varlen(each) for each in module.modules() if isinstance(each, PreTrainedModel))
-
-
-def _is_varlen(model: Any) -> bool:
-    return bool(model.config.get_text_config()._attn_implementation == varlen.NAME)
+    return any(joined_attention(each) is not None for each in module.modules() if isinstance(each, PreTrainedModel))
 
 
 def use_row_attention(
@@ -74,28 +79,29 @@ def use_row_attention(
     """
     layers = AttentionLayers.of(causal_lm.config)
     layers.refuse_sharing(row_sharing)
+    if attention in ("varlen", "flex"):
+        layers.refuse_joining(attention)
     if attention == "varlen":
-        _use_varlen(causal_lm, layers)
+        use_joined_attention(causal_lm, "varlen")
+        probe(causal_lm.base_model, layers)
         return
     use_dense_attention(causal_lm)
     calls = probe(causal_lm.base_model, layers)
-    if attention == "auto" and device == "cuda" and not layers.recurrent and _flash_computes(causal_lm, calls):
-        _use_varlen(causal_lm, layers)
+    if attention == "auto" and device == "cuda" and not layers.recurrent:
+        attention = _fastest(causal_lm, calls)
+    if attention in ("varlen", "flex"):
+        use_joined_attention(causal_lm, attention)
 
 
-def _use_varlen(causal_lm: Any, layers: AttentionLayers) -> None:
-    layers.refuse_joining()
-    varlen.use_varlen_attention(causal_lm)
-    probe(causal_lm.base_model, layers)
-
-
-def _flash_computes(causal_lm: Any, calls: list[AttentionCall]) -> bool:
-    """Return whether torch's variable-length flash attention computes all layers as they ask."""
+def _fastest(causal_lm: Any, calls: list[AttentionCall]) -> Attention:
+    """Return the attention on GPUs that computes all layers as they ask."""
     half = causal_lm.dtype in (torch.bfloat16, torch.float16)
-    dropout = getattr(causal_lm.config.get_text_config(), "attention_dropout", 0.0)
+    if not half or not calls or getattr(causal_lm.config.get_text_config(), "attention_dropout", False):
+        return "dense"
     widths = all(call.head_width <= varlen.MAX_FLASH_WIDTH and call.head_width % 8 == 0 for call in calls)
-    plain = not any(call.softcap or call.sinks for call in calls)
-    return half and not dropout and bool(calls) and widths and plain
+    if widths and not any(call.softcap or call.sinks for call in calls):
+        return "varlen"
+    return "flex" if find_spec("triton") is not None else "dense"
 
 
 @torch.no_grad()

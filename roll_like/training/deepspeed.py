@@ -6,18 +6,20 @@ normalised by the objectives.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from roll_like.algorithms.lazy import torch  # the registry imports this file to know the names of backends
 from roll_like.config.sections import Precision, TrainerConfig
+from roll_like.config.states import StateBytes, StateSizes
 from roll_like.config.violations import Violation
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training.host_copies import tensors_within
-from roll_like.training.plugin import BackendPlugin, Part
+from roll_like.training.plugin import BackendPlugin, LazyTensors, Part
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -26,6 +28,13 @@ if TYPE_CHECKING:
 
 #: Name of DeepSpeed's folder within a checkpoint.
 TAG = "engine"
+#: Elements of gradients that ranks reduce at a time, at most. DeepSpeed's default of 5 · 10⁸ takes a GB in 16 bit,
+#: which lies on the GPU for the whole run and moves to host memory with the optimizer. NCCL reaches its bandwidth with
+#: tens of MB already; this is 128 MiB. A larger tensor (an embedding) is reduced by itself, without the bucket.
+BUCKET_ELEMENTS = 2**26
+#: DeepSpeed's defaults: parameters that ZeRO-3 keeps gathered at most, and that it gathers ahead.
+LIVE_PARAMETERS = 10**9
+PREFETCHED_PARAMETERS = 5 * 10**7
 
 
 @TRAINING_BACKENDS.register("deepspeed")
@@ -70,16 +79,41 @@ class DeepSpeedBackend(BackendPlugin):
         parts: tuple[Part, ...] = ("optimizer", "gradients", "weights")
         return frozenset(parts[: settings.zero_stage])
 
+    @classmethod
+    def state_bytes(cls, settings: TrainerConfig, sizes: StateSizes) -> StateBytes:
+        """Return the memory of one rank, as counted in DeepSpeed 0.19 (`tests/integration/test_deepspeed_memory.py`).
+
+        In 16 bit gradients are summed in float32 from stage 1: whole in stage 1, sharded from 2. Stages 0 and 1 hold
+        16-bit ones until the optimizer step, later stages as many as a bucket holds, or one tensor that is larger.
+        """
+        stage, ranks, width = settings.zero_stage, settings.workers, sizes.width
+        parameters, trained = sizes.parameters, sizes.trained
+        shard, half = trained // ranks, width < 4
+        weights = parameters * width // (ranks if stage == 3 else 1)
+        optimizer = 12 * shard if stage else trained * (12 if half else 8)
+        gradients = {0: width * trained, 1: (width + 4) * trained if half else width * trained}.get(stage, 4 * shard)
+        step = {0: 4 * trained if half else 0, 1: width * trained}.get(stage, 0 if stage == 2 and half else 4 * shard)
+        in_transit = min(trained, bucket_elements(trained) + sizes.largest) * width if stage > 1 else 0
+        if settings.offload != "none":
+            optimizer = gradients = step = 0
+        if settings.offload == "optimizer_and_parameters":
+            weights = 0
+        if stage == 3 and (ranks > 1 or not weights):
+            fetched = max(PREFETCHED_PARAMETERS, sizes.largest)
+            in_transit += (min(parameters, LIVE_PARAMETERS) + min(parameters, fetched)) * width
+        return StateBytes(weights=weights, gradients=gradients, optimizer=optimizer, buffers=in_transit, step=step)
+
     @staticmethod
-    def merged(directory: Path) -> dict[str, Tensor]:
-        """Return whole parameters from the files of any ZeRO stage and world size."""
+    def merged(directory: Path) -> Mapping[str, Tensor]:
+        """Return whole parameters from the files of any ZeRO stage and world size, which are mapped and not read."""
         # only ZeRO-3 shards parameters; the other stages keep them whole in rank 0's file
         if any((directory / TAG).glob("zero_pp_rank_*_model_states.pt")):
             from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
-            return dict(get_fp32_state_dict_from_zero_checkpoint(str(directory), tag=TAG))
+            shards = get_fp32_state_dict_from_zero_checkpoint(str(directory), tag=TAG, lazy_mode=True)
+            return LazyTensors({name: parts.contiguous for name, parts in shards.items()})
         (file,) = (directory / TAG).glob("mp_rank_00_model_states.pt")
-        weights: dict[str, Tensor] = torch.load(file, map_location="cpu", weights_only=False)["module"]
+        weights: dict[str, Tensor] = torch.load(file, map_location="cpu", mmap=True, weights_only=False)["module"]
         return weights
 
     def join(self) -> None:
@@ -94,18 +128,20 @@ class DeepSpeedBackend(BackendPlugin):
         deepspeed.init_distributed(dist_backend=backend, verbose=False)
 
     def wrap(self, module: nn.Module) -> None:
-        """Take a module on its device to train."""
+        """Take a module on the CPU, to train it on the device; with ZeRO-3 also one that is frozen."""
         import deepspeed
 
         from roll_like.training.optimizer import adamw
 
         settings = self._settings
+        config = deepspeed_config(settings, self._dtype, parameters_of(module))
+        if self.sharded:
+            _shard(module, getattr(torch, self._dtype), config)
+        learns = any(parameter.requires_grad for parameter in module.parameters())
         self._engine, *_ = deepspeed.initialize(
-            model=module,
-            optimizer=adamw(module, settings.optimizer),
-            config=deepspeed_config(settings, self._dtype),
+            model=module, optimizer=adamw(module, settings.optimizer) if learns else None, config=config
         )
-        self._engine.train()
+        self._engine.train(learns)
 
     @property
     def module(self) -> nn.Module:
@@ -148,14 +184,13 @@ class DeepSpeedBackend(BackendPlugin):
         """Whether a rank holds a part of each parameter only."""
         return self._settings.zero_stage == 3
 
-    def gathered(self, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[Any]:
-        """Hold parameters whole; every rank must ask for the same ones."""
-        if not self.sharded:
-            return nullcontext()
+    @contextmanager
+    def gathered(self, parameters: Sequence[nn.Parameter]) -> Iterator[Sequence[Tensor]]:
+        """Hold the whole of parameters that ZeRO-3 shards; every rank must ask for the same ones."""
         import deepspeed
 
-        gathered: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(list(parameters))
-        return gathered
+        with deepspeed.zero.GatheredParameters(list(parameters)):
+            yield parameters
 
     def save(self, directory: str) -> None:
         """Write this rank's share of model and optimizer."""
@@ -188,9 +223,25 @@ class DeepSpeedBackend(BackendPlugin):
             torch.distributed.destroy_process_group()
 
 
-def deepspeed_config(config: TrainerConfig, dtype: Precision) -> dict[str, Any]:
-    """Return the dictionary that `deepspeed.initialize` takes."""
-    zero: dict[str, Any] = {"stage": config.zero_stage}
+def parameters_of(module: nn.Module) -> int:
+    """Return how many parameters a module trains."""
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+
+
+def deepspeed_config(config: TrainerConfig, dtype: Precision, parameters: int) -> dict[str, Any]:
+    """Return the dictionary that `deepspeed.initialize` takes.
+
+    Args:
+        config: The section of the model.
+        dtype: Precision of the forward pass.
+        parameters: How many are trained.
+    """
+    bucket = bucket_elements(parameters)
+    zero: dict[str, Any] = {
+        "stage": config.zero_stage,
+        "reduce_bucket_size": bucket,
+        "allgather_bucket_size": bucket,
+    }
     if config.offload != "none":
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     if config.offload == "optimizer_and_parameters":
@@ -213,6 +264,40 @@ def deepspeed_config(config: TrainerConfig, dtype: Precision) -> dict[str, Any]:
         # many small micro-batches would lose bits in a 16-bit sum; stage 0 has no such option
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
     return settings
+
+
+def bucket_elements(parameters: int) -> int:
+    """Return how many elements DeepSpeed reduces at a time: all of a small model, whose buckets would stay empty.
+
+    A multiple of 128: DeepSpeed refuses odd numbers.
+    """
+    return max(math.ceil(min(BUCKET_ELEMENTS, parameters) / 128), 1) * 128
+
+
+def _shard(module: nn.Module, dtype: torch.dtype, config: Mapping[str, Any]) -> None:
+    """Shard a module on the CPU over the ranks; a device holds its share and one whole parameter at a time.
+
+    `deepspeed.initialize` would move the whole module to the device first. Loading under `zero.Init`, as transformers
+    does, would shard as early, but it also makes rotary frequencies 16-bit numbers; here buffers stay as they are.
+    """
+    import deepspeed
+
+    device = deepspeed.get_accelerator().current_device_name()
+    converter: Any = None
+    for parameter in module.parameters():
+        # a copy also on the CPU: rank 0's numbers are written over the others', and pages of a mapped file that are
+        # written to stay in memory
+        kept = dtype if parameter.is_floating_point() else parameter.dtype
+        parameter.data = parameter.data.to(device, kept, copy=True)
+        if converter is None:
+            converter = parameter
+            deepspeed.zero.Init(
+                module=torch.nn.ParameterList([parameter]), config_dict_or_path=dict(config), dtype=dtype
+            )
+        else:
+            converter.convert_to_zero_parameters(param_list=[parameter])
+    for buffer in module.buffers():
+        buffer.data = buffer.data.to(device)
 
 
 @contextmanager

@@ -32,6 +32,8 @@ def _always(*states: State) -> AbstractContextManager[None]:
     return nullcontext()
 
 
+R = TypeVar("R")
+ShareT = TypeVar("ShareT")
 SampleT_contra = TypeVar("SampleT_contra", bound=TrainingSample, contravariant=True)
 
 
@@ -80,7 +82,7 @@ class TrainingEngine(Generic[StepT]):
                 updates += 1
         if not updates:
             return self.objective.report(step, {}, 0)
-        metrics = merge([*parts, *self.cluster.everywhere(TrainingRank.memory)])
+        metrics = merge([*parts, *self.cluster.everywhere(TrainingRank.usage)])
         metrics["time/train_compute"] = Max(seconds)
         for name in self.objective.losses & metrics.keys():
             metrics[name] = Sum(metrics[name].value / updates)
@@ -88,7 +90,7 @@ class TrainingEngine(Generic[StepT]):
 
     def forward_backward(self, update: Update[Any]) -> dict[str, Metric]:
         """Add up the gradient of an optimizer step on the ranks."""
-        return merge(self.cluster.scatter(TrainingRank.forward_backward, _shares(update)))
+        return merge(self._scatter(TrainingRank.forward_backward, _shares(update)))
 
     def measure(self, step: StepT) -> dict[str, Metric]:
         """Return the objective's metrics of a step under the current weights, without an optimizer step."""
@@ -97,7 +99,7 @@ class TrainingEngine(Generic[StepT]):
     def evaluate(self, update: Update[Any]) -> dict[str, Metric]:
         """Return the metrics of one optimizer step's batches under the current weights."""
         with self.resident("weights"):
-            return merge(self.cluster.scatter(TrainingRank.evaluate, _shares(update)))
+            return merge(self._scatter(TrainingRank.evaluate, _shares(update)))
 
     def forward(self, shards: Sequence[Sequence[BatchT]], *, adapters: bool = True) -> list[list[Any]]:
         """Return what the objective's forward pass says of each rank's micro-batches.
@@ -108,7 +110,12 @@ class TrainingEngine(Generic[StepT]):
         """
         forward = TrainingRank.forward if adapters else TrainingRank.forward_without_adapters
         with self.resident("weights"):
-            return self.cluster.scatter(forward, shards)
+            return self._scatter(forward, shards)
+
+    def _scatter(self, method: Callable[[TrainingRank, ShareT], R], shares: Sequence[ShareT]) -> list[R]:
+        """Call a method with a share for each group of ranks that share rows; all of a group return the same."""
+        sharing = self.objective.settings.sequence_parallel
+        return self.cluster.scatter(method, [share for share in shares for _ in range(sharing)])[::sharing]
 
     def micro_batches(self, samples: Sequence[TrainingSample]) -> list[list[MicroBatch]]:
         """Return each rank's micro-batches of samples that are only computed."""

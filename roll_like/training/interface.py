@@ -37,7 +37,11 @@ class TrainingBackend(Protocol):
         """Meet the other ranks; RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set. Also for frozen models."""
 
     def wrap(self, module: nn.Module) -> None:
-        """Take a module on its device to train."""
+        """Take a module on the CPU, to train it on the device; where `sharded`, also one that is frozen.
+
+        Its parameters may be views of the model's files. A backend that shards moves them piece by piece, so that no
+        device ever holds them all.
+        """
 
     @property
     def module(self) -> nn.Module:
@@ -61,8 +65,8 @@ class TrainingBackend(Protocol):
     def sharded(self) -> bool:
         """Whether a rank holds a part of each parameter only."""
 
-    def gathered(self, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[Any]:
-        """Hold parameters whole; every rank must ask for the same ones."""
+    def gathered(self, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[Sequence[Tensor]]:
+        """Return what holds the whole of sharded parameters, in their order; every rank must ask for the same ones."""
 
     def save(self, directory: str) -> None:
         """Write this rank's share of model and optimizer; OSError or RuntimeError where that fails."""
@@ -166,8 +170,8 @@ class Objective(ABC, Generic[StepT, BatchT]):
     section: ClassVar[str] = "training"
     #: First part of the names of this model's metrics.
     metric_prefix: ClassVar[str] = "train"
-    #: Names the ranks' memory in metrics.
-    memory_name: ClassVar[str] = "trainer"
+    #: Names the ranks' memory and speed in metrics.
+    role_name: ClassVar[str] = "trainer"
     #: Folder of a checkpoint that has the model's files: those of two models are called alike.
     folder: ClassVar[str] = "."
     #: What the exported model is for.
@@ -213,10 +217,11 @@ class Objective(ABC, Generic[StepT, BatchT]):
     # ---- on the driver -------------------------------------------------------------------------
 
     def layout(self, ranks: int) -> Layout:
-        """Return how samples are laid out for the ranks."""
+        """Return how samples are laid out for the ranks; those that share rows count as one, with all their budgets."""
+        sharing = self.settings.sequence_parallel
         return Layout(
-            ranks=ranks,
-            max_tokens=self.settings.max_tokens_per_micro_batch,
+            ranks=ranks // sharing,
+            max_tokens=self.settings.max_tokens_per_micro_batch * sharing,
             share_prompts=self.settings.share_prompts and self.row_sharing is not None,
             packing=self.packing,
         )

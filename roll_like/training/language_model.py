@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from roll_like.config.sections import LoRAConfig, TrainerConfig, TrainingConfig
-from roll_like.models.attention import refuse_changed_logits
+from roll_like.models.attention import refuse_changed_logits, refuse_undivided_heads
 from roll_like.models.lora import add_adapters
 from roll_like.models.modules import load_causal_lm
 from roll_like.training.backbone import use_row_attention
@@ -64,7 +64,10 @@ class LanguageModelObjective(Objective[StepT, BatchT]):
 
 def prepared(model: Any, spec: RankSpec[Any], settings: TrainerConfig, lora: LoRAConfig | None = None) -> Any:
     """Return a Hugging Face model with the attention, the checkpointing and the adapters that it is trained with."""
-    use_row_attention(model, settings.attention, row_sharing=spec.objective.row_sharing, device=spec.device)
+    refuse_undivided_heads(model.config, settings.sequence_parallel)
+    # tokens are exchanged for heads over joined rows
+    attention = "varlen" if settings.sequence_parallel > 1 and settings.attention == "auto" else settings.attention
+    use_row_attention(model, attention, row_sharing=spec.objective.row_sharing, device=spec.device)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if lora is not None and not spec.frozen:

@@ -67,11 +67,11 @@ class Layout(TypedDict):
     """How samples become micro-batches: the keyword arguments of `micro_batches`.
 
     Attributes:
-        ranks: World size of the engine.
+        ranks: Ranks that have rows of their own.
         max_tokens: Budget of one micro-batch, padding included.
         share_prompts: Whether to compute a group's prompt once.
         packing: Whether several groups share a row, and what all of them begin with; default: no.
-        joined: Whether the ranks join the rows of a micro-batch, without padding and masks (`varlen.py`); default: no.
+        joined: Whether the ranks join the rows of a micro-batch, without padding and masks (`joined.py`); default: no.
     """
 
     ranks: int

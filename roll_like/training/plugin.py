@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from roll_like.config.sections import TrainerConfig
+from roll_like.config.states import StateBytes, StateSizes
 from roll_like.config.violations import Violation
 
 if TYPE_CHECKING:
@@ -14,6 +15,26 @@ if TYPE_CHECKING:
 
 #: What the state of a model in training consists of.
 Part = Literal["weights", "gradients", "optimizer"]
+
+
+class LazyTensors(Mapping[str, "Tensor"]):
+    """Tensors that are read when they are asked for, and not kept.
+
+    Args:
+        readers: What reads each.
+    """
+
+    def __init__(self, readers: Mapping[str, Callable[[], Tensor]]) -> None:
+        self._readers = readers
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._readers[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._readers)
+
+    def __len__(self) -> int:
+        return len(self._readers)
 
 
 class BackendPlugin:
@@ -48,12 +69,30 @@ class BackendPlugin:
         del settings
         return frozenset()
 
+    @classmethod
+    def state_bytes(cls, settings: TrainerConfig, sizes: StateSizes) -> StateBytes:
+        """Return the memory of one rank of a model in training, on its device."""
+        divided = cls.divided(settings)
+
+        def share(part: Part, size: int) -> int:
+            return size // (settings.workers if part in divided else 1)
+
+        # AdamW's two moments in float32, and a float32 copy of weights that are kept in less
+        moments = 8 if sizes.width == 4 else 12
+        return StateBytes(
+            weights=share("weights", sizes.parameters * sizes.width),
+            gradients=share("gradients", sizes.trained * sizes.width),
+            optimizer=share("optimizer", sizes.trained * moments),
+            # of weights that are divided, one layer is gathered while the next one travels
+            buffers=2 * sizes.largest * sizes.width if "weights" in divided and settings.workers > 1 else 0,
+        )
+
     @staticmethod
-    def merged(directory: Path) -> dict[str, Tensor] | None:
+    def merged(directory: Path) -> Mapping[str, Tensor] | None:
         """Return whole parameters, by their names in the module, of what all ranks saved in a directory.
 
         Without ranks, for `roll-like export`; None if the backend cannot do that. With adapters only what was trained
-        needs to be in it.
+        needs to be in it. `LazyTensors` where the format allows it: then the whole model is never in memory.
 
         Raises:
             OSError, RuntimeError, ValueError, KeyError, AssertionError: The files are missing or damaged.

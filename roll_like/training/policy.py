@@ -11,6 +11,7 @@ from roll_like.algorithms.logprobs import token_logprobs
 from roll_like.training.backbone import run_backbone
 from roll_like.training.layout import MicroBatch
 from roll_like.training.segments import RowSegments
+from roll_like.training.sequence_parallel import OwnTargets, SequenceParallel
 
 
 class TokenLogprobHead(nn.Module):
@@ -39,7 +40,33 @@ class TokenLogprobHead(nn.Module):
         )
 
 
-class PolicyModule(nn.Module):
+class RowModule(nn.Module):
+    """A model that says something of each target of a micro-batch.
+
+    Attributes:
+        parallel: The ranks that share a micro-batch's rows, each with its share of the tokens; None for this one alone.
+    """
+
+    parallel: SequenceParallel | None = None
+
+    def states_before(
+        self, backbone: Any, token_ids_BL: Tensor, positions_BL: Tensor, segment_ids_BL: Tensor, sources_N: Tensor
+    ) -> tuple[Tensor, OwnTargets]:
+        """Return a backbone's last hidden states, after the final norm, before this rank's targets; and which they are.
+
+        Args:
+            backbone: The model without its output.
+            token_ids_BL: Inputs.
+            positions_BL: Position of each in its sample.
+            segment_ids_BL: What it may see (`rows.py`).
+            sources_N: Flat index of [B·L] of the token before each target.
+        """
+        segments = RowSegments(segment_ids_BL, positions_BL, parallel=self.parallel)
+        own = segments.own_targets(sources_N)
+        return run_backbone(backbone, token_ids_BL, segments, own.part(sources_N)), own
+
+
+class PolicyModule(RowModule):
     """A Hugging Face causal model whose forward pass takes one micro-batch.
 
     Args:
@@ -68,23 +95,21 @@ class PolicyModule(nn.Module):
     ) -> Any:
         """Return what the head makes of the targets: (log-probabilities, entropies), shape [N], float32.
 
-        Each target is predicted by the output at flat index `sources_N` of [B·L]. `more` goes to the head.
+        Each target is predicted by the output at flat index `sources_N` of [B·L]. `more` goes to the head: tensors
+        [N, …], or what selects some of the targets (`OwnTargets.part`).
         """
-        hidden_ND = self.hidden_states(token_ids_BL, positions_BL, segment_ids_BL, sources_N)
-        return self.head(hidden_ND, targets_N, temperature, *more)
+        rows = (token_ids_BL, positions_BL, segment_ids_BL, sources_N)
+        hidden_ND, own = self.states_before(self.causal_lm.base_model, *rows)
+        return own.whole(self.head(hidden_ND, own.part(targets_N), temperature, *map(own.part, more)))
 
     def hidden_states(
         self, token_ids_BL: Tensor, positions_BL: Tensor, segment_ids_BL: Tensor, sources_N: Tensor
     ) -> Tensor:
         """Return the last hidden states before each target, after the final norm, shape [N, D]."""
-        return hidden_states(self.causal_lm.base_model, token_ids_BL, positions_BL, segment_ids_BL, sources_N)
-
-
-def hidden_states(
-    backbone: Any, token_ids_BL: Tensor, positions_BL: Tensor, segment_ids_BL: Tensor, sources_N: Tensor
-) -> Tensor:
-    """Return a backbone's last hidden states, after the final norm, at flat indices `sources_N` of [B·L], [N, D]."""
-    return run_backbone(backbone, token_ids_BL, RowSegments(segment_ids_BL, positions_BL), sources_N)
+        rows = (token_ids_BL, positions_BL, segment_ids_BL, sources_N)
+        hidden_ND, own = self.states_before(self.causal_lm.base_model, *rows)
+        whole_ND: Tensor = own.whole(hidden_ND)
+        return whole_ND
 
 
 def tensors_of(batch: MicroBatch, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

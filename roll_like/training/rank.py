@@ -6,7 +6,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from roll_like.cluster.address import free_port, node_address
 from roll_like.config.load import import_plugins
 from roll_like.config.sections import ModelConfig
-from roll_like.errors import CheckpointError, ConfigError, EngineError
+from roll_like.errors import CheckpointError, ConfigError, DiskFullError, EngineError
 from roll_like.models.checkpoint_names import TensorGroup, checkpoint_tensors, tensor_groups
 from roll_like.models.export import ModelCard, save_hf_directory
 from roll_like.models.load import from_anywhere, load_tokenizer
@@ -30,6 +30,9 @@ from roll_like.training.host_copies import HostCopies
 from roll_like.training.interface import RankModel, RankSpec, Share, State, TrainingBackend
 from roll_like.training.layout import MicroBatch
 from roll_like.training.optimizer import learning_rate
+from roll_like.training.policy import RowModule
+from roll_like.training.sequence_parallel import SequenceParallel
+from roll_like.training.speed import Speed
 from roll_like.values import Last, Max, Mean, Metric, Metrics, Sum, merge
 
 if TYPE_CHECKING:
@@ -60,6 +63,7 @@ class TrainingRank:
         self._sender: WeightSender | None = None
         self._host: dict[State, HostCopies] = {state: HostCopies(spec.device) for state in get_args(State)}
         self._groups: list[TensorGroup] | None = None
+        self._speed: Speed | None = None
 
     # ---- start and end -------------------------------------------------------------------------
 
@@ -91,7 +95,11 @@ class TrainingRank:
         self._backend = backend(self._settings, dtype=spec.dtype, device=spec.device, world_size=self.world_size)
         try:
             self._backend.join()
-            self.take(self._objective.load(spec).to(torch.device(spec.device)))
+            module = self._objective.load(spec)
+            if self._settings.sequence_parallel > 1:
+                share_rows(module, self._settings.sequence_parallel)
+            self.take(module)
+            self._speed = None if spec.frozen else Speed.of(self._hf_model(), spec)
         except ConfigError as error:
             raise EngineError(
                 f"the {section} engine did not start on rank {self.rank}: {error.message}", fix=error.fix
@@ -104,15 +112,17 @@ class TrainingRank:
             ) from error
 
     def take(self, module: nn.Module) -> None:
-        """Compute with a module from now on; the backend trains it unless it is frozen."""
+        """Compute with a module on the CPU from now on; the backend trains it unless it is frozen."""
         device, joined = torch.device(self._spec.device), joins_rows(module)
+        forward: Callable[..., Any]
         if self._spec.frozen:
-            module = module.requires_grad_(False).eval()
-            self._model = RankModel(module=module, forward=module, device=device, joined=joined)
+            module.requires_grad_(False).eval()
+        if self._spec.frozen and not self._backend.sharded:
+            forward = module = module.to(device)
         else:
             self._backend.wrap(module)
-            module = self._backend.module
-            self._model = RankModel(module=module, forward=self._backend.forward, device=device, joined=joined)
+            forward, module = self._backend.forward, self._backend.module
+        self._model = RankModel(module=module, forward=forward, device=device, joined=joined)
 
     def joins_rows(self) -> bool:
         """Return whether the rows of a micro-batch are joined, so that they need neither padding nor masks."""
@@ -159,7 +169,9 @@ class TrainingRank:
 
         for index, batch in enumerate(share.batches):
             self._backend.forward_backward(partial(loss_of, batch), last=index == len(share.batches) - 1)
-        return merge([*collected, {"time/train_compute": Max(time.perf_counter() - started)}])
+        seconds = time.perf_counter() - started
+        self._trained(seconds, share.batches)
+        return merge([*collected, {"time/train_compute": Max(seconds)}])
 
     def optimizer_step(self) -> dict[str, Metric]:
         """Move the weights by the gradient that was added up; return its norm and the learning rate.
@@ -171,6 +183,8 @@ class TrainingRank:
         rate = learning_rate(self._settings.optimizer, self.updates, self._spec.total_updates)
         grad_norm = self._backend.optimizer_step(rate)
         self.updates += 1
+        seconds = time.perf_counter() - started  # the norm was waited for, and with it what a GPU had still to compute
+        self._trained(seconds)
         section, prefix = self._objective.section, self._objective.metric_prefix
         if not np.isfinite(grad_norm) and self._spec.dtype != "float16":  # float16 skips the step and rescales
             raise EngineError(
@@ -180,17 +194,21 @@ class TrainingRank:
         return {
             f"{prefix}/grad_norm": Mean(grad_norm),
             f"{prefix}/lr": Last(rate),
-            "time/train_compute": Max(time.perf_counter() - started),
+            "time/train_compute": Max(seconds),
         }
 
-    def memory(self) -> dict[str, Metric]:
-        """Return how much memory this rank holds."""
-        name = f"memory/{self._objective.memory_name}"
-        memory: dict[str, Metric] = {f"{name}_gib": Sum(psutil.Process().memory_info().rss / 2**30)}
+    def usage(self) -> dict[str, Metric]:
+        """Return how much memory this rank holds, and how fast it has trained since the last call."""
+        role = self._objective.role_name
+        memory: dict[str, Metric] = {f"memory/{role}_gib": Sum(psutil.Process().memory_info().rss / 2**30)}
         if self._spec.device == "cuda":
-            memory[f"{name}_gpu_gib"] = Max(torch.cuda.max_memory_allocated() / 2**30)
+            memory[f"memory/{role}_gpu_gib"] = Max(torch.cuda.max_memory_allocated() / 2**30)
             torch.cuda.reset_peak_memory_stats()  # the next figure is the next step's
-        return memory
+        return memory if self._speed is None else {**memory, **self._speed.metrics(role)}
+
+    def _trained(self, seconds: float, batches: Sequence[MicroBatch] = ()) -> None:
+        if self._speed is not None:
+            self._speed.add(seconds, batches)
 
     def ask(self, method: Callable[..., R], *arguments: Any) -> R:
         """Return what a method of the objective's own makes of this rank's model."""
@@ -209,18 +227,25 @@ class TrainingRank:
         if self._groups is None:
             self._groups = tensor_groups(model, {name: whole_shape(each.parameter) for name, each in weights.items()})
         for group in self._groups:
-            with self._gathered([part for name in group.parameters for part in weights[name].parts]):
-                whole = {name: self._merged(weights[name]) for name in group.parameters}
+            with self._whole([weights[name] for name in group.parameters]) as whole:
                 yield from checkpoint_tensors(model, group, whole)
 
     def _parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the same as the model has it in memory, by the model's own names."""
         for weight in named_weights(self._hf_model()):
-            with self._gathered(weight.parts):
-                yield weight.name, self._merged(weight)
+            with self._whole([weight]) as whole:
+                yield from whole.items()
 
-    def _merged(self, weight: NamedWeight) -> Tensor:
-        return weight.merged(DTYPES[self._spec.dtype], copy=self._is_sharded())
+    @contextmanager
+    def _whole(self, weights: Sequence[NamedWeight]) -> Iterator[dict[str, Tensor]]:
+        """Hold whole parameters, with their adapters merged, by name."""
+        dtype, sharded = DTYPES[self._spec.dtype], self._backend.sharded
+        with self._gathered([part for weight in weights for part in weight.parts]) as gathered:
+            parts = iter(gathered)
+            yield {
+                weight.name: weight.merged(dtype, [next(parts) for _ in weight.parts], copy=sharded)
+                for weight in weights
+            }
 
     def connect_weights(self, transfer: WeightTransfer) -> None:
         """Prepare this rank's end of the way to the inference engines. They have started."""
@@ -235,18 +260,19 @@ class TrainingRank:
     def export(self, directory: str, tokenizer: ModelConfig, card: ModelCard) -> None:
         """Write a Hugging Face directory from rank 0; the other ranks take part in gathering.
 
+        Rank 0 holds one file's tensors at a time (`ShardWriter`), the others one parameter.
+
         Raises:
             CheckpointError: The disk is full or not writable.
         """
         spec, task, model = self._spec, self._objective.task, self._hf_model()
-        weights = {name: tensor.cpu().clone() for name, tensor in self._parameters()}
         lora = None if spec.frozen else getattr(self._settings, "lora", None)
         trained = {} if lora is None else self._trained_weights()
-        if self.rank != 0:
-            return
-        base = from_anywhere(card.base_model, Path(spec.model_path))
-        adapter = None if lora is None else Adapter.of(model, lora, trained, base=base, task=task)
+        weights = self._parameters()
         try:
+            if self.rank != 0:
+                return
+            base = from_anywhere(card.base_model, Path(spec.model_path))
             save_hf_directory(
                 weights,
                 model.config,
@@ -255,29 +281,29 @@ class TrainingRank:
                 card,
                 trust_remote_code=spec.trust_remote_code,
                 task=task,
-                adapter=adapter,
+                adapter=None if lora is None else Adapter.of(model, lora, trained, base=base, task=task),
             )
         except OSError as error:
             raise CheckpointError(
                 f"the trained model cannot be written to {directory}: {error}", fix="free disk space"
             ) from error
+        finally:
+            for _ in weights:  # also after a failure on rank 0: the others gather all weights
+                pass
 
     def _trained_weights(self) -> dict[str, Tensor]:
         """Return what is trained of a model with adapters, whole, on every rank, by the names of peft's files."""
         trained: dict[str, Tensor] = {}
         for name, parameter in adapter_parameters(self._hf_model()):
-            with self._gathered([parameter]):
-                trained[name] = parameter.detach().to("cpu", copy=True)
+            with self._gathered([parameter]) as (whole,):
+                trained[name] = whole.detach().to("cpu", copy=True)
         return trained
 
     def _hf_model(self) -> Any:
         return self._objective.hf_model(self._model.module)
 
-    def _is_sharded(self) -> bool:
-        return self._backend.sharded and not self._spec.frozen
-
-    def _gathered(self, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[Any]:
-        return nullcontext() if self._spec.frozen else self._backend.gathered(parameters)
+    def _gathered(self, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[Sequence[Tensor]]:
+        return self._backend.gathered(parameters) if self._backend.sharded else nullcontext(parameters)
 
     # ---- states --------------------------------------------------------------------------------
 
@@ -292,7 +318,9 @@ class TrainingRank:
             self._backend.save(directory)
             torch.save(state, Path(directory) / f"rank_{self.rank}.pt")
         except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
-            raise CheckpointError(
+            # other ranks may wait in a collective that this one left
+            kind = DiskFullError if self.world_size == 1 else CheckpointError
+            raise kind(
                 f"rank {self.rank} cannot write its checkpoint to {directory}: {error}",
                 fix="free disk space, or lower checkpoint.keep",
             ) from error
@@ -305,7 +333,9 @@ class TrainingRank:
         """
         try:
             self._backend.load(directory)
-            state = torch.load(Path(directory) / f"rank_{self.rank}.pt", weights_only=False)
+            own = Path(directory) / f"rank_{self.rank}.pt"
+            # more ranks than have saved, where the backend can divide among them what those wrote
+            state = torch.load(own if own.exists() else own.with_name("rank_0.pt"), weights_only=False)
         except (OSError, RuntimeError, ValueError, KeyError, AssertionError, EOFError) as error:
             raise CheckpointError(f"rank {self.rank} cannot read its checkpoint in {directory}: {error}") from error
         self.updates = state["updates"]
@@ -316,16 +346,35 @@ class TrainingRank:
 
         Until `reload` nothing that needs them may be called.
         """
+        module = self._model.module
         if not self._spec.frozen:
             # an optimizer of plain float32 training has the weights themselves as its parameters
             keep = self._backend.tensors("weights") if state == "optimizer" else ()
             self._host[state].offload(self._backend.tensors(state), keep)
         elif state == "weights":
-            self._host[state].offload((*self._model.module.parameters(), *self._model.module.buffers()))
+            sharded = self._backend.sharded
+            self._host[state].offload(
+                self._backend.tensors(state) if sharded else (*module.parameters(), *module.buffers())
+            )
 
     def reload(self, state: State) -> None:
         """Move it back."""
         self._host[state].reload()
+
+
+def share_rows(module: nn.Module, ranks: int) -> None:
+    """Let a module compute rows together with its neighbours; all ranks must call this together.
+
+    Raises:
+        ConfigError: It is not made for that.
+    """
+    if not isinstance(module, RowModule):
+        raise ConfigError(
+            f"{type(module).__name__} cannot compute rows together with other ranks, because it is no RowModule "
+            "(roll_like.training.policy)",
+            fix="set sequence_parallel: 1",
+        )
+    module.parallel = SequenceParallel.of(ranks)
 
 
 def whole_shape(parameter: nn.Parameter) -> torch.Size:

@@ -8,11 +8,13 @@ responses in the row.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from roll_like.training.rows import PADDING, PREFIX_STRIDE
+from roll_like.training.sequence_parallel import OwnTargets, SequenceParallel
 from roll_like.training.sequences import Sequences
 
 
@@ -41,11 +43,15 @@ class RowSegments:
         segment_ids_BL: 0 for the prompt, 1… for what follows it (`rows.py`), −1 for padding.
         positions_BL: Position of each token in its own sample.
         calls: What attention layers asked for, where a list is given to write it down.
+        parallel: The ranks that share these rows; None for this one alone.
+        block_masks: Of flex attention, by window, as layers ask for them (`flex.py`).
     """
 
     segment_ids_BL: Tensor
     positions_BL: Tensor
     calls: list[AttentionCall] | None = None
+    parallel: SequenceParallel | None = None
+    block_masks: dict[int | None, Any] = field(default_factory=dict)
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
     _longest: int | None = None
     _sequences: Sequences | None = None
@@ -85,6 +91,18 @@ class RowSegments:
         if self._sequences is None:
             self._sequences = Sequences.of(self.segment_ids_BL)
         return self._sequences
+
+    def own_targets(self, sources_N: Tensor) -> OwnTargets:
+        """Return which targets this rank computes: those before which its tokens stand.
+
+        Args:
+            sources_N: Flat indices of [B·L] of the tokens before targets.
+        """
+        if self.parallel is None:
+            return OwnTargets()
+        own = self.parallel.own(len(self.sequences.kept_T))
+        place_N = self.sequences.place_BL[sources_N]
+        return OwnTargets(self.parallel, (place_N >= own.start) & (place_N < own.stop))
 
     @property
     def longest(self) -> int:

@@ -1,6 +1,5 @@
 """Attention without masks, over the sequences of joined rows (`sequences.py`).
 
-Rows of a micro-batch are joined without padding, so memory grows with the number of tokens, and not with its square.
 On GPUs torch's variable-length flash attention computes all sequences at once; elsewhere, and for what that kernel has
 no code for, torch's scaled-dot-product attention computes one after the other.
 """
@@ -8,66 +7,41 @@ no code for, torch's scaled-dot-product attention computes one after the other.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from roll_like.errors import ConfigError
+from roll_like.training.scores import Scores
 from roll_like.training.segments import RowSegments
 from roll_like.training.sequences import Sequences
 
-NAME = "roll_like_varlen"
 #: Queries of a sequence for which a mask exists at a time, where one is needed.
 MASKED_QUERIES = 512
 #: Widest head that the flash kernel computes.
 MAX_FLASH_WIDTH = 256
 
 
-def use_varlen_attention(causal_lm: Any) -> None:
-    """Let a Hugging Face model compute attention as this module describes; transformers then makes no masks."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(NAME, attention_forward)
-    causal_lm.set_attn_implementation(NAME)
-
-
-def attention_forward(
-    module: torch.nn.Module,  # noqa: ARG001 - of transformers' attention functions
-    query_1HTD: Tensor,
-    key_1GTD: Tensor,
-    value_1GTE: Tensor,
-    attention_mask: Tensor | None,  # noqa: ARG001
-    *,
-    row_segments: RowSegments,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """Return the attention output, shape [1, T, H, E], as transformers' attention functions do.
+def varlen_attention(
+    query_THD: Tensor, key_TGD: Tensor, value_TGE: Tensor, segments: RowSegments, scores: Scores
+) -> Tensor:
+    """Return the attention output of joined rows, shape [T, H, E].
 
     Raises:
-        ConfigError: The layer asks for bounded scores, sinks or dropout.
+        ConfigError: Scores are bounded, or there are sinks.
     """
-    row_segments.note(query_1HTD, sliding_window, softcap, s_aux)
-    if softcap is not None or s_aux is not None or dropout:
+    if scores.softcap is not None or scores.sinks_H is not None:
         raise ConfigError(
-            "training.attention: varlen computes neither bounded scores (softcap) nor sinks nor dropout of weights, "
-            "and the model has one of them",
-            fix="set it to dense or auto",
+            "training.attention: varlen computes neither bounded scores (softcap) nor sinks, and the model has one of "
+            "them",
+            fix="set it to dense or auto, or on GPUs to flex",
         )
-    sequences = row_segments.sequences
-    query_THD, key_TGD, value_TGE = (each[0].transpose(0, 1) for each in (query_1HTD, key_1GTD, value_1GTE))
-    scale = query_THD.shape[-1] ** -0.5 if scaling is None else scaling
+    sequences = segments.sequences
     compute = _flash if flash_computes(query_THD) else _one_by_one
-    output = compute(
-        query_THD, sequences.gathered(key_TGD), sequences.gathered(value_TGE), sequences, scale, sliding_window
+    return compute(
+        query_THD, sequences.gathered(key_TGD), sequences.gathered(value_TGE), sequences, scores.scale, scores.window
     )
-    return output[None], None
 
 
 def flash_computes(query_THD: Tensor) -> bool:

@@ -196,7 +196,7 @@ def test_the_only_engine_dies(
     with nothing_left(), monkeypatch.context() as patch:
         kill_engine_in_step_2(phase, 0, patch)
         code, output = run_here(config)
-    assert code == 1, output
+    assert code == 75, output
     assert message in output
     assert "out-of-memory kill" in output
     assert len(read_lines(tmp_path / "runs" / "tiny" / "metrics.jsonl")) == 1
@@ -209,7 +209,7 @@ def test_one_of_two_engines_dies(tmp_path: Path, model: Path, monkeypatch: pytes
     with nothing_left(), monkeypatch.context() as patch:
         kill_engine_in_step_2("generating", 1, patch)
         code, output = run_here(config)
-    assert code == 1, output
+    assert code == 75, output
     assert "inference worker 1 in sleep: its process is gone" in output
     assert "out-of-memory kill" in output
 

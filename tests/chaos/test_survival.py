@@ -8,6 +8,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 from hygiene import nothing_left
 from run_config import kill_run, read_lines, run_here, start_run, write_episodes_run, write_run
@@ -78,6 +79,22 @@ def test_kill_9_and_resume_give_the_same_series(
     for step in range(1, 5):
         rows = read_lines(run / "rollouts" / f"step_{step:06}.jsonl")
         assert {row["policy_version"] for row in rows} == {step}, f"of step {step}"
+
+
+def test_a_killed_run_starts_again_by_itself(tmp_path: Path, model: Path, undisturbed: list[dict[str, float]]) -> None:
+    config = write_run(tmp_path, model)
+    run = tmp_path / "runs" / "tiny"
+    with nothing_left():
+        process = start_run(config, "--restart", "2")
+        wait_for(process, "step 2/4")
+        (child,) = (one for one in psutil.Process(process.pid).children() if "auto" in one.cmdline())
+        child.kill()
+        output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    assert "attempt 1 was killed by SIGKILL; attempt 2 of 3 goes on from the checkpoint of step" in output
+    same(series(run), undisturbed)
+    attempts = [(one["attempt"], one["exit"]) for one in read_lines(run / "attempts.jsonl")]
+    assert attempts == [(1, -signal.SIGKILL), (2, 0)]
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ COLUMNS = {
         *("dense_256_mib", "varlen_256_mib", "dense_logprob_error", "dense_gradient_error"),
         *("varlen_logprob_error", "varlen_gradient_error"),
     },
+    "memory_plan": {"Qwen2.5-0.5B-Instruct error", "Qwen2.5-0.5B-Instruct recomputed error"},
     "overhead": {"step_seconds", "waiting_seconds", "computing_seconds", "ratio"},
     "rollout": {
         *("tokens_per_second", "bare_tokens_per_second", "ratio", "dtype", "matmul_gflops_per_second"),

@@ -44,6 +44,12 @@ class Adder:
     def hang(self, seconds: float) -> None:
         time.sleep(seconds)
 
+    def die_or_lose_the_other(self, seconds: float) -> None:
+        if self.rank == 1:
+            time.sleep(seconds)
+            os._exit(3)
+        raise RuntimeError("Connection closed by peer")
+
     def fail_on_rank_one(self, seconds: float) -> None:
         if self.rank == 1:
             raise ValueError("rank one")
@@ -103,6 +109,12 @@ def test_the_first_error_wins_over_ranks_that_wait(adders: Cluster[Adder]) -> No
     with pytest.raises(WorkerError, match="adders worker 1 in fail_on_rank_one raised ValueError: rank one"):
         adders.everywhere(Adder.fail_on_rank_one, 60.0)
     assert time.monotonic() - started < 50
+
+
+def test_a_death_is_the_cause_of_an_error_that_arrives_before_it(adders: Cluster[Adder]) -> None:
+    adders.everywhere(Adder.pid)  # both have started
+    with pytest.raises(WorkerDied, match=r"adders worker 1 in die_or_lose_the_other: its process is gone"):
+        adders.everywhere(Adder.die_or_lose_the_other, 0.5)
 
 
 def test_a_dead_worker_is_said_to_be_dead_and_can_be_replaced(adders: Cluster[Adder]) -> None:

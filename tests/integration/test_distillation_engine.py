@@ -124,6 +124,8 @@ def plain(models: tuple[Path, Path, Path]) -> tuple[list[float], dict[str, torch
             1,
             {"workers": 2, "zero_stage": 3, "max_tokens_per_micro_batch": 64, "gradient_checkpointing": True},
         ),
+        (True, None, 1, {"workers": 2, "zero_stage": 3, "max_tokens_per_micro_batch": 32, "sequence_parallel": 2}),
+        (True, None, 1, {"workers": 2, "zero_stage": 3, "max_tokens_per_micro_batch": 64, "backend": "fsdp2"}),
     ],
 )
 def test_updates_are_those_of_a_plain_loop(

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_thread import EngineThread, float_spec
+from engine_thread import MAX_MODEL_LEN, EngineThread, float_spec
 
 from roll_like.inference.hf.config import HFConfig
 from roll_like.inference.hf.engine import HFEngine
@@ -33,6 +33,8 @@ TOLERANCE = 5e-5
 FAR = 0.1
 #: Samples that run at once in both engines.
 SLOTS = 16
+#: Most tokens of a request that is to go on: with the longest prompt as long as the model allows.
+TOKENS = MAX_MODEL_LEN - 80
 PROMPT = np.arange(20, 90, dtype=np.int32)  # two whole blocks of vLLM's key-value cache and six tokens more
 
 
@@ -43,7 +45,8 @@ class Versions:
         self._path = path
         self._sender = SharedMemoryTransfer(engine, 1 << 16).connect(self, rank=0)
         self._sync = WeightSync(self._sender.send, engine)
-        self._models: dict[int, Any] = {}
+        self._prepared: dict[int, Any] = {}  # by seed
+        self._models: dict[int, Any] = {}  # by version
         self._model: Any = None
 
     def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -51,12 +54,20 @@ class Versions:
             yield name, parameter.detach()
 
     @torch.no_grad()
+    def prepare(self, *seeds: int) -> None:
+        """Make the weights of some seeds, before requests run: on a busy machine these could end meanwhile."""
+        for seed in seeds:
+            model = load_causal_lm(self._path, "float32")
+            generator = torch.Generator().manual_seed(seed)
+            for parameter in model.parameters():
+                parameter.add_((0.05 if seed else 0.0) * torch.randn(parameter.shape, generator=generator))
+            self._prepared[seed] = model
+
     def push(self, seed: int) -> int:
         """Send other weights for each seed, the model's own for 0; return their version."""
-        self._model = load_causal_lm(self._path, "float32")
-        generator = torch.Generator().manual_seed(seed)
-        for parameter in self._model.parameters():
-            parameter.add_((0.05 if seed else 0.0) * torch.randn(parameter.shape, generator=generator))
+        if seed not in self._prepared:
+            self.prepare(seed)
+        self._model = self._prepared.pop(seed)
         version = self._sync.push().version
         self._models[version] = self._model
         return version
@@ -108,7 +119,7 @@ def long_requests(count: int) -> list[GenerateRequest]:
     return [
         request(
             f"long-{index}",
-            300,
+            TOKENS,
             prompts[index % len(prompts)],
             seed=None if index == 4 else index,
             temperature=(1.0, 0.7, 1.3)[index % 3],
@@ -137,6 +148,7 @@ def advance(engine: EngineThread, requests: Sequence[GenerateRequest], by: int) 
 
 def test_every_segment_is_what_its_version_gives_on_the_whole_prefix(engine: EngineThread, versions: Versions) -> None:
     first = versions.push(1)
+    versions.prepare(2, 3)
     crossing = long_requests(SLOTS)
     queued = [request(f"queued-{index}", 16, seed=index) for index in range(6)]
     asked = {item.request_id: item for item in (*crossing, *queued)}
@@ -206,6 +218,7 @@ def test_keys_and_values_that_are_kept_would_be_found(
     engine: EngineThread, versions: Versions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = versions.push(1)
+    versions.prepare(2)
     crossing, later = long_requests(4), request("later", 8)
     with monkeypatch.context() as broken:
         keep_keys_and_values(engine, broken)
@@ -234,8 +247,8 @@ def test_requests_freeze_while_vllm_sleeps_and_go_on_after_resume(
     monkeypatch.setattr(engine, "_spec", replace(engine._spec, shares_gpus=shares_gpus))
     versions = Versions(float_model, vllm)
     first = versions.push(1)
-    crossing, waiting = request("crossing", 200, temperature=0.7), request("waiting", 4)
-    dropped = request("dropped", 200, seed=1)
+    crossing, waiting = request("crossing", TOKENS, temperature=0.7), request("waiting", 4)
+    dropped = request("dropped", TOKENS, seed=1)
     undisturbed = vllm.generate([replace(crossing, request_id="undisturbed")])["undisturbed"]
     vllm.run(engine.submit([crossing, dropped]))
     assert advance(vllm, [crossing, dropped], 8) == {}

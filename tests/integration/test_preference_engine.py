@@ -99,8 +99,10 @@ def plain(float_model: Path) -> tuple[float, dict[str, torch.Tensor]]:
     [
         {},
         {"zero_stage": 3, "max_tokens_per_micro_batch": 48},
+        {"workers": 2, "zero_stage": 3, "max_tokens_per_micro_batch": 48, "backend": "fsdp2"},
         {"workers": 2, "zero_stage": 1, "max_tokens_per_micro_batch": 32},
         {"workers": 2, "zero_stage": 2, "gradient_checkpointing": True},
+        {"workers": 2, "zero_stage": 1, "sequence_parallel": 2, "max_tokens_per_micro_batch": 24},
     ],
 )
 def test_an_update_is_that_of_a_plain_loop(

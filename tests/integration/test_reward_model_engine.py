@@ -88,8 +88,10 @@ def plain(float_model: Path, pairs: list[ScoredPair]) -> tuple[float, dict[str, 
     "options",
     [
         {"zero_stage": 3, "max_tokens_per_micro_batch": 400},
+        {"workers": 2, "zero_stage": 3, "max_tokens_per_micro_batch": 400, "backend": "fsdp2"},
         {"workers": 2, "zero_stage": 1, "max_tokens_per_micro_batch": 300},
         {"workers": 2, "zero_stage": 2, "gradient_checkpointing": True},
+        {"workers": 2, "zero_stage": 3, "sequence_parallel": 2, "max_tokens_per_micro_batch": 200},
     ],
 )
 def test_an_update_is_that_of_a_plain_loop_and_the_reward_scores_as_the_engine(

@@ -1,4 +1,4 @@
-"""Every pipeline with all at once: adapters, ZeRO 3 over two ranks, gradient checkpointing, killed and resumed."""
+"""Every pipeline with all at once: adapters, weights sharded over two ranks, checkpointing; killed and resumed."""
 
 from __future__ import annotations
 
@@ -45,12 +45,14 @@ class Case:
         series: The figure that two runs are compared by, step by step.
         evaluation: A figure of evaluations that falls; None where there is none.
         repeatable: Whether `roll-like eval` of what is exported gives the last evaluation again.
+        backend: Training backend.
     """
 
     write: Callable[..., Path]
     series: str
     evaluation: str | None = "eval/loss"
     repeatable: bool = True
+    backend: str = "deepspeed"
 
 
 def kto(folder: Path, model: Path, **changes: Any) -> Path:
@@ -63,6 +65,7 @@ def kto(folder: Path, model: Path, **changes: Any) -> Path:
 
 CASES = {
     "sft": Case(write_sft_run, "train/loss"),
+    "sft_fsdp2": Case(write_sft_run, "train/loss", backend="fsdp2"),
     "kto": Case(kto, "train/loss"),
     "reward_model": Case(write_reward_model_run, "train/loss"),
     "distill": Case(write_distill_run, "train/loss"),
@@ -79,7 +82,7 @@ def test_adapters_sharded_over_two_ranks(tmp_path: Path, name: str) -> None:
         models.append(make_tiny_model(tmp_path / "teacher", dtype="float32", seed=1, layers=3))
     settings = {
         "steps": 4,
-        "training": TRAINING,
+        "training": {**TRAINING, "backend": case.backend},
         "checkpoint": {"every": 1, "keep": 1, "export": True},
         "metrics": {"trackers": ["mlflow"], "console": "plain"},
     }

@@ -86,6 +86,7 @@ def plain(float_model: Path) -> tuple[list[float], dict[str, torch.Tensor]]:
         (True, {"zero_stage": 2, "max_tokens_per_micro_batch": 64}),
         (True, {"workers": 2, "zero_stage": 1, "max_tokens_per_micro_batch": 48}),
         (True, {"workers": 2, "zero_stage": 3, "max_tokens_per_micro_batch": 64, "gradient_checkpointing": True}),
+        (True, {"workers": 2, "zero_stage": 3, "max_tokens_per_micro_batch": 64, "backend": "fsdp2"}),
     ],
 )
 def test_updates_are_those_of_a_plain_loop(

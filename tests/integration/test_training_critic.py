@@ -129,6 +129,8 @@ def plain(float_model: Path) -> PlainCritic:
         (2, 2, {"max_tokens_per_micro_batch": 48, "gradient_checkpointing": True}),
         (2, 3, {"max_tokens_per_micro_batch": 96, "attention": "varlen", "gradient_checkpointing": True}),
         (2, 3, {"max_tokens_per_micro_batch": 48}),
+        (2, 3, {"max_tokens_per_micro_batch": 48, "sequence_parallel": 2}),
+        (2, 3, {"max_tokens_per_micro_batch": 48, "backend": "fsdp2"}),
     ],
 )
 def test_values_and_updates_equal_a_plain_loop(

@@ -1,4 +1,4 @@
-"""The real DeepSpeed engine in Ray actors: one update is the same update however it is computed."""
+"""The real training backends in Ray actors: one update is the same update however it is computed."""
 
 from __future__ import annotations
 
@@ -106,7 +106,12 @@ def reference_update(resources: ResourceManager, float_model: Path) -> tuple[dic
         (2, 1, {"share_prompts": False, "max_tokens": 64}),
         (2, 2, {"max_tokens": 48, "gradient_checkpointing": True}),
         (2, 3, {"max_tokens": 96, "attention": "varlen", "gradient_checkpointing": True}),
+        (2, 0, {"max_tokens": 48, "sequence_parallel": 2}),
+        (2, 3, {"max_tokens": 48, "sequence_parallel": 2, "gradient_checkpointing": True}),
         (2, 3, {"max_tokens": 48, "logprob_chunk_tokens": 7, "logprob_chunk_vocab": 100}),
+        (1, 3, {"max_tokens": 96, "backend": "fsdp2"}),
+        (2, 3, {"max_tokens": 96, "backend": "fsdp2", "attention": "varlen", "gradient_checkpointing": True}),
+        (2, 3, {"max_tokens": 48, "backend": "fsdp2", "logprob_chunk_tokens": 7, "logprob_chunk_vocab": 100}),
         # what a GPU would give up is in host memory here already; DeepSpeed takes the same paths
         (1, 1, {"max_tokens": 48, "offload": "optimizer"}),
         (2, 2, {"max_tokens": 48, "offload": "optimizer"}),
@@ -132,22 +137,26 @@ def test_one_update_is_the_same_however_it_is_computed(
 
 
 @pytest.mark.parametrize(
-    ("workers", "zero_stage", "dtype"),
+    ("workers", "zero_stage", "dtype", "backend"),
     [
-        (1, 0, "float32"),
-        (1, 0, "bfloat16"),
-        (2, 1, "bfloat16"),
-        (2, 2, "bfloat16"),
-        (2, 3, "bfloat16"),
-        (1, 3, "float32"),
+        (1, 0, "float32", "deepspeed"),
+        (1, 0, "bfloat16", "deepspeed"),
+        (2, 1, "bfloat16", "deepspeed"),
+        (2, 2, "bfloat16", "deepspeed"),
+        (2, 3, "bfloat16", "deepspeed"),
+        (1, 3, "float32", "deepspeed"),
+        (2, 3, "bfloat16", "fsdp2"),
+        (1, 3, "float32", "fsdp2"),
     ],
 )
 def test_training_goes_on_bit_for_bit_after_states_were_in_host_memory(
-    resources: ResourceManager, float_model: Path, workers: int, zero_stage: int, dtype: str
+    resources: ResourceManager, float_model: Path, workers: int, zero_stage: int, dtype: str, backend: str
 ) -> None:
+    options = {"workers": workers, "zero_stage": zero_stage, "dtype": dtype, "backend": backend}
+
     def trained(*, moves: bool) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
         reports = []
-        with engine(resources, float_model, workers=workers, zero_stage=zero_stage, dtype=dtype) as trainer:
+        with engine(resources, float_model, **options) as trainer:
             for _ in range(3):
                 reports.append(reduce(trainer.train_step(batch())))
                 if moves:
@@ -163,12 +172,20 @@ def test_training_goes_on_bit_for_bit_after_states_were_in_host_memory(
     assert [report["train/grad_norm"] for report in moved_reports] == [report["train/grad_norm"] for report in reports]
 
 
-@pytest.mark.parametrize(("workers", "zero_stage"), [(1, 0), (2, 3)])
+@pytest.mark.parametrize(
+    ("workers", "zero_stage", "backend"), [(1, 0, "deepspeed"), (2, 3, "deepspeed"), (2, 3, "fsdp2")]
+)
 def test_no_tensor_holds_memory_while_states_are_in_host_memory(
-    resources: ResourceManager, float_model: Path, monkeypatch: pytest.MonkeyPatch, workers: int, zero_stage: int
+    resources: ResourceManager,
+    float_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    workers: int,
+    zero_stage: int,
+    backend: str,
 ) -> None:
     monkeypatch.delitem(HOSTS, TrainingRank)  # processes that have had no other engine before
-    with engine(resources, float_model, workers=workers, zero_stage=zero_stage, dtype="bfloat16") as trainer:
+    options = {"workers": workers, "zero_stage": zero_stage, "dtype": "bfloat16", "backend": backend}
+    with engine(resources, float_model, **options) as trainer:
         trainer.train_step(batch())
         held = trainer.cluster.everywhere(TrainingRank.ask, tensor_bytes)
         trainer.offload("optimizer")
@@ -178,10 +195,13 @@ def test_no_tensor_holds_memory_while_states_are_in_host_memory(
         assert trainer.cluster.everywhere(TrainingRank.ask, tensor_bytes) == [0] * workers
 
 
-def test_log_probabilities_equal_a_plain_forward_pass(resources: ResourceManager, float_model: Path) -> None:
+@pytest.mark.parametrize("backend", ["deepspeed", "fsdp2"])
+def test_log_probabilities_equal_a_plain_forward_pass(
+    resources: ResourceManager, float_model: Path, backend: str
+) -> None:
     samples = batch()
     model = AutoModelForCausalLM.from_pretrained(float_model, dtype=torch.float32)
-    with engine(resources, float_model, workers=2, zero_stage=3, max_tokens=64) as trainer:
+    with engine(resources, float_model, workers=2, zero_stage=3, max_tokens=64, backend=backend) as trainer:
         computed = trainer.logprobs(samples)
     for sample, mine in zip(samples, computed, strict=True):
         ids = torch.from_numpy(sample.token_ids).long()[None]
@@ -191,11 +211,19 @@ def test_log_probabilities_equal_a_plain_forward_pass(resources: ResourceManager
         np.testing.assert_allclose(mine, np.where(sample.sampled, expected, 0), atol=2e-5)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("dtype", "sharding"),
+    [
+        ("bfloat16", {"zero_stage": 1}),
+        ("float32", {"zero_stage": 1}),
+        ("bfloat16", {"zero_stage": 3, "backend": "fsdp2", "workers": 2}),
+        ("float32", {"zero_stage": 3, "backend": "fsdp2"}),
+    ],
+)
 def test_a_resumed_engine_goes_on_bit_for_bit(
-    resources: ResourceManager, float_model: Path, tmp_path: Path, dtype: str
+    resources: ResourceManager, float_model: Path, tmp_path: Path, dtype: str, sharding: dict[str, Any]
 ) -> None:
-    options = {"dtype": dtype, "zero_stage": 1, "max_tokens": 64}
+    options = {"dtype": dtype, "max_tokens": 64, **sharding}
     with engine(resources, float_model, **options) as trainer:
         trainer.train_step(batch(seed=1))
         trainer.save(tmp_path)
@@ -207,17 +235,25 @@ def test_a_resumed_engine_goes_on_bit_for_bit(
         assert largest_difference(weights(trainer), expected) == 0.0
 
 
-@pytest.mark.parametrize(("workers", "zero_stage", "dtype"), [(1, 1, "bfloat16"), (2, 3, "float32")])
+@pytest.mark.parametrize(
+    ("workers", "zero_stage", "dtype", "backend"),
+    [(1, 1, "bfloat16", "deepspeed"), (2, 3, "float32", "deepspeed"), (2, 3, "float32", "fsdp2")],
+)
 def test_a_checkpoints_shards_merge_to_the_engines_weights(
-    resources: ResourceManager, float_model: Path, tmp_path: Path, workers: int, zero_stage: int, dtype: str
+    resources: ResourceManager,
+    float_model: Path,
+    tmp_path: Path,
+    workers: int,
+    zero_stage: int,
+    dtype: str,
+    backend: str,
 ) -> None:
-    with engine(resources, float_model, workers=workers, zero_stage=zero_stage, dtype=dtype) as trainer:
+    options = {"workers": workers, "zero_stage": zero_stage, "dtype": dtype, "backend": backend}
+    with engine(resources, float_model, **options) as trainer:
         trainer.train_step(batch())
         trainer.save(tmp_path)
         expected = weights(trainer)
-    merged = {
-        name: weight.float() for name, weight in merged_weights(tmp_path, "deepspeed").items() if name in expected
-    }
+    merged = {name: weight.float() for name, weight in merged_weights(tmp_path, backend).items() if name in expected}
     assert largest_difference(merged, expected) == 0.0
 
 

@@ -24,6 +24,7 @@ from roll_like.config.sections import DeviceRange, ModelConfig, TrainingConfig
 from roll_like.models.export import ModelCard
 from roll_like.policy_gradient.objective import PolicyObjective
 from roll_like.registry import PREFERENCE_LOSSES
+from roll_like.run.export import merged_weights
 from roll_like.training.engine import TrainingEngine, WithoutAdapters
 from roll_like.training.interface import RankSpec
 from roll_like.training.rank import TrainingRank
@@ -124,6 +125,7 @@ def plain(float_model: Path) -> tuple[list[float], Weights]:
             marks=pytest.mark.slow,
         ),
         {"workers": 2, "zero_stage": 3, "max_tokens_per_micro_batch": 64, "gradient_checkpointing": True},
+        {"workers": 2, "zero_stage": 3, "backend": "fsdp2", "gradient_checkpointing": True},
     ],
 )
 def test_supervised_updates_are_those_of_peft(
@@ -151,12 +153,19 @@ def test_supervised_updates_are_those_of_peft(
     assert largest_difference(moved, dict(frozen.named_parameters())) > 1e-2
     # adapters, their two moments and little else: the frozen model is not written again
     adapters = sum(4 * 4 * sum(weight.shape) for name, weight in weights.items() if "_proj" in name)
+    if options.get("backend") == "fsdp2":
+        assert all(".lora_" in name for name in merged_weights(tmp_path, "fsdp2"))
     assert sum(file.stat().st_size for file in tmp_path.rglob("*.pt")) < 4 * adapters + 100_000 * 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "dtype"), [({"zero_stage": 1}, "bfloat16"), ({"workers": 2, "zero_stage": 3}, "float32")]
+    ("options", "dtype"),
+    [
+        ({"zero_stage": 1}, "bfloat16"),
+        ({"workers": 2, "zero_stage": 3}, "float32"),
+        ({"workers": 2, "zero_stage": 3, "backend": "fsdp2"}, "bfloat16"),
+    ],
 )
 def test_a_resumed_engine_goes_on_bit_for_bit_and_its_adapter_is_the_export(
     resources: ResourceManager, float_model: Path, tmp_path: Path, options: dict[str, Any], dtype: str
@@ -207,7 +216,12 @@ def weighted_advantages(samples: Sequence[PolicySample]) -> Callable[[Any], torc
 
 
 @pytest.mark.parametrize(
-    "options", [pytest.param({"zero_stage": 1}, marks=pytest.mark.slow), {"workers": 2, "zero_stage": 3}]
+    "options",
+    [
+        pytest.param({"zero_stage": 1}, marks=pytest.mark.slow),
+        {"workers": 2, "zero_stage": 3},
+        {"workers": 2, "zero_stage": 3, "backend": "fsdp2"},
+    ],
 )
 def test_policy_updates_are_those_of_peft_and_the_base_stays_within_reach(
     resources: ResourceManager, float_model: Path, frozen: Any, options: dict[str, Any]
@@ -258,7 +272,9 @@ def preference(model: Any) -> torch.Tensor:
     return torch.stack(losses).mean()
 
 
-@pytest.mark.parametrize("options", [{"workers": 2, "zero_stage": 2}, {"zero_stage": 3}])
+@pytest.mark.parametrize(
+    "options", [{"workers": 2, "zero_stage": 2}, {"zero_stage": 3}, {"zero_stage": 3, "backend": "fsdp2"}]
+)
 def test_preference_updates_against_the_model_without_adapters(
     resources: ResourceManager, float_model: Path, options: dict[str, Any]
 ) -> None:

@@ -9,18 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hygiene import TEST_MARKER
 from run_config import finish_run, read_lines, write_run
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-#: Two nodes of one core each, on one machine; prints the address and ends when its input does.
+#: Two nodes on one machine, each of one core and, as it says, one GPU; prints the address, ends when its input does.
 TWO_NODES = """
 import sys
 from ray.cluster_utils import Cluster
 cluster = Cluster()
 for _ in range(2):
-    cluster.add_node(num_cpus=1, object_store_memory=200 * 2**20, include_dashboard=False)
+    cluster.add_node(num_cpus=1, num_gpus=1, object_store_memory=200 * 2**20, include_dashboard=False)
 print(cluster.address, flush=True)
 sys.stdin.read()
 cluster.shutdown()
@@ -69,3 +70,24 @@ def test_trainer_and_engine_on_nodes_of_their_own(address: str, tmp_path: Path, 
         assert step["sync/tensors_checked"] > 10
         assert step["mismatch/logprob_difference"] < 1e-4
         assert step["staleness/max"] == 0
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="torch may have GPUs here")
+def test_nodes_whose_torch_cannot_use_their_gpus_are_named(address: str, tmp_path: Path, tiny_model: Path) -> None:
+    config = write_run(
+        tmp_path,
+        tiny_model,
+        inference={"type": "hf"},
+        resources={
+            "device": "cuda",
+            "nodes": 2,
+            "devices_per_node": 1,
+            "cpus_per_device": 1,
+            "address": address,
+            "device_mapping": {"training": "0", "inference": "1"},
+        },
+    )
+    code, output = finish_run(config)
+    assert code == 1
+    assert f"GPU 0 of node 0 cannot be used: torch {torch.__version__} is a build without CUDA" in output
+    assert "docs/gpu.md" in output

@@ -100,6 +100,7 @@ def plain(float_model: Path) -> tuple[float, float, dict[str, torch.Tensor]]:
         pytest.param({"zero_stage": 3, "max_tokens_per_micro_batch": 48}, marks=pytest.mark.slow),
         pytest.param({"workers": 2, "zero_stage": 0, "max_tokens_per_micro_batch": 32}, marks=pytest.mark.slow),
         {"workers": 2, "zero_stage": 3},
+        {"workers": 2, "zero_stage": 3, "backend": "fsdp2"},
     ],
     ids=str,
 )

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
 import sys
 from collections import namedtuple
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import xxhash
 
 from roll_like.errors import CheckpointError
-from roll_like.run.checkpoint import CheckpointStore, read_checkpoint
+from roll_like.run.checkpoint import CheckpointClock, CheckpointStore, read_checkpoint
 
 
 def make_store(directory: Path, **changes) -> tuple[CheckpointStore, list[str]]:  # type: ignore[no-untyped-def]
@@ -78,6 +83,140 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path: Path, damage: st
         store.latest()
 
 
+#: Does something to a file.
+Damage = Callable[[Path], object]
+
+
+def sized(change: Callable[[bytes], bytes]) -> Damage:
+    return lambda file: file.write_bytes(change(file.read_bytes()))
+
+
+def truncated(part: float) -> Damage:
+    return sized(lambda content: content[: int(len(content) * part)])
+
+
+def rewritten(change: Callable[[dict[str, Any]], object]) -> Damage:
+    """Damage of a JSON file that stays JSON."""
+
+    def rewrite(file: Path) -> None:
+        content = json.loads(file.read_text())
+        changed = change(content)
+        content = changed if isinstance(changed, list) else content
+        file.write_text(json.dumps(content))
+
+    return rewrite
+
+
+def flipped(at: float) -> Callable[[bytes], bytes]:
+    def flip(content: bytes) -> bytes:
+        index = int(at * (len(content) - 1))
+        return content[:index] + bytes([content[index] ^ 0x41]) + content[index + 1 :]
+
+    return flip
+
+
+class Runs:
+    """Leaves a file behind where it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.mark,))
+
+
+#: What may happen to any file of a checkpoint.
+DAMAGE: dict[str, Damage] = {
+    **{f"truncated to {part}": truncated(part) for part in (0.0, 0.3, 0.9)},
+    **{f"flipped at {at}": sized(flipped(at)) for at in (0.0, 0.2, 0.5, 0.8, 1.0)},
+    "longer": sized(lambda content: content + b"x"),
+    "missing": Path.unlink,
+    "a folder": lambda file: (file.unlink(), file.mkdir()),
+    "a link out": lambda file: (file.unlink(), file.symlink_to("/etc/hostname")),
+    "code": lambda file: file.write_bytes(pickle.dumps(Runs(file.parents[-2] / "ran"))),
+    "renamed": lambda file: file.rename(file.with_name("other")),
+}
+#: What may be wrong in files that are JSON.
+WRONG: dict[str, dict[str, Callable[[dict[str, Any]], object]]] = {
+    "manifest.json": {
+        "of another format": lambda manifest: manifest.update(format=2),
+        "without a format": lambda manifest: manifest.pop("format"),
+        "of another step": lambda manifest: manifest.update(step=1),
+        "with a step in words": lambda manifest: manifest.update(step="2"),
+        "with a negative step": lambda manifest: manifest.update(step=-2),
+        "with an unknown key": lambda manifest: manifest.update(more=1),
+        "with a list of files": lambda manifest: manifest.update(files=list(manifest["files"])),
+        "without files": lambda manifest: manifest.update(files={}),
+        "without one file": lambda manifest: manifest["files"].popitem(),
+        "with a name out of it": lambda manifest: manifest["files"].update({"../x": manifest["files"]["state.json"]}),
+        "with an absolute name": lambda manifest: manifest["files"].update({"/etc/hostname": {"bytes": 1, "xxh3": ""}}),
+        "with sizes in words": lambda manifest: manifest["files"]["state.json"].update(bytes="1"),
+        "without checksums": lambda manifest: manifest["files"]["state.json"].pop("xxh3"),
+        "that is a list": lambda manifest: [manifest],
+    },
+}
+FILES = ("manifest.json", "state.json", "config.yaml", "engine/weights.bin", "engine/optimizer.pt", "rank_0.pt")
+CASES = [
+    *((file, name, damage) for file in FILES for name, damage in DAMAGE.items()),
+    *((file, name, rewritten(change)) for file, changes in WRONG.items() for name, change in changes.items()),
+]
+
+
+def save_all(directory: Path) -> None:
+    save(directory)
+    for name in ("config.yaml", "engine/optimizer.pt", "rank_0.pt"):
+        (directory / name).write_bytes(f"{name} of {directory.name}".encode() * 20)
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [(file, damage) for file, _, damage in CASES],
+    ids=[f"{file} {name}" for file, name, _ in CASES],
+)
+def test_whatever_is_wrong_with_a_file_the_checkpoint_before_is_used(tmp_path: Path, file: str, damage: Damage) -> None:
+    store, warnings = make_store(tmp_path)
+    for step in (1, 2):
+        store.write(step, save_all, {"position": step})
+    damage(tmp_path / "step_000002" / file)
+    latest = store.latest()
+    assert latest is not None
+    assert (latest.step, latest.state) == (1, {"position": 1})
+    assert len(warnings) == 1
+    assert "step_000002" in warnings[0]
+    assert not list(tmp_path.rglob("ran"))
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_of_another_checkpoint_is_noticed(tmp_path: Path, file: str) -> None:
+    store, warnings = make_store(tmp_path)
+    for step in (1, 2):
+        store.write(step, save_all, {"position": step})
+    if file != "engine/weights.bin":  # which is the same in both
+        shutil.copy(tmp_path / "step_000001" / file, tmp_path / "step_000002" / file)
+        assert store.latest().step == 1  # type: ignore[union-attr]
+    (tmp_path / "step_000002" / "engine" / "more.pt").write_bytes(b"")
+    assert store.latest().step == 1  # type: ignore[union-attr]
+    assert len(warnings) in (1, 2)
+
+
+def test_the_state_must_be_an_object(tmp_path: Path) -> None:
+    store, _ = make_store(tmp_path)
+    store.write(1, save_all, {})
+
+    def a_list(directory: Path) -> None:
+        save_all(directory)
+
+    for content in ("[]", "1", "null"):
+        store.write(2, a_list, {})
+        file = tmp_path / "step_000002" / "state.json"
+        file.write_text(content)
+        manifest = json.loads((tmp_path / "step_000002" / "manifest.json").read_text())
+        checksum = xxhash.xxh3_128(content.encode()).hexdigest()
+        manifest["files"]["state.json"] = {"bytes": len(content), "xxh3": checksum}
+        (tmp_path / "step_000002" / "manifest.json").write_text(json.dumps(manifest))
+        assert store.latest().step == 1  # type: ignore[union-attr]
+
+
 def test_a_full_disk_leaves_earlier_checkpoints_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, _ = make_store(tmp_path)
     store.write(1, save, {})
@@ -95,6 +234,65 @@ def test_a_full_disk_leaves_earlier_checkpoints_alone(tmp_path: Path, monkeypatc
     with pytest.raises(CheckpointError, match=r"takes 0.0 GiB, and .* has 0.0 GiB free"):
         store.write(2, save, {})
     assert store.latest().step == 1  # type: ignore[union-attr]
+
+
+def test_unhealthy_checkpoints_are_not_resumed_and_the_last_healthy_one_is_kept(tmp_path: Path) -> None:
+    store, warnings = make_store(tmp_path, keep=2)
+    for step, healthy in {1: True, 2: True, 3: False, 4: False, 5: False}.items():
+        store.write(step, save, {}, healthy=healthy)
+    assert names(tmp_path) == ["step_000002", "step_000004", "step_000005"]
+    assert store.latest().step == 2  # type: ignore[union-attr]
+    assert [text.partition(" was written")[0][-11:] for text in warnings] == ["step_000005", "step_000004"]
+    store.write(6, save, {})
+    assert names(tmp_path) == ["step_000005", "step_000006"]
+    shutil.rmtree(tmp_path / "step_000006")
+    with pytest.raises(CheckpointError, match=r"every checkpoint in .* is unhealthy"):
+        store.latest()
+
+
+def test_the_clock_asks_for_a_checkpoint_when_the_last_is_old_enough() -> None:
+    now = 0.0
+    clock = CheckpointClock(10, lambda: now)
+    now = 599.0
+    assert (clock.due, clock.age) == (False, 599)
+    now = 600.0
+    assert clock.due
+    with clock.attempt():
+        now = 605.0
+    assert (clock.due, clock.age, clock.stall) == (False, 0, 5)
+    now = 1204.0
+    assert (clock.due, clock.age) == (False, 599)
+    now = 1205.0
+    assert clock.due
+
+
+def test_checkpoints_by_the_clock_take_at_most_a_fiftieth_of_the_time() -> None:
+    now = 600.0
+    clock = CheckpointClock(10, lambda: now)
+    with clock.attempt():
+        now = 660.0
+    now = 660.0 + 2999
+    assert not clock.due
+    now = 660.0 + 3000
+    assert clock.due  # 60 s in 3,000 s
+
+
+def test_a_failed_attempt_is_made_again_after_the_same_time_and_the_last_checkpoint_ages() -> None:
+    now = 0.0
+    clock = CheckpointClock(10, lambda: now)
+    now = 600.0
+    with pytest.raises(OSError, match="full"), clock.attempt():
+        raise OSError("full")
+    assert (clock.due, clock.age) == (False, 600)
+    now = 1200.0
+    assert (clock.due, clock.age) == (True, 1200)
+
+
+def test_without_minutes_the_clock_asks_for_none() -> None:
+    now = 0.0
+    clock = CheckpointClock(0, lambda: now)
+    now = 1e9
+    assert not clock.due
 
 
 WRITER = """

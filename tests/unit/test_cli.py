@@ -4,11 +4,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from config_files import MINIMAL, RecordingPipeline, changed, write
 
 from roll_like import cli, errors
+from roll_like.cluster import WorkerDied
+from roll_like.config.base import PipelineConfig
+from roll_like.inference.interface import EngineDied
 from roll_like.registry import ADVANTAGES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -203,3 +208,108 @@ def test_check_env_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> Non
     assert "0 errors" in capsys.readouterr().out
     assert cli.main(["check-env", "roll_like/FrozenLak-v0"]) == 1
     assert "roll_like/FrozenLake-v0" in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--restart", "0"], "--restart 0: expected how often the run may be started again, 1 or more"),
+        (["--restart", "2", "--resume"], "--restart continues the latest run of this configuration by itself"),
+        (["--restart", "2", "--resume", "earlier"], "leave --resume out"),
+        (["--restart", "2", "--check"], "--check starts nothing, so there is nothing to restart"),
+        (["--restart", "often"], "invalid int value: 'often'"),
+    ],
+)
+def test_contradicting_flags_are_refused(
+    minimal: str, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["run", "--config", minimal, *arguments])
+    assert end.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def run_folder(directory: Path, status: str, total_steps: int) -> None:
+    directory.mkdir(parents=True)
+    (directory / "config.yaml").touch()
+    (directory / "run.json").write_text(json.dumps({"total_steps": total_steps}))
+    (directory / "events.jsonl").write_text(json.dumps({"kind": "end", "status": status}) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("status", "total_steps", "expected"),
+    [
+        ("finished", 100, "is finished; nothing is left"),
+        ("finished", 99, ""),
+        ("failed", 100, ""),
+        ("stopped", 100, ""),
+    ],
+)
+def test_resume_auto_continues_what_is_not_finished(
+    tmp_path: Path,
+    recording_pipeline: type[RecordingPipeline],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    status: str,
+    total_steps: int,
+    expected: str,
+) -> None:
+    run_folder(tmp_path / "runs" / "mine", status, total_steps)
+    file = write(tmp_path / "run.yaml", changed(name="mine", steps=100, output_dir=str(tmp_path / "runs")))
+    launched: list[str | None] = []
+    result = SimpleNamespace(stopped=False)
+    monkeypatch.setattr(
+        recording_pipeline, "launch", classmethod(lambda cls, config, resume: launched.append(resume) or result)
+    )
+    assert cli.main(["run", "--config", str(file), "--resume", "auto"]) == 0
+    assert launched == ([] if expected else ["auto"])
+    assert expected in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("resume", "code"), [(["--resume", "auto"], 75), (["--resume"], 0), ([], 0)])
+def test_a_run_that_a_signal_stopped_is_unfinished_to_a_scheduler(
+    minimal: str,
+    recording_pipeline: type[RecordingPipeline],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    resume: list[str],
+    code: int,
+) -> None:
+    result = SimpleNamespace(stopped=True)
+    monkeypatch.setattr(recording_pipeline, "launch", classmethod(lambda cls, config, resume: result))
+    assert cli.main(["run", "--config", minimal, f"output_dir={tmp_path}", *resume]) == code
+
+
+@pytest.mark.parametrize(
+    ("error", "changes", "code"),
+    [
+        (WorkerDied("gone"), [], 75),
+        (EngineDied("gone"), [], 75),
+        (errors.WorkerError("a bug"), [], 1),
+        (errors.CheckpointError("damaged"), [], 1),
+        (errors.ResourceError("too few"), [], 1),
+        (errors.ResourceError("too few"), ["resources.address=auto"], 75),
+        (errors.ConfigError("wrong"), [], 2),
+    ],
+)
+def test_an_exit_code_says_whether_to_try_again(
+    minimal: str,
+    recording_pipeline: type[RecordingPipeline],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    error: Exception,
+    changes: list[str],
+    code: int,
+) -> None:
+    def launch(cls: type, config: Any, resume: str) -> None:
+        raise error
+
+    monkeypatch.setattr(recording_pipeline, "launch", classmethod(launch))
+    arguments = ["run", "--config", minimal, f"output_dir={tmp_path}", *changes, "--resume", "auto"]
+    assert cli.main(arguments) == code
+
+
+def test_restarts_need_a_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = cli.build_parser().parse_args(["run", "--config", "x.yaml", "--restart", "2"])
+    with pytest.raises(errors.ConfigError, match="is no RunConfig"):
+        cli._run(arguments, PipelineConfig(pipeline="mine"))

@@ -99,6 +99,13 @@ def test_a_hub_model_without_network_is_a_note_and_rows_are_checked_still(make: 
             {"share_prompts": False, "attention": "varlen"},
             "set training.attention: dense",
         ),
+        (
+            {"layer_types": ["linear_attention", "full_attention"]},
+            {"share_prompts": False, "workers": 2, "sequence_parallel": 2},
+            "training.attention: varlen joins rows",
+        ),
+        ({}, {"workers": 2, "sequence_parallel": 2}, None),
+        ({"num_attention_heads": 1, "num_key_value_heads": 1}, {"workers": 2, "sequence_parallel": 2}, "1 query heads"),
         ({"layer_types": ["chunked_attention", "full_attention"]}, {}, "layers of the model are of the type chunked_"),
         ({"final_logit_softcapping": 30.0}, {}, "config.json has final_logit_softcapping: 30.0"),
     ],

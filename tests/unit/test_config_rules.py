@@ -288,6 +288,40 @@ def test_the_bases_of_these_tests_are_valid() -> None:
             "resources.device is cpu, where they are already; set offload: none",
         ),
         (
+            changed(training__attention="flex"),
+            "training.attention",
+            "'flex' has a backward pass on GPUs only, and resources.device is cpu; use varlen, or dense",
+        ),
+        # ranks that share rows
+        (
+            changed(CUDA, training={"workers": 4, "sequence_parallel": 3}),
+            "training.sequence_parallel",
+            "4 workers cannot be divided into groups of 3 that share rows; set training.workers to a multiple of 3",
+        ),
+        (
+            changed(CUDA, training={"workers": 4, "sequence_parallel": 2, "attention": "dense"}),
+            "training.attention",
+            "'dense' computes whole rows with masks, and sequence_parallel: 2 divides rows",
+        ),
+        (
+            changed(CUDA, training={"workers": 4, "sequence_parallel": 2, "max_tokens_per_micro_batch": 47}),
+            "training.max_tokens_per_micro_batch",
+            "47 tokens on each of 2 ranks cannot hold one longest sample (data.max_prompt_tokens + "
+            "rollout.max_response_tokens = 64 + 32 = 96); set it to 48 or more",
+        ),
+        (
+            changed(
+                CUDA,
+                training={"workers": 8, "sequence_parallel": 2},
+                rollout={"prompts_per_step": 1, "samples_per_prompt": 2, "max_response_tokens": 32},
+                resources__devices_per_node=8,
+                resources__device_mapping__training="0-7",
+                resources__device_mapping__inference="0-7",
+            ),
+            "training.workers",
+            "one update has 2 samples, fewer than 4 times 2 workers, so some would have nothing to do; use at most 4",
+        ),
+        (
             changed(CUDA, training__offload="optimizer"),
             "training.offload",
             "optimizer needs zero_stage ≥ 1, because DeepSpeed offloads only what ZeRO shards; found zero_stage: 0",

@@ -79,7 +79,7 @@ def test_a_plain_step_is_one_line() -> None:
     assert lines[0] == "starting engines …"
     assert lines[7] == (
         "step  7/40  reward 0.522 (so far 0.475 → 0.515)  length 31.2  kl 0.0012  "
-        "generate 2.1s train 3.4s idle 0.5s  about 2m45s left"
+        "generate 2.1s (35%) train 3.4s (57%) idle 0.5s (8%)  about 2m45s left"
     )
     assert lines[8:] == ["warning: disk is nearly full"]
 
@@ -171,7 +171,7 @@ def test_the_live_view_shows_everything() -> None:
         console.close()
     console.warn("after the end")
     view = screen.getvalue().rpartition("╭─ roll_like · demo")[2]
-    for text in ("step 2/40", "generating 96/128", "▁█", "0.400 → 0.512", "0.700", "left", "generate 2.1s",
+    for text in ("step 2/40", "generating 96/128", "▁█", "0.400 → 0.512", "0.700", "left", "generate 2.1s (35%)",
                  "2 earlier warnings", "warning number 4", "warning: after the end"):  # fmt: skip
         assert text in view
     assert "warning number 1" not in view

@@ -103,6 +103,15 @@ def test_the_rate_of_a_run_on_pairs_is_that_of_training_also_where_it_samples(tm
     assert rates == [30, 30]
 
 
+def test_rates_of_a_device_and_shares_of_a_step(tmp_path: Path) -> None:
+    with manager(tmp_path / "demo", devices=4) as metrics:
+        values = metrics.log(
+            1, {"rollout/tokens": Sum(120), "time/step": Sum(10), "time/generate": Sum(6), "time/train_compute": Max(3)}
+        )
+    assert values["throughput/tokens_per_second_per_device"] == 3
+    assert {name: value for name, value in values.items() if name.startswith("share/")} == {"share/generate": 0.6}
+
+
 def test_figures_of_several_roles_reduce_each_by_its_own_rule(tmp_path: Path) -> None:
     with manager(tmp_path / "demo") as metrics:
         values = metrics.log(

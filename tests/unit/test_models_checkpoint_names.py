@@ -131,7 +131,12 @@ def test_a_rank_sends_checkpoint_tensors_and_exports_its_own(tmp_path: Path) -> 
     )
     rank = TrainingRank(spec, 0, 1)
     gathered: list[int] = []
-    backend: Any = SimpleNamespace(sharded=True, gathered=lambda parts: nullcontext(gathered.append(len(parts))))
+
+    def hold(parts: list[torch.Tensor]) -> Any:
+        gathered.append(len(parts))
+        return nullcontext(parts)
+
+    backend: Any = SimpleNamespace(sharded=True, gathered=hold)
     rank._backend, rank._model = backend, SimpleNamespace(module=model)  # type: ignore[assignment]
     expected = stored(path)
     for _ in range(2):

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import copy
 import json
 import resource
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from roll_like.config.sections import ModelConfig
 from roll_like.errors import CheckpointError
@@ -70,6 +73,55 @@ def test_views_of_one_flat_buffer_are_written(trained, tmp_path):
     parts = flat.split([tensor.numel() for tensor in state.values()])
     views = {name: part.view(state[name].shape) for name, part in zip(state, parts, strict=True)}
     assert_same(save_hf_directory(views, model.config, tokenizer, tmp_path / "out"), model)
+
+
+def test_no_more_than_one_file_is_in_memory(trained, tmp_path, monkeypatch):
+    model, tokenizer = trained
+    small, largest = 60_000, max(tensor.nbytes for tensor in model.state_dict().values())
+    monkeypatch.setattr("roll_like.models.shards.SHARD_BYTES", small)
+    live: dict[int, int] = {}
+    peak = [0]
+
+    def counted(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        live[storage.data_ptr()] = storage.nbytes()
+        weakref.finalize(storage, live.pop, storage.data_ptr())
+        return tensor
+
+    def weights():
+        for name, tensor in model.named_parameters():
+            yield name, counted(tensor.detach().clone())
+
+    def save(tensors, *arguments, **options):
+        peak.append(sum(live.values()) + sum(tensor.nbytes for tensor in tensors.values()))
+        save_file(tensors, *arguments, **options)
+
+    monkeypatch.setattr("safetensors.torch.save_file", save)
+    out = save_hf_directory(weights(), model.config, tokenizer, tmp_path / "out")
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    assert max(peak) <= max(small, largest) + largest < size  # a file, and the parameter that comes next
+    assert_same(out, model)
+
+
+def test_files_are_split_and_indexed_as_transformers_does(trained, tmp_path, monkeypatch):
+    model, tokenizer = trained
+    monkeypatch.setattr("roll_like.models.shards.SHARD_BYTES", 60_000)
+    out = save_hf_directory(model.state_dict(), model.config, tokenizer, tmp_path / "out")
+    copy.deepcopy(model).save_pretrained(tmp_path / "theirs", max_shard_size=60_000)  # writes into the configuration
+    ours, theirs = (
+        json.loads((folder / "model.safetensors.index.json").read_text()) for folder in (out, tmp_path / "theirs")
+    )
+    assert ours["metadata"] == theirs["metadata"]
+    assert ours["weight_map"].keys() == theirs["weight_map"].keys()
+    files = sorted({*ours["weight_map"].values()})
+    assert files == [f"model-{index:05d}-of-{len(files):05d}.safetensors" for index in range(1, len(files) + 1)]
+    assert sorted(path.name for path in out.glob("model*")) == [*files, "model.safetensors.index.json"]
+    assert len(files) > 2
+    for name, tensor in model.state_dict().items():
+        if name != HEAD:
+            with safe_open(out / ours["weight_map"][name], framework="pt") as file:
+                assert torch.equal(file.get_tensor(name), tensor)
+    assert all((out / file).stat().st_size < 60_000 + 4_000 or len(load_file(out / file)) == 1 for file in files)
 
 
 def test_the_precision_that_is_asked_for(trained, tmp_path):

@@ -18,6 +18,7 @@ from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistill
 from roll_like.builtin.pipelines.online_dpo.config import OnlineDPOConfig
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.check.machine import check_replay
+from roll_like.config.guards import GuardsConfig
 from roll_like.config.plan import plan
 from roll_like.config.schedule import ReplaySchedule
 from roll_like.errors import CheckpointError, ConfigError
@@ -165,7 +166,9 @@ def test_a_step_is_recorded_where_that_is_configured(tmp_path: Path, monkeypatch
 
 
 def test_a_run_without_groups_has_none_to_record(tmp_path: Path) -> None:
-    state = state_of(tmp_path, SimpleNamespace(total_steps=1))
+    state = state_of(
+        tmp_path, SimpleNamespace(total_steps=1, checkpoint=SimpleNamespace(every_minutes=0), guards=GuardsConfig())
+    )
     state.log(0, {})
     state.keep_rollouts(collected([group(task(0), [1.0])]))
     assert not (tmp_path / "rollouts").exists()

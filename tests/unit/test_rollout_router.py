@@ -544,6 +544,8 @@ class Script(Rig):
         self.ranks |= {one: 1 for one in self.unfinished if self.ranks[one] == 2 and one.endswith(f"-{key}")}
 
     def forget(self, key: int) -> None:
+        if any(name.endswith(f"-{key}") for name in self.unfinished):
+            return  # a key is forgotten when its group has ended
         self.router.forget([key])
         self.hurried.discard(key)
 

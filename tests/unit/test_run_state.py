@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from test_rollout_source import collected
 from tests_support import group, task
 
-from roll_like.run.checkpoint import CheckpointStore
+from roll_like.config.guards import GuardsConfig
+from roll_like.errors import CheckpointError, DiskFullError, GuardError
+from roll_like.run.checkpoint import CheckpointClock, CheckpointStore, read_checkpoint
 from roll_like.run.signals import StopSignal
 from roll_like.run.state import RunState
 from roll_like.values import Mean, Metrics, Sum, merge, reduce
@@ -21,6 +25,8 @@ class FakeMetrics:
     def __init__(self) -> None:
         self.logged: dict[int, dict[str, float]] = {}
         self.rollouts: list[tuple[int, int]] = []
+        self.warnings: list[str] = []
+        self.history: list[tuple[int, dict[str, float]]] = []
 
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
         pass
@@ -32,15 +38,130 @@ class FakeMetrics:
     def log_rollouts(self, step: int, rows: list[Any], kind: str = "step") -> None:
         self.rollouts.append((step, len(rows)))
 
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
     def state(self) -> dict[str, Any]:
         return {}
 
 
-def test_what_is_noted_belongs_to_the_step_under_way(tmp_path: Path) -> None:
+@pytest.fixture(autouse=True)
+def without_a_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roll_like.run.state.dump_config", lambda config: "")
+
+
+class Disk:
+    """An engine that is saved, and a disk that is full for some attempts."""
+
+    def __init__(self, *full: int, kind: type[Exception] = OSError) -> None:
+        self.attempts = 0
+        self._full = full
+        self._kind = kind
+
+    def save(self, directory: Path) -> None:
+        self.attempts += 1
+        if self.attempts in self._full:
+            raise self._kind("No space left on device")
+
+    def load(self, directory: Path) -> None:
+        raise AssertionError("nothing is resumed")
+
+
+def make(
+    tmp_path: Path, steps: int, *, guards: Any = None, history: Sequence[dict[str, float]] = (), **checkpoint: Any
+) -> tuple[RunState, Any]:
     metrics: Any = FakeMetrics()
-    config: Any = SimpleNamespace(total_steps=3, checkpoint=SimpleNamespace(every=0, at_end=False))
-    store = CheckpointStore(tmp_path, keep=1, keep_best=False, warn=print)
-    state = RunState(directory=tmp_path, config=config, metrics=metrics, signal=StopSignal(), store=store, resumed=None)
+    metrics.history = list(enumerate(history, 1))
+    settings = {"every": 0, "every_minutes": 0, "at_end": False, **checkpoint}
+    config: Any = SimpleNamespace(
+        total_steps=steps, checkpoint=SimpleNamespace(**settings), guards=GuardsConfig(**(guards or {}))
+    )
+    store = CheckpointStore(tmp_path, keep=99, keep_best=False, warn=print)
+    return (
+        RunState(directory=tmp_path, config=config, metrics=metrics, signal=StopSignal(), store=store, resumed=None),
+        metrics,
+    )
+
+
+def run(state: RunState, figures: Metrics | None = None) -> None:
+    for step in state.steps():
+        state.log(step, figures or {"train/loss": Mean(float(step))})
+
+
+def written(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("step_*"))
+
+
+def test_a_full_disk_is_tried_again_when_the_next_checkpoint_is_due(tmp_path: Path) -> None:
+    state, metrics = make(tmp_path, 4, every=1)
+    state.keep([Disk(1, 2)])
+    run(state)
+    assert written(tmp_path) == ["step_000003", "step_000004"]
+    assert [text.partition(" cannot")[0] for text in metrics.warnings] == [
+        "the checkpoint of step 1",
+        "the checkpoint of step 2",
+    ]
+    assert all("No space left on device; the run goes on, and tries again" in text for text in metrics.warnings)
+
+
+def test_the_third_full_disk_in_a_row_ends_the_run(tmp_path: Path) -> None:
+    state, metrics = make(tmp_path, 9, every=1)
+    disk = Disk(1, 3, 4, 5)
+    state.keep([disk])
+    with pytest.raises(DiskFullError, match="the checkpoint of step 5 cannot be written"):
+        run(state)
+    assert (disk.attempts, len(metrics.warnings), written(tmp_path)) == (5, 3, ["step_000002"])
+
+
+def test_a_full_disk_at_the_end_is_an_error(tmp_path: Path) -> None:
+    state, _ = make(tmp_path, 1, at_end=True)
+    state.keep([Disk(1)])
+    with pytest.raises(DiskFullError, match="the checkpoint of step 1 cannot be written"):
+        run(state)
+
+
+def test_what_leaves_ranks_out_of_step_ends_the_run(tmp_path: Path) -> None:
+    state, _ = make(tmp_path, 3, every=1)
+    state.keep([Disk(1, kind=CheckpointError)])
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        run(state)
+
+
+def test_a_checkpoint_is_written_by_the_clock_and_its_cost_and_age_are_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("roll_like.run.state.CheckpointClock", lambda minutes: CheckpointClock(minutes, lambda: now))
+    state, metrics = make(tmp_path, 6, every_minutes=1)
+    state.keep([])
+    for step in state.steps():
+        now += 25.0
+        state.log(step, {})
+    assert written(tmp_path) == ["step_000003", "step_000006"]
+    assert [values["checkpoint/age_seconds"] for values in metrics.logged.values()] == [25, 50, 75, 25, 50, 75]
+    assert [step for step, values in metrics.logged.items() if "checkpoint/stall_seconds" in values] == [4]
+
+
+def test_a_guard_warns_and_its_checkpoints_are_unhealthy(tmp_path: Path) -> None:
+    state, metrics = make(tmp_path, 5, every=1)
+    state.keep([])
+    for step in state.steps():
+        state.log(step, {"mismatch/kl": Mean(2.0 if step < 4 else 0.1)})
+    assert [text.partition(",")[0] for text in metrics.warnings] == ["step 3: mismatch/kl is 2 nats"]
+    healthy = [read_checkpoint(tmp_path / f"step_{step:06}").healthy for step in range(1, 6)]
+    assert healthy == [True, True, False, False, True]
+
+
+def test_a_guard_that_may_stop_ends_the_run_also_after_a_resumption(tmp_path: Path) -> None:
+    state, metrics = make(tmp_path, 5, guards={"stop": ["mismatch"]}, history=[{"mismatch/kl": 2.0}] * 2)
+    state.keep([])
+    with pytest.raises(GuardError, match=r"after step 1 the guard 'mismatch' ended the run: mismatch/kl is 2 nats"):
+        run(state, {"mismatch/kl": Mean(2.0)})
+    assert len(metrics.warnings) == 1
+
+
+def test_what_is_noted_belongs_to_the_step_under_way(tmp_path: Path) -> None:
+    state, metrics = make(tmp_path, 3)
     for step in state.steps():
         if step == 1:
             state.note({"iteration/margin": Mean(1.0, 3)}, collected([group(task(0), [0.0, 1.0])]))

@@ -26,7 +26,7 @@ from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
 from roll_like.config.plan import plan
 from roll_like.config.sections import ModelConfig, Precision, TrainerConfig, TrainingConfig
 from roll_like.config.violations import Violation
-from roll_like.errors import CheckpointError, EngineError
+from roll_like.errors import CheckpointError, ConfigError, EngineError
 from roll_like.models.export import ModelCard
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.run.export import merged_weights
@@ -35,7 +35,7 @@ from roll_like.training.engine import TrainingEngine
 from roll_like.training.host_copies import tensors_within
 from roll_like.training.interface import RankSpec, State
 from roll_like.training.optimizer import adamw
-from roll_like.training.plugin import BackendPlugin
+from roll_like.training.plugin import BackendPlugin, LazyTensors
 from roll_like.training.rank import TrainingRank
 from roll_like.training.start import trainer_environment
 from roll_like.values import reduce
@@ -89,8 +89,8 @@ class PlainBackend(BackendPlugin):
         self._optimizer.zero_grad()
         return norm
 
-    def gathered(self, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[Any]:
-        return nullcontext()
+    def gathered(self, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[Sequence[Tensor]]:
+        return nullcontext(parameters)
 
     def save(self, directory: str) -> None:
         torch.save([self.module.state_dict(), self._optimizer.state_dict()], Path(directory) / "plain.pt")
@@ -149,6 +149,8 @@ def test_a_second_backend_stands_behind_the_same_verbs(tiny_model: Path, tmp_pat
     trainer = engine(tiny_model, max_tokens_per_micro_batch=48)
     first, second = (reduce(trainer.train_step(samples)) for _ in range(2))
     assert second["train/loss"] < first["train/loss"]
+    assert second["throughput/trainer_tflops"] > 0
+    assert "util/trainer_mfu" not in second  # no peak rate of a CPU is documented
     assert (first["train/lr"], second["train/lr"]) == pytest.approx((1e-2, 0.9e-2))
     trainer.save(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plain.pt", "rank_0.pt"]
@@ -233,25 +235,68 @@ def test_rules_of_a_backend_are_its_own() -> None:
     assert "resources.device is cpu" in offload
 
 
+class Sizes:
+    parameters, adapted_width, embedding_parameters = 1000, 0, 100
+
+    def kv_bytes_per_token(self, bytes_per_value: int = 2) -> int:
+        return bytes_per_value
+
+
 def test_memory_is_divided_as_the_backend_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PlainBackend, "violations", BackendPlugin.violations)
-
-    class Sizes:
-        parameters, adapted_width = 1000, 0
-
-        def kv_bytes_per_token(self, bytes_per_value: int = 2) -> int:
-            return bytes_per_value
 
     def parts(backend: str) -> dict[str, int]:
         training = {"backend": backend, "workers": 2, "zero_stage": 3}
         memory = plan(RLVRConfig.model_validate(changed(MINIMAL, training=training)), Sizes()).memory
         return dict(next(line for line in memory if line.role == "training").parts)
 
-    whole, divided = parts("plain"), parts("deepspeed")
-    assert all(whole[part] == 2 * divided[part] > 0 for part in ("weights", "gradients", "optimizer"))
+    whole = parts("plain")
+    assert (whole["weights"], whole["gradients"], whole["optimizer"]) == (2 * 1000, 2 * 1000, 12 * 1000)
+    fsdp2, deepspeed = parts("fsdp2"), parts("deepspeed")
+    assert all(whole[part] == 2 * fsdp2[part] for part in ("weights", "gradients", "optimizer"))
+    assert (deepspeed["weights"], deepspeed["optimizer"]) == (2 * 500, 12 * 500)
+    assert deepspeed["gradients"] == 4 * 500, "DeepSpeed sums in float32"
 
 
-@pytest.mark.parametrize(("backend", "own"), [("plain", {}), ("deepspeed", {"DS_ACCELERATOR": "cuda"})])
+@pytest.mark.parametrize(
+    ("training", "workers", "sharded"),
+    [
+        ({"backend": "deepspeed", "zero_stage": 3}, 2, True),
+        ({"backend": "fsdp2", "zero_stage": 3}, 2, True),
+        ({"backend": "fsdp2", "zero_stage": 3}, 1, False),
+        ({"backend": "deepspeed", "zero_stage": 2}, 2, False),
+    ],
+)
+def test_frozen_models_are_sharded_where_the_trained_one_is(
+    training: dict[str, Any], workers: int, sharded: bool
+) -> None:
+    frozen = TrainingConfig(**training).frozen(workers=workers, max_tokens_per_micro_batch=8)
+    backend = TRAINING_BACKENDS.get(frozen.backend)(frozen, dtype="float32", device="cpu", world_size=workers)
+    assert backend.sharded is sharded
+    settings = changed(
+        MINIMAL,
+        training={"workers": 2, **training},
+        reference={"workers": workers},
+        algorithm__kl={"use": "loss", "coefficient": 0.1},
+        model__dtype="bfloat16",
+    )
+    memory = plan(RLVRConfig.model_validate(settings), Sizes()).memory
+    parts = dict(next(line for line in memory if line.role == "reference").parts)
+    assert parts["weights"] == 2 * 1000 // (workers if sharded else 1)
+
+
+def test_what_fsdp2_cannot_do_is_refused() -> None:
+    wrong = TrainingConfig(backend="fsdp2", zero_stage=2, offload="optimizer")
+    stage, offload = TRAINING_BACKENDS.get("fsdp2").violations(wrong)
+    assert stage.path == ("zero_stage",)
+    assert "zero_stage: 3; found zero_stage: 2" in stage.message
+    assert offload.path == ("offload",)
+    with pytest.raises(ConfigError, match="fsdp2 does not scale losses") as caught:
+        TRAINING_BACKENDS.get("fsdp2")(wrong, dtype="float16", device="cpu", world_size=1)
+    assert "model.dtype: bfloat16" in str(caught.value.fix)
+
+
+@pytest.mark.parametrize(("backend", "own"), [("plain", {}), ("fsdp2", {}), ("deepspeed", {"DS_ACCELERATOR": "cuda"})])
 def test_ranks_start_with_what_the_backend_needs(backend: str, own: dict[str, str]) -> None:
     placement: Any = None  # matters on CPU only
     environment = trainer_environment(placement, TrainingConfig(backend=backend), "cuda")
@@ -309,6 +354,30 @@ def test_a_gap_in_the_library_is_not_taken_for_a_backend_that_cannot_merge(
         merged_weights(tmp_path, "deepspeed")
 
 
+def test_shards_are_read_when_a_parameter_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def reader(name: str) -> Callable[[], Tensor]:
+        def one() -> Tensor:
+            read.append(name)
+            if name == "causal_lm.torn":
+                raise RuntimeError("unexpected end of file")
+            return torch.ones(3)
+
+        return one
+
+    names = ("causal_lm.a", "causal_lm.torn", "head.weight")
+    shards = LazyTensors({name: reader(name) for name in names})
+    monkeypatch.setattr(TRAINING_BACKENDS.get("deepspeed"), "merged", lambda _: shards)
+    merged = merged_weights(tmp_path, "deepspeed")
+    assert [*merged] == ["a", "torn"]
+    assert read == []
+    assert merged["a"].tolist() == [1, 1, 1]
+    assert read == ["causal_lm.a"]
+    with pytest.raises(CheckpointError, match="cannot be merged: RuntimeError: unexpected end of file"):
+        dict(merged)
+
+
 def test_an_optional_module_is_not_imported_by_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "optional_module.py").write_text("")
     (tmp_path / "wants_it.py").write_text(
@@ -322,3 +391,29 @@ def test_an_optional_module_is_not_imported_by_the_way(tmp_path: Path, monkeypat
     with without("optional_module"):  # what others use stays
         assert importlib.import_module("optional_module") is imported
     del sys.modules["wants_it"], sys.modules["optional_module"]
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_every_rank_walks_through_all_weights_also_where_an_export_fails(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: int
+) -> None:
+    def fails(weights: Iterator[Any], *arguments: Any, **options: Any) -> None:
+        next(weights)
+        raise CheckpointError("the disk is full")
+
+    trainer = engine(tiny_model)
+    rank: TrainingRank = trainer.cluster.worker  # type: ignore[attr-defined]
+    rank.rank = index
+    walked, parameters = [], rank._parameters
+
+    def counted() -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in parameters():
+            walked.append(name)
+            yield name, tensor
+
+    monkeypatch.setattr(rank, "_parameters", counted)
+    monkeypatch.setattr("roll_like.training.rank.save_hf_directory", fails)
+    card = ModelCard(name="tiny", base_model=str(tiny_model), pipeline="sft", steps=3)
+    with pytest.raises(CheckpointError, match="the disk is full") if index == 0 else nullcontext():
+        rank.export(str(tmp_path / "out"), ModelConfig(path=str(tiny_model)), card)
+    assert walked == [name for name, _ in parameters()]

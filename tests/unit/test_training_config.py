@@ -26,15 +26,24 @@ def test_learning_rate(schedule: str, expected: list[float]) -> None:
 
 
 def test_deepspeed_settings() -> None:
-    plain = deepspeed_config(TrainingConfig(zero_stage=0), "float32")
+    plain = deepspeed_config(TrainingConfig(zero_stage=0), "float32", 1000)
     assert "bf16" not in plain
     assert "data_types" not in plain
-    sharded = deepspeed_config(TrainingConfig(zero_stage=3, offload="optimizer_and_parameters"), "bfloat16")
+    sharded = deepspeed_config(TrainingConfig(zero_stage=3, offload="optimizer_and_parameters"), "bfloat16", 1000)
     assert sharded["bf16"] == {"enabled": True}
     assert sharded["data_types"] == {"grad_accum_dtype": "fp32"}
     assert sharded["zero_optimization"]["offload_param"]["device"] == "cpu"
     assert sharded["gradient_clipping"] == 1.0
-    assert deepspeed_config(TrainingConfig(), "float16")["fp16"]["enabled"]
+    assert deepspeed_config(TrainingConfig(), "float16", 1000)["fp16"]["enabled"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "elements"), [(0, 128), (1001, 1024), (7_615_616_512, 2**26)], ids=["frozen", "small", "7B"]
+)
+def test_deepspeeds_buckets_follow_the_models_size(parameters: int, elements: int) -> None:
+    """Its defaults of 5 · 10⁸ elements take gigabytes, whatever the model, and move to host memory with it."""
+    zero = deepspeed_config(TrainingConfig(zero_stage=2), "bfloat16", parameters)["zero_optimization"]
+    assert (zero["reduce_bucket_size"], zero["allgather_bucket_size"]) == (elements, elements)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +61,7 @@ def test_a_critic_has_the_engines_options_and_its_own() -> None:
     assert (critic.workers, critic.path, critic.warmup_steps, critic.updates_per_step) == (1, None, 0, 1)
     assert critic.value_clip is None
     assert CriticConfig().value_clip == 0.2
-    assert deepspeed_config(critic, "float32")["zero_optimization"]["stage"] == 2
+    assert deepspeed_config(critic, "float32", 1000)["zero_optimization"]["stage"] == 2
     with pytest.raises(ValidationError, match="logprob_chunk_tokens"):
         CriticConfig(logprob_chunk_tokens=7)
     for wrong in ({"value_clip": 0}, {"warmup_steps": -1}, {"updates_per_step": 0}):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.attention.flex_attention as flex_attention
 from model_families import ATTENDING, CAPPED, RECURRENT, WINDOW, WINDOWED, make_family
 
 from roll_like.config.run import ALWAYS_SHARED
@@ -16,6 +18,7 @@ from roll_like.models.attention import AttentionLayers, refuse_changed_logits
 from roll_like.training import sequences, varlen
 from roll_like.training.attention import use_dense_attention
 from roll_like.training.backbone import joins_rows, probe, use_row_attention
+from roll_like.training.joined import KERNELS, joined_attention, use_joined_attention
 from roll_like.training.layout import micro_batches
 from roll_like.training.policy import PolicyModule, tensors_of
 from roll_like.training.segments import RowSegments, segment_mask
@@ -160,39 +163,97 @@ def test_joined_rows_whose_samples_see_each_other_are_noticed(monkeypatch: pytes
 def test_bounds_and_sinks_are_refused_with_joined_rows(family: str) -> None:
     with pytest.raises(ConfigError, match=r"training.attention: varlen computes neither bounded scores") as said:
         joined(make_family(family))
-    assert said.value.fix == "set it to dense or auto"
+    assert said.value.fix == "set it to dense or auto, or on GPUs to flex"
 
 
+@pytest.mark.parametrize("attention", ["varlen", "flex"])
 @pytest.mark.parametrize("family", RECURRENT)
-def test_layers_with_a_state_are_refused_with_joined_rows(family: str) -> None:
-    with pytest.raises(ConfigError, match=r"training.attention: varlen joins rows, and the state of"):
-        use_row_attention(make_family(family), "varlen", row_sharing=None)
+def test_layers_with_a_state_are_refused_with_joined_rows(family: str, attention: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"training.attention: {attention} joins rows, and the state of"):
+        use_row_attention(make_family(family), attention, row_sharing=None)
+
+
+@pytest.fixture
+def flex_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own definition of flex attention, with its backward pass: only a check of the device is in the way."""
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
+    monkeypatch.setattr(flex_attention, "_warn_once", lambda *_, **__: None)  # that it is not compiled
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # of torch's compiler
+@pytest.mark.usefixtures("flex_on_cpu")
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("family", ATTENDING)
+def test_flex_attention_equals_transformers_on_each_sample(
+    family: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows, bounded scores and sinks too."""
+
+    def with_flex(model: Any) -> None:
+        use_row_attention(model, "flex", row_sharing="training.share_prompts")
+        monkeypatch.setattr(RowSegments, "mask", lambda *_: pytest.fail("a mask was made"))
+
+    logprobs, gradient = compared(family, form, with_flex)
+    assert logprobs < 1e-5
+    assert gradient < 1e-5
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # of torch's compiler
+@pytest.mark.usefixtures("flex_on_cpu")
+@pytest.mark.parametrize("change", [{"window": None}, {"softcap": None}, {"sinks_H": None}])
+def test_flex_attention_without_windows_bounds_or_sinks_would_not_pass(
+    change: dict[str, None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = {"window": "mistral", "softcap": "gemma2", "sinks_H": "gpt_oss"}[next(iter(change))]
+    kernel = KERNELS["flex"]
+
+    def changed(*tensors: Any) -> torch.Tensor:
+        return kernel(*tensors[:-1], replace(tensors[-1], **change))
+
+    monkeypatch.setitem(KERNELS, "flex", changed)
+    logprobs, _ = compared(family, "each alone", lambda model: use_joined_attention(model, "flex"))
+    assert logprobs > 0.01
 
 
 @pytest.mark.parametrize(
     ("family", "dtype", "device", "expected"),
     [
-        ("mistral", torch.bfloat16, "cuda", True),
-        ("mistral", torch.bfloat16, "cpu", False),
-        ("mistral", torch.float32, "cuda", False),
-        ("gemma2", torch.bfloat16, "cuda", False),
-        ("gpt_oss", torch.bfloat16, "cuda", False),
-        ("qwen3_next", torch.bfloat16, "cuda", False),
+        ("mistral", torch.bfloat16, "cuda", "varlen"),
+        ("mistral", torch.bfloat16, "cpu", None),
+        ("mistral", torch.float32, "cuda", None),
+        ("gemma2", torch.bfloat16, "cuda", "flex"),
+        ("gpt_oss", torch.bfloat16, "cuda", "flex"),
+        ("qwen3_next", torch.bfloat16, "cuda", None),
     ],
 )
-def test_auto_joins_rows_where_the_flash_kernel_computes(
-    family: str, dtype: torch.dtype, device: str, expected: bool
+def test_auto_joins_rows_on_gpus(
+    family: str, dtype: torch.dtype, device: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = make_family(family).to(dtype)
-    use_row_attention(model, "auto", row_sharing=None, device=device)
-    assert joins_rows(model) is expected
+    for triton, chosen in ((object(), expected), (None, None if expected == "flex" else expected)):
+        monkeypatch.setattr("roll_like.training.backbone.find_spec", lambda _, triton=triton: triton)
+        model = make_family(family).to(dtype)
+        use_row_attention(model, "auto", row_sharing=None, device=device)
+        assert joined_attention(model) == chosen
+        assert joins_rows(model) is (chosen is not None)
 
 
-@pytest.mark.parametrize("changes", [{"head_dim": 264}, {"head_dim": 12}, {"attention_dropout": 0.1}])
-def test_auto_leaves_wide_heads_and_dropout_to_masks(changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [({"head_dim": 264}, "flex"), ({"head_dim": 12}, "flex"), ({"attention_dropout": 0.1}, None)],
+)
+def test_auto_leaves_wide_heads_to_flex_and_dropout_to_masks(
+    changes: dict[str, Any], expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roll_like.training.backbone.find_spec", lambda _: object())
     model = make_family("llama", **changes).to(torch.bfloat16)
     use_row_attention(model, "auto", row_sharing=None, device="cuda")
-    assert not joins_rows(model)
+    assert joined_attention(model) == expected
+
+
+def test_dropped_attention_weights_are_refused_with_joined_rows() -> None:
+    model = make_family("llama", attention_dropout=0.1).train()
+    with pytest.raises(ConfigError, match=r"config.json has attention_dropout: 0.1"):
+        use_row_attention(model, "varlen", row_sharing=None)
 
 
 @pytest.mark.parametrize("form", FORMS)

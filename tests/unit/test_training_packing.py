@@ -16,6 +16,7 @@ from tests_support import pairs_of  # type: ignore[import-not-found]
 
 from roll_like.errors import EngineError
 from roll_like.training.attention import use_dense_attention
+from roll_like.training.joined import use_joined_attention
 from roll_like.training.layout import MicroBatch, micro_batches
 from roll_like.training.pairs import pair_batches
 from roll_like.training.policy import PolicyModule, tensors_of
@@ -23,7 +24,6 @@ from roll_like.training.row_plan import pack
 from roll_like.training.rows import PREFIX_STRIDE, RowPlan, build_rows, split_by_budget
 from roll_like.training.segments import segment_mask
 from roll_like.training.sequences import Sequences
-from roll_like.training.varlen import use_varlen_attention
 from roll_like.types import TrainingSample
 
 
@@ -209,7 +209,7 @@ def policy(request: pytest.FixtureRequest, tiny_model: Path) -> PolicyModule:
     if request.param == "dense":
         use_dense_attention(model)
     elif request.param == "varlen":
-        use_varlen_attention(model)
+        use_joined_attention(model, "varlen")
     return PolicyModule(model, chunk_tokens=64, chunk_vocab=512)
 
 

@@ -47,6 +47,8 @@ MOST_KEPT = 0.6
 class VLLMSettings(ConfigModel):
     """What every model on vLLM has."""
 
+    gpu_memory_key: ClassVar[str] = "gpu_memory_utilization"
+
     max_running: PositiveInt = Field(default=128, description="Sequences that one engine decodes at a time.")
     kv_cache_gib: PositiveFloat = Field(default=1.0, description="Key-value cache of one engine on CPU. GiB.")
     gpu_memory_utilization: Fraction = Field(
@@ -56,6 +58,11 @@ class VLLMSettings(ConfigModel):
     engine_args: dict[str, Any] = Field(
         default={}, description="Further `vllm.AsyncEngineArgs`, passed through; names are checked."
     )
+
+    @property
+    def gpu_share(self) -> float:
+        """Share of a GPU's memory that vLLM takes, weights included."""
+        return self.gpu_memory_utilization
 
     @field_validator("engine_args")
     @classmethod

@@ -50,8 +50,14 @@ class EngineThread:
 
     # as `ClusterHandle`
 
+    def __len__(self) -> int:
+        return 1
+
     def everywhere(self, method: Callable[..., Any], *args: Any) -> list[Any]:
         return [self.run(getattr(self.engine, method.__name__)(*args))]
+
+    def scatter(self, method: Callable[..., Any], arguments: Sequence[Any]) -> list[Any]:
+        return [self.run(getattr(self.engine, method.__name__)(*arguments))]
 
 
 def float_spec(model: Path) -> EngineSpec:

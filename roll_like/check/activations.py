@@ -1,0 +1,89 @@
+"""Memory of activations: what a decoder keeps between forward and backward pass.
+
+For one token of width h, with MLPs of width i, H query heads of q elements together, and keys and values of k elements
+each, in b bytes a number, a layer of transformers' Llama, Qwen2 or Qwen3 keeps
+
+    two norms, each its input in float32, the normalised and the scaled one   2 · (4 + 2b) · h
+    norms of queries and keys, where there are some                           (4 + b) · (q + k)
+    flash attention: queries, keys, values, outputs, and log-sum-exps         b · (2q + 2k) + 4 · H
+    gated MLP: gate, its activation, up projection, their product             4b · i
+
+With gradient checkpointing only a layer's input is kept, b · h, and one layer at a time is computed again. Attention
+with masks keeps keys and values once for each query head, and the mask. Counted by `benchmarks/memory_plan.py`.
+"""
+
+from __future__ import annotations
+
+from roll_like.algorithms.blocks import DEVICE_TILE
+from roll_like.models.shape import ModelShape
+
+
+def layer_bytes(shape: ModelShape, *, width: int, keys: float = 1.0, dense: bool = False) -> float:
+    """Return what one layer keeps of one token, in bytes.
+
+    Args:
+        shape: The model's sizes.
+        width: Bytes of a number.
+        keys: Keys for each query token: more than 1 where sequences share a prompt, which each gathers.
+        dense: Whether attention has masks, and keys and values are repeated for query heads that share them.
+    """
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    queries, values = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    norms = 2 * (4 + 2 * width) * hidden
+    if shape.query_norm:
+        norms += (4 + width) * (queries + values)
+    kept = queries if dense else keys * values
+    attention = width * (2 * queries + 2 * kept) + 4 * shape.heads
+    mlp = 4 * width * inner
+    if shape.experts:  # each has a copy of its tokens, and of its output
+        mlp = shape.experts * (mlp + 2 * width * hidden)
+    return norms + attention + mlp
+
+
+def training_bytes(
+    shape: ModelShape, tokens: int, *, width: int, checkpointing: bool, keys: float = 1.0, dense_row: int = 0
+) -> int:
+    """Return the most that exists of activations in the backward pass of one micro-batch, without logits, in bytes.
+
+    Args:
+        shape: The model's sizes.
+        tokens: Of the micro-batch, padding included.
+        width: Bytes of a number.
+        checkpointing: Whether layers are computed again in the backward pass.
+        keys: Keys for each query token.
+        dense_row: Longest row of attention with masks, in tokens; 0 for attention without.
+    """
+    layer = layer_bytes(shape, width=width, keys=keys, dense=dense_row > 0)
+    kept = shape.layers * width * shape.hidden_size + layer if checkpointing else shape.layers * layer
+    # the norm before the output layer, and the gradients of one layer's widest tensors
+    passing = (4 + 2 * width) * shape.hidden_size + 2 * width * shape.intermediate_size * max(shape.experts, 1)
+    # a bool for each pair of a row, and its copy in the precision of the scores
+    mask = tokens * dense_row * (1 + width)
+    return round(tokens * (kept + passing)) + mask
+
+
+def forward_bytes(shape: ModelShape, tokens: int, *, width: int) -> int:
+    """Return what exists at a time in a forward pass without gradients, without logits, in bytes."""
+    inner = shape.intermediate_size * max(shape.experts, 1)
+    return tokens * ((8 + 3 * width) * shape.hidden_size + 3 * width * inner)
+
+
+def head_bytes(
+    shape: ModelShape, tokens: int, *, width: int, chunk_tokens: int, chunk_vocab: int, trained: bool
+) -> int:
+    """Return what `roll_like.algorithms.logprobs` takes at a time, the gradient of the output layer included, in bytes.
+
+    Args:
+        shape: The model's sizes.
+        tokens: Of the micro-batch.
+        width: Bytes of a number.
+        chunk_tokens: Rows of logits that exist at a time.
+        chunk_vocab: Columns of logits that exist at a time.
+        trained: Whether the output layer gets a gradient.
+    """
+    rows, columns = min(chunk_tokens, tokens), min(chunk_vocab, shape.vocab_size)
+    block = rows * columns * width + 2 * 4 * min(rows * columns, DEVICE_TILE)
+    gradient = 0
+    if trained:  # summed in float32, then in the weight's precision; one block's part
+        gradient = shape.embedding_parameters * (4 + width) + columns * shape.hidden_size * width
+    return block + gradient + 2 * tokens * shape.hidden_size * width

@@ -1,0 +1,285 @@
+"""Who holds how much of each GPU in which phase of a step: by formulas, without a GPU.
+
+Phases and moves are those of `policy_gradient/residency.py`: where inference engines and models share GPUs, engines
+sleep while a model computes, and models are in host memory while engines sample; elsewhere all models stay on their
+GPUs. Not counted: fragmentation of the allocator, CUDA graphs, and models of rewards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from roll_like.check.activations import forward_bytes, head_bytes, training_bytes
+from roll_like.config.inference import EngineConfig, engines_share_gpus
+from roll_like.config.plan import GIB, trained_parameters, training_states
+from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
+from roll_like.config.roles import RolePlan
+from roll_like.config.run import RunConfig
+from roll_like.config.sections import DeviceRange, TrainerConfig, TrainingConfig
+from roll_like.models.shape import ModelShape
+from roll_like.training.rows import MAX_SHARED_ROW_TOKENS
+
+#: What a process holds on a GPU before it has a tensor: a CUDA context with its kernels, and a communicator.
+#: From users' reports for recent GPUs and CUDA 12 and 13; `nvidia-smi` shows what it is on one.
+CONTEXT_BYTES = int(0.6 * GIB)
+COMMUNICATOR_BYTES = int(0.5 * GIB)
+#: Tokens of one forward pass of an engine: vLLM's default on GPUs.
+ENGINE_TOKENS = 8192
+#: Share of a GPU that a plan should leave, because allocators lose some of it to fragmentation.
+FRAGMENTATION = 0.08
+#: Least size of the buffers that weights pass through on the way to engines on the same GPU.
+TRANSFER_BUFFER_BYTES = 256 * 2**20
+
+#: Role and part → bytes.
+Parts: TypeAlias = dict[tuple[str, str], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPUPhase:
+    """What one GPU holds in one phase of a step.
+
+    Attributes:
+        name: `sampling`, `weight update`, or the role that computes: `training`, `critic`, `reference`, a teacher.
+        parts: Role and part → bytes, in the order in which they are shown.
+    """
+
+    name: str
+    parts: Mapping[tuple[str, str], int]
+
+    @property
+    def total(self) -> int:
+        """All parts together, in bytes."""
+        return sum(self.parts.values())
+
+    def largest(self, *, count: int) -> list[tuple[tuple[str, str], int]]:
+        """Return the largest parts, the largest first."""
+        return sorted(self.parts.items(), key=lambda part: -part[1])[:count]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPUPlan:
+    """What each GPU of a range holds, phase by phase.
+
+    Attributes:
+        devices: The GPUs: all hold the same.
+        phases: In the order of a step.
+        host: What one GPU's roles hold in host memory while others have the GPU, at most, in bytes.
+        cache: Key-value cache of an engine on one GPU in bytes, where it follows from the GPU's memory.
+        cache_per_token: What one token takes of it, in bytes.
+        left_out: Roles on these GPUs whose memory is not counted.
+    """
+
+    devices: DeviceRange
+    phases: tuple[GPUPhase, ...]
+    host: int = 0
+    cache: int | None = None
+    cache_per_token: int | None = None
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Model:
+    """A model on a GPU: what it holds, what it takes to compute, and whether it makes room for engines."""
+
+    role: str
+    moves: bool
+    processes: int
+    weights: int
+    optimizer: dict[str, int] = field(default_factory=dict)
+    computing: dict[str, int] = field(default_factory=dict)
+
+    def held(self, *, optimizer: bool = True) -> Parts:
+        states = {"weights": self.weights, **(self.optimizer if optimizer else {})}
+        return {(self.role, part): size for part, size in states.items() if size}
+
+    def while_computing(self) -> Parts:
+        return self.held() | {(self.role, part): size for part, size in self.computing.items() if size}
+
+
+def gpu_plans(config: RunConfig, shapes: Mapping[str, ModelShape], memory: int | None) -> tuple[GPUPlan, ...]:
+    """Return the plan of each range of GPUs that models or engines have.
+
+    Args:
+        config: A validated configuration with `resources.device: cuda`.
+        shapes: Sizes of the models, by role; a role without is left out.
+        memory: Memory of one GPU in bytes, where it is known.
+    """
+    ranges: dict[tuple[int, int], list[RolePlan]] = {}
+    for role in config.roles:
+        ranges.setdefault((role.devices.start, role.devices.stop), []).append(role)
+    return tuple(_plan_of(config, roles, shapes, memory) for roles in ranges.values())
+
+
+def _plan_of(
+    config: RunConfig, roles: Sequence[RolePlan], shapes: Mapping[str, ModelShape], memory: int | None
+) -> GPUPlan:
+    models = [
+        model
+        for role in roles
+        if role.name in shapes and role.name != "inference" and (model := _model(config, role, shapes[role.name]))
+    ]
+    known = {model.role for model in models}
+    engine = next((role for role in roles if role.name == "inference" and "inference" in shapes), None)
+    left_out = tuple(role.name for role in roles if role.name not in known and role is not engine)
+    processes: Parts = {(model.role, "CUDA"): model.processes for model in models}
+    judge = getattr(config, "judge", None)
+    if "judge" in left_out and memory is not None and judge is not None and judge.gpu_share is not None:
+        processes[("judge", "server")] = int(judge.gpu_share * memory) + CONTEXT_BYTES
+        left_out = tuple(role for role in left_out if role != "judge")
+    phases: list[GPUPhase] = []
+    cache = per_token = None
+
+    def phase(name: str, *parts: Parts) -> None:
+        phases.append(GPUPhase(name=name, parts=_joined(*parts, processes)))
+
+    def staying(*, but: _Model | None = None, all_of_them: bool = False) -> Parts:
+        return _joined(*(model.held() for model in models if model is not but and (all_of_them or not model.moves)))
+
+    awake: Parts = {}
+    if engine is not None:
+        assert isinstance(config, SamplingRunConfig)
+        processes[("inference", "CUDA")] = CONTEXT_BYTES
+        whole, cache = _engine(config, engine, shapes["inference"], memory)
+        phase("sampling", whole, staying())
+        per_token = shapes["inference"].kv_bytes_per_token(_width(config)) // engine.devices_per_worker
+        awake = {} if _sleeps(config.inference) and models else whole
+    for model in models:
+        together = engine is None or not model.moves
+        phase(model.role, model.while_computing(), awake, staying(but=model, all_of_them=together))
+    policy = next((model for model in models if model.role == "training"), None)
+    if engine is not None and policy is not None:
+        weights = {key: size for key, size in whole.items() if key[1] == "weights"}
+        largest = shapes["training"].embedding_parameters * _width(config)
+        update = {
+            ("training", "tensor in transit"): largest,
+            ("training", "transfer buffers"): 2 * max(TRANSFER_BUFFER_BYTES, largest),
+        }
+        states = policy.held(optimizer=not policy.moves)
+        phase("weight update", awake or weights, states, update, staying(but=policy))
+    return GPUPlan(
+        devices=roles[0].devices,
+        phases=tuple(phases),
+        host=_in_host(models, 0 if engine is None or awake else whole["inference", "weights"]),
+        cache=cache,
+        cache_per_token=per_token,
+        left_out=left_out,
+    )
+
+
+def _in_host(models: Sequence[_Model], engine: int) -> int:
+    """Return the most that one GPU's roles have in host memory: all models, or all but one and a sleeping engine's."""
+    moved = [sum(model.held().values()) for model in models if model.moves]
+    return max(sum(moved), engine + sum(moved) - min(moved, default=0)) if models else 0
+
+
+def _joined(*parts: Parts) -> Parts:
+    return {key: size for each in parts for key, size in each.items()}
+
+
+def _width(config: RunConfig) -> int:
+    return 4 if config.model.dtype == "float32" else 2
+
+
+def _sleeps(engine: EngineConfig) -> bool:
+    return engine.capabilities.sleep and getattr(engine, "sleep", None) is not False
+
+
+def _shared(config: RunConfig, devices: DeviceRange) -> bool:
+    """Return whether engines take turns with the models on these GPUs."""
+    if not isinstance(config, SamplingRunConfig) or config.replay is not None:
+        return False
+    return engines_share_gpus(config.resources) and devices.overlaps(config.resources.device_mapping.inference)
+
+
+def _model(config: RunConfig, role: RolePlan, shape: ModelShape) -> _Model | None:
+    """Return what a model takes that is trained, or that scores; None for what has no formula."""
+    processes = CONTEXT_BYTES + (COMMUNICATOR_BYTES if role.workers > 1 else 0)
+    settings = config.trained.get(role.name)
+    moves = _shared(config, role.devices)
+    width = _width(config)
+    if settings is not None:
+        model = _trained_model(config, role.name, settings, shape)
+        model.processes, model.moves = processes, moves and settings.sleep is not False
+        return model
+    frozen_sections = {"reference": getattr(config, "reference", None)}
+    frozen_sections |= {f"teacher {name}": teacher for name, teacher in getattr(config, "teachers", {}).items()}
+    section = frozen_sections.get(role.name)
+    if section is None:
+        return None
+    tokens = section.max_tokens_per_micro_batch
+    frozen = config.training.frozen(workers=role.workers, max_tokens_per_micro_batch=tokens)
+    states = training_states(frozen, shape, 0, width)
+    computing = {
+        "activations": forward_bytes(shape, tokens, width=width),
+        "logits": _head(frozen, shape, tokens, width, trained=False),
+        "buffers": states.buffers,
+    }
+    return _Model(role=role.name, moves=moves, processes=processes, weights=states.weights, computing=computing)
+
+
+def _trained_model(config: RunConfig, role: str, settings: TrainerConfig, shape: ModelShape) -> _Model:
+    width, tokens = _width(config), settings.max_tokens_per_micro_batch
+    lora = settings.lora if isinstance(settings, TrainingConfig) else None
+    trained = trained_parameters(config, shape) if role == "training" else shape.parameters
+    states = training_states(settings, shape, trained, width)
+    dense = settings.attention == "dense" or (settings.attention == "auto" and width == 4)
+    activations = training_bytes(
+        shape,
+        tokens,
+        width=width,
+        checkpointing=settings.gradient_checkpointing,
+        keys=_keys_per_token(config, settings),
+        dense_row=min(tokens, max(config.longest_sample, MAX_SHARED_ROW_TOKENS)) if dense else 0,
+    )
+    head = 0
+    if isinstance(settings, TrainingConfig) and config.task == "text-generation":
+        head = _head(settings, shape, tokens, width, trained=lora is None)
+    computing = {"activations": activations, "logits": head, "buffers": states.buffers}
+    if states.step > activations + head:  # activations are gone when the optimizer moves
+        computing = {"optimizer step": states.step, "buffers": states.buffers}
+    return _Model(
+        role=role,
+        moves=False,
+        processes=0,
+        weights=states.weights,
+        optimizer={"gradients": states.gradients, "optimizer": states.optimizer},
+        computing=computing,
+    )
+
+
+def _head(settings: TrainingConfig, shape: ModelShape, tokens: int, width: int, *, trained: bool) -> int:
+    chunks = {"chunk_tokens": settings.logprob_chunk_tokens, "chunk_vocab": settings.logprob_chunk_vocab}
+    return head_bytes(shape, tokens, width=width, **chunks, trained=trained)
+
+
+def _keys_per_token(config: RunConfig, settings: TrainerConfig) -> float:
+    """Return how many keys attention gathers for a token of a row whose samples, of full length, share their prompt."""
+    if not isinstance(config, PolicyGradientConfig) or not settings.share_prompts:
+        return 1.0
+    response, samples = config.longest_response, config.rollout.samples_per_group
+    prompt = config.longest_sample - response
+    # a row has as many responses as the budget has room for
+    samples = max(1, min(samples, (settings.max_tokens_per_micro_batch - prompt) // max(response, 1)))
+    return samples * (prompt + response) / (prompt + samples * response)
+
+
+def _engine(
+    config: SamplingRunConfig, role: RolePlan, shape: ModelShape, memory: int | None
+) -> tuple[Parts, int | None]:
+    """Return what an engine holds of one GPU, and its cache where that follows from the GPU's memory."""
+    width, gpus = _width(config), role.devices_per_worker
+    weights = shape.parameters * width // gpus
+    running = min(config.inference.max_running, config.rollout.max_in_flight)
+    # widest tensors of a forward pass, and float32 logits with two copies for the sampler
+    inner = shape.intermediate_size * max(shape.experts, 1)
+    compute = ENGINE_TOKENS * (2 * shape.hidden_size + 3 * inner // gpus) * width + 3 * 4 * running * shape.vocab_size
+    share = config.inference.gpu_share
+    if memory is None or share is None:
+        cache = running * config.longest_sample * shape.kv_bytes_per_token(width) // gpus
+        parts = {"weights": weights, "activations": compute, "KV cache at most": cache}
+        return {("inference", part): size for part, size in parts.items()}, None
+    cache = max(int(share * memory) - weights - compute, 0)
+    parts = {"weights": weights, "activations": compute, "KV cache": cache}
+    return {("inference", part): size for part, size in parts.items()}, cache

@@ -1,0 +1,254 @@
+"""Whether a run fits on its GPUs, and what its steps take at least: findings, and tables of `--check`."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import psutil
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from roll_like.check.gpu_memory import FRAGMENTATION, GPUPhase, GPUPlan, gpu_plans
+from roll_like.check.step_floor import StepFloor, step_floor
+from roll_like.config.plan import GIB, Plan
+from roll_like.config.policy_gradient import SamplingRunConfig
+from roll_like.config.run import RunConfig
+from roll_like.config.sections import TrainerConfig
+from roll_like.config.violations import Finding
+from roll_like.metrics.console import number
+from roll_like.models.shape import ModelShape
+from roll_like.registry import TRAINING_BACKENDS
+
+#: Least ZeRO stage that divides a part of the state among ranks.
+_NEEDED_STAGES = {"weights": 3, "gradients": 2, "optimizer": 2, "optimizer step": 3}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPUReport:
+    """What the GPUs of a run hold and how long a step takes at least.
+
+    Attributes:
+        plans: Of each range of GPUs.
+        memory: Memory of one GPU in bytes, None where it is not known.
+        floor: Least seconds of a step; None where the kind of the GPUs is not known.
+        host_memory: Memory of this machine in bytes, if it has the GPUs.
+    """
+
+    plans: tuple[GPUPlan, ...]
+    memory: int | None
+    floor: StepFloor | None
+    host_memory: int | None = None
+
+    def render(self) -> RenderableType:
+        """Return tables for `rich.console.Console.print`."""
+        tables = [_memory_table(plan, self.memory) for plan in self.plans if plan.phases]
+        return Group(*tables, *([] if self.floor is None else [_floor_table(self.floor)]))
+
+
+def gpu_report(config: RunConfig, made: Plan, shapes: Mapping[str, ModelShape]) -> GPUReport | None:
+    """Return what the GPUs of a run hold; None on CPU, and where the model's sizes are not known.
+
+    Args:
+        config: A validated configuration.
+        made: Its plan.
+        shapes: Sizes of the models, by role.
+    """
+    if config.resources.device == "cpu" or "training" not in shapes:
+        return None
+    measured = measured_memory() if config.resources.address is None else []
+    memory = config.resources.gpu_memory or min(measured, default=None)
+    plans = gpu_plans(config, shapes, memory)
+    moved = max((plan.host for plan in plans), default=0)
+    return GPUReport(
+        plans=plans,
+        memory=memory,
+        floor=step_floor(config, made, shapes["training"], moved),
+        host_memory=psutil.virtual_memory().total if measured else None,
+    )
+
+
+def measured_memory() -> list[int]:
+    """Return the memory of each GPU of this machine in bytes, from nvidia-smi; nothing where there is none.
+
+    Not from torch, whose first question makes a CUDA context: half a GiB of a GPU, for as long as the run lasts.
+    """
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        return [int(line) * 2**20 for line in done.stdout.split()]
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return []
+
+
+def check_gpus(config: RunConfig, report: GPUReport) -> Iterator[Finding]:
+    """Yield phases that need more than a GPU has, with what to change, and engines without room for one sample."""
+    yield from _too_much_in_host(config, report)
+    if report.memory is None:
+        yield Finding(
+            "note",
+            "resources.gpu",
+            "the memory of a GPU is not known here, so the plan is not compared with it; set resources.gpu, or "
+            "resources.gpu_memory_gib",
+        )
+        return
+    for plan in report.plans:
+        for phase in plan.phases:
+            yield from _too_large(config, plan, phase, report.memory)
+        yield from _small_cache(config, plan)
+        if plan.left_out:
+            yield Finding(
+                "note",
+                "resources.device_mapping",
+                f"the plan of GPUs {plan.devices} leaves out {', '.join(plan.left_out)}: the memory of these roles is "
+                "not known",
+            )
+
+
+def _too_much_in_host(config: RunConfig, report: GPUReport) -> Iterator[Finding]:
+    """Yield more that makes room on GPUs than this machine has memory for."""
+    per_node = config.resources.devices_per_node
+    moved = sum(plan.host * min(len(plan.devices), per_node) for plan in report.plans)
+    if report.host_memory is not None and moved > report.host_memory:
+        yield Finding(
+            "error",
+            "training.sleep",
+            f"what makes room on the GPUs takes {moved / GIB:.1f} GiB of host memory on each machine, and this one has "
+            f"{report.host_memory / GIB:.1f} GiB; set training.sleep: false or inference.sleep: false where both fit "
+            "on a GPU, or give engines and models GPUs of their own",
+        )
+
+
+def _too_large(config: RunConfig, plan: GPUPlan, phase: GPUPhase, memory: int) -> Iterator[Finding]:
+    left = memory - phase.total
+    # vLLM takes its share in one piece
+    if left >= (0 if phase.name == "sampling" else FRAGMENTATION * memory):
+        return
+    found = [
+        advice for part, _ in phase.largest(count=len(phase.parts)) if (advice := _advice(config, *part)) is not None
+    ]
+    key, first = found[0] if found else ("resources", "use more GPUs, or a smaller model")
+    further = list(dict.fromkeys(text for _, text in found[1:3] if text != first))
+    parts = ", ".join(f"{role} {part} {size / GIB:.1f}" for (role, part), size in phase.largest(count=3))
+    where = f"GPU {plan.devices}" if len(plan.devices) == 1 else f"each of the GPUs {plan.devices}"
+    what = f"{where} would hold {phase.total / GIB:.1f} GiB in phase {phase.name!r} and has {memory / GIB:.1f} GiB"
+    if left < 0:
+        remedies = "; or ".join([first, *further])
+        yield Finding("error", key, f"{what} (largest: {parts} GiB); {remedies}")
+    else:
+        yield Finding(
+            "warning", key, f"{what}: less than {FRAGMENTATION:.0%} is left for what allocators lose; {first}"
+        )
+
+
+def _advice(config: RunConfig, role: str, part: str) -> tuple[str, str] | None:
+    """Return the key that makes a part smaller, and what to do with it; None if nothing does."""
+    if role in ("inference", "judge", "reference") or role.startswith("teacher "):
+        return _less_of_others(config, role, part)
+    settings = config.trained.get(role)
+    if settings is None:
+        return None
+    if part in _NEEDED_STAGES:
+        return _less_state(config, role, settings, part)
+    return _less_to_compute(config, role, settings, part)
+
+
+def _less_of_others(config: RunConfig, role: str, part: str) -> tuple[str, str] | None:
+    """Return the same of what is not trained."""
+    if role == "inference" and isinstance(config, SamplingRunConfig):
+        return _less_of_an_engine(config, part)
+    judge = getattr(config, "judge", None)
+    if judge is not None and (role, part) == ("judge", "server"):
+        key = f"judge.{judge.gpu_memory_key}"
+        return key, f"lower {key}, or give the judge GPUs of its own (resources.device_mapping.judge)"
+    if part != "weights":
+        return None
+    key = "resources.device_mapping.reference"
+    if role != "reference":
+        key = f"teachers.{role.removeprefix('teacher ')}.devices"
+    return key, f"give the {role} GPUs of its own ({key})"
+
+
+def _less_of_an_engine(config: SamplingRunConfig, part: str) -> tuple[str, str] | None:
+    if part == "weights":
+        return "inference.replicas", "give each engine more GPUs with fewer inference.replicas"
+    if part == "activations":
+        return "inference.max_running", "lower inference.max_running"
+    key = f"inference.{config.inference.gpu_memory_key}"
+    return None if part == "CUDA" else (key, f"lower {key}")
+
+
+def _less_state(config: RunConfig, role: str, settings: TrainerConfig, part: str) -> tuple[str, str]:
+    divided = TRAINING_BACKENDS.get(settings.backend).divided(settings)
+    if part not in divided and settings.workers > 1 and settings.zero_stage < _NEEDED_STAGES[part]:
+        return f"{role}.zero_stage", f"set {role}.zero_stage: {_NEEDED_STAGES[part]}"
+    if settings.offload == "none" and part != "weights" and settings.zero_stage > 0:
+        return f"{role}.offload", f"set {role}.offload: optimizer"
+    if role == "training" and config.training.lora is None:
+        return "training.lora", "train adapters (training.lora), or divide the model among more GPUs"
+    return f"{role}.workers", f"divide the model among more GPUs ({role}.workers and its device range)"
+
+
+def _less_to_compute(config: RunConfig, role: str, settings: TrainerConfig, part: str) -> tuple[str, str] | None:
+    if part == "logits":
+        return f"{role}.logprob_chunk_tokens", f"lower {role}.logprob_chunk_tokens or {role}.logprob_chunk_vocab"
+    if part != "activations":
+        return None
+    if not settings.gradient_checkpointing:
+        return f"{role}.gradient_checkpointing", f"set {role}.gradient_checkpointing: true"
+    if settings.max_tokens_per_micro_batch * settings.sequence_parallel > config.longest_sample:
+        return f"{role}.max_tokens_per_micro_batch", f"lower {role}.max_tokens_per_micro_batch"
+    return f"{role}.sequence_parallel", f"divide rows among ranks ({role}.sequence_parallel), with a lower budget each"
+
+
+def _small_cache(config: RunConfig, plan: GPUPlan) -> Iterator[Finding]:
+    """Yield a cache that has no room for one sample; vLLM does not start with that."""
+    if plan.cache is None or plan.cache_per_token is None or not isinstance(config, SamplingRunConfig):
+        return
+    needed = config.context_window * plan.cache_per_token
+    if plan.cache < needed:
+        yield Finding(
+            "error",
+            f"inference.{config.inference.gpu_memory_key}",
+            f"after weights and activations an engine has {plan.cache / GIB:.2f} GiB of each GPU for its key-value "
+            f"cache, and one sequence of {config.context_window} tokens needs {needed / GIB:.2f} GiB; raise it, give "
+            "each engine more GPUs with fewer inference.replicas, or lower inference.max_model_len",
+        )
+
+
+def _memory_table(plan: GPUPlan, memory: int | None) -> RenderableType:
+    size = "" if memory is None else f" of {memory / GIB:.1f} GiB"
+    count = "GPU" if len(plan.devices) == 1 else "each of the GPUs"
+    table = Table(title=f"Memory of {count} {plan.devices}{size}, estimated", title_justify="left", title_style="bold")
+    table.add_column("phase")
+    table.add_column("held there, GiB", ratio=1)
+    table.add_column("GiB", justify="right")
+    for phase in plan.phases:
+        table.add_row(phase.name, _held(phase), f"{phase.total / GIB:.1f}")
+    if not plan.host:
+        return table
+    return Group(table, f"in host memory meanwhile: at most {plan.host / GIB:.1f} GiB of each GPU's roles")
+
+
+def _held(phase: GPUPhase) -> str:
+    by_role: dict[str, list[str]] = {}
+    for (role, part), size in phase.parts.items():
+        by_role.setdefault(role, []).append(f"{part} {size / GIB:.1f}")
+    return "\n".join(f"{role}: {', '.join(parts)}" for role, parts in by_role.items())
+
+
+def _floor_table(floor: StepFloor) -> Table:
+    table = Table(title="Least seconds of a step, at full rates", title_justify="left", title_style="bold")
+    table.add_column("phase")
+    table.add_column("s", justify="right")
+    rows: Sequence[tuple[str, float | None]] = (
+        ("sampling, all responses of full length", floor.generate),
+        ("training", floor.train),
+        ("weight update", floor.sync),
+        ("moves between GPU and host memory", floor.move or None),
+    )
+    for label, seconds in rows:
+        if seconds is not None:
+            table.add_row(label, number(seconds))
+    return table

@@ -1,0 +1,101 @@
+"""The least seconds that a step can take on GPUs of a documented kind.
+
+Every phase is divided by the rate that bounds it, at 100 %: matrix products by the peak rate, what is read by the
+bandwidth of memory or links. Real runs take longer: 40 % of the peak is good for training. Samples are taken to have
+their full length, and prompts as long as allowed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from roll_like.config.gpus import GPU_KINDS, GPUKind
+from roll_like.config.inference import engines_share_gpus
+from roll_like.config.plan import Plan, trained_parameters
+from roll_like.config.policy_gradient import SamplingRunConfig
+from roll_like.config.run import RunConfig
+from roll_like.models.flops import ForwardPass
+from roll_like.models.shape import ModelShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFloor:
+    """Least seconds of a step's phases, and what bounds them.
+
+    Attributes:
+        generate: Of sampling; None where nothing is sampled.
+        train: Of forward and backward passes.
+        sync: Of handing the weights to the engines; None where there are none.
+        move: Of moving states between GPU and host memory; 0 where nothing moves.
+    """
+
+    generate: float | None
+    train: float
+    sync: float | None
+    move: float
+
+
+def step_floor(config: RunConfig, made: Plan, shape: ModelShape, moved: int) -> StepFloor | None:
+    """Return the floor of a run whose `resources.gpu` is set, else None.
+
+    Args:
+        config: A validated configuration.
+        made: Its plan.
+        shape: Sizes of the policy.
+        moved: What one GPU's roles have in host memory while others have the GPU, in bytes.
+    """
+    if config.resources.gpu is None:
+        return None
+    kind = GPU_KINDS[config.resources.gpu]
+    sampled = isinstance(config, SamplingRunConfig) and config.replay is None
+    return StepFloor(
+        generate=generation_seconds(config, shape, kind) if sampled and isinstance(config, SamplingRunConfig) else None,
+        train=training_seconds(config, made, shape, kind),
+        sync=sync_seconds(config, shape, kind) if sampled and isinstance(config, SamplingRunConfig) else None,
+        move=2 * moved / (kind.host_gb_per_second * 1e9),  # there and back
+    )
+
+
+def _width(config: RunConfig) -> int:
+    return 4 if config.model.dtype == "float32" else 2
+
+
+def generation_seconds(config: SamplingRunConfig, shape: ModelShape, kind: GPUKind) -> float:
+    """Return the least seconds of sampling: each decoding step reads the weights and the cache of what is running."""
+    gpus = len(config.resources.device_mapping.inference) // config.inference.replicas
+    samples = math.ceil(config.rollout.groups * config.rollout.samples_per_group / config.inference.replicas)
+    running = min(config.inference.max_running, samples)
+    response = config.rollout.max_response_tokens
+    prompt = max(config.longest_sample - response, 0)
+    cache = running * (prompt + response / 2) * shape.kv_bytes_per_token(_width(config))
+    read = (shape.active_parameters * _width(config) + cache) / (kind.memory_gb_per_second * 1e9)
+    one = ForwardPass(tokens=running, pairs=running * (prompt + response // 2), targets=running).flops(shape)
+    step = max(read, one / (kind.tflops * 1e12)) / gpus
+    return response * math.ceil(samples / running) * step
+
+
+def training_seconds(config: RunConfig, made: Plan, shape: ModelShape, kind: GPUKind) -> float:
+    """Return the least seconds of training on a step's samples; with checkpointing forward passes count twice."""
+    length = made.max_sample_tokens
+    response = getattr(getattr(config, "rollout", None), "max_response_tokens", length - 1)
+    prompt = max(length - response, 1)
+    shared = config.training.share_prompts and made.samples_per_group > 1
+    prompts = made.groups_per_step * (1 if shared else made.samples_per_group)
+    tokens = prompts * prompt + made.samples_per_step * (response - 1)
+    pairs = prompts * prompt * prompt // 2 + made.samples_per_step * response * (prompt + response // 2)
+    needed = ForwardPass(tokens=tokens, pairs=pairs, targets=made.samples_per_step * response)
+    adapters = None if config.training.lora is None else trained_parameters(config, shape)
+    flops = needed.training_flops(shape, adapters)
+    if config.training.gradient_checkpointing:
+        flops += needed.flops(shape)
+    return flops / (config.training.workers * kind.tflops * 1e12)
+
+
+def sync_seconds(config: SamplingRunConfig, shape: ModelShape, kind: GPUKind) -> float:
+    """Return the least seconds of a weight update: within a GPU each weight is read and written, else it is sent."""
+    size = shape.parameters * _width(config)
+    if engines_share_gpus(config.resources):
+        gpus = len(config.resources.device_mapping.inference) // config.inference.replicas
+        return 2 * size / gpus / (kind.memory_gb_per_second * 1e9)
+    return size / (kind.link_gb_per_second * 1e9)

@@ -1,0 +1,27 @@
+"""The section `guards`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from roll_like.config.base import ConfigModel
+from roll_like.config.sections import PositiveInt
+
+GuardName = Literal["mismatch", "grad_norm", "reward", "entropy", "truncation", "zero_variance"]
+
+
+class GuardsConfig(ConfigModel):
+    """Figures that are watched for signs that learning breaks down. Each guard warns; some may end the run."""
+
+    stop: tuple[GuardName, ...] = Field(
+        default=(),
+        description="Guards that end the run: `mismatch` (engine and trainer disagree), `grad_norm` (one update 10 "
+        "times the usual), `reward` (less than half of its best), `entropy` (a tenth of that at the start), "
+        "`truncation` (nearly all answers cut), `zero_variance` (nothing to learn from). The others warn only.",
+    )
+    patience: PositiveInt = Field(
+        default=20,
+        description="Steps in a row that reward, entropy, truncation or zero variance must be bad. Steps.",
+    )

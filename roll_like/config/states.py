@@ -1,0 +1,41 @@
+"""What a model in training holds: the sizes that it follows from, and its parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSizes:
+    """What the memory of a model in training follows from.
+
+    Attributes:
+        parameters: Number of parameters, adapters included.
+        trained: How many of them are trained.
+        largest: Elements of the largest tensor.
+        width: Bytes of a weight in the forward pass.
+    """
+
+    parameters: int
+    trained: int
+    largest: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBytes:
+    """Memory of one rank between and during forward passes, apart from activations.
+
+    Attributes:
+        weights: What the forward pass computes with.
+        gradients: What is added up until an optimizer step.
+        optimizer: Moments, and master weights where the forward pass has less precise ones.
+        buffers: What the backend gathers, reduces and copies through while it trains.
+        step: What an optimizer step takes beside all of these; no activations exist then.
+    """
+
+    weights: int
+    gradients: int = 0
+    optimizer: int = 0
+    buffers: int = 0
+    step: int = 0

@@ -1,0 +1,207 @@
+"""Guards: figures of a step that say that learning breaks down. They warn, and end the run where configured."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from roll_like.config.guards import GuardName, GuardsConfig
+
+Values = Mapping[str, float]
+
+#: Steps that say what is usual of a figure.
+USUAL_STEPS = 20
+#: Weight of the newest step in a moving mean.
+NEWEST = 0.1
+#: Steps in a row in which engine and trainer must disagree.
+MISMATCH_STEPS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    """A guard that has just found something.
+
+    Attributes:
+        guard: Its name in the configuration.
+        text: One sentence: what was found, what is usual, what it may mean.
+        stop: Whether it ends the run.
+    """
+
+    guard: GuardName
+    text: str
+    stop: bool
+
+
+class Guards:
+    """Looks at every step's figures. Metrics that a run does not have are not looked at.
+
+    A guard gives an alarm when it starts to find something, and again only after a step in which it found nothing.
+
+    Args:
+        config: Which guards end the run, and how long figures must be bad.
+    """
+
+    def __init__(self, config: GuardsConfig) -> None:
+        self._config = config
+        self._found: dict[GuardName, Callable[[Values], str | None]] = {
+            "mismatch": _Mismatch().found,
+            "grad_norm": _GradNorm().found,
+            "reward": _Reward(config.patience).found,
+            "entropy": _Entropy(config.patience).found,
+            "truncation": _Lasting(
+                "rollout/truncated",
+                0.9,
+                config.patience,
+                "the token limit cuts nearly all answers: raise it, or look at samples.md for endless repetition",
+            ).found,
+            "zero_variance": _Lasting(
+                "rollout/groups/zero_variance",
+                0.98,
+                config.patience,
+                "nearly all groups have equal rewards, so there is nothing to learn from: the tasks are solved, too "
+                "hard, or the reward always says the same",
+            ).found,
+        }
+        self._active: set[GuardName] = set()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the policy of the last step is one to go on from."""
+        return not self._active & {"mismatch", "grad_norm", "reward", "entropy"}
+
+    def check(self, values: Values) -> list[Alarm]:
+        """Return the alarms of the next step.
+
+        Args:
+            values: All of its figures.
+        """
+        alarms = []
+        for name, found in self._found.items():
+            text = found(values)
+            if text is None:
+                self._active.discard(name)
+            elif name not in self._active:
+                self._active.add(name)
+                alarms.append(Alarm(guard=name, text=text, stop=name in self._config.stop))
+        return alarms
+
+
+class _Mismatch:
+    """Engine and trainer disagree about the same tokens more than they did at first."""
+
+    def __init__(self) -> None:
+        self._usual: list[float] = []
+        self._steps = 0
+
+    def found(self, values: Values) -> str | None:
+        now = values.get("mismatch/kl")
+        if now is None:
+            return None
+        if len(self._usual) < USUAL_STEPS:
+            self._usual.append(now)
+        usual = median(self._usual)
+        bad = now > 1 or (len(self._usual) == USUAL_STEPS and now > 5 * max(usual, 1e-4))
+        self._steps = self._steps + 1 if bad else 0
+        if self._steps < MISMATCH_STEPS:
+            return None
+        return (
+            f"mismatch/kl is {now:.3g} nats, and was {usual:.3g} in the first steps: engine and trainer compute "
+            "different probabilities of the same tokens; compare their precisions, and look at sync/probe"
+        )
+
+
+class _GradNorm:
+    """One update is much larger than those before it."""
+
+    def __init__(self) -> None:
+        self._mean: float | None = None
+        self._steps = 0
+
+    def found(self, values: Values) -> str | None:
+        now = values.get("train/grad_norm")
+        if now is None:
+            return None
+        mean, self._steps = self._mean, self._steps + 1
+        if mean is None:
+            self._mean = now
+            return None
+        self._mean = mean + NEWEST * (min(now, 10 * mean) - mean)
+        if self._steps <= USUAL_STEPS or now <= 10 * mean:
+            return None
+        return (
+            f"train/grad_norm is {now:.3g}, and its moving mean was {mean:.3g}: one update may have harmed the policy; "
+            "lower training.optimizer.max_grad_norm or lr if this comes again"
+        )
+
+
+class _Reward:
+    """The reward has fallen to less than half of the best that it was, and stays there."""
+
+    def __init__(self, patience: int) -> None:
+        self._patience = patience
+        self._mean: float | None = None
+        self._best = 0.0
+        self._steps = 0
+
+    def found(self, values: Values) -> str | None:
+        now = values.get("rollout/reward/mean")
+        if now is None:
+            return None
+        self._mean = now if self._mean is None else self._mean + NEWEST * (now - self._mean)
+        self._best = max(self._best, self._mean)
+        self._steps = self._steps + 1 if self._best > 0 and self._mean < self._best / 2 else 0
+        if self._steps < self._patience:
+            return None
+        return (
+            f"rollout/reward/mean is {self._mean:.3g} on average, and was {self._best:.3g} at its best, "
+            f"{self._steps} steps long: the policy has lost what it had learned; continue from an earlier checkpoint "
+            "with a lower training.optimizer.lr, or with a KL term"
+        )
+
+
+class _Entropy:
+    """The policy hardly chooses any more."""
+
+    def __init__(self, patience: int) -> None:
+        self._patience = patience
+        self._first: deque[float] = deque(maxlen=USUAL_STEPS)
+        self._steps = 0
+
+    def found(self, values: Values) -> str | None:
+        now = values.get("train/entropy")
+        if now is None:
+            return None
+        if len(self._first) < USUAL_STEPS:
+            self._first.append(now)
+            return None
+        usual = median(self._first)
+        self._steps = self._steps + 1 if now < usual / 10 else 0
+        if self._steps < self._patience:
+            return None
+        return (
+            f"train/entropy is {now:.3g} nats, and was {usual:.3g} in the first steps, {self._steps} steps long: all "
+            "answers to a prompt become alike; raise algorithm.entropy_coefficient, rollout.temperature or "
+            "algorithm.loss.clip_high"
+        )
+
+
+class _Lasting:
+    """A share stays above a bound."""
+
+    def __init__(self, metric: str, bound: float, patience: int, meaning: str) -> None:
+        self._metric = metric
+        self._bound = bound
+        self._patience = patience
+        self._meaning = meaning
+        self._steps = 0
+
+    def found(self, values: Values) -> str | None:
+        now = values.get(self._metric)
+        if now is None:
+            return None
+        self._steps = self._steps + 1 if now > self._bound else 0
+        if self._steps < self._patience:
+            return None
+        return f"{self._metric} was above {self._bound:g} for {self._steps} steps (now {now:.3g}): {self._meaning}"

@@ -1,0 +1,146 @@
+"""Starts a run again until it has finished: `roll-like run --restart N`.
+
+The run itself is a child process with `--resume auto`, so that it may die in any way: by a signal, for want of memory,
+with Ray's head. This process holds no GPU, no Ray and no thread.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from roll_like.errors import FAILED, RETRY
+from roll_like.run.signals import STOPPING
+
+#: Attempts in a row that may end without a newer checkpoint than before; the cause is then not one that passes.
+MOST_WITHOUT_PROGRESS = 3
+#: Seconds before the next attempt, by how many attempts in a row made no progress.
+PAUSES = (2.0, 10.0, 60.0)
+ATTEMPTS = "attempts.jsonl"
+
+
+@dataclass
+class Supervisor:
+    """Starts a command, and starts it again where that may help.
+
+    Attributes:
+        command: The run, with `--resume auto`.
+        restarts: Further attempts after the first.
+        progress: Returns the folder of the run and the step of its newest checkpoint; None before there is a folder.
+        say: Called with one sentence for people.
+        wait: Waits between attempts, in seconds.
+    """
+
+    command: Sequence[str]
+    restarts: int
+    progress: Callable[[], tuple[Path, int] | None]
+    say: Callable[[str], None]
+    wait: Callable[[float], None] = time.sleep
+    _child: subprocess.Popen[bytes] | None = None
+    _stopping: bool = field(default=False, init=False)
+
+    def run(self) -> int:
+        """Return the exit code of the last attempt; that of a killed one is `RETRY`, as a scheduler needs it."""
+        previous = {number: signal.signal(number, self._pass_on) for number in STOPPING}
+        previous[signal.SIGINT] = signal.signal(signal.SIGINT, self._leave_to_child)
+        try:
+            return self._attempts()
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _attempts(self) -> int:
+        attempt, idle = 1, 0
+        while True:
+            before = self._step()
+            code = self._attempt(attempt)
+            after = self._step()
+            idle = 0 if after > before else idle + 1
+            again = code < 0 or code == RETRY
+            if not again or self._stopping:
+                return RETRY if code < 0 else code
+            ended = f"attempt {attempt} {_described(code)}"
+            if attempt > self.restarts:
+                self.say(f"{ended}; it was the last of {attempt} attempts (--restart {self.restarts})")
+                return RETRY
+            if idle == MOST_WITHOUT_PROGRESS:
+                self.say(f"{ended}; {idle} attempts in a row ended without a new checkpoint, so the run is given up")
+                return FAILED
+            pause = PAUSES[idle]
+            attempt += 1
+            found = f"the checkpoint of step {after}" if after else "its first step"
+            self.say(f"{ended}; attempt {attempt} of {self.restarts + 1} goes on from {found} in {pause:g} s")
+            self.wait(pause)
+            if self._stopping:
+                return RETRY
+
+    def _attempt(self, number: int) -> int:
+        began, clock = datetime.now(UTC), time.monotonic()
+        self._child = subprocess.Popen(self.command)
+        code = self._child.wait()
+        self._child = None
+        found = self.progress()
+        if found is not None:
+            record = {
+                "attempt": number,
+                "began": began.isoformat(timespec="seconds"),
+                "seconds": round(time.monotonic() - clock, 1),
+                "exit": code,
+                "checkpoint_step": found[1],
+            }
+            with (found[0] / ATTEMPTS).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+        return code
+
+    def _step(self) -> int:
+        found = self.progress()
+        return 0 if found is None else found[1]
+
+    def _pass_on(self, number: int, frame: Any) -> None:
+        del frame
+        self._stopping = True
+        if self._child is not None:
+            self._child.send_signal(number)
+
+    def _leave_to_child(self, number: int, frame: Any) -> None:
+        """A terminal sends Ctrl-C to the child too."""
+        del number, frame
+        self._stopping = True
+
+
+def supervised_command(arguments: Sequence[str]) -> list[str]:
+    """Return this process's command line as that of one attempt.
+
+    Args:
+        arguments: `sys.orig_argv`.
+
+    >>> supervised_command(["python", "run_pipeline.py", "--config", "a.yaml", "--restart", "3"])[1:]
+    ['run_pipeline.py', '--config', 'a.yaml', '--resume', 'auto']
+    """
+    kept: list[str] = []
+    skip = False
+    for text in arguments[1:]:
+        if skip:
+            skip = False
+        elif text == "--restart":
+            skip = True
+        elif not text.startswith("--restart="):
+            kept.append(text)
+    return [sys.executable, *kept, "--resume", "auto"]
+
+
+def _described(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

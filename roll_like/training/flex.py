@@ -1,0 +1,73 @@
+"""Attention over joined rows by torch's flex attention: also with soft-capped scores, sinks and wide heads.
+
+The kernel is compiled with Triton for the GPU; on CPU torch has a forward pass only. What a token sees is a `BlockMask`
+of tiles, one for each width of window, and never a mask of T × T.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roll_like.training.rows import PREFIX_STRIDE
+from roll_like.training.scores import Scores
+from roll_like.training.segments import RowSegments
+
+
+def flex_attention(
+    query_THD: Tensor, key_TGD: Tensor, value_TGE: Tensor, segments: RowSegments, scores: Scores
+) -> Tensor:
+    """Return the attention output of joined rows, shape [T, H, E]."""
+    from torch.nn.attention.flex_attention import AuxRequest
+
+    if scores.window not in segments.block_masks:
+        segments.block_masks[scores.window] = block_mask(segments, scores.window)
+    cap = scores.softcap
+
+    def bounded(score: Tensor, *_: Tensor) -> Tensor:
+        assert cap is not None, "not called without a bound"
+        return cap * torch.tanh(score / cap)
+
+    output_1HTE, auxiliary = _kernel(query_THD.is_cuda)(
+        *(each.transpose(0, 1)[None] for each in (query_THD, key_TGD, value_TGE)),
+        score_mod=None if cap is None else bounded,
+        block_mask=segments.block_masks[scores.window],
+        scale=scores.scale,
+        enable_gqa=query_THD.shape[1] != key_TGD.shape[1],
+        return_aux=AuxRequest(lse=True),
+    )
+    if scores.sinks_H is not None:
+        # exp s / (exp sink + Σ exp s) is the softmax times Σ exp s / (exp sink + Σ exp s)
+        share_1HT = torch.sigmoid(auxiliary.lse - scores.sinks_H.float()[:, None])
+        output_1HTE = output_1HTE * share_1HT[..., None].to(output_1HTE.dtype)
+    output_THE: Tensor = output_1HTE[0].transpose(0, 1)
+    return output_THE
+
+
+def block_mask(segments: RowSegments, window: int | None) -> Any:
+    """Return torch's `BlockMask` of what each of the T joined tokens sees, as `RowSegments.mask` says for rows."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    kept_T = segments.sequences.kept_T
+    row_T = kept_T // segments.segment_ids_BL.shape[1]
+    segment_T, position_T = (each.reshape(-1)[kept_T] for each in (segments.segment_ids_BL, segments.positions_BL))
+
+    def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        segment, of_key = segment_T[query], segment_T[key]
+        own = (of_key == 0) | (of_key == segment) | (of_key == segment // PREFIX_STRIDE)
+        seen = own & (row_T[query] == row_T[key]) & (key <= query)
+        return seen if window is None else seen & (position_T[key] > position_T[query] - window)
+
+    tokens, device = len(kept_T), kept_T.device
+    # without compilation it would make a mask of T × T first
+    return create_block_mask(sees, None, None, tokens, tokens, device=str(device), _compile=device.type == "cuda")
+
+
+@cache
+def _kernel(compiled: bool) -> Any:
+    from torch.nn.attention.flex_attention import flex_attention as kernel
+
+    return torch.compile(kernel) if compiled else kernel

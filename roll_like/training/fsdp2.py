@@ -1,0 +1,267 @@
+"""The training backend `fsdp2`: PyTorch's fully sharded data parallelism, and its distributed checkpoints.
+
+Each of the model's layers is one unit: its parameters are gathered for the layer's forward and backward pass and are
+sharded at all other times. What is outside the layers, such as embeddings and the output head, is a unit with them all.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from roll_like.algorithms.lazy import torch  # the registry imports this file to know the names of backends
+from roll_like.config.sections import Precision, TrainerConfig
+from roll_like.config.violations import Violation
+from roll_like.errors import ConfigError
+from roll_like.registry import TRAINING_BACKENDS
+from roll_like.training.plugin import BackendPlugin, LazyTensors, Part
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from roll_like.training.interface import State
+
+#: Name of the folder of weights and optimizer within a checkpoint.
+TAG = "engine"
+_WEIGHT, _OPTIMIZER = "weight.", "optimizer."
+
+
+@TRAINING_BACKENDS.register("fsdp2")
+class FSDP2Backend(BackendPlugin):
+    """One rank's module under `torch.distributed.fsdp.fully_shard`; a `TrainingBackend`.
+
+    Trained weights are sharded in float32, frozen ones in the precision of the forward pass.
+
+    Args:
+        settings: The section of the model.
+        dtype: Precision of the forward pass; master weights, and sums of gradients over ranks, are float32.
+        device: `cpu` or `cuda`.
+        world_size: Number of ranks.
+
+    Raises:
+        ConfigError: The precision is float16, whose gradients would have to be scaled.
+    """
+
+    start_keys: ClassVar[tuple[str, ...]] = ("zero_stage",)
+
+    def __init__(self, settings: TrainerConfig, *, dtype: Precision, device: str, world_size: int) -> None:
+        if dtype == "float16":
+            raise ConfigError(
+                "the training backend fsdp2 does not scale losses, so gradients in float16 would underflow",
+                fix="set model.dtype: bfloat16 or float32, or training.backend: deepspeed",
+            )
+        self._settings = settings
+        self._dtype = dtype
+        self._device = device
+        self._world_size = world_size
+        self._module: Any = None
+        self._optimizer: torch.optim.AdamW
+
+    @staticmethod
+    def violations(settings: TrainerConfig) -> Iterator[Violation]:
+        """Yield a `zero_stage` that leaves something whole, and any `offload`."""
+        if settings.zero_stage != 3:
+            yield Violation(
+                ("zero_stage",),
+                "the backend fsdp2 shards weights, gradients and optimizer, which is zero_stage: 3; found zero_stage: "
+                f"{settings.zero_stage}",
+            )
+        if settings.offload != "none":
+            yield Violation(
+                ("offload",),
+                f"the backend fsdp2 keeps no states in host memory during a step; found {settings.offload}. Set it to "
+                "none, or backend to deepspeed",
+            )
+
+    @staticmethod
+    def divided(settings: TrainerConfig) -> frozenset[Part]:
+        """Return what ranks divide: all of it, unless a frozen model is whole."""
+        return frozenset[Part](("weights", "gradients", "optimizer") if settings.zero_stage == 3 else ())
+
+    @staticmethod
+    def merged(directory: Path) -> Mapping[str, Tensor]:
+        """Return whole parameters from the files of any number of ranks, each read when it is asked for."""
+        from torch.distributed.checkpoint.filesystem import FileSystemReader
+        from torch.distributed.checkpoint.state_dict_loader import load
+
+        folder = directory / TAG
+
+        def read(key: str, stored: Any) -> Tensor:
+            tensor = torch.empty(stored.size, dtype=stored.properties.dtype)
+            with _plain_errors(), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as is meant
+                load({key: tensor}, checkpoint_id=folder, no_dist=True)
+            return tensor
+
+        stored = FileSystemReader(folder).read_metadata().state_dict_metadata
+        return LazyTensors(
+            {
+                key.removeprefix(_WEIGHT): partial(read, key, entry)
+                for key, entry in stored.items()
+                if key.startswith(_WEIGHT)
+            }
+        )
+
+    def join(self) -> None:
+        """Meet the other ranks; the process's environment says where."""
+        if self._device == "cuda":
+            torch.cuda.set_device(0)  # each rank's process sees one
+        torch.distributed.init_process_group("gloo" if self._device == "cpu" else "nccl")
+
+    def wrap(self, module: nn.Module) -> None:
+        """Take a module on the CPU, to train it on the device, or to compute with one that is frozen.
+
+        A device holds its share, and one layer in full precision at a time.
+        """
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        from roll_like.training.optimizer import adamw
+
+        dtype = getattr(torch, self._dtype)
+        # inputs keep their precision: some are a loss's own float32 figures
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+        mesh = init_device_mesh(self._device, (self._world_size,))
+        layers = [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
+        for part in (*layers, module):
+            for parameter in part.parameters():
+                if not isinstance(parameter, torch.distributed.tensor.DTensor) and parameter.is_floating_point():
+                    parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else dtype)
+            unit: Any = fully_shard(part, mesh=mesh, mp_policy=policy)
+            unit.set_gradient_divide_factor(1.0)  # losses add up over ranks
+            unit.set_force_sum_reduction_for_comms(True)  # gloo has no other reduction
+            unit.set_reduce_scatter_unused_params(True)  # a rank's tokens may miss experts that another's reach
+        self._module = module
+        if any(parameter.requires_grad for parameter in module.parameters()):
+            self._optimizer = adamw(module, self._settings.optimizer)
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that is trained."""
+        module: nn.Module = self._module
+        return module
+
+    def forward(self, *inputs: Any) -> Any:
+        """Run the module; dropout is on where there are gradients only."""
+        learning = torch.is_grad_enabled()
+        if self._module.training != learning:
+            self._module.train(learning)
+        outputs = self._module(*inputs)
+        if not learning:
+            self._module.reshard()  # what is outside the layers stays whole for a backward pass, which does not come
+        return outputs
+
+    def forward_backward(self, loss_of: Callable[[], Tensor], *, last: bool) -> None:
+        """Add one micro-batch's gradient, over all ranks: sums of whole gradients would need a whole model's memory."""
+        del last
+        torch.autograd.backward(loss_of())
+
+    def optimizer_step(self, learning_rate: float) -> float:
+        """Move the weights by the gradients since the last step; return the norm of the gradient before clipping."""
+        norm: Any = torch.nn.utils.clip_grad_norm_(self._trained().values(), self._settings.optimizer.max_grad_norm)
+        self._step(learning_rate)
+        return float(norm.full_tensor())
+
+    @property
+    def sharded(self) -> bool:
+        """Whether a rank holds a part of each parameter only; one that is not holds a frozen model whole."""
+        return self._settings.zero_stage == 3
+
+    @contextmanager
+    def gathered(self, parameters: Sequence[nn.Parameter]) -> Iterator[Sequence[Tensor]]:
+        """Hold the whole of sharded parameters; every rank must ask for the same ones."""
+        yield [_sharded(parameter).full_tensor() for parameter in parameters]
+
+    def save(self, directory: str) -> None:
+        """Write this rank's share of model and optimizer; any number of ranks can take it back."""
+        from torch.distributed.checkpoint.state_dict_saver import save
+
+        with _plain_errors():
+            save({**self._weights(), **self._states()}, checkpoint_id=Path(directory) / TAG)
+
+    def load(self, directory: str) -> None:
+        """Take back what `save` wrote."""
+        from torch.distributed.checkpoint.filesystem import FileSystemReader
+        from torch.distributed.checkpoint.state_dict_loader import load
+
+        folder = Path(directory) / TAG
+        stored = FileSystemReader(folder).read_metadata().state_dict_metadata.keys()
+        if any(key.startswith(_OPTIMIZER) for key in stored):
+            self._fill_states()
+        else:  # it was saved before the first step
+            self._optimizer.state.clear()
+        wanted = {**self._weights(), **self._states()}
+        if wanted.keys() != stored:
+            raise RuntimeError(
+                "the checkpoint is of another model or of other adapters: missing tensors: "
+                f"{', '.join(sorted(wanted.keys() - stored)[:3]) or 'none'}; unexpected tensors: "
+                f"{', '.join(sorted(stored - wanted.keys())[:3]) or 'none'}"
+            )
+        with _plain_errors():
+            load(wanted, checkpoint_id=folder)
+
+    def tensors(self, part: State) -> Iterator[Tensor]:
+        """Yield this rank's shares of parameters, and buffers; or the optimizer's states and gradients."""
+        if part == "weights":
+            yield from (_local(parameter) for parameter in self._module.parameters())
+            yield from self._module.buffers()
+            return
+        yield from (_local(value) for states in self._optimizer.state.values() for value in states.values())
+        yield from (_local(each.grad) for each in self._module.parameters() if each.grad is not None)
+
+    def close(self) -> None:
+        """Leave the process group."""
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        return {name: each for name, each in self._module.named_parameters() if each.requires_grad}
+
+    def _step(self, learning_rate: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {f"{_WEIGHT}{name}": parameter.detach() for name, parameter in self._trained().items()}
+
+    def _states(self) -> dict[str, Tensor]:
+        return {
+            f"{_OPTIMIZER}{key}.{name}": value
+            for name, parameter in self._trained().items()
+            for key, value in self._optimizer.state.get(parameter, {}).items()
+        }
+
+    def _fill_states(self) -> None:
+        """Let the optimizer make its states, for them to be loaded: a step that moves nothing."""
+        for parameter in self._trained().values():
+            parameter.grad = torch.zeros_like(parameter)
+        self._step(0.0)
+
+
+def _sharded(tensor: Tensor) -> Any:
+    """Return a sharded tensor, without its history."""
+    return tensor.detach()
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """Return a rank's share of a sharded tensor, or a tensor that is not."""
+    share: Tensor = _sharded(tensor).to_local() if isinstance(tensor, torch.distributed.tensor.DTensor) else tensor
+    return share
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Raise RuntimeError where distributed checkpoints raise what is no Exception."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        yield
+    except CheckpointException as error:
+        raise RuntimeError(str(error)) from error

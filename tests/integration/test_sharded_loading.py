@@ -1,0 +1,164 @@
+"""Models that are sharded while they are loaded: what ranks hold, and that it computes the same."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gloo_ranks import on_ranks
+from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
+from tiny_families import make_family
+from tiny_model import make_tiny_model
+
+from roll_like.config.sections import TrainingConfig
+from roll_like.models.modules import load_causal_lm
+from roll_like.registry import TRAINING_BACKENDS
+from roll_like.training.interface import RankSpec
+from roll_like.training.language_model import LanguageModelObjective
+from roll_like.training.layout import micro_batches, per_sample
+from roll_like.training.rank import TrainingRank
+
+pytestmark = pytest.mark.integration
+BACKENDS = ["deepspeed", "fsdp2"]
+
+
+def rank_of(rank: int, ranks: int, model: Path, backend: str, *, frozen: bool, dtype: str = "float32") -> TrainingRank:
+    settings = TrainingConfig(backend=backend, workers=ranks, zero_stage=3)
+    spec: RankSpec[Any] = RankSpec(
+        objective=LanguageModelObjective(settings=settings),
+        model_path=str(model),
+        dtype=dtype,  # type: ignore[arg-type]
+        device="cpu",
+        threads=1,
+        seed=0,
+        total_updates=1,
+        trust_remote_code=False,
+        frozen=frozen,
+    )
+    return TrainingRank(spec, rank, ranks)
+
+
+def own_memory() -> int:
+    """Return the memory of this process that is no mapped file. Bytes."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Anonymous:"))
+
+
+@contextmanager
+def peak_memory() -> Iterator[list[int]]:
+    """Measure how far this process's own memory rises: the last number of the list, at the end."""
+    start, found, done = own_memory(), [0], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.05):
+            found[0] = max(found[0], own_memory() - start)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        yield found
+    finally:
+        done.set()
+        watching.join()
+
+
+def _size(module: Any) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def load_sharded(
+    rank: int, ranks: int, address: Any, small: str, model: str, backend: str, frozen: bool
+) -> dict[str, Any]:
+    trainer = rank_of(rank, ranks, Path(model), backend, frozen=frozen)
+    load_causal_lm(Path(small), "float32")  # imports what the other needs
+    moved: list[int] = []
+    move = torch.nn.Module.to
+    torch.nn.Module.to = lambda module, *to: moved.append(_size(module)) or move(module, *to)  # type: ignore[assignment, func-returns-value]
+    with peak_memory() as peak:
+        trainer.start(address)
+    torch.nn.Module.to = move  # type: ignore[method-assign]
+    storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in trainer._backend.tensors("weights")}
+    samples = ragged_policy_samples()
+    layout = trainer._objective.layout(ranks)
+    shards = micro_batches(samples, **layout)
+    computed = trainer.forward(shards[rank])
+    if frozen:
+        trainer.offload("weights")
+        assert all(not tensor.untyped_storage().nbytes() for tensor in trainer._backend.tensors("weights"))
+        trainer.reload("weights")
+        again = trainer.forward(shards[rank])
+        assert all(np.array_equal(*pair) for pair in zip(computed, again, strict=True))
+    found = {
+        "held": sum(tensor.untyped_storage().nbytes() for tensor in storages.values()),
+        "moved": max(moved, default=0),
+        "peak": peak[0],
+        "computed": computed,
+    }
+    trainer.close()
+    return found
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_each_of_two_ranks_loads_a_half(tmp_path: Path, backend: str, frozen: bool) -> None:
+    small = make_tiny_model(tmp_path / "small", dtype="float32")
+    model = make_tiny_model(tmp_path / "model", dtype="float32", width=1024, layers=6)
+    from transformers import AutoModelForCausalLM
+
+    plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    size = sum(parameter.nbytes for parameter in plain.parameters())
+    found = on_ranks(load_sharded, str(small), str(model), backend, frozen)
+    samples = ragged_policy_samples()
+    shards = micro_batches(samples, **LanguageModelObjective[Any, Any](settings=TrainingConfig()).layout(2))
+    computed = per_sample(samples, shards, [each["computed"] for each in found])
+    for sample, mine in zip(samples, computed, strict=True):
+        ids = torch.from_numpy(sample.token_ids).long()[None]
+        with torch.no_grad():
+            logprobs = plain(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+        expected = np.concatenate([[0.0], logprobs.numpy()])
+        np.testing.assert_allclose(mine, np.where(sample.sampled, expected, 0), atol=2e-5)
+    for each in found:
+        assert each["held"] == pytest.approx(size / 2, rel=0.02)
+        assert each["moved"] == 0, "a whole model was moved to a device"
+        if frozen:  # an optimizer adds its own
+            assert each["peak"] < size, each["peak"] / size
+
+
+def buffers_after_loading(rank: int, ranks: int, address: Any, models: list[str], backend: str) -> list[str]:
+    wrong: list[str] = []
+    first = rank_of(rank, ranks, Path(models[0]), backend, frozen=True)
+    first.start(address)
+    for path in models:
+        for dtype in ("float32", "bfloat16"):
+            trainer = rank_of(rank, ranks, Path(path), backend, frozen=True, dtype=dtype)
+            objective = trainer._objective
+            plain = objective.load(trainer._spec)
+            expected = {name: (buffer.dtype, buffer.clone()) for name, buffer in plain.named_buffers()}
+            assert any("inv_freq" in name for name in expected)
+            trainer._backend = TRAINING_BACKENDS.get(backend)(
+                trainer._settings, dtype=dtype, device="cpu", world_size=ranks
+            )
+            trainer.take(objective.load(trainer._spec))
+            found = dict(trainer._model.module.named_buffers())
+            wrong += [
+                f"{path} {dtype} {name}"
+                for name, (kind, value) in expected.items()
+                if found[name].dtype != kind or not torch.equal(found[name], value)
+            ]
+            if found.keys() != expected.keys():
+                wrong.append(path)
+    first.close()
+    return wrong
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rotary_frequencies_stay_as_they_are(tmp_path: Path, backend: str) -> None:
+    families = ("llama", "qwen3", "gemma3_window", "phi3", "gpt_oss", "qwen3_moe")
+    models = [str(make_family(family, tmp_path / family)) for family in families]
+    assert on_ranks(buffers_after_loading, models, backend, ranks=1) == [[]]

@@ -1,0 +1,206 @@
+"""The training backend `fsdp2` on ranks without Ray: updates of a plain PyTorch loop, whatever the number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from gloo_ranks import on_ranks
+from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
+from tiny_families import make_family
+from transformers import AutoModelForCausalLM
+
+from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
+from roll_like.config.sections import TrainingConfig
+from roll_like.errors import CheckpointError
+from roll_like.models.checkpoint_names import converted
+from roll_like.run.export import merged_weights
+from roll_like.training.interface import RankSpec, Share
+from roll_like.training.rank import TrainingRank
+from roll_like.values import reduce
+
+pytestmark = pytest.mark.integration
+OPTIMIZER = {"lr": 1e-2, "max_grad_norm": 0.5, "eps": 1e-2, "weight_decay": 0.01}
+Weights = dict[str, torch.Tensor]
+
+
+def start(rank: int, ranks: int, address: Any, model: str, dtype: str, options: dict[str, Any]) -> TrainingRank:
+    settings = TrainingConfig(backend="fsdp2", workers=ranks, zero_stage=3, optimizer=OPTIMIZER, **options)
+    spec: RankSpec[Any] = RankSpec(
+        objective=SupervisedObjective(settings=settings, packing=True),
+        model_path=model,
+        dtype=dtype,  # type: ignore[arg-type]
+        device="cpu",
+        threads=1,
+        seed=0,
+        total_updates=10,
+        trust_remote_code=False,
+    )
+    trainer = TrainingRank(spec, rank, ranks)
+    trainer.start(address)
+    return trainer
+
+
+def learn(trainer: TrainingRank, seed: int) -> dict[str, float]:
+    engine: Any = SimpleNamespace(layout=trainer._objective.layout(trainer.world_size))
+    (update,) = trainer._objective.updates(ragged_policy_samples(seed=seed), engine)
+    place = trainer.rank // trainer._settings.sequence_parallel
+    share = Share(batches=update.shards[place], shared=update.shared)
+    assert trainer.world_size > 1 or len(share.batches) > 1
+    report = reduce(trainer.forward_backward(share))
+    return {**report, **reduce(trainer.optimizer_step())}
+
+
+def weights_of(trainer: TrainingRank) -> Weights:
+    return {name: tensor.float().clone() for name, tensor in trainer.full_weights()}
+
+
+def train(
+    rank: int, ranks: int, address: Any, model: str, dtype: str, folder: str, options: dict[str, Any]
+) -> tuple[list[dict[str, float]], Weights, Weights]:
+    """Three steps, with a checkpoint after the second; return reports, and weights after the second and the third."""
+    trainer = start(rank, ranks, address, model, dtype, options)
+    reports = [learn(trainer, 0), learn(trainer, 1)]
+    trainer.save(folder)
+    between = weights_of(trainer)
+    for state in ("optimizer", "weights"):
+        trainer.offload(state)  # type: ignore[arg-type]
+    assert not any(each.untyped_storage().nbytes() for each in trainer._backend.tensors("weights") if each.numel() > 32)
+    for state in ("weights", "optimizer"):
+        trainer.reload(state)  # type: ignore[arg-type]
+    reports.append(learn(trainer, 2))
+    found = weights_of(trainer)
+    trainer.close()
+    return reports, between, found
+
+
+def resume(
+    rank: int, ranks: int, address: Any, model: str, dtype: str, folder: str, options: dict[str, Any]
+) -> tuple[dict[str, float], Weights]:
+    trainer = start(rank, ranks, address, model, dtype, options)
+    trainer.load(folder)
+    report, found = learn(trainer, 2), weights_of(trainer)
+    trainer.close()
+    return report, found
+
+
+def plain_loop(model: Path) -> tuple[list[float], list[float], Weights]:
+    """Losses and gradient norms of three steps of plain PyTorch, and the weights after them."""
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    rate, eps, decay = OPTIMIZER["lr"], OPTIMIZER["eps"], OPTIMIZER["weight_decay"]
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=rate, eps=eps, weight_decay=decay)
+    losses, norms = [], []
+    for seed in range(3):
+        samples = ragged_policy_samples(seed=seed)
+        tokens = sum(int(sample.sampled.sum()) for sample in samples)
+        loss = -sum(_answer_logprobs(policy, sample).sum() for sample in samples) / tokens
+        optimizer.zero_grad()
+        loss.backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(policy.parameters(), OPTIMIZER["max_grad_norm"])))
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    tensors = converted(policy, policy.named_parameters())
+    return losses, norms, {name: tensor.detach().clone() for name, tensor in tensors}
+
+
+def _answer_logprobs(policy: Any, sample: Any) -> torch.Tensor:
+    ids = torch.from_numpy(sample.token_ids).long()
+    logprobs = policy(ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+    return logprobs[torch.from_numpy(sample.sampled[1:])]
+
+
+def largest_difference(left: Weights, right: Weights) -> float:
+    assert left.keys() == right.keys()
+    return max(float((left[name] - right[name]).abs().max()) for name in left)
+
+
+def close(left: Sequence[float], right: Sequence[float]) -> bool:
+    return list(left) == pytest.approx(list(right), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [(1, {"max_tokens_per_micro_batch": 96}), (2, {"max_tokens_per_micro_batch": 64, "gradient_checkpointing": True})],
+)
+def test_updates_are_those_of_a_plain_loop_and_resume_on_any_number_of_ranks(
+    float_model: Path, tmp_path: Path, ranks: int, options: dict[str, Any]
+) -> None:
+    losses, norms, expected = plain_loop(float_model)
+    arguments = (str(float_model), "float32", str(tmp_path), options)
+    (reports, between, found), *others = on_ranks(train, *arguments, ranks=ranks)
+    assert close([sum(each[0][step]["train/loss"] for each in ((reports,), *others)) for step in range(3)], losses)
+    assert close([report["train/grad_norm"] for report in reports], norms)
+    assert min(norms) > OPTIMIZER["max_grad_norm"], "clipped"
+    assert largest_difference(found, expected) < 2e-6
+    merged = {name: tensor for name, tensor in merged_weights(tmp_path, "fsdp2").items() if name in between}
+    assert largest_difference(merged, between) == 0.0
+    for again in (ranks, 3 - ranks):
+        (_, resumed), *_ = on_ranks(resume, *arguments, ranks=again)
+        difference = largest_difference(resumed, found)
+        assert difference == 0.0 if again == ranks else difference < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("ranks", "dtype", "options"),
+    [(1, "bfloat16", {}), (2, "bfloat16", {"lora": {"rank": 4, "dropout": 0.3}})],
+)
+def test_a_resumed_rank_goes_on_bit_for_bit(
+    float_model: Path, tmp_path: Path, ranks: int, dtype: str, options: dict[str, Any]
+) -> None:
+    arguments = (str(float_model), dtype, str(tmp_path), {"max_tokens_per_micro_batch": 64, **options})
+    (reports, between, found), *_ = on_ranks(train, *arguments, ranks=ranks)
+    assert largest_difference(between, found) > 1e-3
+    assert reports[2]["train/loss"] < reports[0]["train/loss"] + 0.5
+    (report, resumed), *_ = on_ranks(resume, *arguments, ranks=ranks)
+    assert largest_difference(resumed, found) == 0.0
+    assert report["train/grad_norm"] == reports[2]["train/grad_norm"]
+
+
+@pytest.mark.parametrize(
+    ("family", "options"), [("qwen3_moe", {}), ("gpt_oss", {}), ("qwen3", {"sequence_parallel": 2})]
+)
+def test_mixtures_and_ranks_that_share_rows(tmp_path: Path, family: str, options: dict[str, Any]) -> None:
+    model = make_family(family, tmp_path / "model")
+    _, norms, expected = plain_loop(model)
+    arguments = (str(model), "float32", str(tmp_path), {"max_tokens_per_micro_batch": 64, **options})
+    for reports, _, found in on_ranks(train, *arguments):
+        assert close([report["train/grad_norm"] for report in reports], norms)
+        assert largest_difference(found, expected) < 5e-6
+
+
+def stubborn(rank: int, ranks: int, address: Any, model: str, folder: str) -> list[str]:
+    """Load what does not fit, and save what no step was taken for."""
+    trainer = start(rank, ranks, address, model, "float32", {"max_tokens_per_micro_batch": 96})
+    before = weights_of(trainer)
+    trainer.save(f"{folder}/fresh")
+    learn(trainer, 0)
+    trainer.load(f"{folder}/fresh")
+    assert largest_difference(weights_of(trainer), before) == 0.0
+    assert not trainer._backend._states()  # type: ignore[attr-defined]
+    found = []
+    for name in ("nothing", "adapters"):
+        try:
+            trainer.load(f"{folder}/{name}")
+        except CheckpointError as error:
+            found.append(str(error))
+    trainer.close()
+    return found
+
+
+def save_adapters(rank: int, ranks: int, address: Any, model: str, folder: str) -> None:
+    trainer = start(rank, ranks, address, model, "float32", {"lora": {"rank": 2}})
+    trainer.save(folder)
+    trainer.close()
+
+
+def test_checkpoints_that_do_not_fit_say_so(float_model: Path, tmp_path: Path) -> None:
+    for name in ("fresh", "adapters"):
+        (tmp_path / name).mkdir()
+    on_ranks(save_adapters, str(float_model), str(tmp_path / "adapters"), ranks=1)
+    ((nothing, adapters),) = on_ranks(stubborn, str(float_model), str(tmp_path), ranks=1)
+    assert "cannot read its checkpoint" in nothing
+    assert "of another model or of other adapters: missing tensors: weight.causal_lm" in adapters

@@ -1,0 +1,431 @@
+"""Who holds how much of a GPU in which phase, what is refused, and how long a step takes at least."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from config_files import MINIMAL, changed
+from pydantic import ValidationError
+from rich.console import Console
+
+from roll_like import cli
+from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
+from roll_like.builtin.pipelines.rlvr.pipeline import RLVRPipeline
+from roll_like.check import Report
+from roll_like.check.activations import forward_bytes, head_bytes, layer_bytes, training_bytes
+from roll_like.check.gpu_memory import COMMUNICATOR_BYTES, CONTEXT_BYTES, GPUPlan, gpu_plans
+from roll_like.check.gpu_plan import GPUReport, check_gpus, gpu_report, measured_memory
+from roll_like.check.step_floor import step_floor
+from roll_like.config.load import load_config
+from roll_like.config.plan import plan
+from roll_like.config.run import RunConfig
+from roll_like.config.violations import Finding
+from roll_like.errors import ConfigError
+from roll_like.models.shape import ModelShape, load_model_shape
+
+ROOT = Path(__file__).resolve().parents[2]
+SHAPES = ROOT / "tests" / "data" / "shapes"
+GIB = 2**30
+#: 2³⁰ parameters, and layers so small that they hardly matter.
+BILLION = ModelShape(
+    parameters=2**30,
+    layers=2,
+    hidden_size=16,
+    intermediate_size=32,
+    vocab_size=64,
+    heads=2,
+    kv_heads=1,
+    head_dim=8,
+    max_positions=None,
+    tied_embeddings=True,
+)
+
+
+def gpus(count: int = 1, **changes: Any) -> RLVRConfig:
+    """A trainer and engines on the same GPUs, with changes."""
+    last = f"0-{count - 1}"
+    resources = {
+        "device": "cuda",
+        "devices_per_node": count,
+        "device_mapping": {"training": last, "inference": last},
+    }
+    base = changed(
+        MINIMAL,
+        resources=resources,
+        training={"workers": count, "zero_stage": 3},
+        inference={"type": "vllm", "replicas": count, "gpu_memory_utilization": 0.5},
+        model={"path": "org/model", "dtype": "bfloat16"},
+    )
+    return RLVRConfig.model_validate(changed(base, **changes))
+
+
+def shape_of(name: str) -> ModelShape:
+    return load_model_shape(SHAPES / name)
+
+
+def plans(config: RLVRConfig, shape: ModelShape = BILLION, memory: int | None = 80 * GIB) -> tuple[GPUPlan, ...]:
+    roles = ("training", "inference", "reference", "critic")
+    return gpu_plans(config, dict.fromkeys(roles, shape), memory)
+
+
+def phases(made: GPUPlan) -> dict[str, dict[str, int]]:
+    """Each phase's states, by `role part`."""
+    shown = {"weights", "gradients", "optimizer", "KV cache", "CUDA", "server"}
+    return {
+        phase.name: {f"{role} {part}": size for (role, part), size in phase.parts.items() if part in shown}
+        for phase in made.phases
+    }
+
+
+def errors(config: RLVRConfig, shape: ModelShape, memory: int = 80 * GIB) -> list[tuple[str, str]]:
+    report = GPUReport(plans=plans(config, shape, memory), memory=memory, floor=None)
+    return [(found.key, found.message) for found in check_gpus(config, report) if found.level == "error"]
+
+
+def test_shared_gpus_hold_what_residency_says() -> None:
+    """Engines and models take turns; the weights of both meet during an update only."""
+    (made,) = plans(gpus(2))
+    found = phases(made)
+    assert list(found) == ["sampling", "training", "weight update"]
+    contexts = {"training CUDA": CONTEXT_BYTES + COMMUNICATOR_BYTES, "inference CUDA": CONTEXT_BYTES}
+    cache = found["sampling"].pop("inference KV cache")
+    assert found["sampling"] == {"inference weights": 2 * GIB, **contexts}
+    # ZeRO-3 over two ranks: 2, 4 and 12 bytes a parameter, halved
+    states = {"training weights": GIB, "training gradients": 2 * GIB, "training optimizer": 6 * GIB}
+    assert found["training"] == {**states, **contexts}
+    assert found["weight update"] == {"inference weights": 2 * GIB, "training weights": GIB, **contexts}
+    assert made.host == 9 * GIB
+    whole = next(phase for phase in made.phases if phase.name == "sampling")
+    assert whole.total - sum(contexts.values()) == 40 * GIB, "vLLM fills its share"
+    assert made.cache == cache
+
+
+def test_what_stays_awake_is_held_in_every_phase() -> None:
+    (made,) = plans(gpus(inference__sleep=False, training__sleep=False))
+    for phase in made.phases:
+        assert ("inference", "KV cache") in phase.parts, phase.name
+        assert ("training", "optimizer") in phase.parts, phase.name
+    assert made.host == 0
+
+
+def test_models_that_share_gpus_with_engines_take_turns_with_each_other() -> None:
+    config = gpus(algorithm={"kl": {"use": "loss"}}, reference={})
+    found = phases(plans(config)[0])
+    assert list(found) == ["sampling", "training", "reference", "weight update"]
+    assert "reference weights" not in found["training"]
+    assert "training weights" not in found["reference"]
+    assert found["reference"]["reference weights"] == 2 * GIB
+
+
+def test_models_on_gpus_of_their_own_all_stay() -> None:
+    config = gpus(
+        2,
+        resources__device_mapping={"training": "0", "inference": "1", "reference": "0"},
+        training={"workers": 1},
+        inference__replicas=1,
+        algorithm={"kl": {"use": "loss"}},
+        reference={},
+    )
+    models, engines = plans(config)
+    assert [phase.name for phase in models.phases] == ["training", "reference"]
+    for phase in models.phases:
+        assert {("training", "optimizer"), ("reference", "weights")} <= set(phase.parts)
+    assert [phase.name for phase in engines.phases] == ["sampling"]
+
+
+def test_a_judge_keeps_its_share_in_every_phase() -> None:
+    judge = {"type": "vllm", "path": "org/judge", "gpu_memory_utilization": 0.25}
+    config = gpus(judge=judge, rewards={"use": [{"type": "llm_judge", "judges": [{"url": "judge", "model": "judge"}]}]})
+    (made,) = plans(config)
+    assert {found["judge server"] for found in phases(made).values()} == {20 * GIB + CONTEXT_BYTES}
+    assert made.left_out == ()
+
+
+def test_roles_that_together_claim_more_than_a_gpu_has_are_refused() -> None:
+    judge = {"type": "vllm", "path": "org/judge", "gpu_memory_utilization": 0.5}
+    rewards = {"use": [{"type": "llm_judge", "judges": [{"url": "judge", "model": "judge"}]}]}
+    assert errors(gpus(), BILLION) == []
+    ((key, message), *_) = errors(gpus(judge=judge, rewards=rewards), BILLION)
+    assert key in ("judge.gpu_memory_utilization", "inference.gpu_memory_utilization")
+    assert "'sampling' and has 80.0 GiB" in message
+    assert "lower judge.gpu_memory_utilization" in message
+    assert "lower inference.gpu_memory_utilization" in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "advice"),
+    [
+        ({"training__zero_stage": 1}, "training.zero_stage", "set training.zero_stage: 2"),
+        ({}, "training.offload", "set training.offload: optimizer"),
+        ({"training__offload": "optimizer", "training__max_tokens_per_micro_batch": 65536},
+         "training.gradient_checkpointing", "set training.gradient_checkpointing: true"),
+        ({"training__offload": "optimizer", "training__max_tokens_per_micro_batch": 262144,
+          "training__gradient_checkpointing": True},
+         "training.max_tokens_per_micro_batch", "lower training.max_tokens_per_micro_batch"),
+    ],
+)  # fmt: skip
+def test_the_message_names_the_largest_part_and_the_key(changes: dict[str, Any], key: str, advice: str) -> None:
+    """A 7B model on two GPUs of 80 GiB."""
+    found = [error for error in errors(gpus(2, **changes), shape_of("Qwen2.5-7B-Instruct")) if "'training'" in error[1]]
+    ((named, message),) = found
+    assert named == key
+    assert advice in message
+    assert "each of the GPUs 0-1 would hold" in message
+
+
+def test_an_engine_without_room_for_one_sample_is_refused() -> None:
+    """Of 80 GiB 18 % are less than 14.2 GiB of weights and 1.4 of activations."""
+    config = gpus(inference__gpu_memory_utilization=0.18, training__offload="optimizer")
+    ((key, message),) = [each for each in errors(config, shape_of("Qwen2.5-7B-Instruct")) if "key-value" in each[1]]
+    assert key == "inference.gpu_memory_utilization"
+    assert "one sequence of 96 tokens needs" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("sft_quickstart", ["training"]),
+        ("dpo_quickstart", ["training"]),  # its reference is computed before
+        ("reward_model_quickstart", ["training"]),
+        ("distill_quickstart", ["training", "teacher whole"]),
+        ("online_dpo_quickstart", ["sampling", "training", "weight update"]),
+        ("on_policy_distill", ["sampling", "training", "teacher whole", "weight update"]),
+        ("agentic_frozenlake", ["sampling", "training", "weight update"]),
+    ],
+)
+def test_every_pipeline_has_a_plan(name: str, expected: list[str]) -> None:
+    mapping = {"training": "0"} | ({"inference": "0"} if "sampling" in expected else {})
+    config = load_config(
+        ROOT / "configs" / f"{name}.yaml",
+        ["model.dtype=bfloat16", f"resources={{device: cuda, devices_per_node: 1, device_mapping: {mapping}}}"],
+    )
+    assert isinstance(config, RunConfig)
+    shape = shape_of("Qwen2.5-0.5B-Instruct")
+    shapes = dict.fromkeys(("training", "inference", "reference", "teacher whole"), shape)
+    (made,) = gpu_plans(config, shapes, 80 * GIB)
+    assert [phase.name for phase in made.phases] == expected
+    assert made.left_out == ()
+    for phase in made.phases:
+        assert 0 < phase.total < 80 * GIB
+        if phase.name in ("training", "reference", "teacher whole"):
+            assert phase.parts[phase.name, "activations"] > 0
+
+
+def published(gpus_: int, **changes: Any) -> RLVRConfig:
+    """Rows of up to 2,048 tokens, as verl's examples for these models have; one engine over all GPUs up to 72B."""
+    return gpus(
+        gpus_,
+        training__gradient_checkpointing=True,
+        data__max_prompt_tokens=1024,
+        rollout={"prompts_per_step": 64, "samples_per_prompt": 4, "max_response_tokens": 1024},
+        inference={"type": "vllm", "replicas": 1, "gpu_memory_utilization": 0.6},
+        **changes,
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "count", "memory", "lora"),
+    [
+        ("Qwen2.5-7B-Instruct", 2, 80, None),
+        ("Qwen2.5-14B-Instruct", 4, 80, None),
+        ("Qwen2.5-32B-Instruct", 8, 95, None),
+        ("Qwen2.5-7B-Instruct", 1, 80, {"rank": 32}),
+        ("Qwen2.5-72B-Instruct", 8, 80, {"rank": 32}),
+    ],
+)
+def test_what_has_been_trained_elsewhere_fits(model: str, count: int, memory: int, lora: dict[str, Any] | None) -> None:
+    """verl's documentation, "Hardware Resource Needed for RL": H800 and H100 of 80 GiB, H20 of 95 GiB."""
+    shape = replace(shape_of(model), adapted_width=10**6)
+    options = {"training__lora": lora} if lora else {"training__offload": "optimizer"}
+    assert errors(published(count, **options), shape, memory * GIB) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "count", "memory"),
+    [("Qwen2.5-7B-Instruct", 1, 80), ("Qwen2.5-14B-Instruct", 2, 80), ("Qwen2.5-32B-Instruct", 4, 95)],
+)
+def test_half_of_those_gpus_are_too_few_without_offloading(model: str, count: int, memory: int) -> None:
+    found = errors(published(count), shape_of(model), memory * GIB)
+    assert any("'training'" in message for _, message in found)
+
+
+def test_without_the_gpus_memory_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roll_like.check.gpu_plan.measured_memory", list)
+    config = gpus()
+    report = gpu_report(config, plan(config), {"training": BILLION, "inference": BILLION})
+    assert report is not None
+    (found,) = check_gpus(config, report)
+    assert (found.level, found.key) == ("note", "resources.gpu")
+    assert ("inference", "KV cache at most") in report.plans[0].phases[0].parts
+
+
+def test_memory_is_measured_without_a_context_on_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert measured_memory() == []
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\nprintf '81559\\n143771\\n'\n")
+    tool.chmod(0o755)
+    assert measured_memory() == [81559 * 2**20, 143771 * 2**20]
+    config = gpus()
+    report = gpu_report(config, plan(config), {"training": BILLION, "inference": BILLION})
+    assert report is not None
+    assert report.memory == 81559 * 2**20, "the smallest counts"
+    assert report.host_memory == psutil.virtual_memory().total
+    there = gpus(resources__gpu_memory_gib=24)
+    report = gpu_report(there, plan(there), {"training": BILLION})
+    assert report is not None
+    assert report.memory == 24 * GIB, "what is configured comes first"
+
+
+@pytest.mark.parametrize("key", ["gpu", "gpu_memory_gib"])
+def test_gpus_of_a_run_on_cpu_are_refused(key: str) -> None:
+    value = "H100" if key == "gpu" else 24
+    with pytest.raises(ValidationError, match=r"resources\.device is cpu, so this has no effect"):
+        RLVRConfig.model_validate(changed(MINIMAL, **{f"resources__{key}": value}))
+
+
+def test_a_plan_with_little_room_is_a_warning() -> None:
+    config = gpus()
+    total = max(phase.total for phase in plans(config)[0].phases if phase.name == "training")
+    memory = int(total * 1.05)
+    report = GPUReport(plans=plans(config, memory=memory), memory=memory, floor=None)
+    (found,) = check_gpus(config, report)
+    assert (found.level, found.key) == ("warning", "training.offload")
+    assert "less than 8%" in found.message
+    nearly_all = gpus(inference__gpu_memory_utilization=0.95)
+    report = GPUReport(plans=plans(nearly_all), memory=80 * GIB, floor=None)
+    assert list(check_gpus(nearly_all, report)) == [], "vLLM's share is one piece"
+
+
+def test_more_in_host_memory_than_there_is_is_refused() -> None:
+    """9 GiB of each of two GPUs."""
+    config = gpus(2)
+    found = [
+        list(check_gpus(config, GPUReport(plans=plans(config), memory=80 * GIB, floor=None, host_memory=size)))
+        for size in (17 * GIB, 18 * GIB)
+    ]
+    assert [(each.level, each.key) for each in found[0]] == [("error", "training.sleep")]
+    assert "takes 18.0 GiB of host memory on each machine, and this one has 17.0 GiB" in found[0][0].message
+    assert found[1] == []
+
+
+def test_floors_are_those_of_a_hand_count() -> None:
+    """An H200 reads 4.8 · 10¹² bytes/s; the weights of 2 GiB, and a cache of 96 tokens at 64 · 2 bytes."""
+    config = gpus(resources__gpu="H200", inference__max_running=16)
+    floor = step_floor(config, plan(config), BILLION, moved=63 * 10**9)
+    assert floor is not None
+    assert floor.move == pytest.approx(2.0)
+    assert floor.sync == pytest.approx(2 * 2 * 2**30 / 4.8e12)
+    # 32 samples in two batches of 16, 32 steps each: 16 rows of (64 + 16) tokens in the cache on the way
+    cache = 16 * (64 + 16) * BILLION.kv_bytes_per_token()
+    assert floor.generate == pytest.approx(2 * 32 * (2 * 2**30 + cache) / 4.8e12, rel=1e-3)
+    # 8 prompts of 64 tokens, computed once, and 32 responses, whose last tokens are not
+    tokens = 8 * 64 + 32 * 31
+    assert floor.train == pytest.approx(6 * tokens * 2**30 / 989.5e12, rel=0.01)
+    assert step_floor(gpus(), plan(gpus()), BILLION, moved=0) is None
+
+
+def test_a_layers_activations_are_those_of_a_hand_count() -> None:
+    """h 3584, i 18944, 28 heads of 128, of which 4 have keys: in bfloat16 16h + 8i + 4q + 4k + 4H."""
+    shape = shape_of("Qwen2.5-7B-Instruct")
+    token = 16 * 3584 + 8 * 18944 + 4 * 3584 + 4 * 512 + 4 * 28
+    assert layer_bytes(shape, width=2) == token
+    # masks: keys and values for each of the 28 heads
+    assert layer_bytes(shape, width=2, dense=True) == token + 4 * (3584 - 512)
+    assert layer_bytes(shape, width=2, keys=3.0) == token + 2 * 4 * 512
+    assert layer_bytes(replace(shape, query_norm=True), width=2) == token + 6 * (3584 + 512)
+    passing = 8 * 3584 + 4 * 18944
+    assert training_bytes(shape, 10, width=2, checkpointing=False) == 10 * (28 * token + passing)
+    assert training_bytes(shape, 10, width=2, checkpointing=True) == 10 * (28 * 2 * 3584 + token + passing)
+    assert training_bytes(shape, 10, width=2, checkpointing=True, dense_row=5) == pytest.approx(
+        10 * (28 * 2 * 3584 + token + 4 * (3584 - 512) + passing) + 10 * 5 * 3
+    )
+    assert forward_bytes(shape, 10, width=2) < training_bytes(shape, 10, width=2, checkpointing=True)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Hugging Face cache with config.json of the published models, and nothing else."""
+    for folder in SHAPES.iterdir():
+        model = tmp_path / "hub" / f"models--Qwen--{folder.name}"
+        snapshot = model / "snapshots" / ("0" * 40)
+        snapshot.mkdir(parents=True)
+        shutil.copy(folder / "config.json", snapshot)
+        (model / "refs").mkdir()
+        (model / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("rlvr_8gpu_colocated", "Memory of each of the GPUs 0-7 of 79.6 GiB"),
+        ("rlvr_16gpu_colocated", "Memory of each of the GPUs 0-15 of 79.6 GiB"),
+        ("rlvr_1gpu_24gb", "Memory of GPU 0 of 24.0 GiB"),
+        ("rlvr_1gpu_lora", "Memory of GPU 0 of 79.6 GiB"),
+    ],
+)
+@pytest.mark.usefixtures("hub")
+def test_shipped_configurations_fit_and_show_their_plan(
+    name: str, title: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From config.json alone."""
+    command = ["run", "--config", str(ROOT / "configs" / f"{name}.yaml"), "--check"]
+    assert cli.main([*command, f"output_dir={tmp_path}"]) == 0, capsys.readouterr().err
+    shown = capsys.readouterr().out
+    assert title in shown
+    assert "Least seconds of a step" in shown
+    for phase in ("sampling", "training", "weight update"):
+        assert f"│ {phase}" in shown
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_run_on_gpus_that_are_too_small_is_refused_before_it_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["run", "--config", str(ROOT / "configs" / "rlvr_8gpu_colocated.yaml"), f"output_dir={tmp_path}"]
+    assert cli.main([*command, "resources.gpu=RTX-4090"]) == 2
+    error = capsys.readouterr().err
+    assert "has 24.0 GiB" in error
+    assert not list(tmp_path.glob("qwen*"))
+
+
+def test_a_model_is_downloaded_before_its_run_is_compared_with_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, calls = gpus(), []
+    fitting = GPUReport(plans=(), memory=None, floor=None)
+    reports = [
+        Report(plan(config)),
+        Report(plan(config), [Finding("error", "training.zero_stage", "too large")], gpus=fitting),
+    ]
+    monkeypatch.setattr(RLVRPipeline, "check", classmethod(lambda cls, config: reports[len(calls)]))
+    monkeypatch.setattr("roll_like.run.pipeline.resolve_model", lambda model: calls.append(model.path))
+    with pytest.raises(ConfigError, match="too large"):
+        RLVRPipeline.launch(config)
+    assert calls == ["org/model"]
+
+
+@pytest.mark.usefixtures("hub")
+def test_the_table_shows_every_part(tmp_path: Path) -> None:
+    config = load_config(ROOT / "configs" / "rlvr_8gpu_colocated.yaml")
+    assert isinstance(config, RLVRConfig)
+    shape = shape_of("Qwen2.5-7B-Instruct")
+    report = gpu_report(config, plan(config), {"training": shape, "inference": shape})
+    assert report is not None
+    with (tmp_path / "out").open("w") as file:
+        Console(file=file, width=200).print(report.render())
+    text = (tmp_path / "out").read_text()
+    assert "training: weights 1.8, gradients 3.5, optimizer 10.6" in text
+    assert "in host memory meanwhile: at most" in text
+
+
+def test_the_output_layers_memory_is_its_largest_moment() -> None:
+    shape = replace(BILLION, vocab_size=1000, hidden_size=10)
+    made = head_bytes(shape, 64, width=2, chunk_tokens=16, chunk_vocab=500, trained=True)
+    block = 16 * 500 * (2 + 2 * 4)
+    assert made == block + 1000 * 10 * (4 + 2) + 500 * 10 * 2 + 2 * 64 * 10 * 2

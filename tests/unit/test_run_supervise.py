@@ -1,0 +1,134 @@
+"""A run that is started again: when, how often, and what a scheduler is told at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from roll_like.run.supervise import PAUSES, Supervisor, supervised_command
+
+#: Does what the next line of the script says, and makes a checkpoint first where that says so.
+CHILD = """
+import os, signal, sys, time
+from pathlib import Path
+folder = Path(sys.argv[1])
+lines = (folder / "script").read_text().splitlines()
+(folder / "script").write_text("\\n".join(lines[1:]))
+word, _, step = lines[0].partition(" ")
+if step:
+    (folder / "step").write_text(step)
+if word == "kill":
+    os.kill(os.getpid(), signal.SIGKILL)
+if word == "wait":
+    def stop(number, frame):
+        print("stopping", flush=True)
+        sys.exit(75)
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGUSR1, stop)
+    (folder / "ready").touch()
+    time.sleep(60)
+sys.exit(int(word))
+"""
+
+
+class Rig:
+    """A supervisor of a child that follows a script, with its messages and pauses."""
+
+    def __init__(self, folder: Path, script: Sequence[str], restarts: int = 9) -> None:
+        self.folder = folder
+        (folder / "script").write_text("\n".join(script))
+        self.said: list[str] = []
+        self.pauses: list[float] = []
+        self.supervisor = Supervisor(
+            [sys.executable, "-c", CHILD, str(folder)],
+            restarts,
+            lambda: (folder, int(step.read_text())) if (step := folder / "step").exists() else None,
+            self.said.append,
+            self.pauses.append,
+        )
+
+    @property
+    def attempts(self) -> list[tuple[int, int, int]]:
+        lines = (self.folder / "attempts.jsonl").read_text().splitlines()
+        return [(line["attempt"], line["exit"], line["checkpoint_step"]) for line in map(json.loads, lines)]
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 130])
+def test_what_finished_or_cannot_succeed_is_not_started_again(tmp_path: Path, code: int) -> None:
+    rig = Rig(tmp_path, [f"{code} 4"])
+    assert rig.supervisor.run() == code
+    assert (rig.attempts, rig.said) == ([(1, code, 4)], [])
+
+
+def test_a_killed_run_and_one_that_lost_a_process_are_continued(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, ["kill", "75 3", "kill 5", "0 9"], restarts=3)
+    assert rig.supervisor.run() == 0
+    assert rig.attempts == [(2, 75, 3), (3, -signal.SIGKILL, 5), (4, 0, 9)]  # the first left no folder to write to
+    assert rig.said == [
+        "attempt 1 was killed by SIGKILL; attempt 2 of 4 goes on from its first step in 10 s",
+        "attempt 2 ended with exit code 75; attempt 3 of 4 goes on from the checkpoint of step 3 in 2 s",
+        "attempt 3 was killed by SIGKILL; attempt 4 of 4 goes on from the checkpoint of step 5 in 2 s",
+    ]
+    assert rig.pauses == [PAUSES[1], PAUSES[0], PAUSES[0]]
+
+
+def test_attempts_are_counted(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, ["kill 1", "75 2", "kill 3", "0 4"], restarts=2)
+    assert rig.supervisor.run() == 75  # to a scheduler: it may be started again
+    assert rig.said[-1] == "attempt 3 was killed by SIGKILL; it was the last of 3 attempts (--restart 2)"
+
+
+def test_attempts_without_progress_end_the_run(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, ["75 2", "kill", "75", "75", "0"])
+    assert rig.supervisor.run() == 1
+    assert rig.said[-1] == (
+        "attempt 4 ended with exit code 75; 3 attempts in a row ended without a new checkpoint, so the run is given up"
+    )
+    assert rig.pauses == [PAUSES[0], PAUSES[1], PAUSES[2]]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_stop_goes_to_the_run_which_is_not_started_again(tmp_path: Path, number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    rig = Rig(tmp_path, ["wait 1", "0"])
+
+    def stop() -> None:
+        while not (tmp_path / "ready").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    assert rig.supervisor.run() == 75
+    thread.join()
+    assert (rig.attempts, rig.said) == ([(1, 75, 1)], [])
+    assert signal.getsignal(number) == before
+
+
+def test_a_signal_between_two_attempts_ends_the_run(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, ["kill 1", "0"])
+    rig.supervisor.wait = lambda seconds: os.kill(os.getpid(), signal.SIGTERM)
+    assert rig.supervisor.run() == 75
+    assert rig.attempts == [(1, -signal.SIGKILL, 1)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kept"),
+    [
+        (["--restart", "3"], []),
+        (["--restart=3", "steps=5"], ["steps=5"]),
+        (["a=1", "--restart", "12", "--debug"], ["a=1", "--debug"]),
+    ],
+)
+def test_an_attempt_has_the_same_command_line(arguments: list[str], kept: list[str]) -> None:
+    start = ["-X", "dev", "run_pipeline.py", "--config", "a.yaml"]
+    command = supervised_command(["python", *start, *arguments])
+    assert command == [sys.executable, *start, *kept, "--resume", "auto"]
