@@ -107,7 +107,7 @@ def load_sharded(
     return found
 
 
-@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("frozen", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_each_of_two_ranks_loads_a_half(tmp_path: Path, backend: str, frozen: bool) -> None:
     small = make_tiny_model(tmp_path / "small", dtype="float32")
@@ -160,7 +160,7 @@ def buffers_after_loading(rank: int, ranks: int, address: Any, models: list[str]
     return wrong
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [pytest.param("deepspeed", marks=pytest.mark.slow), "fsdp2"])
 def test_rotary_frequencies_stay_as_they_are(tmp_path: Path, backend: str) -> None:
     families = ("llama", "qwen3", "gemma3_window", "phi3", "gpt_oss", "qwen3_moe")
     models = [str(make_family(family, tmp_path / family)) for family in families]
