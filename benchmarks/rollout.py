@@ -93,7 +93,6 @@ def ours(config: RLVRConfig, options: argparse.Namespace) -> Iterator[Play]:
     from roll_like.inference.interface import InferenceEngine, Sampling
     from roll_like.models.load import resolve_model
     from roll_like.policy_gradient.start import start_inference
-    from roll_like.rollout.handles import ActorReplica
     from roll_like.rollout.scheduler import GenerateScheduler, GroupPlan
 
     with ExitStack() as stack:
@@ -101,15 +100,9 @@ def ours(config: RLVRConfig, options: argparse.Namespace) -> Iterator[Play]:
         stack.enter_context(RaySession(config.resources, Path(tempfile.gettempdir())))
         resources = stack.enter_context(ResourceManager(config.resources))
         resources.allocate()
-        inference = start_inference(config, resolve_model(config.model), resources, stack)
-        inference.everywhere(InferenceEngine.start)
-        scheduler = GenerateScheduler(
-            [ActorReplica(inference, 0)],
-            ZeroScorer(),
-            max_running=config.inference.max_running,
-            max_in_flight=1024,
-            retries=0,
-        )
+        inference = start_inference(config, resolve_model(config.model), resources, stack, runner)
+        inference.begin(InferenceEngine.start)()
+        scheduler = GenerateScheduler(inference.router(config.inference, config.rollout), ZeroScorer())
 
         def run(turn: int, tasks: list[Task]) -> Turn:
             plan = GroupPlan(

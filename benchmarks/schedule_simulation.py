@@ -50,7 +50,7 @@ from roll_like.cluster.driver_loop import rare_garbage_collection
 from roll_like.inference.interface import GenerateRequest, Sampling
 from roll_like.rollout.collection import SampleCounter
 from roll_like.rollout.ledger import Ledger
-from roll_like.rollout.router import Replica
+from roll_like.rollout.router import Replica, Router
 from roll_like.rollout.scheduler import GenerateScheduler, GroupPlan
 from roll_like.rollout.stream import GroupStream
 from roll_like.types import Group, Scored, Task, Trajectory
@@ -227,9 +227,8 @@ def replicas_of(work: Work, engines: int) -> list[SimulatedReplica]:
 
 def scheduler_of(work: Work, replicas: Sequence[Replica]) -> tuple[GenerateScheduler, GroupPlan]:
     """Return what collects groups from engines, and the plan of a step."""
-    scheduler = GenerateScheduler(
-        replicas, InstantScorer(), max_running=work.rates.slots, max_in_flight=2**31, retries=0
-    )
+    router = Router(replicas, max_running=work.rates.slots, max_in_flight=2**31, retries=0)
+    scheduler = GenerateScheduler(router, InstantScorer())
     plan = GroupPlan(
         groups=work.groups,
         initial_groups=work.groups,

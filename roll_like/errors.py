@@ -39,6 +39,8 @@ class RollLikeError(Exception):
 
     #: Whether the run may succeed where it is simply continued: a process or a machine was lost.
     retry: ClassVar[bool] = False
+    #: Role and rank of the worker that raised it or died, where one did: ("inference", 1).
+    worker: tuple[str, int] | None = None
 
     def __init__(self, message: str, *, fix: str | None = None) -> None:
         super().__init__(message)
@@ -49,11 +51,13 @@ class RollLikeError(Exception):
         return self.message if self.fix is None else f"{self.message}\n  fix: {self.fix}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.message, self.fix))
+        return (_rebuild, (type(self), self.message, self.fix, self.worker))
 
 
-def _rebuild(cls: type[RollLikeError], message: str, fix: str | None) -> RollLikeError:
-    return cls(message, fix=fix)
+def _rebuild(cls: type[RollLikeError], message: str, fix: str | None, worker: tuple[str, int] | None) -> RollLikeError:
+    error = cls(message, fix=fix)
+    error.worker = worker
+    return error
 
 
 class ConfigError(RollLikeError, ValueError):

@@ -18,12 +18,11 @@ from roll_like.builtin.pipelines.agentic.config import AgenticConfig, Environmen
 from roll_like.cluster import Cluster, ResourceManager, thread_environment
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.errors import ConfigError
-from roll_like.inference.interface import InferenceEngine
 from roll_like.models.load import load_renderer
 from roll_like.policy_gradient.reward_workers import RewardWorkers
 from roll_like.policy_gradient.workers import Progress
 from roll_like.rollout.evaluate import Evaluator, evaluation_sampling
-from roll_like.rollout.handles import ActorReplica
+from roll_like.rollout.fleet import Fleet
 from roll_like.rollout.router import Router
 from roll_like.rollout.source import GroupFilter, GroupSource, sampling_of
 
@@ -71,7 +70,7 @@ class EnvironmentWorkers:
 
     def manager(
         self,
-        inference: Cluster[InferenceEngine],
+        inference: Fleet,
         runner: DriverLoop,
         progress: Progress = lambda done, total: None,
     ) -> EnvManager:
@@ -80,14 +79,8 @@ class EnvironmentWorkers:
         Raises:
             ConfigError: The address that programs are to be answered at cannot be listened on.
         """
-        config, rollout = self._config, self._config.rollout
-        replicas = [ActorReplica(inference, rank) for rank in range(len(inference))]
-        router = Router(
-            replicas,
-            max_running=config.inference.max_running,
-            max_in_flight=rollout.max_in_flight,
-            retries=rollout.retries,
-        )
+        config = self._config
+        router = inference.router(config.inference, config.rollout)
         environments = EnvPool(self._workers, deadline_seconds=config.env_workers.deadline_seconds)
         renderer = load_renderer(config.model)
         specs = specs_of([*config.environments, *config.evaluated])
@@ -102,7 +95,7 @@ class EnvironmentWorkers:
             environments,
             specs,
             renderer,
-            retries=rollout.retries,
+            retries=config.rollout.retries,
             progress=progress,
             programs=programs,
             rewards=rewards,

@@ -12,17 +12,17 @@ import numpy as np
 from roll_like.algorithms.advantages.base import policy_samples
 from roll_like.algorithms.distillation.on_policy import with_teacher_advantages
 from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig, TeacherSignalConfig
-from roll_like.cluster import Cluster, ResourceManager
+from roll_like.cluster import ResourceManager
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.sections import DeviceRange
 from roll_like.config.teachers import teacher_of
-from roll_like.inference.interface import InferenceEngine
 from roll_like.models.teachers import planned_teachers
 from roll_like.policy_gradient.objective import with_logprobs
 from roll_like.policy_gradient.residency import Residency
 from roll_like.policy_gradient.reward_workers import RewardWorkers, prompt_evaluator
 from roll_like.rollout.collection import Collected
 from roll_like.rollout.evaluate import Evaluator
+from roll_like.rollout.fleet import Fleet
 from roll_like.rollout.scheduler import GroupPlan
 from roll_like.training.engine import Timer, TrainingEngine
 from roll_like.training.language_model import LanguageModelObjective
@@ -183,7 +183,7 @@ class TeacherEvaluator:
 
 
 def teacher_evaluator(
-    config: OnPolicyDistillConfig, teachers: TeacherWorkers, inference: Cluster[InferenceEngine], runner: DriverLoop
+    config: OnPolicyDistillConfig, teachers: TeacherWorkers, inference: Fleet, runner: DriverLoop
 ) -> TeacherEvaluator | None:
     """Return what measures the student, or nothing where there is no `evaluation` section."""
     evaluator = prompt_evaluator(config, teachers.scheduler(inference), runner)

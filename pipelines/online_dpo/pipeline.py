@@ -68,7 +68,7 @@ class OnlineDPOPipeline(Pipeline[OnlineDPOConfig]):
         model = resolve_model(config.model)
         runner = run.stack.enter_context(DriverLoop())
         state.metrics.phase("starting workers")
-        inference = start_inference(config, model, run.resources, run.stack)
+        inference = start_inference(config, model, run.resources, run.stack, runner, report=state.recovered)
         residency = Residency(runner=runner, engines=inference, resources=config.resources)
         rewards = RewardWorkers(config, run.resources, run.stack)
         mapping = config.resources.device_mapping
@@ -85,6 +85,7 @@ class OnlineDPOPipeline(Pipeline[OnlineDPOConfig]):
             for_evaluation = precomputed_reference(config, run, trainer, asked) if refreshed else reference
         rewards.wait()
         weights = start_weight_sync(config, trainer, inference)
+        residency.follow(weights, trainer)
         engines = PolicyEngines(state=state, weights=weights, policy=trainer, residency=residency)
         scheduler = rewards.scheduler(inference, lambda done, total: state.metrics.phase("generating", done, total))
         source = prompt_groups(config, scheduler, state.metrics.warn)

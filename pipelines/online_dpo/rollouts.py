@@ -60,6 +60,7 @@ class PolicyEngines:
     def fall_behind(self) -> None:
         """Note that the policy is about to move."""
         self.behind = True
+        self.residency.policy_moves()
 
 
 class OnPolicyEvaluator:

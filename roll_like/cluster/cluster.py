@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 import time
+import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError, RayTaskError
 
+from roll_like.cluster import guardian
 from roll_like.cluster.resources import Placement
 from roll_like.errors import RollLikeError, WorkerError
 
@@ -28,9 +31,15 @@ _KEEP_VISIBLE_DEVICES = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1", "RA
 
 #: Added to the limit of a start: a worker that limits its own start knows more about the reason. Seconds.
 START_GRACE = 5.0
+#: How long the processes of a worker that was killed may take to end by themselves. Seconds.
+FENCE_SECONDS = 1.0
 #: How long after an error the death of another worker may become known, which is its cause then. Seconds.
 SETTLING_SECONDS = 3.0
 _DEATHS = (RayActorError, ActorDiedError)
+#: Held while a call goes out to all workers of a role.
+_CALLING = threading.Lock()
+#: Environment variable of every process of a worker, so that they can be found: role, rank, and a number.
+WORKER_MARKER = "ROLL_LIKE_WORKER"
 
 
 class WorkerDied(WorkerError):
@@ -70,15 +79,21 @@ class ClusterHandle(Generic[W]):
     Args:
         name: The role, for messages ("training").
         actors: One a worker, by rank.
+        ranks: Their ranks, for messages, where they are some of a role's workers.
     """
 
-    def __init__(self, name: str, actors: Sequence[Any]) -> None:
+    def __init__(self, name: str, actors: Sequence[Any], ranks: Sequence[int] | None = None) -> None:
         self.name = name
         self._actors = list(actors)
+        self._ranks = list(range(len(actors))) if ranks is None else list(ranks)
         self._limit: _StartLimit | None = None  # none once all workers have answered
 
     def __len__(self) -> int:
         return len(self._actors)
+
+    def only(self, ranks: Sequence[int]) -> ClusterHandle[W]:
+        """Return what some of the workers can be called by, as they are now: they are its 0th, 1st and so on."""
+        return ClusterHandle(self.name, [self._actors[rank] for rank in ranks], ranks)
 
     @overload
     def everywhere(
@@ -96,7 +111,7 @@ class ClusterHandle(Generic[W]):
         """
         # one copy in the object store instead of one a worker
         shared = [ray.put(arg) for arg in args] if len(self) > 1 else list(args)
-        refs = [self._call(rank, method, *shared, **kwargs) for rank in range(len(self))]
+        refs = self._call_all([shared] * len(self), method, **kwargs)
         results = self._gather(refs, method, limit=self._limit)
         self._limit = None
         return results
@@ -107,7 +122,7 @@ class ClusterHandle(Generic[W]):
         Raises:
             WorkerError: When waiting: a worker raised or died.
         """
-        refs = [self._call(rank, method, *args, **kwargs) for rank in range(len(self))]
+        refs = self._call_all([args] * len(self), method, **kwargs)
         limit = self._limit
 
         def wait() -> None:
@@ -125,7 +140,7 @@ class ClusterHandle(Generic[W]):
         """
         if len(shards) != len(self):
             raise ValueError(f"{self.name}: {len(shards)} shards for {len(self)} workers")
-        return self._gather([self._call(rank, method, shard) for rank, shard in enumerate(shards)], method)
+        return self._gather(self._call_all([(shard,) for shard in shards], method), method)
 
     def on(self, rank: int, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a method on one worker."""
@@ -153,6 +168,14 @@ class ClusterHandle(Generic[W]):
         """Await an asynchronous method of every worker."""
         return await asyncio.gather(*(self.ask(rank, method, *args, **kwargs) for rank in range(len(self))))
 
+    def _call_all(self, arguments: Sequence[Sequence[Any]], method: Callable[..., Any], **kwargs: Any) -> list[Any]:
+        """Call every worker with its arguments, as if at once: two threads' calls come in one order everywhere.
+
+        Ranks that met in two collectives at a time would wait for each other for ever.
+        """
+        with _CALLING:
+            return [self._call(rank, method, *each, **kwargs) for rank, each in enumerate(arguments)]
+
     def _call(self, rank: int, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return getattr(self._actors[rank], method.__name__).remote(*args, **kwargs)
 
@@ -171,7 +194,7 @@ class ClusterHandle(Generic[W]):
                 done, waiting = ray.wait(waiting, num_returns=1, timeout=None if limit is None else limit.left())
                 if limit is not None and not done:
                     late = [refs.index(ref) for ref in waiting]
-                    raise limit.exceeded(self.name, [ranks[index] if ranks else index for index in late])
+                    raise limit.exceeded(self.name, [self._ranks[ranks[index] if ranks else index] for index in late])
                 ray.get(done)
             return list(ray.get(list(refs)))
         except RayError as error:
@@ -179,7 +202,12 @@ class ClusterHandle(Generic[W]):
             raise self._explain(cause, ranks[failed] if ranks else failed, method) from None
 
     def _explain(self, error: RayError, rank: int, method: Callable[..., Any]) -> RollLikeError:
-        where = f"{self.name} worker {rank} in {method.__name__}"
+        explained = self._explained(error, f"{self.name} worker {self._ranks[rank]} in {method.__name__}")
+        # a worker that called another one hands that one's death on
+        explained.worker = explained.worker or (self.name, self._ranks[rank])
+        return explained
+
+    def _explained(self, error: RayError, where: str) -> RollLikeError:
         if isinstance(error, RayTaskError):
             cause = error.cause
             if isinstance(cause, RollLikeError):
@@ -246,7 +274,10 @@ class Cluster(ClusterHandle[W]):
         self._arguments = arguments
         self._environment = environment
         self._concurrency = concurrency
-        super().__init__(name, [self._start(rank) for rank in range(len(self._placements))])
+        self._id = uuid.uuid4().hex
+        super().__init__(name, [])
+        self._actors = [self._start(rank) for rank in range(len(self._placements))]
+        self._ranks = list(range(len(self._placements)))
         self.start_timeout_seconds = min(placement.start_timeout_seconds for placement in self._placements)
         self._limit = _StartLimit(time.monotonic(), self.start_timeout_seconds)
 
@@ -258,6 +289,21 @@ class Cluster(ClusterHandle[W]):
         """Replace a worker by a fresh one at the same place."""
         ray.kill(self._actors[rank])
         self._actors[rank] = self._start(rank)
+
+    def fence(self, rank: int) -> None:
+        """End a worker's processes, and wait until those of this machine are gone, with all that they hold.
+
+        A stopped process lives on for seconds after Ray has ended it, and one that hangs may wake up.
+        """
+        ray.kill(self._actors[rank])
+        guardian.sweep(self._marker(rank), name=WORKER_MARKER, patience=FENCE_SECONDS)
+
+    def rebuild(self) -> None:
+        """Replace all workers by fresh ones at the same places."""
+        for rank in range(len(self)):
+            self.fence(rank)
+        self._actors = [self._start(rank) for rank in range(len(self._placements))]
+        self._limit = _StartLimit(time.monotonic(), self.start_timeout_seconds)
 
     def close(self, method: Callable[[W], Any] | None = None, *, timeout_seconds: float = 20.0) -> None:
         """Let workers run `method` to clean up, then end their processes. Dead ones are passed over."""
@@ -274,9 +320,17 @@ class Cluster(ClusterHandle[W]):
             ray.kill(actor)
         self._actors = []
 
+    def _marker(self, rank: int) -> str:
+        return f"{self.name} {rank} {self._id}"
+
     def _start(self, rank: int) -> Any:
         placement = self._placements[rank]
-        environment = {**_KEEP_VISIBLE_DEVICES, "PYTHONPATH": python_path(), **self._environment(rank)}
+        environment = {
+            **_KEEP_VISIBLE_DEVICES,
+            "PYTHONPATH": python_path(),
+            WORKER_MARKER: self._marker(rank),
+            **self._environment(rank),
+        }
         if placement.accelerator_ids:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(placement.accelerator_ids)
         options: dict[str, Any] = {

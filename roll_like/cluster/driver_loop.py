@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from types import TracebackType
@@ -62,6 +62,14 @@ class DriverLoop:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Start work beside all else, from any thread; `work` sees to its own errors."""
+        asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Call a function on the loop soon, from any thread."""
+        self._loop.call_soon_threadsafe(function)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Return what `work` returns, or raise what it raises."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, get_args
 
-from roll_like.cluster import Cluster
+from roll_like.cluster import WorkerDied
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.inference import engines_share_gpus
 from roll_like.config.sections import DeviceRange, SamplingResourcesConfig
-from roll_like.inference.interface import InferenceEngine
-from roll_like.inference.weight_transfer.sync import SyncReport, VersionCounter, WeightSync
+from roll_like.inference.interface import EngineDied, InferenceEngine
+from roll_like.inference.weight_transfer.sync import SyncReport, WeightSync
+from roll_like.rollout.fleet import Fleet
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.interface import State
 
@@ -63,11 +65,13 @@ class Residency:
     """
 
     runner: DriverLoop
-    engines: Cluster[InferenceEngine] | None
+    engines: Fleet | None
     resources: SamplingResourcesConfig
     takes_turns: bool = False
     _tenants: list[_Tenant] = field(default_factory=list)
     _asleep: bool = False
+    _syncing: threading.RLock = field(default_factory=threading.RLock)
+    _pushed: bool = False
 
     @property
     def shares_gpus(self) -> bool:
@@ -102,6 +106,8 @@ class Residency:
     def sleep(self) -> None:
         """Freeze the engines; on shared GPUs they free their memory."""
         if self.engines is not None and not self._asleep and (self.shares_gpus or self.takes_turns):
+            if self.shares_gpus:
+                self.engines.hold_starts()
             self._tell(InferenceEngine.sleep)
             self._asleep = True
 
@@ -111,10 +117,61 @@ class Residency:
             self._vacate()
             self._tell(InferenceEngine.wake)
             self._tell(InferenceEngine.resume)
-            self._asleep = False
+            self._awake()
 
-    def push(self, weights: WeightSync | VersionCounter, policy: TrainingEngine[Any]) -> SyncReport:
-        """Hand the policy's weights to the engines, which sample again afterwards."""
+    def follow(self, weights: WeightSync, policy: TrainingEngine[Any]) -> None:
+        """Hand the policy's weights to engines that were replaced, too, unless the policy is just being trained."""
+        assert self.engines is not None
+        self.engines.catch_up = partial(self._catch_up, weights, policy)
+
+    def policy_moves(self) -> None:
+        """Note that the policy's weights are no version any more, until the next push."""
+        with self._syncing:
+            self._pushed = False
+
+    def push(self, weights: WeightSync, policy: TrainingEngine[Any]) -> SyncReport:
+        """Hand the policy's weights to the engines, which sample again afterwards.
+
+        An engine that dies meanwhile is replaced, and the others get the weights once more.
+        """
+        with self._syncing:
+            report = self._retried(weights, policy, again=False)
+            self._pushed = True
+        return report
+
+    def _catch_up(self, weights: WeightSync, policy: TrainingEngine[Any]) -> None:
+        assert self.engines is not None
+        with self._syncing:
+            if not self._pushed:  # the next push brings weights
+                return
+            if self.shares_gpus:  # there is room for this only while no engine samples
+                self._retried(weights, policy, again=True)
+                return
+            with self.engines.only_stale() as any_stale:
+                if not any_stale:
+                    return
+                try:
+                    self._push(weights, policy, again=True)
+                except (WorkerDied, EngineDied) as error:
+                    self.engines.bury(error)
+                else:
+                    self.engines.synced()
+
+    def _retried(self, weights: WeightSync, policy: TrainingEngine[Any], *, again: bool) -> SyncReport:
+        assert self.engines is not None
+        while True:
+            if not self.engines.reachable():
+                self.wake()
+                self.engines.wait_for_one()
+            try:
+                report = self._push(weights, policy, again=again)
+            except (WorkerDied, EngineDied) as error:
+                self.engines.bury(error)
+            else:
+                self.engines.synced()
+                return report
+
+    def _push(self, weights: WeightSync, policy: TrainingEngine[Any], *, again: bool) -> SyncReport:
         for tenant in self._tenants:
             if tenant.engine is policy:
                 self.sleep()
@@ -123,9 +180,14 @@ class Residency:
                 tenant.take("weights")
         if self._asleep:
             self._tell(InferenceEngine.wake)
-        report = weights.push(self._vacate)
-        self._asleep = False
+        report = weights.push(self._vacate, again=again)
+        self._awake()
         return report
+
+    def _awake(self) -> None:
+        assert self.engines is not None
+        self._asleep = False
+        self.engines.allow_starts()
 
     @contextmanager
     def _resident(self, tenant: _Tenant, *states: State) -> Iterator[None]:

@@ -17,7 +17,7 @@ from roll_like.config.rewards import RewardedRunConfig, RewardPoolConfig, Reward
 from roll_like.config.sections import ModelConfig
 from roll_like.data.order import TaskOrder
 from roll_like.data.tasks import TaskSet, load_tasks
-from roll_like.inference.interface import EngineSpec, InferenceEngine, JudgeServer
+from roll_like.inference.interface import EngineSpec, JudgeServer
 from roll_like.inference.plugin import EnginePlugin
 from roll_like.models.load import load_renderer, resolve_model
 from roll_like.policy_gradient.workers import Progress
@@ -26,7 +26,8 @@ from roll_like.rewards.base import RewardConfig
 from roll_like.rewards.scorer import reward_name
 from roll_like.rewards.worker import RewardWorker, notebook_rewards
 from roll_like.rollout.evaluate import Evaluator, evaluation_sampling
-from roll_like.rollout.handles import ActorReplica, RewardPool
+from roll_like.rollout.fleet import Fleet
+from roll_like.rollout.handles import RewardPool
 from roll_like.rollout.reward_pools import RewardPools, RewardShare
 from roll_like.rollout.scheduler import GenerateScheduler, GroupPlan
 from roll_like.rollout.source import GroupFilter, GroupSource, sampling_of
@@ -70,17 +71,10 @@ class RewardWorkers:
         self._wait_for_judge()
         self.pools.wait_until_ready()
 
-    def scheduler(
-        self, inference: Cluster[InferenceEngine], progress: Progress = lambda done, total: None
-    ) -> GenerateScheduler:
+    def scheduler(self, inference: Fleet, progress: Progress = lambda done, total: None) -> GenerateScheduler:
         """Return what collects groups from the engines and has them scored here."""
         return GenerateScheduler(
-            [ActorReplica(inference, rank) for rank in range(len(inference))],
-            self.pools,
-            max_running=self._config.inference.max_running,
-            max_in_flight=self._config.rollout.max_in_flight,
-            retries=self._config.rollout.retries,
-            progress=progress,
+            inference.router(self._config.inference, self._config.rollout), self.pools, progress=progress
         )
 
 

@@ -8,10 +8,12 @@ from typing import Any
 
 from roll_like.algorithms.kl import KLController
 from roll_like.cluster import Cluster, ResourceManager, thread_environment
+from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.inference import engines_share_gpus, weight_backend
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.inference.interface import EngineSpec, InferenceEngine
 from roll_like.inference.plugin import EnginePlugin
+from roll_like.inference.weight_transfer.interface import SendReport
 from roll_like.inference.weight_transfer.sync import WeightSync
 from roll_like.models.load import ResolvedModel, resolve_model
 from roll_like.models.precision import precision_of
@@ -20,6 +22,7 @@ from roll_like.policy_gradient.objective import PolicyObjective
 from roll_like.policy_gradient.probe import weight_probe
 from roll_like.policy_gradient.residency import Residency
 from roll_like.registry import INFERENCE_ENGINES
+from roll_like.rollout.fleet import Fleet, Report, to_stderr
 from roll_like.run.state import RunContext
 from roll_like.training.engine import Reference, TrainingEngine, WithoutAdapters
 from roll_like.training.language_model import LanguageModelObjective
@@ -92,9 +95,24 @@ def start_critic(
 
 
 def start_inference(
-    config: SamplingRunConfig, model: ResolvedModel, resources: ResourceManager, stack: ExitStack
-) -> Cluster[InferenceEngine]:
-    """Start the engines' processes; their models are loaded by `InferenceEngine.start`."""
+    config: SamplingRunConfig,
+    model: ResolvedModel,
+    resources: ResourceManager,
+    stack: ExitStack,
+    runner: DriverLoop,
+    *,
+    report: Report | None = None,
+) -> Fleet:
+    """Start the engines' processes; their models are loaded by `InferenceEngine.start`.
+
+    Args:
+        config: The run's configuration.
+        model: What they load.
+        resources: Where they go.
+        stack: Ends them when it is closed.
+        runner: The driver's event loop.
+        report: Told about engines that are replaced; None where no trainer sends them weights.
+    """
     devices, device = config.resources.device_mapping.inference, config.resources.device
     placements = resources.place(devices, config.inference.replicas, "inference")
     share = len(devices) // config.inference.replicas
@@ -121,11 +139,49 @@ def start_inference(
         concurrency=64,
     )
     stack.callback(cluster.close, InferenceEngine.close)
-    return cluster
+    return Fleet(cluster, runner, report=report or to_stderr, follows=report is not None)
+
+
+class _Sender:
+    """Lets every rank of a model send its weights; connects them anew where ranks or engines were replaced.
+
+    Args:
+        config: The run's configuration.
+        trained: The model.
+        inference: The engines.
+    """
+
+    def __init__(self, config: SamplingRunConfig, trained: TrainingEngine[Any], inference: Fleet) -> None:
+        self._config = config
+        self._trained = trained
+        self._inference = inference
+        self._connected: tuple[object, ...] = ()
+
+    def connect(self) -> None:
+        """Connect the ranks with the engines that are there, unless they are."""
+        wanted = (self._trained.restarts, self._inference.membership)
+        if self._connected == wanted:
+            return
+        config, ranks = self._config, self._trained.cluster
+        plugin: type[EnginePlugin] = INFERENCE_ENGINES.get(config.inference.type)
+        transfer = plugin.weight_transfer(
+            _weight_backend(config),
+            self._inference.engines(),
+            len(config.resources.device_mapping.inference) // config.inference.replicas,
+            lambda: ranks.on(0, TrainingRank.address),
+        )
+        with self._trained.resident("weights"):
+            ranks.everywhere(TrainingRank.connect_weights, transfer)
+        self._connected = wanted
+
+    def __call__(self, salt: int) -> SendReport:
+        """Send; return what rank 0 says."""
+        self.connect()
+        return self._trained.cluster.everywhere(TrainingRank.send_weights, salt)[0]
 
 
 def start_weight_sync(
-    config: SamplingRunConfig, trained: TrainingEngine[Any], inference: Cluster[InferenceEngine], *, version: int = 0
+    config: SamplingRunConfig, trained: TrainingEngine[Any], inference: Fleet, *, version: int = 0
 ) -> WeightSync:
     """Connect the ranks of the model that is trained with the engines.
 
@@ -135,22 +191,9 @@ def start_weight_sync(
         inference: The engines.
         version: Number of the last version that the run had before it was resumed; the first push makes it one more.
     """
-    plugin: type[EnginePlugin] = INFERENCE_ENGINES.get(config.inference.type)
-    ranks = trained.cluster
-    transfer = plugin.weight_transfer(
-        _weight_backend(config),
-        inference.handle(),
-        len(config.resources.device_mapping.inference) // config.inference.replicas,
-        lambda: ranks.on(0, TrainingRank.address),
-    )
-    with trained.resident("weights"):
-        ranks.everywhere(TrainingRank.connect_weights, transfer)
-    return WeightSync(
-        lambda salt: ranks.everywhere(TrainingRank.send_weights, salt)[0],
-        inference,
-        version=version,
-        probe=weight_probe(config, ranks),
-    )
+    sender = _Sender(config, trained, inference)
+    sender.connect()
+    return WeightSync(sender, inference, version=version, probe=weight_probe(config, trained.cluster))
 
 
 def _weight_backend(config: SamplingRunConfig) -> str:

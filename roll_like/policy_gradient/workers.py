@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias
 
 from roll_like.algorithms.advantages import AdvantageEstimator
 from roll_like.algorithms.kl import KLController
-from roll_like.cluster import Cluster, ResourceManager
+from roll_like.cluster import ResourceManager
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.algorithm import DifficultyConfig
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
@@ -28,6 +28,7 @@ from roll_like.policy_gradient.start import (
     start_weight_sync,
 )
 from roll_like.registry import ADVANTAGES
+from roll_like.rollout.fleet import Fleet
 from roll_like.rollout.replay import ReplayedRollouts
 from roll_like.run.state import RunContext, RunState
 from roll_like.training.engine import Reference, TrainingEngine
@@ -58,7 +59,7 @@ class Workers:
         critic: The value model that the advantage estimator learns with, where it has one.
         kl_reference: The reference model, where the loss needs it.
         advantages: The estimator, with a KL penalty in the reward where configured.
-        engines: The engines' cluster; None where recorded rollouts are replayed.
+        engines: The engines; None where recorded rollouts are replayed.
         weights: Actor to engines.
         residency: Who holds the memory of GPUs that engines and models share.
         on_push: Called with each new policy version, as soon as the engines sample with it.
@@ -70,14 +71,14 @@ class Workers:
     critic: Critic | None
     kl_reference: Reference[PolicySample] | None
     advantages: Advantages
-    engines: Cluster[InferenceEngine] | None
+    engines: Fleet | None
     weights: WeightSync | VersionCounter
     residency: Residency
     on_push: list[Callable[[int], None]] = field(default_factory=list)
 
     @property
-    def inference(self) -> Cluster[InferenceEngine]:
-        """The engines' cluster, of a run that samples."""
+    def inference(self) -> Fleet:
+        """The engines of a run that samples."""
         assert self.engines is not None, "a replay neither samples nor evaluates"
         return self.engines
 
@@ -98,7 +99,7 @@ class Workers:
 
     def push(self) -> SyncReport:
         """Hand the actor's weights to the engines, which go on generating then; without engines, count a version."""
-        if self.engines is None:
+        if not isinstance(self.weights, WeightSync):
             return self.weights.push()
         with self.state.timer("sync"):
             report = self.residency.push(self.weights, self.actor)
@@ -110,6 +111,7 @@ class Workers:
     def training(self) -> Iterator[None]:
         """Give shared devices to the models. Engines that slept meanwhile sample again after `push`."""
         with self.state.timer("train"):
+            self.residency.policy_moves()
             self.residency.sleep()
             yield
 
@@ -136,7 +138,11 @@ def start_workers(
     model = resolve_model(config.model)
     runner = run.stack.enter_context(DriverLoop())
     run.state.metrics.phase("starting workers")
-    inference = None if config.replay is not None else start_inference(config, model, run.resources, run.stack)
+    inference = (
+        None
+        if config.replay is not None
+        else start_inference(config, model, run.resources, run.stack, runner, report=run.state.recovered)
+    )
     residency = Residency(runner=runner, engines=inference, resources=config.resources)
     with residency.starting():
         if auxiliary is not None:
@@ -150,6 +156,12 @@ def start_workers(
     estimator: AdvantageEstimator = ADVANTAGES.get(config.algorithm.advantage.type)(config.algorithm.advantage)
     if estimator.needs_critic and critic is not None:
         estimator.use(critic)
+    # one push a step: a resumed run's first push has the number that it had in the run before
+    version = run.state.first_step
+    weights: WeightSync | VersionCounter = VersionCounter(version)
+    if inference is not None:
+        weights = start_weight_sync(config, actor, inference, version=version)
+        residency.follow(weights, actor)
     return Workers(
         state=run.state,
         runner=runner,
@@ -166,10 +178,7 @@ def start_workers(
             difficulty=difficulty or {},
         ),
         engines=inference,
-        # one push a step: a resumed run's first push has the number that it had in the run before
-        weights=VersionCounter(run.state.first_step)
-        if inference is None
-        else start_weight_sync(config, actor, inference, version=run.state.first_step),
+        weights=weights,
         residency=residency,
     )
 
@@ -202,7 +211,7 @@ def start_replay(
 
 def start_engines(
     config: SamplingRunConfig, resources: ResourceManager, stack: ExitStack, auxiliary: AuxiliaryRole
-) -> tuple[Cluster[InferenceEngine], DriverLoop]:
+) -> tuple[Fleet, DriverLoop]:
     """Start engines and auxiliary roles without a trainer, to evaluate a model; return them when they are ready.
 
     Args:
@@ -212,7 +221,7 @@ def start_engines(
         auxiliary: What the pipeline starts beside the engines.
     """
     runner = stack.enter_context(DriverLoop())
-    inference = start_inference(config, resolve_model(config.model), resources, stack)
+    inference = start_inference(config, resolve_model(config.model), resources, stack, runner)
     wait_for_inference = inference.begin(InferenceEngine.start)
     auxiliary.start()
     wait_for_inference()

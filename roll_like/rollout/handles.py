@@ -7,7 +7,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from roll_like.cluster import Cluster, WorkerDied
+from roll_like.cluster import Cluster, ClusterHandle, WorkerDied
+from roll_like.errors import RollLikeError
 from roll_like.inference.interface import EngineDied, FailedGeneration, GenerateRequest, Generation, InferenceEngine
 from roll_like.rewards.worker import RewardWorker
 from roll_like.rollout.router import ReplicaLost
@@ -22,11 +23,18 @@ ResultT = TypeVar("ResultT")
 
 
 class ActorReplica:
-    """One rank of the inference cluster, as the scheduler sees it."""
+    """An inference engine, as the scheduler sees it.
 
-    def __init__(self, cluster: Cluster[InferenceEngine], rank: int) -> None:
-        self._cluster = cluster
-        self._rank = rank
+    Args:
+        engine: The engine alone; not one that is started in its place later.
+        lost: Told when its process is gone.
+    """
+
+    def __init__(
+        self, engine: ClusterHandle[InferenceEngine], lost: Callable[[RollLikeError], None] = lambda error: None
+    ) -> None:
+        self._engine = engine
+        self._lost = lost
 
     async def submit(self, requests: Sequence[GenerateRequest]) -> None:
         """Start generating."""
@@ -44,8 +52,9 @@ class ActorReplica:
         self, method: Callable[[InferenceEngine, ArgumentT], Coroutine[Any, Any, ResultT]], argument: ArgumentT
     ) -> ResultT:
         try:
-            return await self._cluster.ask(self._rank, method, argument)
+            return await self._engine.ask(0, method, argument)
         except (WorkerDied, EngineDied) as error:
+            self._lost(error)
             raise ReplicaLost(str(error)) from error
 
 

@@ -135,10 +135,12 @@ class _ByLoad:
         self._lanes[0].update((lane, None) for lane in lanes)
         self._least = 0
 
-    def least(self) -> _Lane:
-        """Return the lane that has had the least load for longest."""
-        while not self._lanes[self._least]:
+    def least(self) -> _Lane | None:
+        """Return the lane that has had the least load for longest; None without lanes."""
+        while self._least < len(self._lanes) and not self._lanes[self._least]:
             self._least += 1
+        if self._least == len(self._lanes):
+            return None
         return next(iter(self._lanes[self._least]))
 
     def moved(self, lane: _Lane, before: int) -> None:
@@ -146,6 +148,11 @@ class _ByLoad:
         del self._lanes[before][lane]
         self._lanes[lane.load][lane] = None
         self._least = min(self._least, lane.load)
+
+    def add(self, lane: _Lane) -> None:
+        """Take in a lane without requests."""
+        self._lanes[0][lane] = None
+        self._least = 0
 
     def remove(self, lane: _Lane) -> None:
         """Forget a lane."""
@@ -160,6 +167,7 @@ class Router:
         max_running: Requests that one replica runs at a time; it holds at most `most_held` of them.
         max_in_flight: Requests that may be at replicas at a time, all together; more wait.
         retries: Further attempts of a request that failed. A lost replica counts as no attempt.
+        awaits_more: Asked when the last replica is lost: whether another will be admitted. Requests wait for it.
         clock: Seconds, monotonic.
     """
 
@@ -170,6 +178,7 @@ class Router:
         max_running: int,
         max_in_flight: int,
         retries: int,
+        awaits_more: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._lanes = [_Lane(replica) for replica in replicas]
@@ -178,6 +187,7 @@ class Router:
         self._by_load = _ByLoad(self._lanes, self._most_held)
         self._max_in_flight = max_in_flight
         self._retries = retries
+        self._awaits_more = awaits_more
         self._clock = clock
         self._unfinished: dict[str, _Pending] = {}
         self._queues = {rank: OrderedDict[str, _Pending]() for rank in _Rank}
@@ -253,9 +263,16 @@ class Router:
             self._hurried.discard(key)
             self._affinities.pop(key, None)
 
+    def admit(self, replica: Replica) -> None:
+        """Give requests to another replica too, such as one in the place of a lost one."""
+        lane = _Lane(replica)
+        self._lanes.append(lane)
+        self._by_load.add(lane)
+        self._wake()
+
     @property
     def replicas(self) -> int:
-        """Replicas that are left."""
+        """Replicas that are there."""
         return len(self._lanes)
 
     def busy_seconds(self) -> float:
@@ -304,7 +321,7 @@ class Router:
         batches: dict[_Lane, list[_Pending]] = {}
         while (pending := self._next()) is not None and self._in_flight < self._max_in_flight:
             least = self._by_load.least()
-            if least.load >= self._most_held:
+            if least is None or least.load >= self._most_held:
                 break
             self._dequeue(pending)
             if pending.done.done():
@@ -401,16 +418,15 @@ class Router:
         for pending in lost:
             self._take(lane, pending.request.request_id)
         self._by_load.remove(lane)
-        if self._lanes:
+        if self._lanes or self._awaits_more():
             for pending in lost:
                 self._try_again(pending)
-            return
-        gone = ReplicaLost(
-            f"every inference replica is gone; the last error: {error}",
-            fix="look for out-of-memory kills; lower inference.max_running, or the engine's own keys for memory",
-        )
-        gone.__cause__ = error
-        self._break(gone)
+        else:
+            self.give_up(error)
+
+    def give_up(self, error: Exception) -> None:
+        """Raise in every waiting call, and in those to come: no replica is left, and none will come."""
+        self._break(all_gone(error))
 
     def _settle(self, pending: _Pending, done: asyncio.Future[Generation]) -> None:
         """Forget a request whose future is done; stop it if that was cancelled."""
@@ -444,6 +460,20 @@ class Router:
         for lane in self._lanes:
             for request_id in list(lane.requests):
                 self._take(lane, request_id)
+
+
+def all_gone(error: Exception) -> ReplicaLost:
+    """Return the error of a run without any engine.
+
+    Args:
+        error: What the last one ended with.
+    """
+    gone = ReplicaLost(
+        f"every inference replica is gone; the last error: {error}",
+        fix="look for out-of-memory kills; lower inference.max_running, or the engine's own keys for memory",
+    )
+    gone.__cause__ = error
+    return gone
 
 
 def _taken_back(pending: _Pending) -> RequestAborted:

@@ -17,7 +17,7 @@ import numpy as np
 
 from roll_like.inference.interface import GenerateRequest, Generation, Sampling, derived_seed
 from roll_like.rollout.collection import Collected, CollectionPlan, GroupCollector, GroupRunner, SampleCounter
-from roll_like.rollout.router import Replica, RequestAborted, Router, SampleLost
+from roll_like.rollout.router import RequestAborted, Router, SampleLost
 from roll_like.types import Failure, Group, Part, Scored, Task, Trajectory
 
 
@@ -62,25 +62,19 @@ class GenerateScheduler:
     """Collects groups through a router, and has each scored as soon as it is complete.
 
     Args:
-        replicas: The inference engines.
+        router: Sends requests to the inference engines.
         scorer: Scores complete groups.
-        max_running: Samples that one engine generates at a time.
-        max_in_flight: Samples that may be generating at a time, in all engines.
-        retries: Further attempts of a sample whose replica failed.
         progress: Called with (finished samples, expected samples).
     """
 
     def __init__(
         self,
-        replicas: Sequence[Replica],
+        router: Router,
         scorer: GroupScorer,
         *,
-        max_running: int,
-        max_in_flight: int,
-        retries: int,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        self.engines = Router(replicas, max_running=max_running, max_in_flight=max_in_flight, retries=retries)
+        self.engines = router
         self._scorer = scorer
         self._progress = progress
         self._serial = itertools.count()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -25,7 +26,7 @@ from roll_like.rollout.storage import write_groups
 from roll_like.run.checkpoint import Checkpoint, CheckpointClock, CheckpointStore
 from roll_like.run.signals import StopRequested, StopSignal
 from roll_like.types import Group, Scored
-from roll_like.values import Last, Metric, Metrics
+from roll_like.values import Last, Max, Metric, Metrics, Sum
 
 #: Checkpoints in a row that could not be written for want of space, until the run ends.
 MOST_FAILED_WRITES = 3
@@ -105,6 +106,7 @@ class RunState:
             self._guards.check(values)
         self._score: float | None = None
         self._noted: list[Metrics] = []
+        self._noting = threading.Lock()
         self._sampled: list[Group[Scored]] = []
 
     def keep(self, engines: Sequence[SavedEngine], **parts: Stateful) -> None:
@@ -142,12 +144,14 @@ class RunState:
     def log(self, step: int, *parts: Metrics) -> dict[str, float]:
         """Finish a step: hand its figures on, and take the driver's states for a checkpoint."""
         age: Metrics = {"checkpoint/age_seconds": Last(self._clock.age)}
-        values = self.metrics.log(step + 1, *parts, *self._noted, age, self.timer.metrics())
+        with self._noting:
+            noted, self._noted = self._noted, []
+        values = self.metrics.log(step + 1, *parts, *noted, age, self.timer.metrics())
         self.finished = step + 1
         self._boundary = self._states()
         if self._sampled:
             self.metrics.log_rollouts(self.finished, rollout_rows(self._sampled))
-        self._noted, self._sampled = [], []
+        self._sampled = []
         self._watch(values)
         return values
 
@@ -168,9 +172,22 @@ class RunState:
                 "healthy checkpoint",
             )
 
+    def recovered(self, role: str, text: str, *, seconds: float | None) -> None:
+        """Warn that workers were replaced, or are not going to be. May be called from any thread.
+
+        Args:
+            role: Whose workers.
+            text: A plain sentence: what died, what was done, what was lost.
+            seconds: From the death to the replacement; None if there is none.
+        """
+        self.metrics.warn(text)
+        if seconds is not None:
+            self.note({f"health/restarts/{role}": Sum(1.0), "health/recovery_seconds": Max(seconds)})
+
     def note(self, figures: Metrics, collected: Collected | None = None) -> None:
         """Take figures and samples of the step under way, from a part that the loop does not mention."""
-        self._noted.append(figures)
+        with self._noting:
+            self._noted.append(figures)
         if collected is not None:
             self._sampled += collected.groups
 

@@ -58,11 +58,23 @@ class TrainingEngine(Generic[StepT]):
         self.cluster = cluster
         self.objective = objective
         self.timer = timer
+        #: How often all ranks were started anew.
+        self.restarts = 0
         self.layout = Layout(**{**objective.layout(len(cluster)), "joined": joined})
         #: Holds states in the devices' memory while something is computed with them: others may need the room else.
         self.resident: Resident = _always
         #: Moves the weights by the gradient that was added up; returns each rank's metrics.
         self.optimizer_step = partial(cluster.everywhere, TrainingRank.optimizer_step)
+
+    def rebuild(self) -> None:
+        """Start all ranks anew, in the place of those that are there or have died, as they were at their first start.
+
+        Raises:
+            RollLikeError: A rank did not start.
+        """
+        self.cluster.rebuild()
+        self.restarts += 1
+        meet(self.cluster)
 
     def train_step(self, step: StepT) -> dict[str, Metric]:
         """Take the optimizer steps of one training step; none where there is nothing to learn.
@@ -160,6 +172,16 @@ class TrainingEngine(Generic[StepT]):
         """
         with self.resident("weights"):
             self.cluster.everywhere(TrainingRank.export, str(directory), tokenizer, card)
+
+
+def meet(cluster: Cluster[TrainingRank]) -> None:
+    """Have new ranks load their model and join their process group.
+
+    Raises:
+        EngineError: A rank did not start.
+    """
+    address = cluster.on(0, TrainingRank.address)
+    cluster.everywhere(TrainingRank.start, address)
 
 
 def _shares(update: Update[BatchT]) -> list[Share[BatchT]]:

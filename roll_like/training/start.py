@@ -12,7 +12,7 @@ from roll_like.config.sections import DeviceRange, TrainerConfig
 from roll_like.models.load import ResolvedModel
 from roll_like.models.precision import precision_of
 from roll_like.registry import TRAINING_BACKENDS
-from roll_like.training.engine import Timer, TrainingEngine
+from roll_like.training.engine import Timer, TrainingEngine, meet
 from roll_like.training.interface import Objective, RankSpec, StepT
 from roll_like.training.plugin import BackendPlugin
 from roll_like.training.rank import TrainingRank
@@ -80,8 +80,7 @@ def start_engine(
         environment=lambda rank: trainer_environment(placements[rank], spec.objective.settings, spec.device),
     )
     stack.callback(cluster.close, TrainingRank.close)
-    address = cluster.on(0, TrainingRank.address)
-    cluster.everywhere(TrainingRank.start, address)
+    meet(cluster)
     joined = cluster.on(0, TrainingRank.joins_rows)
     return TrainingEngine(cluster, spec.objective, timer=timer, joined=joined)
 

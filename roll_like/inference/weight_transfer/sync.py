@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from roll_like.errors import WeightSyncError
 from roll_like.inference.interface import Fingerprints, InferenceEngine
@@ -14,8 +14,8 @@ from roll_like.inference.weight_transfer.probe import Probe
 from roll_like.types import FloatArray
 from roll_like.values import Last, Max, Metric, Sum
 
-if TYPE_CHECKING:
-    from roll_like.cluster import ClusterHandle
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +59,18 @@ class SyncReport:
         return metrics
 
 
+class Engines(Protocol):
+    """The inference engines: a cluster of them."""
+
+    def everywhere(
+        self,
+        method: Callable[Concatenate[InferenceEngine, P], Coroutine[Any, Any, R]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> list[R]:
+        """Call a method of every engine; return the results by engine."""
+
+
 class WeightSync:
     """Brings the trainer's weights into the engines.
 
@@ -79,7 +91,7 @@ class WeightSync:
     def __init__(
         self,
         send: Callable[[int], SendReport],
-        engines: ClusterHandle[InferenceEngine],
+        engines: Engines,
         *,
         version: int = 0,
         probe: Probe | None = None,
@@ -90,12 +102,13 @@ class WeightSync:
         self._pushes = 0
         self.version = version
 
-    def push(self, before_resume: Callable[[], None] = lambda: None) -> SyncReport:
+    def push(self, before_resume: Callable[[], None] = lambda: None, *, again: bool = False) -> SyncReport:
         """Send, switch, check, probe.
 
         Args:
             before_resume: Called when the engines have the weights and do not sample yet: they are about to take
                 memory for their key-value cache.
+            again: Whether these are the weights of the last push, for engines that did not get them.
 
         Raises:
             WeightSyncError: An engine refused the weights, or holds other numbers than the trainer, or cannot show
@@ -103,7 +116,7 @@ class WeightSync:
             EngineError: An engine computes other log-probabilities than the trainer.
         """
         began = time.perf_counter()
-        version = self.version + 1
+        version = self.version if again else self.version + 1
         self._engines.everywhere(InferenceEngine.start_weight_update)
         sent = self._send(version)
         self._engines.everywhere(InferenceEngine.finish_weight_update, version)

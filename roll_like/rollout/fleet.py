@@ -1,0 +1,317 @@
+"""The inference engines of a run: which of them serve, and new ones in the place of those that died."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from functools import partial
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from roll_like.cluster import Cluster, ClusterHandle, WorkerDied
+from roll_like.cluster.driver_loop import DriverLoop
+from roll_like.cluster.health import RestartBudget
+from roll_like.config.inference import EngineConfig
+from roll_like.config.policy_gradient import GroupRolloutConfig
+from roll_like.errors import GenerationError, RollLikeError, WorkerError
+from roll_like.inference.interface import EngineDied, InferenceEngine
+from roll_like.rollout.handles import ActorReplica
+from roll_like.rollout.router import Router, all_gone
+
+#: How often an engine that is to start looks whether it may. Seconds.
+TURN_SECONDS = 0.2
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class ReplicaState(StrEnum):
+    """What becomes of an engine.
+
+        SERVING ──died──▶ RESTARTING ──started──▶ STALE ──has the policy's weights──▶ SERVING
+                              └──once too often──▶ RETIRED
+
+    An engine that was started anew has the weights of the model's files. It gets requests only after a weight sync,
+    which compares fingerprints.
+    """
+
+    SERVING = "serving"
+    RESTARTING = "restarting"
+    STALE = "stale"
+    RETIRED = "retired"
+
+
+class Report(Protocol):
+    """Told about each engine that was replaced, and each that is not going to be."""
+
+    def __call__(self, role: str, text: str, *, seconds: float | None) -> None:
+        """Take a plain sentence, and the seconds from the death to the replacement; None if there is none."""
+
+
+def to_stderr(role: str, text: str, *, seconds: float | None) -> None:
+    """Report where there is no run: print the sentence."""
+    del role, seconds
+    print(text, file=sys.stderr)
+
+
+class Fleet:
+    """Speaks to the engines that are there, and replaces those whose process is gone.
+
+    Methods may be called from any thread. Engines are replaced on the driver's event loop, while the others go on.
+
+    Args:
+        engines: All engines; none has died yet.
+        runner: The driver's event loop.
+        report: Told what was done.
+        follows: Whether the engines sample with weights that a trainer sends, and must get them before they serve.
+        budget: How often engines may be replaced.
+    """
+
+    def __init__(
+        self,
+        engines: Cluster[InferenceEngine],
+        runner: DriverLoop,
+        *,
+        report: Report = to_stderr,
+        follows: bool = True,
+        budget: RestartBudget | None = None,
+    ) -> None:
+        self.cluster = engines
+        #: Sends the policy's weights to stale engines, if they can be sent now.
+        self.catch_up: Callable[[], None] = lambda: None
+        self._runner = runner
+        self._report = report
+        self._follows = follows
+        self._budget = budget or RestartBudget()
+        self._states = [ReplicaState.SERVING] * len(engines)
+        self._restarts = [0] * len(engines)
+        self._changed = threading.Condition(threading.RLock())
+        self._routers: list[Router] = []
+        self._addressed = list(range(len(engines)))
+        self._starting: set[int] = set()
+        self._may_start = True
+        self._error: RollLikeError | None = None
+
+    # ---- who is there --------------------------------------------------------------------------
+
+    def reachable(self) -> list[int]:
+        """Return the ranks of engines that can be called, stale ones included."""
+        with self._changed:
+            alive = self._of(ReplicaState.SERVING, ReplicaState.STALE)
+            return [rank for rank in alive if rank in self._addressed]
+
+    def engines(self) -> ClusterHandle[InferenceEngine]:
+        """Return a handle on the engines that can be called now."""
+        return self.cluster.only(self.reachable())
+
+    @property
+    def membership(self) -> tuple[tuple[int, int], ...]:
+        """Which engines can be called: rank, and how often it was replaced."""
+        return tuple((rank, self._restarts[rank]) for rank in self.reachable())
+
+    def router(self, engine: EngineConfig, rollout: GroupRolloutConfig) -> Router:
+        """Return a router of requests to these engines, and to those that take their place.
+
+        Args:
+            engine: The `inference` section.
+            rollout: The `rollout` section.
+        """
+        with self._changed:
+            serving = self._of(ReplicaState.SERVING)
+            router = Router(
+                [self._replica(rank) for rank in serving],
+                max_running=engine.max_running,
+                max_in_flight=rollout.max_in_flight,
+                retries=rollout.retries,
+                awaits_more=self._awaits_more,
+            )
+            self._routers.append(router)
+        return router
+
+    def _replica(self, rank: int) -> ActorReplica:
+        return ActorReplica(self.cluster.only([rank]), partial(self._lost, rank, self._restarts[rank]))
+
+    def _of(self, *states: ReplicaState) -> list[int]:
+        return [rank for rank, state in enumerate(self._states) if state in states]
+
+    def _awaits_more(self) -> bool:
+        with self._changed:
+            return any(state is not ReplicaState.RETIRED for state in self._states)
+
+    # ---- calls ---------------------------------------------------------------------------------
+
+    def begin(
+        self, method: Callable[Concatenate[InferenceEngine, P], Any], *args: P.args, **kwargs: P.kwargs
+    ) -> Callable[[], None]:
+        """Start a method on every engine; calling what comes back waits for the end."""
+        return self.cluster.begin(method, *args, **kwargs)
+
+    def everywhere(
+        self,
+        method: Callable[Concatenate[InferenceEngine, P], Coroutine[Any, Any, R]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> list[R]:
+        """Call a method of every engine that is there.
+
+        Raises:
+            WorkerDied: One of them died; `bury` has it replaced.
+            EngineDied: The same, of an engine whose worker lives.
+        """
+        return self.engines().everywhere(method, *args, **kwargs)
+
+    async def ask_everywhere(self, method: Callable[[InferenceEngine], Coroutine[Any, Any, None]]) -> None:
+        """Call a method of every engine that is there. Those that have died are replaced; the others are waited for."""
+        engines = self.engines()
+        calls = [engines.ask(place, method) for place in range(len(engines))]
+        for outcome in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(outcome, RollLikeError):
+                self.bury(outcome)
+            elif outcome is not None:
+                raise outcome
+
+    @contextmanager
+    def only_stale(self) -> Iterator[bool]:
+        """Let a weight sync call only engines that have not got the policy's weights; yield if any is so."""
+        with self._changed:
+            self._addressed = self._of(ReplicaState.STALE)
+        try:
+            yield bool(self._addressed)
+        finally:
+            with self._changed:
+                self._addressed = list(range(len(self._states)))
+
+    # ---- death and replacement -----------------------------------------------------------------
+
+    def bury(self, error: RollLikeError) -> None:
+        """Have the engine replaced that an error speaks of; raise the error if it speaks of no dead engine."""
+        role, rank = error.worker or ("", 0)
+        if not isinstance(error, (WorkerDied, EngineDied)) or role != self.cluster.name:
+            raise error
+        with self._changed:
+            self._lost(rank, self._restarts[rank], error)
+
+    def wait_for_one(self) -> None:
+        """Wait until an engine can be called.
+
+        Raises:
+            ReplicaLost: None is left, and none will be started.
+        """
+        with self._changed:
+            while not self.reachable():
+                if self._error is not None and not self._awaits_more():
+                    raise all_gone(self._error)
+                self._changed.wait()
+
+    def hold_starts(self) -> None:
+        """Wait until no engine is just starting, and let none start until `allow_starts`: others need the memory."""
+        with self._changed:
+            self._may_start = False
+            while self._starting:
+                self._changed.wait()
+
+    def allow_starts(self) -> None:
+        """Let engines start again in the place of those that died."""
+        with self._changed:
+            self._may_start = True
+
+    def synced(self) -> None:
+        """Note that the engines that were called last have the policy's weights: they serve from now on."""
+        with self._changed:
+            fresh = [rank for rank in self.reachable() if self._states[rank] is ReplicaState.STALE]
+            for rank in fresh:
+                self._serve(rank)
+
+    def _lost(self, rank: int, restarts: int, error: RollLikeError) -> None:
+        """Begin to replace an engine, unless that has begun since it was started the `restarts`-th time."""
+        with self._changed:
+            if self._restarts[rank] != restarts or rank not in self._of(ReplicaState.SERVING, ReplicaState.STALE):
+                return
+            self._states[rank] = ReplicaState.RESTARTING
+        self._runner.spawn(self._replace(rank, error))
+
+    async def _replace(self, rank: int, error: RollLikeError) -> None:
+        began, cause, started = time.monotonic(), _first_line(error), False
+        while (pause := self._budget.take()) is not None:
+            await asyncio.sleep(pause)
+            await asyncio.to_thread(self.cluster.fence, rank)
+            await self._turn(rank)
+            self.cluster.restart(rank)
+            try:
+                async with asyncio.timeout(self.cluster.start_timeout_seconds):
+                    await self.cluster.ask(rank, InferenceEngine.start)
+                started = True
+            except (WorkerError, GenerationError) as failure:
+                error = failure
+            except TimeoutError:
+                limit = self.cluster.start_timeout_seconds
+                error = WorkerError(f"inference worker {rank} did not start within {limit:g} s")
+            with self._changed:
+                self._starting.discard(rank)
+                self._changed.notify_all()
+            if started:
+                await self._started(rank)
+                seconds = time.monotonic() - began
+                self._report(
+                    self.cluster.name,
+                    f"inference engine {rank} died ({cause}); replaced in {seconds:.0f} s, and its requests are "
+                    "sampled again",
+                    seconds=seconds,
+                )
+                return
+        self._retire(rank, error)
+
+    async def _turn(self, rank: int) -> None:
+        """Wait until an engine may start."""
+        while True:
+            with self._changed:
+                if self._may_start:
+                    self._starting.add(rank)
+                    self._restarts[rank] += 1
+                    return
+            await asyncio.sleep(TURN_SECONDS)
+
+    async def _started(self, rank: int) -> None:
+        with self._changed:
+            self._states[rank] = ReplicaState.STALE
+            if not self._follows:
+                self._serve(rank)
+            self._changed.notify_all()
+        if self._follows:
+            try:
+                await asyncio.to_thread(self.catch_up)
+            except RollLikeError as error:
+                # the trainer's own: who calls it next will meet it, unless all wait for this engine
+                with self._changed:
+                    if not self._of(ReplicaState.SERVING):
+                        self._give_up(error)
+
+    def _serve(self, rank: int) -> None:
+        self._states[rank] = ReplicaState.SERVING
+        for router in self._routers:
+            self._runner.call(partial(router.admit, self._replica(rank)))
+
+    def _retire(self, rank: int, error: RollLikeError) -> None:
+        with self._changed:
+            self._states[rank] = ReplicaState.RETIRED
+            self._error = error
+            self._report(
+                self.cluster.name,
+                f"inference engine {rank} died too often and is not replaced again; the last error: "
+                f"{_first_line(error)}",
+                seconds=None,
+            )
+            if not self._awaits_more():
+                self._give_up(error)
+            self._changed.notify_all()
+
+    def _give_up(self, error: RollLikeError) -> None:
+        for router in self._routers:
+            self._runner.call(partial(router.give_up, error))
+
+
+def _first_line(error: RollLikeError) -> str:
+    return error.message.splitlines()[0][:200]
