@@ -15,7 +15,7 @@ from roll_like.config.inference import engines_share_gpus
 from roll_like.config.sections import DeviceRange, SamplingResourcesConfig
 from roll_like.inference.interface import EngineDied, InferenceEngine
 from roll_like.inference.weight_transfer.sync import SyncReport, WeightSync
-from roll_like.rollout.fleet import Fleet
+from roll_like.rollout.fleet import Fleet, ReplicaState
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.interface import State
 
@@ -147,7 +147,7 @@ class Residency:
             if self.shares_gpus:  # there is room for this only while no engine samples
                 self._retried(weights, policy, again=True)
                 return
-            with self.engines.only_stale() as any_stale:
+            with self.engines.addressing(ReplicaState.STALE) as any_stale:
                 if not any_stale:
                     return
                 try:
@@ -163,13 +163,14 @@ class Residency:
             if not self.engines.reachable():
                 self.wake()
                 self.engines.wait_for_one()
-            try:
-                report = self._push(weights, policy, again=again)
-            except (WorkerDied, EngineDied) as error:
-                self.engines.bury(error)
-            else:
-                self.engines.synced()
-                return report
+            with self.engines.addressing(ReplicaState.SERVING, ReplicaState.STALE):
+                try:
+                    report = self._push(weights, policy, again=again)
+                except (WorkerDied, EngineDied) as error:
+                    self.engines.bury(error)
+                else:
+                    self.engines.synced()
+                    return report
 
     def _push(self, weights: WeightSync, policy: TrainingEngine[Any], *, again: bool) -> SyncReport:
         for tenant in self._tenants:

@@ -90,7 +90,7 @@ class Fleet:
         self._restarts = [0] * len(engines)
         self._changed = threading.Condition(threading.RLock())
         self._routers: list[Router] = []
-        self._addressed = list(range(len(engines)))
+        self._addressed: set[tuple[int, int]] | None = None
         self._starting: set[int] = set()
         self._may_start = True
         self._error: RollLikeError | None = None
@@ -100,8 +100,8 @@ class Fleet:
     def reachable(self) -> list[int]:
         """Return the ranks of engines that can be called, stale ones included."""
         with self._changed:
-            alive = self._of(ReplicaState.SERVING, ReplicaState.STALE)
-            return [rank for rank in alive if rank in self._addressed]
+            alive, addressed = self._of(ReplicaState.SERVING, ReplicaState.STALE), self._addressed
+            return [rank for rank in alive if addressed is None or (rank, self._restarts[rank]) in addressed]
 
     def engines(self) -> ClusterHandle[InferenceEngine]:
         """Return a handle on the engines that can be called now."""
@@ -174,15 +174,18 @@ class Fleet:
                 raise outcome
 
     @contextmanager
-    def only_stale(self) -> Iterator[bool]:
-        """Let a weight sync call only engines that have not got the policy's weights; yield if any is so."""
+    def addressing(self, *states: ReplicaState) -> Iterator[bool]:
+        """Let a weight sync call no engines but those that are in one of these states now; yield whether there are any.
+
+        An engine that is started meanwhile must not get half a weight update.
+        """
         with self._changed:
-            self._addressed = self._of(ReplicaState.STALE)
+            self._addressed = {(rank, self._restarts[rank]) for rank in self._of(*states)}
         try:
             yield bool(self._addressed)
         finally:
             with self._changed:
-                self._addressed = list(range(len(self._states)))
+                self._addressed = None
 
     # ---- death and replacement -----------------------------------------------------------------
 

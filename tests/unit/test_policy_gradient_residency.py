@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,6 +42,17 @@ class Engines:
     def __init__(self, gpu: GPU) -> None:
         self.gpu, self.told = gpu, list[str]()
         self.version, self.frozen = -1, True
+
+    def reachable(self) -> list[int]:
+        return [0]
+
+    def addressing(self, *states: object) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def hold_starts(self) -> None:
+        """No engine has died."""
+
+    allow_starts = synced = hold_starts
 
     def ask_everywhere(self, method: Callable[..., Any]) -> Callable[[], None]:
         return getattr(self, method.__name__)
@@ -111,7 +123,8 @@ class Sync:
     def __init__(self, gpu: GPU, engines: Engines, policy: Model) -> None:
         self.gpu, self.engines, self.policy = gpu, engines, policy
 
-    def push(self, before_resume: Callable[[], None]) -> str:
+    def push(self, before_resume: Callable[[], None], *, again: bool) -> str:
+        assert not again
         assert {"engine weights", "policy weights"} <= set(self.gpu.held)
         self.engines.frozen = True
         self.gpu.take("buffer", BUFFER)
@@ -228,7 +241,7 @@ def test_cores_are_shared_without_moving_anything(takes_turns: bool, told: list[
     residency.takes_turns = takes_turns
     run.engines.told.clear()
     residency.sleep()
-    sync: Any = SimpleNamespace(push=lambda before_resume: (before_resume(), run.engines.resume()))
+    sync: Any = SimpleNamespace(push=lambda before_resume, again: (before_resume(), run.engines.resume()))
     residency.push(sync, run.policy)  # type: ignore[arg-type]
     assert run.engines.told == told
 

@@ -93,9 +93,11 @@ class FakeReplicas:
 
 @pytest.mark.parametrize("death", [WorkerDied("process gone"), EngineDied("engine gone")])
 async def test_a_dead_actor_and_a_dead_engine_are_a_lost_replica(death: Exception) -> None:
-    replica = ActorReplica(FakeReplicas(death, death, death), 0)  # type: ignore[arg-type]
+    told: list[Exception] = []
+    replica = ActorReplica(FakeReplicas(death, death, death), told.append)  # type: ignore[arg-type]
     with pytest.raises(ReplicaLost, match="gone"):
         await replica.submit([])
+    assert told == [death]
     with pytest.raises(ReplicaLost, match="gone"):
         await replica.poll(1.0)
     with pytest.raises(ReplicaLost, match="gone"):

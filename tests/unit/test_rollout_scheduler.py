@@ -11,7 +11,7 @@ import pytest
 from roll_like.errors import GenerationError
 from roll_like.inference.interface import FailedGeneration, GenerateRequest, Generation, Sampling
 from roll_like.rollout.collection import Collected, SampleCounter
-from roll_like.rollout.router import ReplicaLost
+from roll_like.rollout.router import ReplicaLost, Router
 from roll_like.rollout.scheduler import GenerateScheduler, GroupPlan
 from roll_like.types import Failure, Group, Scored, Segment, StopReason, Task, Trajectory
 
@@ -144,7 +144,7 @@ def fill(replicas: Sequence[FakeReplica], scorer: FakeScorer | None = None, **ch
     }
     owner = {"max_running": 100, "max_in_flight": 100, "retries": 1}
     owner |= {key: changes.pop(key) for key in list(changes) if key in owner}
-    scheduler = GenerateScheduler(replicas, scorer or FakeScorer(), **owner)
+    scheduler = GenerateScheduler(Router(replicas, **owner), scorer or FakeScorer())
     plan = GroupPlan(**(settings | changes))
     return asyncio.run(asyncio.wait_for(scheduler.collect(tasks(), plan), timeout=5))
 
@@ -311,7 +311,7 @@ def both(replica: FakeReplica, **changes: object) -> list[str]:
     """Ids in the order in which they are sent, one at a time, of two collections side by side."""
 
     async def work() -> None:
-        scheduler = GenerateScheduler([replica], FakeScorer(), max_running=1, max_in_flight=1, retries=0)
+        scheduler = GenerateScheduler(Router([replica], max_running=1, max_in_flight=1, retries=0), FakeScorer())
         plain = GroupPlan(
             groups=2, initial_groups=2, max_groups=2, accept=lambda group: True, samples_per_group=2, sampling=SAMPLING,
             seed=0,
@@ -347,7 +347,7 @@ def test_a_counter_tells_time_by_its_clock() -> None:
 def test_a_runner_says_how_far_a_group_is() -> None:
     async def work() -> None:
         replica = FakeReplica(slow=["0-0-1"])
-        scheduler = GenerateScheduler([replica], FakeScorer(), max_running=9, max_in_flight=9, retries=0)
+        scheduler = GenerateScheduler(Router([replica], max_running=9, max_in_flight=9, retries=0), FakeScorer())
         plan = GroupPlan(
             groups=1, initial_groups=1, max_groups=1, accept=lambda group: True, samples_per_group=2, sampling=SAMPLING,
             seed=0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -84,7 +85,7 @@ def test_conversations_with_environments(marked: dict[str, Any]) -> None:
     config = PIPELINES.get("agentic").model_validate(changed(MINIMAL_AGENTIC) | {"model": marked})
     environments: Any = EnvironmentWorkers(config, None, None)  # type: ignore[arg-type]
     environments._workers = ()
-    manager = environments.manager((), None)
+    manager = environments.manager(SimpleNamespace(router=lambda *sections: None), None)
     assert manager._renderer.render([{"role": "user", "content": "Hi"}], ()).startswith("zebra zebra")
 
 

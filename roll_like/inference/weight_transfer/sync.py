@@ -150,7 +150,8 @@ class WeightSync:
     def _ask(self, probe: Probe, trained: FloatArray, version: int) -> float:
         """Return the largest difference of any engine from the trainer."""
         engines = self._engines.everywhere(InferenceEngine.prompt_logprobs, probe.tokens)
-        return max(probe.compare(number, trained, found, version) for number, found in enumerate(engines))
+        differences = (probe.compare(number, trained, found, version) for number, found in enumerate(engines))
+        return max(differences, default=0.0)  # all engines may have died just now
 
     def _check(self, sent: Mapping[str, str], version: int) -> tuple[str, ...]:
         if not sent:
