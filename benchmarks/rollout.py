@@ -100,7 +100,7 @@ def ours(config: RLVRConfig, options: argparse.Namespace) -> Iterator[Play]:
         stack.enter_context(RaySession(config.resources, Path(tempfile.gettempdir())))
         resources = stack.enter_context(ResourceManager(config.resources))
         resources.allocate()
-        inference = start_inference(config, resolve_model(config.model), resources, stack, runner)
+        inference = start_inference(config, resolve_model(config.model), resources, stack, runner, follows=False)
         inference.begin(InferenceEngine.start)()
         scheduler = GenerateScheduler(inference.router(config.inference, config.rollout), ZeroScorer())
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 from roll_like.algorithms.distillation.base import DistillationConfig
@@ -126,7 +127,10 @@ def start_student_and_teachers(
         spec = rank_spec(config, teacher.model, teacher.devices, objective, total_updates=None)
         engines[teacher.name] = start_engine(f"teacher {teacher.name}", spec, resources, teacher.devices, stack=stack)
     if config.algorithm.top_k is None:
-        send_projections(engines, student)
+        send = partial(send_projections, engines, student)
+        send()
+        for engine in (student, *engines.values()):
+            engine.on_rebuilt.append(send)
     return student, Teachers(engines, timer)
 
 

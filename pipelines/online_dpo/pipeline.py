@@ -68,7 +68,7 @@ class OnlineDPOPipeline(Pipeline[OnlineDPOConfig]):
         model = resolve_model(config.model)
         runner = run.stack.enter_context(DriverLoop())
         state.metrics.phase("starting workers")
-        inference = start_inference(config, model, run.resources, run.stack, runner, report=state.recovered)
+        inference = start_inference(config, model, run.resources, run.stack, runner)
         residency = Residency(runner=runner, engines=inference, resources=config.resources)
         rewards = RewardWorkers(config, run.resources, run.stack)
         mapping = config.resources.device_mapping

@@ -43,6 +43,7 @@ class PolicyEngines:
     def continue_from(self, version: int) -> None:
         """Number the next weights after `version`, which a resumed run has had."""
         self.weights.version = version
+        self.behind = True
 
     @contextmanager
     def sampling(self) -> Iterator[Metrics]:

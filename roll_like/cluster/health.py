@@ -1,16 +1,31 @@
-"""How often workers may be replaced."""
+"""How often workers may be replaced, and who is told."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 #: Replacements of a role's workers within `WINDOW_SECONDS`; one more, and the cause does not pass by itself.
 MOST_RESTARTS = 5
 WINDOW_SECONDS = 3600.0
 #: Pauses before the first replacement within a window, the second, …, in which a machine may recover. Seconds.
 PAUSES = (0.0, 2.0, 8.0, 30.0, 120.0)
+
+
+class Report(Protocol):
+    """Told about workers that were replaced, and about those that are not going to be."""
+
+    def __call__(self, role: str, text: str, *, seconds: float | None) -> None:
+        """Take a plain sentence, and the seconds from the death to the replacement; None if there is none."""
+
+
+def to_stderr(role: str, text: str, *, seconds: float | None) -> None:
+    """Report where there is no run: print the sentence."""
+    del role, seconds
+    print(text, file=sys.stderr)
 
 
 class RestartBudget:

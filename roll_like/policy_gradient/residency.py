@@ -95,6 +95,7 @@ class Residency:
 
     def add(self, engine: TrainingEngine[Any], devices: DeviceRange) -> None:
         """Take in a model that has just started, if it is to make room for the engines: then it does so at once."""
+        engine.rebuilding = partial(self._rebuilding, None)
         shared = self.shares_gpus and devices.overlaps(self.resources.device_mapping.inference)
         if not shared or engine.objective.settings.sleep is False:
             return
@@ -102,6 +103,7 @@ class Residency:
         tenant.leave(*get_args(State))
         self._tenants.append(tenant)
         engine.resident = partial(self._resident, tenant)
+        engine.rebuilding = partial(self._rebuilding, tenant)
 
     def sleep(self) -> None:
         """Freeze the engines; on shared GPUs they free their memory."""
@@ -200,6 +202,20 @@ class Residency:
         yield
         if sampling:
             self.wake()
+
+    @contextmanager
+    def _rebuilding(self, tenant: _Tenant | None) -> Iterator[None]:
+        """Make room for a model whose ranks start anew, and keep its weights from engines until the next push."""
+        if not (tenant and tenant.engine.frozen):
+            self.policy_moves()
+        if tenant is None:
+            yield
+            return
+        self.sleep()
+        self._vacate(but=tenant)
+        yield
+        tenant.held = set(get_args(State))
+        tenant.leave(*get_args(State))
 
     def _vacate(self, *, but: _Tenant | None = None) -> None:
         """Move everything of the models to host memory, but that of one and of those on other GPUs than it."""

@@ -6,7 +6,7 @@ from roll_like.config.policy_gradient import PolicyGradientConfig
 from roll_like.config.schedule import AsyncSchedule
 from roll_like.policy_gradient.workers import Workers
 from roll_like.rollout.asynchronous import AsyncRollouts
-from roll_like.rollout.source import GroupSource, PlanT, RolloutSource, SynchronousRollouts
+from roll_like.rollout.source import GroupSource, KeptRollouts, PlanT, RolloutSource, SynchronousRollouts
 from roll_like.run.state import RunContext
 
 
@@ -23,7 +23,7 @@ def start_rollouts(
     """
     schedule = config.rollout.schedule
     if not isinstance(schedule, AsyncSchedule):
-        return SynchronousRollouts(source, config.rollout, seed=config.seed, runner=workers.runner)
+        return KeptRollouts(SynchronousRollouts(source, config.rollout, seed=config.seed, runner=workers.runner))
     rollouts = AsyncRollouts(
         source,
         config.rollout,
@@ -37,4 +37,4 @@ def start_rollouts(
     mapping = config.resources.device_mapping
     workers.residency.takes_turns = mapping.training.overlaps(mapping.inference)
     workers.on_push.append(rollouts.published)
-    return rollouts
+    return KeptRollouts(rollouts)

@@ -22,7 +22,7 @@ from roll_like.policy_gradient.objective import PolicyObjective
 from roll_like.policy_gradient.probe import weight_probe
 from roll_like.policy_gradient.residency import Residency
 from roll_like.registry import INFERENCE_ENGINES
-from roll_like.rollout.fleet import Fleet, Report, to_stderr
+from roll_like.rollout.fleet import Fleet
 from roll_like.run.state import RunContext
 from roll_like.training.engine import Reference, TrainingEngine, WithoutAdapters
 from roll_like.training.language_model import LanguageModelObjective
@@ -101,7 +101,7 @@ def start_inference(
     stack: ExitStack,
     runner: DriverLoop,
     *,
-    report: Report | None = None,
+    follows: bool = True,
 ) -> Fleet:
     """Start the engines' processes; their models are loaded by `InferenceEngine.start`.
 
@@ -111,7 +111,7 @@ def start_inference(
         resources: Where they go.
         stack: Ends them when it is closed.
         runner: The driver's event loop.
-        report: Told about engines that are replaced; None where no trainer sends them weights.
+        follows: Whether a trainer sends them weights.
     """
     devices, device = config.resources.device_mapping.inference, config.resources.device
     placements = resources.place(devices, config.inference.replicas, "inference")
@@ -139,7 +139,7 @@ def start_inference(
         concurrency=64,
     )
     stack.callback(cluster.close, InferenceEngine.close)
-    return Fleet(cluster, runner, report=report or to_stderr, follows=report is not None)
+    return Fleet(cluster, runner, report=resources.report, follows=follows)
 
 
 class _Sender:

@@ -75,6 +75,8 @@ class Workers:
     weights: WeightSync | VersionCounter
     residency: Residency
     on_push: list[Callable[[int], None]] = field(default_factory=list)
+    _moved: bool = False
+    _published: int = 0
 
     @property
     def inference(self) -> Fleet:
@@ -99,12 +101,22 @@ class Workers:
 
     def push(self) -> SyncReport:
         """Hand the actor's weights to the engines, which go on generating then; without engines, count a version."""
-        if not isinstance(self.weights, WeightSync):
-            return self.weights.push()
+        moved, self._moved = self._moved, False
+        self.weights.version = self.state.finished + moved
+        # after a failure the trainer gets to where it was once more; the engines are there
+        if not isinstance(self.weights, WeightSync) or self.weights.version < self.state.reached:
+            return self._counted()
         with self.state.timer("sync"):
             report = self.residency.push(self.weights, self.actor)
-        for listener in self.on_push:
-            listener(report.version)
+        if report.version > self._published:
+            self._published = report.version
+            for listener in self.on_push:
+                listener(report.version)
+        return report
+
+    def _counted(self) -> SyncReport:
+        report = VersionCounter(self.weights.version).push()
+        self.weights.version = report.version
         return report
 
     @contextmanager
@@ -114,6 +126,7 @@ class Workers:
             self.residency.policy_moves()
             self.residency.sleep()
             yield
+        self._moved = True
 
 
 def start_workers(
@@ -138,11 +151,7 @@ def start_workers(
     model = resolve_model(config.model)
     runner = run.stack.enter_context(DriverLoop())
     run.state.metrics.phase("starting workers")
-    inference = (
-        None
-        if config.replay is not None
-        else start_inference(config, model, run.resources, run.stack, runner, report=run.state.recovered)
-    )
+    inference = None if config.replay is not None else start_inference(config, model, run.resources, run.stack, runner)
     residency = Residency(runner=runner, engines=inference, resources=config.resources)
     with residency.starting():
         if auxiliary is not None:
@@ -221,7 +230,7 @@ def start_engines(
         auxiliary: What the pipeline starts beside the engines.
     """
     runner = stack.enter_context(DriverLoop())
-    inference = start_inference(config, resolve_model(config.model), resources, stack, runner)
+    inference = start_inference(config, resolve_model(config.model), resources, stack, runner, follows=False)
     wait_for_inference = inference.begin(InferenceEngine.start)
     auxiliary.start()
     wait_for_inference()

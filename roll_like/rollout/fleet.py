@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from roll_like.cluster import Cluster, ClusterHandle, WorkerDied
 from roll_like.cluster.driver_loop import DriverLoop
-from roll_like.cluster.health import RestartBudget
+from roll_like.cluster.health import Report, RestartBudget, to_stderr
 from roll_like.config.inference import EngineConfig
 from roll_like.config.policy_gradient import GroupRolloutConfig
 from roll_like.errors import GenerationError, RollLikeError, WorkerError
@@ -42,19 +41,6 @@ class ReplicaState(StrEnum):
     RESTARTING = "restarting"
     STALE = "stale"
     RETIRED = "retired"
-
-
-class Report(Protocol):
-    """Told about each engine that was replaced, and each that is not going to be."""
-
-    def __call__(self, role: str, text: str, *, seconds: float | None) -> None:
-        """Take a plain sentence, and the seconds from the death to the replacement; None if there is none."""
-
-
-def to_stderr(role: str, text: str, *, seconds: float | None) -> None:
-    """Report where there is no run: print the sentence."""
-    del role, seconds
-    print(text, file=sys.stderr)
 
 
 class Fleet:

@@ -238,6 +238,46 @@ class SynchronousRollouts(Generic[PlanT]):
         """Read nothing. Groups of an asynchronous run that were ready are sampled again."""
 
 
+class KeptRollouts:
+    """Keeps the groups of a step until a checkpoint has what was learned from them.
+
+    When the trainer starts again from its last checkpoint, it is given the same groups: nothing is sampled twice.
+
+    Args:
+        source: Where groups come from.
+    """
+
+    def __init__(self, source: RolloutSource) -> None:
+        self._source = source
+        self._kept: dict[int, Collected] = {}
+
+    def collect(self, step: int) -> Collected:
+        """Return the groups that `step` trains on, the same at every call."""
+        if step not in self._kept:
+            self._kept[step] = self._source.collect(step)
+        return self._kept[step]
+
+    def forget(self, finished: int) -> None:
+        """Let go of the groups of the first `finished` steps."""
+        self._kept = {step: collected for step, collected in self._kept.items() if step >= finished}
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps; plain JSON."""
+        return self._source.state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken."""
+        self._source.load_state(state)
+
+    def save(self, directory: Path) -> None:
+        """Write what of the last `state` is no JSON into a checkpoint."""
+        self._source.save(directory)
+
+    def load(self, directory: Path) -> None:
+        """Read back what `save` wrote."""
+        self._source.load(directory)
+
+
 def sampling_of(config: GroupRolloutConfig) -> Sampling:
     """Return how training samples are drawn."""
     return Sampling(

@@ -64,6 +64,7 @@ def running(config: RunConfig, resume: str | None) -> Iterator[RunContext]:
         state = RunState(
             directory=directory, config=config, metrics=metrics, signal=signal, store=store, resumed=checkpoint
         )
+        resources.report = state.recovered
         yield RunContext(state=state, resources=resources, stack=stack)
 
 

@@ -12,11 +12,13 @@ from roll_like.check import Report, refuse_errors
 from roll_like.cluster import ResourceManager
 from roll_like.config.load import dump_config
 from roll_like.config.run import RunConfig
+from roll_like.errors import RollLikeError
 from roll_like.metrics.summary import Summary, write_summary
 from roll_like.models.export import ModelCard
 from roll_like.models.load import resolve_model
 from roll_like.models.precision import settled
 from roll_like.run.launch import measuring, running
+from roll_like.run.recovery import Recovery
 from roll_like.run.signals import StopRequested
 from roll_like.run.state import Evaluates, RunContext, RunState
 from roll_like.training.engine import TrainingEngine
@@ -93,14 +95,20 @@ class Pipeline(ABC, Generic[ConfigT]):
             state = run.state
             with state.interruptible():
                 pipeline = cls.build(config, run)
-            try:
-                pipeline.run()
-            except StopRequested:
-                stopped = True
-                state.stop()
-            if not stopped and config.checkpoint.export:
-                state.metrics.phase("exporting")
-                pipeline.export(state.directory / "model", write_summary(state.directory))
+            recovery = Recovery(state)
+            while True:
+                try:
+                    pipeline.run()
+                    if config.checkpoint.export:
+                        state.metrics.phase("exporting")
+                        pipeline.export(state.directory / "model", write_summary(state.directory))
+                except StopRequested:
+                    stopped = True
+                    state.stop()
+                except RollLikeError as error:
+                    recovery.after(error)
+                    continue
+                break
         return RunResult(
             name=state.directory.name,
             directory=state.directory,

@@ -22,9 +22,11 @@ from roll_like.metrics.timing import StepTimer
 from roll_like.rollout.collection import Collected
 from roll_like.rollout.metrics import rollout_rows
 from roll_like.rollout.replay import tokens_stem
+from roll_like.rollout.source import KeptRollouts
 from roll_like.rollout.storage import write_groups
 from roll_like.run.checkpoint import Checkpoint, CheckpointClock, CheckpointStore
 from roll_like.run.signals import StopRequested, StopSignal
+from roll_like.training.engine import TrainingEngine
 from roll_like.types import Group, Scored
 from roll_like.values import Last, Max, Metric, Metrics, Sum
 
@@ -90,13 +92,17 @@ class RunState:
         self.metrics = metrics
         self.timer = StepTimer(on_enter=metrics.phase)
         self.first_step = resumed.step if resumed else 0
+        #: Steps that what is trained has finished. After a failure less than were `reached`.
         self.finished = self.first_step
+        #: Steps that are logged.
+        self.reached = self.first_step
         self._config = config
         self._signal = signal
         self._store = store
         self._resumed = resumed
         self._parts: Mapping[str, Stateful] = {}
         self._engines: list[SavedEngine] = []
+        self._beginning: dict[str, Any] = {}
         self._boundary: dict[str, Any] = {}
         self._written_at: int | None = resumed.step if resumed else None
         self._clock = CheckpointClock(config.checkpoint.every_minutes)
@@ -106,7 +112,9 @@ class RunState:
             self._guards.check(values)
         self._score: float | None = None
         self._noted: list[Metrics] = []
+        self._health: list[Metrics] = []  # of workers that were replaced; other threads add to it
         self._noting = threading.Lock()
+        self._again = False  # the last step was logged before a failure
         self._sampled: list[Group[Scored]] = []
 
     def keep(self, engines: Sequence[SavedEngine], **parts: Stateful) -> None:
@@ -126,16 +134,51 @@ class RunState:
                 part.load_state(self._resumed.state[name])
             for engine in self._engines:
                 engine.load(self._resumed.path)
-        self._boundary = self._states()
+        self._beginning = self._boundary = self._states()
+
+    @property
+    def trained(self) -> list[TrainingEngine[Any]]:
+        """The models that are trained."""
+        return [engine for engine in self._engines if isinstance(engine, TrainingEngine)]
+
+    @property
+    def replaying(self) -> bool:
+        """Whether the step under way was logged before a failure, and only moves what is trained to where it was."""
+        return self.finished < self.reached
+
+    def rewind(self) -> str:
+        """Bring what is trained, fresh from its start, to the newest checkpoint; say what was lost.
+
+        Without one it stays as it started. Rollouts stay where they are: `KeptRollouts` has those of the steps since.
+        """
+        checkpoint = self._store.latest()
+        step, states = (self.first_step, self._beginning) if checkpoint is None else (checkpoint.step, checkpoint.state)
+        for name, part in self._parts.items():
+            if not isinstance(part, KeptRollouts):
+                part.load_state(states[name])
+        if checkpoint is not None:
+            for engine in self.trained:
+                engine.load(checkpoint.path)
+        self.finished = step
+        return self._lost(checkpoint)
+
+    def _lost(self, checkpoint: Checkpoint | None) -> str:
+        steps = self.reached - self.finished
+        self._health.append({"health/steps_replayed": Sum(float(steps))})
+        origin = "the beginning" if checkpoint is None else f"the checkpoint of step {self.finished}"
+        again = f"; the {steps} steps since are computed again" if steps else ""
+        return f"{origin}{again}"
 
     def steps(self) -> Iterator[int]:
         """Yield the steps that are left, 0-based; between two of them, write a checkpoint when one is due."""
-        for step in range(self.first_step, self._config.total_steps):
+        for step in range(self.finished, self._config.total_steps):
             if self._signal.requested:
                 raise StopRequested
             self.timer.restart()
             yield step
             every = self._config.checkpoint.every
+            if self.replaying:
+                continue
             if (every and self.finished % every == 0) or self._clock.due:
                 self._try_to_write_checkpoint()
         if self._config.checkpoint.at_end:
@@ -143,11 +186,16 @@ class RunState:
 
     def log(self, step: int, *parts: Metrics) -> dict[str, float]:
         """Finish a step: hand its figures on, and take the driver's states for a checkpoint."""
+        if self.replaying:
+            self.finished = step + 1
+            self._again, self._noted, self._sampled = True, [], []
+            return {}
+        self._again = False
         age: Metrics = {"checkpoint/age_seconds": Last(self._clock.age)}
         with self._noting:
-            noted, self._noted = self._noted, []
+            noted, self._noted, self._health = [*self._noted, *self._health], [], []
         values = self.metrics.log(step + 1, *parts, *noted, age, self.timer.metrics())
-        self.finished = step + 1
+        self.finished = self.reached = step + 1
         self._boundary = self._states()
         if self._sampled:
             self.metrics.log_rollouts(self.finished, rollout_rows(self._sampled))
@@ -182,12 +230,12 @@ class RunState:
         """
         self.metrics.warn(text)
         if seconds is not None:
-            self.note({f"health/restarts/{role}": Sum(1.0), "health/recovery_seconds": Max(seconds)})
+            with self._noting:
+                self._health.append({f"health/restarts/{role}": Sum(1.0), "health/recovery_seconds": Max(seconds)})
 
     def note(self, figures: Metrics, collected: Collected | None = None) -> None:
         """Take figures and samples of the step under way, from a part that the loop does not mention."""
-        with self._noting:
-            self._noted.append(figures)
+        self._noted.append(figures)
         if collected is not None:
             self._sampled += collected.groups
 
@@ -198,6 +246,8 @@ class RunState:
             DataError: A sample holds what cannot be written to be replayed; names task and field.
             CheckpointError: The disk is full or not writable.
         """
+        if self._again:
+            return
         self.metrics.log_rollouts(self.finished, rollout_rows(collected.groups))
         if isinstance(self._config, SamplingRunConfig) and self._config.rollout.save_tokens:
             stem = tokens_stem(self.directory, self.finished)
@@ -233,7 +283,7 @@ class RunState:
 
     def write_checkpoint(self) -> None:
         """Write the state of the last finished step, unless that is on disk already."""
-        if self._written_at == self.finished:
+        if self._written_at == self.finished or self.replaying:
             return
         self.metrics.phase("checkpoint")
         with self._clock.attempt():
@@ -245,6 +295,10 @@ class RunState:
                 healthy=self._guards.healthy,
             )
         self._written_at = self.finished
+        if self._guards.healthy:
+            for part in self._parts.values():
+                if isinstance(part, KeptRollouts):
+                    part.forget(self.finished)
         self._score = None
         self.note({"checkpoint/stall_seconds": Last(self._clock.stall)})
 

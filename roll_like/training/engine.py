@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from roll_like.cluster import Cluster
+from roll_like.cluster import Cluster, WorkerDied
+from roll_like.cluster.health import Report, RestartBudget, to_stderr
 from roll_like.config.sections import ModelConfig
 from roll_like.models.export import ModelCard
 from roll_like.training.interface import BatchT, Objective, Share, State, StepT, Update
@@ -45,6 +47,8 @@ class TrainingEngine(Generic[StepT]):
         objective: What they compute.
         timer: Times a named part of a step.
         joined: Whether the ranks join the rows of a micro-batch (`Layout`).
+        frozen: Whether the model is only computed with. Its ranks are replaced here when they die.
+        report: Told about that.
     """
 
     def __init__(
@@ -54,12 +58,21 @@ class TrainingEngine(Generic[StepT]):
         *,
         timer: Timer = lambda name: nullcontext(),
         joined: bool = False,
+        frozen: bool = False,
+        report: Report = to_stderr,
     ) -> None:
         self.cluster = cluster
+        self.frozen = frozen
+        self.report = report
+        self._budget = RestartBudget()
         self.objective = objective
         self.timer = timer
         #: How often all ranks were started anew.
         self.restarts = 0
+        #: Makes room for ranks that start anew, where others use the same memory.
+        self.rebuilding: Callable[[], AbstractContextManager[None]] = nullcontext
+        #: Called when they have started: what they held beside the model is to be sent again.
+        self.on_rebuilt: list[Callable[[], None]] = []
         self.layout = Layout(**{**objective.layout(len(cluster)), "joined": joined})
         #: Holds states in the devices' memory while something is computed with them: others may need the room else.
         self.resident: Resident = _always
@@ -72,9 +85,12 @@ class TrainingEngine(Generic[StepT]):
         Raises:
             RollLikeError: A rank did not start.
         """
-        self.cluster.rebuild()
-        self.restarts += 1
-        meet(self.cluster)
+        with self.rebuilding():
+            self.cluster.rebuild()
+            self.restarts += 1
+            meet(self.cluster)
+        for again in self.on_rebuilt:
+            again()
 
     def train_step(self, step: StepT) -> dict[str, Metric]:
         """Take the optimizer steps of one training step; none where there is nothing to learn.
@@ -121,8 +137,31 @@ class TrainingEngine(Generic[StepT]):
             adapters: Whether with the model's adapters, where it has some, or as if it had none.
         """
         forward = TrainingRank.forward if adapters else TrainingRank.forward_without_adapters
-        with self.resident("weights"):
-            return self._scatter(forward, shards)
+        while True:
+            try:
+                with self.resident("weights"):
+                    return self._scatter(forward, shards)
+            except WorkerDied as error:
+                self._replace(error)
+
+    def _replace(self, error: WorkerDied) -> None:
+        """Start the ranks of a frozen model anew; raise the error where that does not bring back what they were.
+
+        A model that is trained has learned what its files do not have: the run brings it back (`run.recovery`).
+        """
+        began, pause = time.monotonic(), self._budget.take() if self.frozen else None
+        if pause is None or error.worker is None:
+            raise error
+        time.sleep(pause)
+        self.rebuild()
+        seconds = time.monotonic() - began
+        role, rank = error.worker
+        self.report(
+            role,
+            f"{role} worker {rank} died ({error.message.splitlines()[0][:200]}); all its ranks were started again in "
+            f"{seconds:.0f} s and are asked again",
+            seconds=seconds,
+        )
 
     def _scatter(self, method: Callable[[TrainingRank, ShareT], R], shares: Sequence[ShareT]) -> list[R]:
         """Call a method with a share for each group of ranks that share rows; all of a group return the same."""

@@ -82,7 +82,9 @@ def start_engine(
     stack.callback(cluster.close, TrainingRank.close)
     meet(cluster)
     joined = cluster.on(0, TrainingRank.joins_rows)
-    return TrainingEngine(cluster, spec.objective, timer=timer, joined=joined)
+    return TrainingEngine(
+        cluster, spec.objective, timer=timer, joined=joined, frozen=spec.frozen, report=resources.report
+    )
 
 
 def start_trainer(

@@ -190,14 +190,14 @@ class VersionCounter:
     """
 
     def __init__(self, version: int) -> None:
-        self._version = version
+        self.version = version
 
     def push(self, before_resume: Callable[[], None] = lambda: None) -> SyncReport:
         """Return the report of a sync in which nothing was sent."""
         before_resume()
-        self._version += 1
+        self.version += 1
         return SyncReport(
-            version=self._version, bytes=0, buckets=0, seconds=0.0, check_seconds=0.0, checked=0, unchecked=()
+            version=self.version, bytes=0, buckets=0, seconds=0.0, check_seconds=0.0, checked=0, unchecked=()
         )
 
 

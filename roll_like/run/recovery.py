@@ -1,0 +1,79 @@
+"""What a run does when the process of a model that it trains dies: it starts the ranks anew and goes on."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+
+from roll_like.cluster import WorkerDied
+from roll_like.cluster.health import RestartBudget
+from roll_like.errors import RollLikeError, WorkerError
+from roll_like.run.state import RunState
+
+
+class Recovery:
+    """Replaces the ranks of trained models after a failure, and brings them to where they were.
+
+    All ranks of all trained models are started anew and load the newest checkpoint. The steps since then are computed
+    again, on the samples that they were trained on: weights, moments and random states become what they were, to the
+    bit where the ranks compute deterministically. Engines, rewards and environments go on.
+
+    A process that died is replaced as often as `RestartBudget` grants; so is one that raised an error that is not of
+    this package (of a device, say, or of a network). An error that ends the same step twice ends the run: it does not
+    pass by itself.
+
+    Args:
+        state: The run.
+        sleep: Waits for so many seconds.
+    """
+
+    def __init__(self, state: RunState, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._state = state
+        self._sleep = sleep
+        self._budgets = defaultdict[str, RestartBudget](RestartBudget)
+        self._last: tuple[type[RollLikeError], int] | None = None
+
+    def after(self, error: RollLikeError) -> None:
+        """Go on after an error, where that may help.
+
+        Args:
+            error: What ended `Pipeline.run`, which may be called again when this returns.
+
+        Raises:
+            RollLikeError: The error, where it would come again or is none of a trained model's ranks; or that of a rank
+                that could not be started again.
+        """
+        role, rank = error.worker or ("", 0)
+        trained = self._state.trained
+        failure = (type(error), self._state.reached)
+        if role not in {engine.cluster.name for engine in trained} or not isinstance(error, WorkerError):
+            raise error
+        if failure == self._last:
+            error.add_note(f"step {self._state.reached + 1} ended like this twice")
+            raise error
+        self._last = failure
+        began, cause = time.monotonic(), error
+        while True:
+            pause = self._budgets[role].take()
+            if pause is None:
+                error.add_note(f"{role} workers were replaced too often to go on")
+                raise error
+            self._sleep(pause)
+            self._state.metrics.phase(f"starting {role} again")
+            try:
+                for engine in trained:
+                    engine.rebuild()
+                origin = self._state.rewind()
+            except WorkerError as failed:
+                error = failed
+            else:
+                break
+        seconds = time.monotonic() - began
+        what = "died" if isinstance(cause, WorkerDied) else "failed"
+        self._state.recovered(
+            role,
+            f"{role} worker {rank} {what} ({cause.message.splitlines()[0][:200]}); all ranks were started again in "
+            f"{seconds:.0f} s, from {origin}",
+            seconds=seconds,
+        )
