@@ -104,8 +104,10 @@ def _hand_over(task: asyncio.Task[T], outcome: Future[T]) -> None:
 
 
 async def _cancel_what_is_left() -> None:
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
-        task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
+    await asyncio.sleep(0)  # what is to be started has started then
+    while left := asyncio.all_tasks() - {asyncio.current_task()}:  # one that ends may have started another
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.sleep(0)
     await asyncio.get_running_loop().shutdown_asyncgens()

@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from roll_like.errors import RollLikeError
+
 #: Replacements of a role's workers within `WINDOW_SECONDS`; one more, and the cause does not pass by itself.
 MOST_RESTARTS = 5
 WINDOW_SECONDS = 3600.0
@@ -26,6 +28,11 @@ def to_stderr(role: str, text: str, *, seconds: float | None) -> None:
     """Report where there is no run: print the sentence."""
     del role, seconds
     print(text, file=sys.stderr)
+
+
+def brief(error: RollLikeError) -> str:
+    """Return the first line of an error's message, without what Ray has to say of a death."""
+    return error.message.partition("\n")[0].partition(" (")[0][:200]
 
 
 class RestartBudget:

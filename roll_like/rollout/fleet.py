@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from roll_like.cluster import Cluster, ClusterHandle, WorkerDied
 from roll_like.cluster.driver_loop import DriverLoop
-from roll_like.cluster.health import Report, RestartBudget, to_stderr
+from roll_like.cluster.health import Report, RestartBudget, brief, to_stderr
 from roll_like.config.inference import EngineConfig
 from roll_like.config.policy_gradient import GroupRolloutConfig
 from roll_like.errors import GenerationError, RollLikeError, WorkerError
@@ -151,11 +151,12 @@ class Fleet:
 
     async def ask_everywhere(self, method: Callable[[InferenceEngine], Coroutine[Any, Any, None]]) -> None:
         """Call a method of every engine that is there. Those that have died are replaced; the others are waited for."""
-        engines = self.engines()
+        with self._changed:
+            engines, called = self.engines(), set(self.membership)
         calls = [engines.ask(place, method) for place in range(len(engines))]
         for outcome in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(outcome, RollLikeError):
-                self.bury(outcome)
+                self._bury(outcome, called)
             elif outcome is not None:
                 raise outcome
 
@@ -176,12 +177,18 @@ class Fleet:
     # ---- death and replacement -----------------------------------------------------------------
 
     def bury(self, error: RollLikeError) -> None:
-        """Have the engine replaced that an error speaks of; raise the error if it speaks of no dead engine."""
+        """Have the engine replaced that an error of a weight sync speaks of; raise the error if it speaks of none."""
+        with self._changed:
+            self._bury(error, set(self.membership) if self._addressed is None else self._addressed)
+
+    def _bury(self, error: RollLikeError, called: Collection[tuple[int, int]]) -> None:
+        """Do so where these were called: rank, and how often it was replaced. It may have been replaced since."""
         role, rank = error.worker or ("", 0)
         if not isinstance(error, (WorkerDied, EngineDied)) or role != self.cluster.name:
             raise error
-        with self._changed:
-            self._lost(rank, self._restarts[rank], error)
+        for each, restarts in called:
+            if each == rank:
+                self._lost(rank, restarts, error)
 
     def wait_for_one(self) -> None:
         """Wait until an engine can be called.
@@ -223,7 +230,7 @@ class Fleet:
         self._runner.spawn(self._replace(rank, error))
 
     async def _replace(self, rank: int, error: RollLikeError) -> None:
-        began, cause, started = time.monotonic(), _first_line(error), False
+        began, cause, started = time.monotonic(), brief(error), False
         while (pause := self._budget.take()) is not None:
             await asyncio.sleep(pause)
             await asyncio.to_thread(self.cluster.fence, rank)
@@ -246,8 +253,7 @@ class Fleet:
                 seconds = time.monotonic() - began
                 self._report(
                     self.cluster.name,
-                    f"inference engine {rank} died ({cause}); replaced in {seconds:.0f} s, and its requests are "
-                    "sampled again",
+                    f"{cause}; engine {rank} was replaced in {seconds:.0f} s, and its requests are sampled again",
                     seconds=seconds,
                 )
                 return
@@ -289,8 +295,7 @@ class Fleet:
             self._error = error
             self._report(
                 self.cluster.name,
-                f"inference engine {rank} died too often and is not replaced again; the last error: "
-                f"{_first_line(error)}",
+                f"inference engine {rank} died too often and is not replaced again; the last error: {brief(error)}",
                 seconds=None,
             )
             if not self._awaits_more():
@@ -300,7 +305,3 @@ class Fleet:
     def _give_up(self, error: RollLikeError) -> None:
         for router in self._routers:
             self._runner.call(partial(router.give_up, error))
-
-
-def _first_line(error: RollLikeError) -> str:
-    return error.message.splitlines()[0][:200]

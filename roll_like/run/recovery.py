@@ -6,8 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 
-from roll_like.cluster import WorkerDied
-from roll_like.cluster.health import RestartBudget
+from roll_like.cluster.health import RestartBudget, brief
 from roll_like.errors import RollLikeError, WorkerError
 from roll_like.run.state import RunState
 
@@ -44,7 +43,7 @@ class Recovery:
             RollLikeError: The error, where it would come again or is none of a trained model's ranks; or that of a rank
                 that could not be started again.
         """
-        role, rank = error.worker or ("", 0)
+        role, _ = error.worker or ("", 0)
         trained = self._state.trained
         failure = (type(error), self._state.reached)
         if role not in {engine.cluster.name for engine in trained} or not isinstance(error, WorkerError):
@@ -70,10 +69,8 @@ class Recovery:
             else:
                 break
         seconds = time.monotonic() - began
-        what = "died" if isinstance(cause, WorkerDied) else "failed"
         self._state.recovered(
             role,
-            f"{role} worker {rank} {what} ({cause.message.splitlines()[0][:200]}); all ranks were started again in "
-            f"{seconds:.0f} s, from {origin}",
+            f"{brief(cause)}; all ranks were started again in {seconds:.0f} s, from {origin}",
             seconds=seconds,
         )

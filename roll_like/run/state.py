@@ -166,8 +166,12 @@ class RunState:
         steps = self.reached - self.finished
         self._health.append({"health/steps_replayed": Sum(float(steps))})
         origin = "the beginning" if checkpoint is None else f"the checkpoint of step {self.finished}"
-        again = f"; the {steps} steps since are computed again" if steps else ""
-        return f"{origin}{again}"
+        if steps == 0:
+            return origin
+        first, last = self.finished + 1, self.reached
+        return f"{origin}; " + (
+            f"step {last} is computed again" if steps == 1 else f"steps {first} to {last} are computed again"
+        )
 
     def steps(self) -> Iterator[int]:
         """Yield the steps that are left, 0-based; between two of them, write a checkpoint when one is due."""

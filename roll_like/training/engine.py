@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from roll_like.cluster import Cluster, WorkerDied
-from roll_like.cluster.health import Report, RestartBudget, to_stderr
+from roll_like.cluster.health import Report, RestartBudget, brief, to_stderr
 from roll_like.config.sections import ModelConfig
 from roll_like.models.export import ModelCard
 from roll_like.training.interface import BatchT, Objective, Share, State, StepT, Update
@@ -155,11 +155,10 @@ class TrainingEngine(Generic[StepT]):
         time.sleep(pause)
         self.rebuild()
         seconds = time.monotonic() - began
-        role, rank = error.worker
+        role, _ = error.worker
         self.report(
             role,
-            f"{role} worker {rank} died ({error.message.splitlines()[0][:200]}); all its ranks were started again in "
-            f"{seconds:.0f} s and are asked again",
+            f"{brief(error)}; all ranks were started again in {seconds:.0f} s and are asked again",
             seconds=seconds,
         )
 
