@@ -49,14 +49,14 @@ class Recovery:
         if role not in {engine.cluster.name for engine in trained} or not isinstance(error, WorkerError):
             raise error
         if failure == self._last:
-            error.add_note(f"step {self._state.reached + 1} ended like this twice")
+            error.message += f"; step {self._state.reached + 1} ended like this twice, so it is not tried again"
             raise error
         self._last = failure
         began, cause = time.monotonic(), error
         while True:
             pause = self._budgets[role].take()
             if pause is None:
-                error.add_note(f"{role} workers were replaced too often to go on")
+                error.message += f"; {role} workers were replaced too often to go on"
                 raise error
             self._sleep(pause)
             self._state.metrics.phase(f"starting {role} again")

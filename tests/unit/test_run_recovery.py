@@ -169,7 +169,7 @@ def test_the_same_error_in_the_same_step_ends_the_run(tmp_path: Path) -> None:
     run = Run(tmp_path, model, Model("critic"), every=0)
     with pytest.raises(WorkerDied, match="its process is gone") as caught:
         run.to_the_end()
-    assert caught.value.__notes__ == ["step 2 ended like this twice"]
+    assert caught.value.message.endswith("; step 2 ended like this twice, so it is not tried again")
     assert model.rebuilt == 1
 
 
@@ -179,7 +179,7 @@ def test_restarts_are_bounded(tmp_path: Path) -> None:
     run = Run(tmp_path, model, Model("critic"))
     with pytest.raises(WorkerDied) as caught:
         run.to_the_end()
-    assert caught.value.__notes__ == ["training workers were replaced too often to go on"]
+    assert caught.value.message.endswith("; training workers were replaced too often to go on")
     assert model.rebuilt == 5
 
 

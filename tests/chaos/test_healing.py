@@ -1,0 +1,263 @@
+"""Workers die in the middle of a run, which replaces them and ends with the weights of an undisturbed one, bit by bit.
+
+The transformers engine samples each request independently of its company, and every role computes with one thread: so
+an undisturbed run is the same to the bit each time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from hygiene import nothing_left
+from run_config import read_lines, run_here, write_run, write_sft_run
+from safetensors import safe_open
+from tiny_model import make_tiny_model
+
+from roll_like.inference.weight_transfer.sync import WeightSync
+from roll_like.policy_gradient.workers import Workers
+from roll_like.rollout.evaluate import Evaluator
+from roll_like.rollout.fleet import Fleet
+from roll_like.run.state import RunState
+from roll_like.training.engine import TrainingEngine
+
+pytestmark = [pytest.mark.chaos, pytest.mark.usefixtures("warm_ray")]
+
+#: Figures of a step that depend on what was computed, and not on how long it took.
+SERIES = ("rollout/reward/mean", "rollout/tokens", "train/loss", "train/grad_norm", "train/lr", "mismatch/kl")
+APART = {"device": "cpu", "devices_per_node": 2, "device_mapping": {"training": "0", "inference": "1"}}
+TWO_RANKS = {"device": "cpu", "devices_per_node": 2, "device_mapping": {"training": "0-1", "inference": "0-1"}}
+
+
+@dataclass
+class Ended:
+    """What a run left in its folder."""
+
+    folder: Path
+    output: str
+
+    @property
+    def weights(self) -> dict[str, bytes]:
+        with safe_open(self.folder / "model" / "model.safetensors", "pt") as file:
+            return {name: file.get_tensor(name).numpy().tobytes() for name in file.keys()}  # noqa: SIM118
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return read_lines(self.folder / "metrics.jsonl")
+
+    @property
+    def series(self) -> list[dict[str, float]]:
+        return [{"step": line["step"], **{name: line[name] for name in SERIES if name in line}} for line in self.lines]
+
+    def total(self, name: str) -> float:
+        return sum(line.get(name, 0.0) for line in self.lines)
+
+
+def ended(config: Path, code: int = 0) -> Ended:
+    with nothing_left():
+        found, output = run_here(config)
+    assert found == code, output
+    return Ended(config.parent / "runs" / "tiny", output)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"), dtype="float32")
+
+
+def rlvr(directory: Path, model: Path, **changes: Any) -> Path:
+    return write_run(
+        directory,
+        model,
+        **{
+            "resources": APART,
+            "checkpoint": {"every": 2, "export": True},
+            "evaluation": {"sources": [{"path": str(directory / "eval.jsonl")}], "every": 2, "samples_per_prompt": 1},
+            **changes,
+        },
+    )
+
+
+def sft(directory: Path, model: Path) -> Path:
+    return write_sft_run(directory, model, checkpoint={"every": 3, "export": True})
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Ended:
+    """A run that nothing happens to."""
+    return ended(rlvr(tmp_path_factory.mktemp("undisturbed"), model))
+
+
+def at(patch: pytest.MonkeyPatch, owner: type[Any], name: str, call: int, action: Callable[[Any], None]) -> None:
+    """Do something when the driver calls a method for the n-th time."""
+    method, calls = getattr(owner, name), itertools.count(1)
+
+    def calling(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        if next(calls) == call:
+            action(self)
+        return method(self, *arguments, **keywords)
+
+    patch.setattr(owner, name, calling)
+
+
+def kill(worker: Any) -> None:
+    os.kill(ray.get(worker.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+
+
+@pytest.fixture
+def fleets(monkeypatch: pytest.MonkeyPatch) -> list[Fleet]:
+    """The engines of the run, once it has started."""
+    found: list[Fleet] = []
+    start = Fleet.__init__
+
+    def starting(fleet: Fleet, *arguments: Any, **keywords: Any) -> None:
+        found.append(fleet)
+        start(fleet, *arguments, **keywords)
+
+    monkeypatch.setattr(Fleet, "__init__", starting)
+    return found
+
+
+def nightly(phase: str) -> Any:
+    return pytest.param(phase, marks=pytest.mark.slow)
+
+
+ENGINE_PHASES = {
+    "generating": (Workers, "generating", 2),
+    "training": (TrainingEngine, "train_step", 2),
+    "syncing": (WeightSync, "push", 3),
+    "checking": (WeightSync, "_check", 3),
+    "evaluating": (Evaluator, "evaluate", 2),
+}
+
+
+@pytest.mark.parametrize(
+    "phase",
+    [
+        pytest.param(each, marks=[] if each in {"generating", "checking"} else [pytest.mark.slow])
+        for each in ENGINE_PHASES
+    ],
+)
+def test_an_engine_that_dies_is_replaced(
+    tmp_path: Path, model: Path, undisturbed: Ended, fleets: list[Fleet], monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    at(monkeypatch, *ENGINE_PHASES[phase], lambda _: kill(fleets[0].cluster._actors[0]))
+    run = ended(rlvr(tmp_path, model))
+    assert run.weights == undisturbed.weights
+    assert run.series == undisturbed.series
+    assert run.total("health/restarts/inference") == 1
+    assert "engine 0 was replaced in" in run.output
+    assert any("engine 0 was replaced" in line.get("text", "") for line in read_lines(run.folder / "events.jsonl"))
+
+
+TRAINER_PHASES = {
+    "generating": (Workers, "generating", 4),
+    "training": (TrainingEngine, "forward_backward", 4),
+    "syncing": (WeightSync, "push", 4),
+    "saving": (TrainingEngine, "save", 2),
+    "evaluating": (RunState, "evaluate", 4),
+    "exporting": (TrainingEngine, "export", 1),
+}
+
+
+@pytest.mark.parametrize(
+    "phase",
+    [pytest.param(each, marks=[] if each in {"training", "saving"} else [pytest.mark.slow]) for each in TRAINER_PHASES],
+)
+def test_a_trainer_that_dies_is_started_again(
+    tmp_path: Path, model: Path, undisturbed: Ended, monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    trainers: list[TrainingEngine[Any]] = []
+    start = TrainingEngine.__init__
+
+    def starting(engine: TrainingEngine[Any], *arguments: Any, **keywords: Any) -> None:
+        trainers.append(engine)
+        start(engine, *arguments, **keywords)
+
+    monkeypatch.setattr(TrainingEngine, "__init__", starting)
+    at(monkeypatch, *TRAINER_PHASES[phase], lambda _: kill(trainers[0].cluster._actors[0]))
+    run = ended(rlvr(tmp_path, model))
+    assert run.weights == undisturbed.weights
+    assert run.series == undisturbed.series
+    assert "all ranks were started again in" in run.output
+    if phase not in {"saving", "exporting"}:  # no step is logged afterwards
+        assert run.total("health/restarts/training") == 1
+
+
+@pytest.mark.parametrize("role", ["actor", pytest.param("critic", marks=pytest.mark.slow)])
+def test_two_ranks_a_reference_and_a_critic(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, model: Path, monkeypatch: pytest.MonkeyPatch, role: str
+) -> None:
+    changes: dict[str, Any] = {
+        "resources": TWO_RANKS,
+        "steps": 3,
+        "checkpoint": {"every": 2, "export": True},
+        "training": {"workers": 2, "zero_stage": 3, "max_tokens_per_micro_batch": 512, "optimizer": {"lr": 1.0e-3}},
+        "critic": {"workers": 2, "zero_stage": 1, "max_tokens_per_micro_batch": 512},
+        "reference": {"workers": 1},
+        "algorithm": {"advantage": "gae", "kl": {"use": "loss", "coefficient": 0.01}},
+        "evaluation": None,
+    }
+    expected = ended(rlvr(tmp_path_factory.mktemp("expected"), model, **changes))
+
+    def kill_rank_1(workers: Workers) -> None:
+        engine: Any = workers.actor if role == "actor" else workers.saved_engines[1]
+        kill(engine.cluster._actors[1])
+
+    with monkeypatch.context() as patch:
+        at(patch, Workers, "training", 3, kill_rank_1)
+        run = ended(rlvr(tmp_path, model, **changes))
+    assert run.weights == expected.weights
+    assert "all ranks were started again" in run.output
+    assert "from the checkpoint of step 2" in run.output
+
+
+def test_a_reference_that_dies_is_asked_again(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: dict[str, Any] = {
+        "steps": 2,
+        "reference": {},
+        "algorithm": {"kl": {"use": "loss", "coefficient": 0.01}},
+        "evaluation": None,
+        "checkpoint": {"every": 0, "export": True},
+    }
+    expected = ended(rlvr(tmp_path_factory.mktemp("expected"), model, **changes))
+    with monkeypatch.context() as patch:
+        at(patch, Workers, "training", 2, lambda workers: kill(workers.kl_reference.cluster._actors[0]))
+        run = ended(rlvr(tmp_path, model, **changes))
+    assert run.weights == expected.weights
+    assert run.total("health/restarts/reference") == 1
+    assert "reference worker 0 in forward: its process is gone; all ranks were started again" in run.output
+
+
+def test_given_data_is_trained_on_again_where_there_is_no_checkpoint(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = ended(sft(tmp_path_factory.mktemp("expected"), model))
+    with monkeypatch.context() as patch:
+        at(patch, TrainingEngine, "forward_backward", 3, lambda engine: kill(engine.cluster._actors[0]))
+        run = ended(sft(tmp_path, model))
+    assert run.weights == expected.weights
+    assert run.series == expected.series
+    assert "from the beginning; steps 1 to 2 are computed again" in run.output
+
+
+def test_an_error_that_comes_again_ends_the_run(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_step = TrainingEngine.train_step
+
+    def dying(engine: TrainingEngine[Any], step: Any) -> Any:
+        kill(engine.cluster._actors[0])
+        return train_step(engine, step)
+
+    monkeypatch.setattr(TrainingEngine, "train_step", dying)
+    run = ended(sft(tmp_path, model), code=75)
+    assert "training worker 0 in forward_backward: its process is gone" in run.output
+    assert "step 1 ended like this twice" in run.output
