@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
+from faults import at, kill
 from hygiene import nothing_left
 from run_config import asynchronous, kill_run, read_lines, run_here, write_run
 
@@ -20,6 +20,7 @@ from roll_like.rollout.asynchronous import BUFFER, AsyncRollouts
 from roll_like.rollout.replay import tokens_stem
 from roll_like.rollout.storage import read_groups
 from roll_like.run.state import RunState
+from roll_like.training.engine import TrainingEngine
 from roll_like.types import Group, Scored, Trajectory
 
 pytestmark = [pytest.mark.chaos, pytest.mark.usefixtures("warm_ray")]
@@ -169,50 +170,39 @@ def test_a_run_goes_on_under_another_schedule(tmp_path: Path, model: Path, monke
 ENDLESS: dict[str, Any] = {"steps": 50, "checkpoint": {"every": 0, "at_end": False, "export": False}}
 
 
-def kill_engine_in_step_2(name: str, rank: int, patch: pytest.MonkeyPatch) -> None:
-    """Let an engine's process die when a part of `Workers` is entered for the second time."""
-    enter, calls = getattr(Workers, name), itertools.count(1)
-
-    def entering(workers: Workers) -> Any:
-        if next(calls) == 2:
-            ray.kill(workers.inference._actors[rank])
-        return enter(workers)
-
-    patch.setattr(Workers, name, entering)
-
-
-@pytest.mark.parametrize(
-    ("phase", "message"),
-    [
-        ("generating", "every inference replica is gone"),
-        pytest.param(
-            "training", "inference worker 0 in start_weight_update: its process is gone", marks=pytest.mark.slow
-        ),
-    ],
-)
-def test_the_only_engine_dies(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, phase: str, message: str
-) -> None:
-    config = write(tmp_path, model, tokens=32, **ENDLESS, inference=TWO_GROUPS_AT_A_TIME)
+@pytest.mark.parametrize("phase", ["generating", pytest.param("training", marks=pytest.mark.slow)])
+def test_the_only_engine_dies(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
+    """Groups under way wait for its replacement, which serves with the version that was current."""
+    config = write(tmp_path, model, tokens=32, inference=TWO_GROUPS_AT_A_TIME)
     with nothing_left(), monkeypatch.context() as patch:
-        kill_engine_in_step_2(phase, 0, patch)
+        at(patch, Workers, phase, 3, lambda workers: kill(workers.inference.cluster._actors[0]))
         code, output = run_here(config)
-    assert code == 75, output
-    assert message in output
-    assert "out-of-memory kill" in output
-    assert len(read_lines(tmp_path / "runs" / "tiny" / "metrics.jsonl")) == 1
+    assert code == 0, output
+    assert "engine 0 was replaced in" in output
+    require_bound(require_one_epoch(tmp_path), 2)
 
 
 @pytest.mark.slow
 def test_one_of_two_engines_dies(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other one finishes the step's groups; the next call to all engines fails, and says which one is gone."""
-    config = write(tmp_path, model, tokens=32, **ENDLESS, inference={"type": "hf", "replicas": 2}, shared=True)
+    """The other one goes on with its groups."""
+    config = write(tmp_path, model, tokens=32, inference={"type": "hf", "replicas": 2}, shared=True)
     with nothing_left(), monkeypatch.context() as patch:
-        kill_engine_in_step_2("generating", 1, patch)
+        at(patch, Workers, "generating", 3, lambda workers: kill(workers.inference.cluster._actors[1]))
         code, output = run_here(config)
-    assert code == 75, output
-    assert "inference worker 1 in sleep: its process is gone" in output
-    assert "out-of-memory kill" in output
+    assert code == 0, output
+    assert "engine 1 was replaced in" in output
+    require_bound(require_one_epoch(tmp_path), 2)
+
+
+def test_the_trainer_dies_while_engines_sample(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It learns again what it had learned since its checkpoint, from the same groups; engines go on with theirs."""
+    config = write(tmp_path, model, checkpoint={"every": 3, "export": False})
+    with nothing_left(), monkeypatch.context() as patch:
+        at(patch, TrainingEngine, "train_step", 6, lambda engine: kill(engine.cluster._actors[0]))
+        code, output = run_here(config)
+    assert code == 0, output
+    assert "from the checkpoint of step 3; steps 4 to 5 are computed again" in output
+    require_bound(require_one_epoch(tmp_path), 2)
 
 
 def test_an_error_of_a_group_ends_the_run_in_the_next_step(

@@ -6,16 +6,12 @@ an undisturbed run is the same to the bit each time.
 
 from __future__ import annotations
 
-import itertools
-import os
-import signal
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
+from faults import at, kill
 from hygiene import nothing_left
 from run_config import read_lines, run_here, write_run, write_sft_run
 from safetensors import safe_open
@@ -93,22 +89,6 @@ def sft(directory: Path, model: Path) -> Path:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Ended:
     """A run that nothing happens to."""
     return ended(rlvr(tmp_path_factory.mktemp("undisturbed"), model))
-
-
-def at(patch: pytest.MonkeyPatch, owner: type[Any], name: str, call: int, action: Callable[[Any], None]) -> None:
-    """Do something when the driver calls a method for the n-th time."""
-    method, calls = getattr(owner, name), itertools.count(1)
-
-    def calling(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        if next(calls) == call:
-            action(self)
-        return method(self, *arguments, **keywords)
-
-    patch.setattr(owner, name, calling)
-
-
-def kill(worker: Any) -> None:
-    os.kill(ray.get(worker.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
 
 
 @pytest.fixture

@@ -151,7 +151,7 @@ def test_on_shared_devices_responses_freeze_until_the_new_weights_are_there(
     training, push = Workers.training, Workers.push
 
     def under_way(workers: Workers) -> dict[str, int]:
-        (engine,) = workers.inference._actors
+        (engine,) = workers.inference.cluster._actors
         found: dict[str, int] = ray.get(engine.sampled.remote())
         return found
 

@@ -1,0 +1,28 @@
+"""Faults in the middle of a run that is started in the test's own process."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import ray
+
+
+def at(patch: pytest.MonkeyPatch, owner: type[Any], name: str, call: int, action: Callable[[Any], None]) -> None:
+    """Do something when the driver calls a method for the n-th time."""
+    method, calls = getattr(owner, name), itertools.count(1)
+
+    def calling(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        if next(calls) == call:
+            action(self)
+        return method(self, *arguments, **keywords)
+
+    patch.setattr(owner, name, calling)
+
+
+def kill(worker: Any) -> None:
+    os.kill(ray.get(worker.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
