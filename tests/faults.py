@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import pytest
 import ray
 
@@ -26,3 +27,9 @@ def at(patch: pytest.MonkeyPatch, owner: type[Any], name: str, call: int, action
 
 def kill(worker: Any) -> None:
     os.kill(ray.get(worker.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+
+
+def kill_engine_core(worker: Any) -> None:
+    pid = ray.get(worker.__ray_call__.remote(lambda _: os.getpid()))
+    (core,) = (one for one in psutil.Process(pid).children(recursive=True) if "EngineCore" in one.name())
+    core.send_signal(signal.SIGKILL)

@@ -51,25 +51,34 @@ class DriverLoop:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="driver-loop", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="driver-loop", daemon=True)
+        self._closing = False
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._closing = True
         self.run(_cancel_what_is_left())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start work beside all else, from any thread; `work` sees to its own errors."""
-        asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Start work beside all else, from any thread; none once the loop ends. `work` sees to its own errors."""
+        if self._closing:
+            work.close()
+        else:
+            asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def call(self, function: Callable[[], object]) -> None:
         """Call a function on the loop soon, from any thread."""
         self._loop.call_soon_threadsafe(function)
+
+    def _serve(self) -> None:
+        self._loop.run_forever()
+        self._loop.run_until_complete(_cancel_what_is_left())  # another thread may have started something meanwhile
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Return what `work` returns, or raise what it raises."""

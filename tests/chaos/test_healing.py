@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import at, kill
+from faults import at, kill, kill_engine_core
 from hygiene import nothing_left
 from run_config import read_lines, run_here, write_run, write_sft_run
 from safetensors import safe_open
@@ -241,3 +241,18 @@ def test_an_error_that_comes_again_ends_the_run(tmp_path: Path, model: Path, mon
     run = ended(sft(tmp_path, model), code=75)
     assert "training worker 0 in forward_backward: its process is gone" in run.output
     assert "step 1 ended like this twice" in run.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [kill, kill_engine_core])
+@pytest.mark.parametrize("phase", ["generating", "syncing"])
+def test_vllm_is_replaced_and_gets_the_version_that_was_current(
+    tmp_path: Path, model: Path, fleets: list[Fleet], monkeypatch: pytest.MonkeyPatch, phase: str, fault: Any
+) -> None:
+    at(monkeypatch, *ENGINE_PHASES[phase], lambda _: fault(fleets[0].cluster._actors[0]))
+    engine = {"type": "vllm", "kv_cache_gib": 0.1, "max_running": 8}
+    run = ended(rlvr(tmp_path, model, inference=engine, evaluation=None))
+    assert run.total("health/restarts/inference") == 1
+    assert [line["step"] for line in run.lines] == [1, 2, 3, 4]
+    assert {line["staleness/max"] for line in run.lines} == {0}
+    assert max(line["mismatch/kl"] for line in run.lines) < 1e-3, "sampled with other weights"

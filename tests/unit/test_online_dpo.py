@@ -202,6 +202,9 @@ class FakeResidency:
     def sleep(self) -> None:
         self.said.append("sleep")
 
+    def policy_moves(self) -> None:
+        """Nothing is told."""
+
     def push(self, weights: Any, policy: Any) -> SimpleNamespace:
         self.said.append(f"push {weights} {policy}")
         return SimpleNamespace(metrics={"time/sync_check": Last(0.0)})
