@@ -1,0 +1,130 @@
+"""How long a run stands still when one of its processes dies.
+
+    python benchmarks/recovery.py
+
+Runs the quickstart once for each role, with two engines, so that one can go on. A few seconds after a step has ended, a process of the role is killed by SIGKILL. The table
+says how long it takes from there to the end of the next step, beside the median of the steps that nothing happened to,
+and how long the run itself says that the replacement took. The driver is killed under `--restart`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+from common import ROOT, SMOKE_RUN, Options, finish, say
+
+#: Environment variable that names the role and the rank of a worker's processes.
+MARKER = "ROLL_LIKE_WORKER"
+AFTER_STEP = 2
+
+
+def parser() -> Options:
+    arguments = Options(__doc__, roles=["training", "inference"], delay=0.2)
+    arguments.add_argument("--roles", nargs="*", choices=[*FAULTS], default=[*FAULTS], help="what dies, in a run each")
+    arguments.add_argument("--delay", type=float, default=2.0, help="seconds from the end of a step to the death")
+    return arguments
+
+
+def worker_of(role: str) -> Callable[[psutil.Process], psutil.Process]:
+    """Return what finds the worker with rank 0 of a role among a run's processes."""
+
+    def find(run: psutil.Process) -> psutil.Process:
+        for process in run.children(recursive=True):
+            try:
+                if process.environ().get(MARKER, "").startswith(f"{role} 0 ") and process.name().startswith("ray::"):
+                    return process
+            except psutil.Error:
+                continue
+        raise RuntimeError(f"no process of {role} was found")
+
+    return find
+
+
+def engine_core(run: psutil.Process) -> psutil.Process:
+    """Return vLLM's own process of the first engine."""
+    worker = worker_of("inference")(run)
+    return next(child for child in worker.children(recursive=True) if "EngineCore" in child.name())
+
+
+def driver(run: psutil.Process) -> psutil.Process:
+    """Return the process that `--restart` watches over."""
+    return next(child for child in run.children() if "auto" in child.cmdline())
+
+
+FAULTS: dict[str, Callable[[psutil.Process], psutil.Process]] = {
+    "training": worker_of("training"),
+    "inference": worker_of("inference"),
+    "engine_core": engine_core,
+    "driver": driver,
+}
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines() if line] if path.exists() else []
+
+
+def wait_for(run: subprocess.Popen[bytes], ended: Callable[[], bool]) -> None:
+    while not ended():
+        if run.poll() is not None:
+            sys.exit(f"the run ended with exit code {run.returncode}")
+        time.sleep(0.05)
+
+
+def measure(role: str, options: Any, folder: Path) -> dict[str, float]:
+    """Run until a step after the death has ended; return seconds."""
+    metrics = folder / "rlvr_quickstart" / "metrics.jsonl"
+    command = [
+        sys.executable, "run_pipeline.py", "--config", "configs/rlvr_quickstart.yaml", f"steps={AFTER_STEP + 2}",
+        f"output_dir={folder}", "metrics.console=quiet", "metrics.trackers=[]", "checkpoint.export=false",
+        "checkpoint.every=1", "evaluation=null", "inference.replicas=2",
+        *(SMOKE_RUN if options.smoke else ()),
+        *(("--restart", "1") if role == "driver" else ()),
+    ]  # fmt: skip
+    with subprocess.Popen(command, cwd=ROOT) as run:
+        wait_for(run, lambda: len(lines_of(metrics)) == AFTER_STEP)
+        time.sleep(options.delay)
+        FAULTS[role](psutil.Process(run.pid)).send_signal(signal.SIGKILL)
+        died = time.monotonic()
+        wait_for(run, lambda: len(lines_of(metrics)) == AFTER_STEP + 1)
+        seconds = time.monotonic() - died
+        if run.wait():
+            sys.exit(f"the run ended with exit code {run.returncode}")
+    lines = lines_of(metrics)
+    undisturbed = [line["time/step"] for line in lines[1:] if line["step"] != AFTER_STEP + 1]
+    found = {"to_next_step": seconds, "step": statistics.median(undisturbed)}
+    recovery = lines[AFTER_STEP].get("health/recovery_seconds")
+    return found if recovery is None else found | {"replacement": recovery}
+
+
+def main() -> None:
+    options = parser().parse_args()
+    figures: dict[str, Any] = {"benchmark": "recovery"}
+    print(f"{'what dies':12}  {'to the next step':>16}  {'replacement':>11}  {'a step':>7}")
+    for role in options.roles:
+        folder = Path(tempfile.mkdtemp(prefix="recovery-"))
+        try:
+            found = measure(role, options, folder)
+        finally:
+            shutil.rmtree(folder)
+        replacement = f"{found['replacement']:.1f} s" if "replacement" in found else "–"
+        print(f"{role:12}  {found['to_next_step']:14.1f} s  {replacement:>11}  {found['step']:5.1f} s", flush=True)
+        say(f"{role} done")
+        figures |= {f"{role}_{name}": value for name, value in found.items()}
+    finish(options, figures)
+
+
+if __name__ == "__main__":
+    assert os.name == "posix"
+    main()
