@@ -165,12 +165,32 @@ class DeepSpeedBackend(BackendPlugin):
             self._engine.step()  # only counts the micro-batch; the optimizer moves at the boundary
 
     def optimizer_step(self, learning_rate: float) -> float:
-        """Move the weights by the gradients since the last step; return the norm of the gradient before clipping."""
+        """Move the weights by the gradients since the last step; return the norm of the gradient before clipping.
+
+        Where that is not finite, only DeepSpeed's own counters of steps move on, on which nothing here depends.
+        """
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
         norm = self._norm_where_deepspeed_has_none()
+        if norm is not None and not math.isfinite(norm):
+            # the one mode in which DeepSpeed would take this step; in the others it discards such gradients itself
+            self._engine.zero_grad()
+            return norm
         self._engine.step()
-        return float(self._engine.get_global_grad_norm()) if norm is None else norm
+        if norm is None:
+            norm = float(self._engine.get_global_grad_norm())
+            if not math.isfinite(norm):
+                self._forget_what_offload_keeps()
+        return norm
+
+    def _forget_what_offload_keeps(self) -> None:
+        """Clear the sum of a gradient that was discarded: the next ones would be added to it, and be discarded too.
+
+        DeepSpeed 0.19 does that itself, but not where ZeRO 1 or 2 offloads an optimizer of 16-bit weights.
+        """
+        sums = getattr(self._engine.optimizer, "averaged_gradients", {})
+        for group in sums:
+            sums[group] = None
 
     def _norm_where_deepspeed_has_none(self) -> float | None:
         """DeepSpeed reports no gradient norm for plain float32 data parallelism; its gradients are all here."""
