@@ -110,23 +110,29 @@ def test_a_step_whose_only_update_is_skipped_has_no_figures_of_a_loss() -> None:
     assert controller.coefficient == 0.1
 
 
-def test_supervised_steps_and_critics_skip_too() -> None:
-    supervised = TrainingEngine(Ranks(NAN, NAN), SupervisedObjective(settings=TrainingConfig()))  # type: ignore[arg-type]
-    report = reduce(supervised.train_step(samples()))
+def test_a_supervised_step_may_be_skipped() -> None:
+    ranks: Any = Ranks(NAN, NAN)
+    report = reduce(TrainingEngine(ranks, SupervisedObjective(settings=TrainingConfig())).train_step(samples()))
     assert report["train/skipped_updates"] == 1
     assert "train/perplexity" not in report
-    settings = CriticConfig(updates_per_step=2)
-    for norms, learned in ((NAN, NAN, 1.0), True), ((NAN, NAN, NAN, NAN), False):
-        ranks = Ranks(*norms, prefix="critic")
-        critic = Critic(TrainingEngine(ranks, ValueObjective(settings=settings)))  # type: ignore[arg-type]
-        step = samples(4)
-        values = [np.ones(len(sample.token_ids), np.float32) for sample in step]
-        if learned:
-            found = reduce(critic.learn(step, values, values))
-            assert (found["critic/skipped_updates"], found["critic/loss"], found["critic/value_mean"]) == (1, 3, 1)
-        else:
-            with pytest.raises(NonFiniteGradientError, match="the critic engine has skipped 2 updates in a row"):
-                critic.learn(step, values, values)
+
+
+@pytest.mark.parametrize(
+    ("norms", "expected"),
+    [
+        ((NAN, NAN), {"critic/skipped_updates": 1}),
+        ((NAN, NAN, 2.0), {"critic/skipped_updates": 1, "critic/loss": 3, "critic/value_mean": 1, "critic/lr": 0.1}),
+        ((NAN, 1.0, 3.0), {"critic/recomputed_updates": 1, "critic/loss": 2.5, "critic/grad_norm": 2}),
+    ],
+)
+def test_a_critic_does_the_same(norms: tuple[float, ...], expected: dict[str, float]) -> None:
+    ranks: Any = Ranks(*norms, prefix="critic")
+    critic = Critic(TrainingEngine(ranks, ValueObjective(settings=CriticConfig(updates_per_step=len(norms) - 1))))
+    step = samples(4)
+    values = [np.ones(len(sample.token_ids), np.float32) for sample in step]
+    report = reduce(critic.learn(step, values, values))
+    assert {name: report[name] for name in expected} == expected
+    assert ("critic/loss" in report) == ("critic/value_mean" in report) == (len(norms) == 3)
 
 
 def test_two_skipped_updates_in_a_row_end_the_run_also_across_steps() -> None:
@@ -149,7 +155,10 @@ def test_three_skipped_updates_among_a_hundred_end_the_run(between: int, ends: b
     if not ends:
         skipped.note(INF)
         return
-    with pytest.raises(NonFiniteGradientError, match=r"has skipped 3 of its last 100 updates, .* are nan, nan, inf, "):
+    with pytest.raises(
+        NonFiniteGradientError,
+        match=r"the training engine has skipped 3 of its last 100 updates, .* are nan, nan, inf, ",
+    ):
         skipped.note(INF)
 
 
