@@ -180,17 +180,28 @@ class DeepSpeedBackend(BackendPlugin):
         if norm is None:
             norm = float(self._engine.get_global_grad_norm())
             if not math.isfinite(norm):
-                self._forget_what_offload_keeps()
+                self._forget_gradient()
         return norm
 
-    def _forget_what_offload_keeps(self) -> None:
-        """Clear the sum of a gradient that was discarded: the next ones would be added to it, and be discarded too.
+    def _forget_gradient(self) -> None:
+        """Clear what DeepSpeed 0.19 keeps of a gradient that it has discarded.
 
-        DeepSpeed 0.19 does that itself, but not where ZeRO 1 or 2 offloads an optimizer of 16-bit weights.
+        ZeRO 1 and 2 with an offloaded optimizer of 16-bit weights would add the next gradients to it. ZeRO 3, and any
+        stage with an offloaded optimizer, would take it for the gradient of parameters that the next update leaves out.
         """
-        sums = getattr(self._engine.optimizer, "averaged_gradients", {})
+        optimizer = self._engine.optimizer
+        sums = getattr(optimizer, "averaged_gradients", {})
         for group in sums:
             sums[group] = None
+        masters = "fp32_partitioned_groups_flat" if self.sharded else "single_partition_of_fp32_groups"
+        kept = [
+            *(master.grad for master in getattr(optimizer, masters, ())),
+            *getattr(optimizer, "accumulated_grads_in_cpu", {}).values(),
+            getattr(optimizer, "grad_partitions_flat_buffer", None),
+        ]
+        for gradient in kept:
+            if gradient is not None:
+                gradient.zero_()
 
     def _norm_where_deepspeed_has_none(self) -> float | None:
         """DeepSpeed reports no gradient norm for plain float32 data parallelism; its gradients are all here."""
