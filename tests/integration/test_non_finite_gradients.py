@@ -15,11 +15,14 @@ import numpy as np
 import pytest
 import torch
 from gloo_ranks import on_ranks
+from hygiene import nothing_left
+from run_config import read_lines, run_here, write_sft_run
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 
 from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
 from roll_like.config.sections import TrainingConfig
 from roll_like.registry import TRAINING_BACKENDS
+from roll_like.run.checkpoint import read_checkpoint
 from roll_like.training.interface import RankSpec, Share
 from roll_like.training.rank import TrainingRank, seed_everything
 from roll_like.values import reduce
@@ -27,27 +30,29 @@ from roll_like.values import reduce
 pytestmark = pytest.mark.integration
 FSDP2 = {"backend": "fsdp2", "zero_stage": 3}
 DROPOUT = {"lora": {"rank": 4, "dropout": 0.3}}
-#: Settings of `training` and the precision of each case.
-CASES: dict[str, tuple[dict[str, Any], str]] = {
-    "ZeRO 0, float32": ({"zero_stage": 0}, "float32"),
-    "ZeRO 0, bfloat16": ({"zero_stage": 0}, "bfloat16"),
-    "ZeRO 1, float32": ({"zero_stage": 1}, "float32"),
-    "ZeRO 1, bfloat16": ({"zero_stage": 1}, "bfloat16"),
-    "ZeRO 2, float32": ({"zero_stage": 2}, "float32"),
-    "ZeRO 2, bfloat16": ({"zero_stage": 2}, "bfloat16"),
-    "ZeRO 3, float32": ({"zero_stage": 3}, "float32"),
-    "ZeRO 3, bfloat16": ({"zero_stage": 3}, "bfloat16"),
-    "fsdp2, float32": (FSDP2, "float32"),
-    "fsdp2, bfloat16": (FSDP2, "bfloat16"),
-    "dropout, ZeRO 0, float32": ({"zero_stage": 0, **DROPOUT}, "float32"),
-    "dropout, fsdp2, bfloat16": ({**FSDP2, **DROPOUT}, "bfloat16"),
-    "offload, ZeRO 1, bfloat16": ({"zero_stage": 1, "offload": "optimizer"}, "bfloat16"),
-    "offload, ZeRO 2, bfloat16": ({"zero_stage": 2, "offload": "optimizer"}, "bfloat16"),
-    "offload, ZeRO 2, float32": ({"zero_stage": 2, "offload": "optimizer"}, "float32"),
-    "offload, ZeRO 3, bfloat16": ({"zero_stage": 3, "offload": "optimizer_and_parameters"}, "bfloat16"),
-}
-#: Weights of the loss's tokens in a micro-batch that spoil the gradient: of one, or by an overflow.
-SPOILT = {"nan": np.nan, "inf": 1e38}
+#: Settings of `training` and precisions; one of each way in which a gradient is summed up and forgotten.
+CASES: list[tuple[dict[str, Any], str]] = [
+    ({"zero_stage": 0}, "float32"),
+    ({"zero_stage": 1}, "bfloat16"),
+    ({"zero_stage": 1, "offload": "optimizer"}, "bfloat16"),
+    ({"zero_stage": 3}, "float32"),
+    (FSDP2, "bfloat16"),
+]
+FURTHER_CASES: list[tuple[dict[str, Any], str]] = [
+    ({"zero_stage": 0}, "bfloat16"),
+    ({"zero_stage": 1}, "float32"),
+    ({"zero_stage": 2}, "bfloat16"),
+    ({"zero_stage": 2}, "float32"),
+    ({"zero_stage": 2, "offload": "optimizer"}, "bfloat16"),
+    ({"zero_stage": 2, "offload": "optimizer"}, "float32"),
+    ({"zero_stage": 3}, "bfloat16"),
+    ({"zero_stage": 3, "offload": "optimizer_and_parameters"}, "bfloat16"),
+    (FSDP2, "float32"),
+    ({"zero_stage": 0, **DROPOUT}, "float32"),
+    ({**FSDP2, **DROPOUT}, "bfloat16"),
+]
+#: Weights of the loss's tokens in a micro-batch that spoil the gradient: at once, or by an overflow.
+SPOILT = (np.nan, 1e38)
 
 
 def trainer_of(rank: int, ranks: int, model: str, settings: dict[str, Any], dtype: Any) -> TrainingRank:
@@ -144,60 +149,100 @@ def _scaled(backend: Any, inputs: torch.Tensor, used: int, factor: float) -> tor
     return scaled
 
 
-def undisturbed_and_disturbed(
-    rank: int, ranks: int, address: Any, model: str, names: list[str]
-) -> dict[str, dict[str, Any]]:
+def disturbed(
+    rank: int, ranks: int, address: Any, model: str, cases: list[tuple[dict[str, Any], str]]
+) -> list[dict[str, Any]]:
     """Of each case: what spoilt updates changed, and what later ones made of the model, with them and without."""
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK="0")
     os.environ.update(MASTER_ADDR=address[0], MASTER_PORT=str(address[1]))
     TRAINING_BACKENDS.get("deepspeed")(TrainingConfig(), dtype="float32", device="cpu", world_size=ranks).join()
-    found = {}
-    for name in names:
-        settings, dtype = CASES[name]
+    outcomes = []
+    for settings, dtype in cases:
         trainer = trainer_of(rank, ranks, model, settings, dtype)
-        reports = [learn(trainer, seed) for seed in (0, 1, 2)]
-        expected = all_of(trainer)
+        _, expected = learn(trainer, 0), learn(trainer, 1)
+        weights = all_of(trainer)
         trainer = trainer_of(rank, ranks, model, settings, dtype)
         learn(trainer, 0)
-        between = [all_of(trainer)]
-        skipped = []
-        for kind in ("nan", "inf"):
-            skipped.append(learn(trainer, 7, SPOILT[kind]))
-            between.append(all_of(trainer))
-        learn(trainer, 1)
-        after = learn(trainer, 2)
-        found[name] = {
-            "between": between,
-            "skipped": skipped,
-            "expected": (expected, reports[2]["train/grad_norm"], reports[2]["train/lr"]),
-            "found": (all_of(trainer), after["train/grad_norm"], after["train/lr"]),
+        before = all_of(trainer)
+        skipped, changed = [], []
+        for spoilt in SPOILT:
+            skipped.append(learn(trainer, 7, spoilt))
+            changed.append(all_of(trainer) != before)
+        found = learn(trainer, 1)
+        outcome = {
+            "skipped": [each.get("train/skipped_updates") for each in skipped],
+            "finite": [bool(np.isfinite(each["train/grad_norm"])) for each in skipped],
+            "changed": changed,
+            "next is the same": all_of(trainer) == weights
+            and all(found[name] == expected[name] for name in ("train/grad_norm", "train/lr")),
         }
-        if "lora" not in settings:  # it adapts only layers of language models
-            found[name]["one expert"] = use_experts(ranks, settings, dtype, (1, 1.0))
-            found[name]["none left"] = use_experts(ranks, settings, dtype, (2, np.nan), (1, 1.0))
+        if "lora" not in settings:  # that needs a language model
+            alone = use_experts(ranks, settings, dtype, (1, 1.0))
+            outcome["nothing is left"] = use_experts(ranks, settings, dtype, (2, np.nan), (1, 1.0)) == alone
+        outcomes.append(outcome)
     torch.distributed.destroy_process_group()
-    return found
+    return outcomes
 
 
-@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.slow), 2], ids=["one rank", "two ranks"])
-def outcomes(request: pytest.FixtureRequest, float_model: Path) -> list[dict[str, dict[str, Any]]]:
-    return on_ranks(undisturbed_and_disturbed, str(float_model), list(CASES), ranks=request.param)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_gradient_that_is_not_finite_changes_nothing(outcomes: list[dict[str, dict[str, Any]]], case: str) -> None:
-    for of_rank in outcomes:
-        found = of_rank[case]
-        assert [report["train/skipped_updates"] for report in found["skipped"]] == [1.0, 1.0]
-        assert not any(np.isfinite(report["train/grad_norm"]) for report in found["skipped"])
-        before, *after = found["between"]
-        assert after == [before, before], "weights, moments, random states or the count of updates have changed"
-        assert found["found"] == found["expected"]
-
-
-@pytest.mark.parametrize("case", [case for case in CASES if "dropout" not in case])
-def test_nothing_is_left_of_it_for_parameters_without_a_gradient(
-    outcomes: list[dict[str, dict[str, Any]]], case: str
+@pytest.mark.parametrize(
+    ("ranks", "cases"),
+    [
+        (2, CASES),
+        pytest.param(2, FURTHER_CASES[:6], marks=pytest.mark.slow),
+        pytest.param(2, FURTHER_CASES[6:], marks=pytest.mark.slow),
+        pytest.param(1, [*CASES, *FURTHER_CASES], marks=pytest.mark.slow),
+    ],
+    ids=["two ranks", "two ranks, ZeRO 0 to 2", "two ranks, sharded and dropout", "one rank"],
+)
+def test_a_gradient_that_is_not_finite_changes_nothing(
+    float_model: Path, ranks: int, cases: list[tuple[dict[str, Any], str]]
 ) -> None:
-    for of_rank in outcomes:
-        assert of_rank[case]["none left"] == of_rank[case]["one expert"]
+    """Not weights, moments, random states and the schedule; and the next update's bits, also of parameters left out."""
+    for rank, outcomes in enumerate(on_ranks(disturbed, str(float_model), cases, ranks=ranks)):
+        for case, outcome in zip(cases, outcomes, strict=True):
+            expected = {"skipped": [1.0, 1.0], "finite": [False] * 2, "changed": [False] * 2, "next is the same": True}
+            if "nothing is left" in outcome:
+                expected["nothing is left"] = True
+            assert outcome == expected, f"rank {rank}: {case}"
+
+
+#: A training backend of the user's, whose gradients are NaN in some attempts.
+SPOILING = """
+from roll_like.registry import TRAINING_BACKENDS
+from roll_like.training.deepspeed import DeepSpeedBackend
+
+
+@TRAINING_BACKENDS.register("spoiling")
+class Spoiling(DeepSpeedBackend):
+    attempt = 0
+
+    def forward_backward(self, loss_of, *, last):
+        factor = float("nan") if self.attempt in (1, 4, 5, 7, 8, 9, 10) else 1.0
+        super().forward_backward(lambda: loss_of() * factor, last=last)
+        self.attempt += last
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm_ray")
+def test_a_run_computes_again_skips_and_ends(tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "spoiling.py").write_text(SPOILING)
+    training = {"backend": "spoiling", "optimizer": {"lr": 1e-3}, "max_tokens_per_micro_batch": 256}
+    config = write_sft_run(tmp_path, tiny_model, training=training, steps=9, **{"import": ["spoiling"]})
+    with nothing_left():
+        code, output = run_here(config)
+    assert code == 1
+    assert "the training engine has skipped 2 updates in a row, because the norms" in output
+    assert "fix: lower training.optimizer.lr or training.optimizer.max_grad_norm" in output
+    run = tmp_path / "runs" / "tiny"
+    lines = read_lines(run / "metrics.jsonl")
+    # attempts 0 | 1 2 | 3 | 4 5 | 6 | 7 8, which is logged, and 9 10, which ends the run
+    assert [line["train/updates"] for line in lines] == [1, 1, 1, 0, 1, 0]
+    assert [line.get("train/recomputed_updates") for line in lines] == [None, 1, *[None] * 4]
+    assert [line.get("train/skipped_updates") for line in lines] == [None, None, None, 1, None, 1]
+    warnings = [event["text"] for event in read_lines(run / "events.jsonl") if event["kind"] == "warning"]
+    assert [text.partition(": the gradient was not finite")[0] for text in warnings] == [
+        "step 4: train/skipped_updates is 1",
+        "step 6: train/skipped_updates is 1",
+    ]
+    assert read_checkpoint(run / "checkpoints" / "step_000006").healthy
