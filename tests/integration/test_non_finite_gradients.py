@@ -92,14 +92,18 @@ def learn(trainer: TrainingRank, seed: int, spoilt: float | None = None) -> dict
     return reduce(trainer.optimizer_step())
 
 
-def tensors_of(backend: Any) -> Iterator[torch.Tensor]:
-    """This rank's shares of weights, master weights and moments."""
-    yield from backend.tensors("weights")
+def states_of(backend: Any) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
+    """This rank's master weights, and their moments."""
     optimizer = backend._optimizer if hasattr(backend, "_optimizer") else backend._engine.optimizer
     while hasattr(optimizer, "optimizer"):  # DeepSpeed's are around torch's
         optimizer = optimizer.optimizer
-    assert len(optimizer.state)
-    for master, states in optimizer.state.items():
+    return dict(optimizer.state)
+
+
+def tensors_of(backend: Any) -> Iterator[torch.Tensor]:
+    """Its shares of weights, and those."""
+    yield from backend.tensors("weights")
+    for master, states in states_of(backend).items():
         yield from (master, *states.values())
 
 
@@ -163,6 +167,7 @@ def disturbed(
         weights = all_of(trainer)
         trainer = trainer_of(rank, ranks, model, settings, dtype)
         learn(trainer, 0)
+        assert states_of(trainer._backend)
         before = all_of(trainer)
         skipped, changed = [], []
         for spoilt in SPOILT:
