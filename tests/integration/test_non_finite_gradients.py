@@ -195,7 +195,7 @@ def disturbed(
         (2, CASES),
         pytest.param(2, FURTHER_CASES[:6], marks=pytest.mark.slow),
         pytest.param(2, FURTHER_CASES[6:], marks=pytest.mark.slow),
-        pytest.param(1, [*CASES, *FURTHER_CASES], marks=pytest.mark.slow),
+        pytest.param(1, CASES, marks=pytest.mark.slow),
     ],
     ids=["two ranks", "two ranks, ZeRO 0 to 2", "two ranks, sharded and dropout", "one rank"],
 )
