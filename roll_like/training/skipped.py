@@ -32,7 +32,7 @@ class SkippedUpdates:
             norm: Of the gradient, where the update was skipped; None where it moved the weights.
 
         Raises:
-            NonFiniteGradientError: That were too many.
+            NonFiniteGradientError: Too many were skipped.
         """
         self._last.append(norm)
         in_a_row, skipped = (
