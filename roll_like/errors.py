@@ -12,6 +12,7 @@
     ├── GenerationError    (RuntimeError)  the inference engine failed
     ├── SandboxError       (RuntimeError)  a sandbox failed
     ├── EngineError        (RuntimeError)  the training engine failed
+    │   └── NonFiniteGradientError (RuntimeError)  several gradients were not finite; the weights are
     ├── WeightSyncError    (RuntimeError)  trainer and inference hold different weights
     ├── GuardError         (RuntimeError)  figures say that learning breaks down, and a guard ends the run
     └── CheckpointError    (OSError)       a checkpoint cannot be written or read
@@ -102,6 +103,14 @@ class SandboxError(RollLikeError, RuntimeError):
 
 class EngineError(RollLikeError, RuntimeError):
     """The training engine failed to start or to step."""
+
+
+class NonFiniteGradientError(EngineError):
+    """Updates were skipped because their gradients were not finite, also when they were computed again: too many.
+
+    None of them has changed weights, moments or the schedule. All ranks are alive, and are where the last update that
+    was taken has left them. The same data would give the same gradients again, so that `retry` is False.
+    """
 
 
 class WeightSyncError(RollLikeError, RuntimeError):

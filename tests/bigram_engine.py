@@ -7,6 +7,7 @@ Everything above it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,8 +69,9 @@ class BigramBackend:
         assert self._last
         assert self.table_VV.grad is not None
         norm = float(self.table_VV.grad.norm())
-        with torch.no_grad():
-            self.table_VV -= learning_rate * self.table_VV.grad
+        if math.isfinite(norm):
+            with torch.no_grad():
+                self.table_VV -= learning_rate * self.table_VV.grad
         self.table_VV.grad, self._last = None, False
         return norm
 

@@ -44,8 +44,11 @@ class SupervisedObjective(LanguageModelObjective[Sequence[TrainingSample], Micro
 
     def report(self, step: Sequence[TrainingSample], metrics: Mapping[str, Metric], updates: int) -> dict[str, Metric]:
         """Return a step's metrics with the perplexity."""
+        completed = super().report(step, metrics, updates)
+        if not updates:
+            return completed
         perplexity = math.exp(min(metrics["train/loss"].value, 700.0))  # beyond, there is no such float
-        return {**super().report(step, metrics, updates), "train/perplexity": Last(perplexity)}
+        return {**completed, "train/perplexity": Last(perplexity)}
 
 
 def likelihood_metrics(

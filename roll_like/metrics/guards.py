@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from statistics import median
 
 from roll_like.config.guards import GuardName, GuardsConfig
@@ -88,6 +89,22 @@ class Guards:
         return alarms
 
 
+def skipped_updates(values: Values) -> Iterator[str]:
+    """Yield a sentence for each model of which updates were skipped in a step; that leaves it as healthy as it was.
+
+    Args:
+        values: All of the step's figures.
+    """
+    for name, count in values.items():
+        model, _, figure = name.rpartition("/")
+        if figure == "skipped_updates":
+            norm = f"{model}/grad_norm"
+            yield (
+                f"{name} is {count:.0f}: the gradient was not finite ({norm} is {values[norm]}), also when it was "
+                "computed again; weights and optimizer are as they were before"
+            )
+
+
 class _Mismatch:
     """Engine and trainer disagree about the same tokens more than they did at first."""
 
@@ -121,7 +138,7 @@ class _GradNorm:
 
     def found(self, values: Values) -> str | None:
         now = values.get("train/grad_norm")
-        if now is None:
+        if now is None or not isfinite(now):  # such an update is not taken
             return None
         mean, self._steps = self._mean, self._steps + 1
         if mean is None:

@@ -246,7 +246,8 @@ class MetricsManager:
         if reserved:
             raise ValueError(f"a metric is called {sorted(reserved)[0]!r}, which every line has; use a name with a /")
         for name, value in values.items():
-            if not math.isfinite(value) and name not in self._warned_names:
+            # an infinite gradient is what float16 finds its scale with, or has a warning of its own (`skipped_updates`)
+            if not math.isfinite(value) and name not in self._warned_names and not name.endswith("/grad_norm"):
                 self._warned_names.add(name)
                 self.warn(f"{name} is {value} at step {step}")
         line = {"step": step, "time": time.time(), "elapsed": self._elapsed(), **values}

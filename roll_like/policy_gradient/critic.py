@@ -150,9 +150,9 @@ class ValueObjective(Objective[ValueStep, ValueBatch]):
         return loss, {"critic/loss": Sum(float(loss.detach())), "critic/clip_fraction": Mean(clipped, count)}
 
     def report(self, step: ValueStep, metrics: Mapping[str, Metric], updates: int) -> dict[str, Metric]:
-        """Return the critic's own metrics; none where nothing was learned."""
+        """Return the critic's own metrics; of values and returns only where something was learned."""
         own = {name: metric for name, metric in metrics.items() if not name.startswith("time/")}
-        return merge([_fit(step), own]) if updates else {}
+        return merge([_fit(step), own]) if updates else own
 
 
 class ValueHead(nn.Module):

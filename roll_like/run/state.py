@@ -16,7 +16,7 @@ from roll_like.config.policy_gradient import SamplingRunConfig
 from roll_like.config.run import RunConfig
 from roll_like.errors import CheckpointError, DiskFullError, GuardError
 from roll_like.metrics import files
-from roll_like.metrics.guards import Guards
+from roll_like.metrics.guards import Guards, skipped_updates
 from roll_like.metrics.manager import MetricsManager
 from roll_like.metrics.timing import StepTimer
 from roll_like.rollout.collection import Collected
@@ -208,14 +208,14 @@ class RunState:
         return values
 
     def _watch(self, values: Mapping[str, float]) -> None:
-        """Warn of what guards find in a step's figures.
+        """Warn of updates that were skipped in a step, and of what guards find in its figures.
 
         Raises:
             GuardError: One of them ends the run.
         """
         alarms = self._guards.check(values)
-        for alarm in alarms:
-            self.metrics.warn(f"step {self.finished}: {alarm.text}")
+        for text in (*skipped_updates(values), *(alarm.text for alarm in alarms)):
+            self.metrics.warn(f"step {self.finished}: {text}")
         ending = next((alarm for alarm in alarms if alarm.stop), None)
         if ending is not None:
             raise GuardError(

@@ -165,12 +165,43 @@ class DeepSpeedBackend(BackendPlugin):
             self._engine.step()  # only counts the micro-batch; the optimizer moves at the boundary
 
     def optimizer_step(self, learning_rate: float) -> float:
-        """Move the weights by the gradients since the last step; return the norm of the gradient before clipping."""
+        """Move the weights by the gradients since the last step; return the norm of the gradient before clipping.
+
+        Where that is not finite, only DeepSpeed's own counters of steps move on, on which nothing here depends.
+        """
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
         norm = self._norm_where_deepspeed_has_none()
+        if norm is not None and not math.isfinite(norm):
+            # the one mode in which DeepSpeed would take this step; in the others it discards such gradients itself
+            self._engine.zero_grad()
+            return norm
         self._engine.step()
-        return float(self._engine.get_global_grad_norm()) if norm is None else norm
+        if norm is None:
+            norm = float(self._engine.get_global_grad_norm())
+            if not math.isfinite(norm):
+                self._forget_gradient()
+        return norm
+
+    def _forget_gradient(self) -> None:
+        """Clear what DeepSpeed 0.19 keeps of a gradient that it has discarded.
+
+        ZeRO 1 and 2 with an offloaded optimizer of 16-bit weights would add the next gradients to it. ZeRO 3, and any
+        stage with an offloaded optimizer, would take it for the gradient of parameters that the next update leaves out.
+        """
+        optimizer = self._engine.optimizer
+        sums = getattr(optimizer, "averaged_gradients", {})
+        for group in sums:
+            sums[group] = None
+        masters = "fp32_partitioned_groups_flat" if self.sharded else "single_partition_of_fp32_groups"
+        kept = [
+            *(master.grad for master in getattr(optimizer, masters, ())),
+            *getattr(optimizer, "accumulated_grads_in_cpu", {}).values(),
+            getattr(optimizer, "grad_partitions_flat_buffer", None),
+        ]
+        for gradient in kept:
+            if gradient is not None:
+                gradient.zero_()
 
     def _norm_where_deepspeed_has_none(self) -> float | None:
         """DeepSpeed reports no gradient norm for plain float32 data parallelism; its gradients are all here."""

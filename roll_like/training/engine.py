@@ -16,6 +16,7 @@ from roll_like.models.export import ModelCard
 from roll_like.training.interface import BatchT, Objective, Share, State, StepT, Update
 from roll_like.training.layout import Layout, MicroBatch, micro_batches, per_sample
 from roll_like.training.rank import TrainingRank
+from roll_like.training.skipped import SkippedUpdates
 from roll_like.types import FloatArray, TrainingSample
 from roll_like.values import Max, Metric, Sum, merge
 
@@ -78,6 +79,7 @@ class TrainingEngine(Generic[StepT]):
         self.resident: Resident = _always
         #: Moves the weights by the gradient that was added up; returns each rank's metrics.
         self.optimizer_step = partial(cluster.everywhere, TrainingRank.optimizer_step)
+        self._skipped = SkippedUpdates(objective.section)
 
     def rebuild(self) -> None:
         """Start all ranks anew, in the place of those that are there or have died, as they were at their first start.
@@ -100,21 +102,46 @@ class TrainingEngine(Generic[StepT]):
 
         Returns:
             The objective's metrics; a loss is that before each optimizer step, and a mean over them.
+
+        Raises:
+            NonFiniteGradientError: Too many updates were skipped.
         """
-        updates, seconds, parts = 0, 0.0, []
         with self.resident("weights", "optimizer"):
-            for update in self.objective.updates(step, self):
-                for moved in (self.forward_backward(update), merge(self.optimizer_step())):
-                    seconds += moved.pop("time/train_compute").value
-                    parts.append(moved)
-                updates += 1
-        if not updates:
+            parts = [self._update(update) for update in self.objective.updates(step, self)]
+        if not parts:
             return self.objective.report(step, {}, 0)
+        skipped = f"{self.objective.metric_prefix}/skipped_updates"
+        updates = sum(skipped not in part for part in parts)
+        seconds = sum(part.pop("time/train_compute").value for part in parts)
         metrics = merge([*parts, *self.cluster.everywhere(TrainingRank.usage)])
         metrics["time/train_compute"] = Max(seconds)
         for name in self.objective.losses & metrics.keys():
             metrics[name] = Sum(metrics[name].value / updates)
         return self.objective.report(step, metrics, updates)
+
+    def _update(self, update: Update[Any]) -> dict[str, Metric]:
+        """Take an optimizer step; compute its gradient again where it is not finite, and skip it where it is not again.
+
+        What a fault of the hardware or a kernel whose results vary has caused is gone the second time.
+        """
+        prefix = self.objective.metric_prefix
+        skipped, norm, time = f"{prefix}/skipped_updates", f"{prefix}/grad_norm", "time/train_compute"
+        metrics = self._attempt(update)
+        if skipped in metrics:
+            metrics = merge([{time: metrics[time]}, self._attempt(update)])
+            if skipped not in metrics:
+                metrics[f"{prefix}/recomputed_updates"] = Sum(1.0)
+        if skipped not in metrics:
+            self._skipped.note(None)
+            return metrics
+        self._skipped.note(metrics[norm].value)
+        # no figures of the loss: they may be NaN as well, and what follows from them (a KL coefficient) would stay so
+        return {skipped: Sum(1.0), norm: metrics[norm], time: metrics[time]}
+
+    def _attempt(self, update: Update[Any]) -> dict[str, Metric]:
+        computed, moved = self.forward_backward(update), merge(self.optimizer_step())
+        seconds = sum(part.pop("time/train_compute").value for part in (computed, moved))
+        return merge([computed, moved, {"time/train_compute": Sum(seconds)}])
 
     def forward_backward(self, update: Update[Any]) -> dict[str, Metric]:
         """Add up the gradient of an optimizer step on the ranks."""

@@ -6,6 +6,7 @@ sharded at all other times. What is outside the layers, such as embeddings and t
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -163,9 +164,13 @@ class FSDP2Backend(BackendPlugin):
 
     def optimizer_step(self, learning_rate: float) -> float:
         """Move the weights by the gradients since the last step; return the norm of the gradient before clipping."""
-        norm: Any = torch.nn.utils.clip_grad_norm_(self._trained().values(), self._settings.optimizer.max_grad_norm)
-        self._step(learning_rate)
-        return float(norm.full_tensor())
+        sharded: Any = torch.nn.utils.clip_grad_norm_(self._trained().values(), self._settings.optimizer.max_grad_norm)
+        norm = float(sharded.full_tensor())  # the same on all ranks, which therefore do the same
+        if math.isfinite(norm):
+            self._step(learning_rate)
+        else:
+            self._optimizer.zero_grad()
+        return norm
 
     @property
     def sharded(self) -> bool:

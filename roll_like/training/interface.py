@@ -59,7 +59,17 @@ class TrainingBackend(Protocol):
         """
 
     def optimizer_step(self, learning_rate: float) -> float:
-        """Move the weights by the gradients since the last step; return the norm of the gradient before clipping."""
+        """Move the weights by the gradients since the last step; return the norm of the gradient before clipping.
+
+        Where that norm is not finite, the gradients are forgotten on every rank, and nothing else may have changed:
+        weights, moments and the optimizer's count of steps are those of before.
+
+        Args:
+            learning_rate: Of this step.
+
+        Returns:
+            The norm over all ranks, the same on each; infinite or NaN where the step was not taken.
+        """
 
     @property
     def sharded(self) -> bool:
@@ -235,7 +245,13 @@ class Objective(ABC, Generic[StepT, BatchT]):
         return merge(engine.evaluate(update) for update in self.updates(step, engine))
 
     def report(self, step: StepT, metrics: Mapping[str, Metric], updates: int) -> dict[str, Metric]:  # noqa: ARG002
-        """Return the metrics of a step that was trained on, completed by what follows from all of them."""
+        """Return the metrics of a step that was trained on, completed by what follows from all of them.
+
+        Args:
+            step: What was trained on.
+            metrics: Of the updates that moved the weights; without one, at most those of skipped ones and of the ranks.
+            updates: How many moved the weights.
+        """
         counted: dict[str, Metric] = {**metrics, "train/updates": Sum(float(updates))}
         if updates:
             computed = metrics["train/computed_tokens"].value

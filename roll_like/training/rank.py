@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import time
@@ -64,6 +65,7 @@ class TrainingRank:
         self._host: dict[State, HostCopies] = {state: HostCopies(spec.device) for state in get_args(State)}
         self._groups: list[TensorGroup] | None = None
         self._speed: Speed | None = None
+        self._random_states: dict[str, Any] = {}  # before the gradient was computed
 
     # ---- start and end -------------------------------------------------------------------------
 
@@ -159,6 +161,7 @@ class TrainingRank:
         Every rank has equally many micro-batches.
         """
         started = time.perf_counter()
+        self._random_states = random_states()
         shared = self._objective.bind(share.shared, self._model.device)
         collected: list[Metrics] = []
 
@@ -176,26 +179,27 @@ class TrainingRank:
     def optimizer_step(self) -> dict[str, Metric]:
         """Move the weights by the gradient that was added up; return its norm and the learning rate.
 
-        Raises:
-            EngineError: The gradient is not finite.
+        Where the gradient is not finite, all is as it was before `forward_backward`, random states and the schedule of
+        the learning rate included, and the metrics hold `skipped_updates`.
         """
         started = time.perf_counter()
         rate = learning_rate(self._settings.optimizer, self.updates, self._spec.total_updates)
         grad_norm = self._backend.optimizer_step(rate)
-        self.updates += 1
         seconds = time.perf_counter() - started  # the norm was waited for, and with it what a GPU had still to compute
         self._trained(seconds)
-        section, prefix = self._objective.section, self._objective.metric_prefix
-        if not np.isfinite(grad_norm) and self._spec.dtype != "float16":  # float16 skips the step and rescales
-            raise EngineError(
-                f"the gradient norm of the {section} engine's update {self.updates} is {grad_norm}",
-                fix=f"lower {section}.optimizer.lr, or use model.dtype: float32 to find the cause",
-            )
-        return {
+        prefix = self._objective.metric_prefix
+        metrics: dict[str, Metric] = {
             f"{prefix}/grad_norm": Mean(grad_norm),
             f"{prefix}/lr": Last(rate),
             "time/train_compute": Max(seconds),
         }
+        if math.isfinite(grad_norm):
+            self.updates += 1
+        elif self._spec.dtype != "float16":
+            # in float16 such gradients are no fault: the losses' scale is raised until they come, and halved by them
+            restore_random_states(self._random_states)
+            metrics[f"{prefix}/skipped_updates"] = Max(1.0)
+        return metrics
 
     def usage(self) -> dict[str, Metric]:
         """Return how much memory this rank holds, and how fast it has trained since the last call."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -53,6 +54,8 @@ def test_one_update_ten_times_the_usual_is_found_and_the_next_is_healthy_again()
     guards.check({"train/grad_norm": 1.0})
     assert guards.healthy
     assert alarms("train/grad_norm", [1.0, 50.0, 1.0])[0] == []  # too early to know
+    for norm in (nan, inf):  # such an update is not taken, and the next are compared as before
+        assert alarms("train/grad_norm", [norm, *[1.0] * 25, norm, 1.0, 10.5])[0] == [(29, "grad_norm", False)]
     assert alarms("train/grad_norm", [1.0 * 1.2**step for step in range(60)])[0] == []  # it grows slowly
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -150,6 +151,23 @@ def test_a_guard_warns_and_its_checkpoints_are_unhealthy(tmp_path: Path) -> None
     assert [text.partition(",")[0] for text in metrics.warnings] == ["step 3: mismatch/kl is 2 nats"]
     healthy = [read_checkpoint(tmp_path / f"step_{step:06}").healthy for step in range(1, 6)]
     assert healthy == [True, True, False, False, True]
+
+
+def test_skipped_updates_are_warned_of_each_time_and_leave_checkpoints_healthy(tmp_path: Path) -> None:
+    state, metrics = make(tmp_path, 4, every=1)
+    state.keep([])
+    skipped: dict[int, Metrics] = {
+        1: {"train/skipped_updates": Sum(1.0), "train/grad_norm": Mean(math.nan)},
+        2: {"critic/skipped_updates": Sum(2.0), "critic/grad_norm": Mean(math.inf), "train/grad_norm": Mean(1.0)},
+    }
+    for step in state.steps():
+        state.log(step, skipped.get(step, {"train/grad_norm": Mean(1.0)}))
+    found = [text.partition(", also when")[0] for text in metrics.warnings]
+    assert found == [
+        "step 2: train/skipped_updates is 1: the gradient was not finite (train/grad_norm is nan)",
+        "step 3: critic/skipped_updates is 2: the gradient was not finite (critic/grad_norm is inf)",
+    ]
+    assert all(read_checkpoint(tmp_path / f"step_{step:06}").healthy for step in range(1, 5))
 
 
 def test_a_guard_that_may_stop_ends_the_run_also_after_a_resumption(tmp_path: Path) -> None:

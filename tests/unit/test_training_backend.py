@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,6 +18,7 @@ from bigram_engine import OneRank
 from config_files import MINIMAL, changed
 from model_families import make_family
 from pydantic import ValidationError
+from test_training_skipped import spoil
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 from torch import Tensor, nn
 from trained_weights import trained_weights
@@ -83,9 +85,10 @@ class PlainBackend(BackendPlugin):
         assert self._boundaries == [False] * (len(self._boundaries) - 1) + [True]
         self._boundaries = []
         norm = float(nn.utils.clip_grad_norm_(self.module.parameters(), self._settings.optimizer.max_grad_norm))
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
-        self._optimizer.step()
+        if math.isfinite(norm):
+            for group in self._optimizer.param_groups:
+                group["lr"] = learning_rate
+            self._optimizer.step()
         self._optimizer.zero_grad()
         return norm
 
@@ -177,6 +180,23 @@ def test_a_second_backend_stands_behind_the_same_verbs(tiny_model: Path, tmp_pat
     for mine, theirs in zip(resumed.logprobs(samples), exported.logprobs(samples), strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-6)
     resumed.cluster.everywhere(TrainingRank.close)
+
+
+def test_updates_that_are_computed_again_or_skipped_leave_no_trace(tiny_model: Path) -> None:
+    """Dropout draws anew in each update: the same masks again where an update is computed again, or was skipped."""
+    first, second, third = (ragged_policy_samples(seed=seed) for seed in range(3))
+    options: dict[str, Any] = {"max_tokens_per_micro_batch": 48, "lora": {"rank": 4, "dropout": 0.3}}
+    trainer = engine(tiny_model, **options)
+    reports = [reduce(trainer.train_step(samples)) for samples in (first, third)]
+    expected = weights(trainer)
+    trainer = engine(tiny_model, **options)
+    spoil(trainer.cluster.worker._backend, 0, 2, 3)  # type: ignore[attr-defined]
+    recomputed, skipped, last = (reduce(trainer.train_step(samples)) for samples in (first, second, third))
+    assert (recomputed["train/recomputed_updates"], skipped["train/skipped_updates"]) == (1, 1)
+    for mine, theirs in zip((recomputed, last), reports, strict=True):
+        for name in ("train/loss", "train/grad_norm", "train/lr"):
+            assert mine[name] == theirs[name]
+    assert all(torch.equal(weights(trainer)[name], tensor) for name, tensor in expected.items())
 
 
 def test_updates_do_not_depend_on_the_token_budget(tiny_model: Path) -> None:
