@@ -72,6 +72,11 @@ class RaySession:
             self._keep_logs()
         self._remove()
 
+    @property
+    def directory(self) -> Path | None:
+        """The local cluster's folder; None where a cluster was joined."""
+        return self._directory
+
     def _start(self) -> None:
         # Unix socket paths are limited to 107 characters, so a short folder
         self._directory = Path(tempfile.mkdtemp(prefix="roll-", dir="/tmp"))

@@ -304,6 +304,12 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
         "checkpoint age",
         "Time since the last checkpoint, or since the start: what would have to run again.",
     ),
+    (
+        "health/hangs/<role>",
+        "workers",
+        "<role> hangs",
+        "Workers of a role that hung and were killed since the last step; logged when there are some.",
+    ),
     ("share/<name>", "share", "<name>", "`time/<name>` as a share of the step; phases may overlap."),
     ("memory/rss_gib", "GiB", "memory", "Resident memory of all processes of the run; shared pages count in each."),
     ("memory/trainer_gib", "GiB", "trainer", "Resident memory of the training ranks together."),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from roll_like.cluster import ResourceManager
+from roll_like.cluster import Hang, ResourceManager
 from roll_like.config.load import dump_config
 from roll_like.config.policy_gradient import SamplingRunConfig
 from roll_like.config.run import RunConfig
@@ -25,7 +26,7 @@ from roll_like.rollout.storage import write_groups
 from roll_like.run.checkpoint import Checkpoint, CheckpointClock, CheckpointStore
 from roll_like.run.signals import StopRequested, StopSignal
 from roll_like.types import Group, Scored
-from roll_like.values import Last, Metric, Metrics
+from roll_like.values import Last, Metric, Metrics, Sum
 
 #: Checkpoints in a row that could not be written for want of space, until the run ends.
 MOST_FAILED_WRITES = 3
@@ -104,7 +105,7 @@ class RunState:
         for _, values in metrics.history:  # of the steps before a resumption; they were warned of then
             self._guards.check(values)
         self._score: float | None = None
-        self._noted: list[Metrics] = []
+        self._noted: deque[Metrics] = deque()  # other threads add to it
         self._sampled: list[Group[Scored]] = []
 
     def keep(self, engines: Sequence[SavedEngine], **parts: Stateful) -> None:
@@ -142,12 +143,13 @@ class RunState:
     def log(self, step: int, *parts: Metrics) -> dict[str, float]:
         """Finish a step: hand its figures on, and take the driver's states for a checkpoint."""
         age: Metrics = {"checkpoint/age_seconds": Last(self._clock.age)}
-        values = self.metrics.log(step + 1, *parts, *self._noted, age, self.timer.metrics())
+        noted = [self._noted.popleft() for _ in range(len(self._noted))]
+        values = self.metrics.log(step + 1, *parts, *noted, age, self.timer.metrics())
         self.finished = step + 1
         self._boundary = self._states()
         if self._sampled:
             self.metrics.log_rollouts(self.finished, rollout_rows(self._sampled))
-        self._noted, self._sampled = [], []
+        self._sampled = []
         self._watch(values)
         return values
 
@@ -169,7 +171,10 @@ class RunState:
             )
 
     def note(self, figures: Metrics, collected: Collected | None = None) -> None:
-        """Take figures and samples of the step under way, from a part that the loop does not mention."""
+        """Take figures and samples of the step under way, from a part that the loop does not mention.
+
+        Figures may come from any thread.
+        """
         self._noted.append(figures)
         if collected is not None:
             self._sampled += collected.groups
@@ -213,6 +218,12 @@ class RunState:
     def interruptible(self) -> AbstractContextManager[None]:
         """Let SIGTERM cut this block short."""
         return self._signal.interruptible()
+
+    def note_hang(self, hang: Hang, text: str) -> None:
+        """Warn of workers that hung and were killed, and count them; may be called from any thread."""
+        self.metrics.warn(text)
+        self.metrics.event("hang", role=hang.role, ranks=hang.ranks, phase=hang.phase, seconds=hang.seconds)
+        self.note({f"health/hangs/{hang.role}": Sum(len(hang.ranks))})
 
     def write_checkpoint(self) -> None:
         """Write the state of the last finished step, unless that is on disk already."""

@@ -26,6 +26,7 @@ from roll_like.errors import EngineError
 from roll_like.inference.interface import EngineSpec, JudgeServer
 from roll_like.inference.vllm.arguments import model_arguments
 from roll_like.inference.vllm.config import VLLMJudgeConfig
+from roll_like.progress import PROGRESS
 
 #: Name under which the server knows its model.
 SERVED_NAME = "judge"
@@ -130,6 +131,7 @@ def _serve() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == 1:  # the actor ended in between
         sys.exit(1)
+    PROGRESS.open()
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
 
 

@@ -24,6 +24,7 @@ from roll_like.errors import WeightSyncError
 from roll_like.inference.interface import InferenceEngine
 from roll_like.inference.weight_transfer.fingerprint import checksum, fingerprint
 from roll_like.inference.weight_transfer.interface import SendReport, WeightSource, buckets_of
+from roll_like.progress import PROGRESS, Work
 
 if TYPE_CHECKING:
     from roll_like.cluster import ClusterHandle
@@ -307,4 +308,5 @@ class _Send:
     def _wait(self) -> None:
         """Wait until the engines have loaded the bucket before."""
         if self._loading is not None:
-            self._loading.result()
+            with PROGRESS.phase("send_weights", Work.ELSEWHERE):
+                self._loading.result()
