@@ -28,6 +28,7 @@ from roll_like.config.sections import ModelConfig, Precision, TrainerConfig, Tra
 from roll_like.config.violations import Violation
 from roll_like.errors import CheckpointError, ConfigError, EngineError
 from roll_like.models.export import ModelCard
+from roll_like.progress import Work
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.run.export import merged_weights
 from roll_like.training.deepspeed import without
@@ -177,6 +178,43 @@ def test_a_second_backend_stands_behind_the_same_verbs(tiny_model: Path, tmp_pat
     for mine, theirs in zip(resumed.logprobs(samples), exported.logprobs(samples), strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-6)
     resumed.cluster.everywhere(TrainingRank.close)
+
+
+def test_the_watchdog_sees_what_a_rank_does(
+    tiny_model: Path, tmp_path: Path, progress: list[tuple[str, str, Work]]
+) -> None:
+    trainer = engine(tiny_model, max_tokens_per_micro_batch=48)
+    assert progress == [("begin", "start", Work.SHARED)]
+    samples = ragged_policy_samples()
+    ((update,),) = [list(trainer.objective.updates(samples, trainer))]
+    (batches,) = update.shards
+    assert len(batches) > 2
+    each = [("tick", "forward_backward", Work.SHARED)] * len(batches)
+    verbs: list[tuple[Callable[[], Any], list[Any]]] = [
+        (lambda: trainer.forward_backward(update), [("begin", "forward_backward", Work.SHARED), *each]),
+        (trainer.optimizer_step, [("begin", "optimizer_step", Work.SHARED)]),
+        (lambda: trainer.save(tmp_path), [("begin", "save", Work.SHARED), ("tick", "save", Work.SHARED)]),
+        (lambda: trainer.load(tmp_path), [("begin", "load", Work.SHARED)]),
+        (
+            lambda: trainer.evaluate(update),
+            [("begin", "evaluate", Work.SHARED), *[("tick", "evaluate", Work.SHARED)] * len(batches)],
+        ),
+        (
+            lambda: trainer.forward(update.shards),
+            [("begin", "forward", Work.SHARED), *[("tick", "forward", Work.SHARED)] * len(batches)],
+        ),
+    ]
+    for verb, expected in verbs:
+        progress.clear()
+        verb()
+        assert progress == expected
+    progress.clear()
+    tensors = list(trainer.cluster.worker.full_weights())  # type: ignore[attr-defined]
+    assert progress == [("tick", "", Work.NONE)] * len(tensors)
+    progress.clear()
+    card = ModelCard(name="tiny", base_model=str(tiny_model), pipeline="sft", steps=3)
+    trainer.cluster.everywhere(TrainingRank.export, str(tmp_path / "out"), ModelConfig(path=str(tiny_model)), card)
+    assert progress == [("begin", "export", Work.SHARED)] + [("tick", "export", Work.SHARED)] * len(tensors)
 
 
 def test_updates_do_not_depend_on_the_token_budget(tiny_model: Path) -> None:
