@@ -15,9 +15,9 @@ import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from roll_like.cluster.node_watch import page_prefix
+from roll_like.cluster.progress import PROGRESS, VARIABLE
 from roll_like.cluster.resources import Placement
 from roll_like.errors import RollLikeError, WorkerError
-from roll_like.progress import PROGRESS, VARIABLE
 
 W = TypeVar("W")
 P = ParamSpec("P")
@@ -233,7 +233,7 @@ class Cluster(ClusterHandle[W]):
         concurrency: Calls that an asynchronous worker runs at a time.
     """
 
-    #: Folder for the pages of workers that start now (`roll_like.progress`); None while nobody watches them.
+    #: Folder for the pages of workers that start now (`roll_like.cluster.progress`); None while nobody watches them.
     pages: ClassVar[Path | None] = None
 
     def __init__(

@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote
 
 import psutil
 
-from roll_like.progress import STACKS, Page, Work, started_at
+from roll_like.cluster.progress import STACKS, Page, Work, started_at
 
 #: How long all evidence of a role may take on a node, and how long Python's stacks may. Seconds.
 EVIDENCE_SECONDS = 5.0
@@ -27,7 +27,7 @@ _KERNEL = ("wchan", "status", "stack")
 
 
 def page_prefix(folder: Path, role: str, rank: int) -> str:
-    """Return what `roll_like.progress.VARIABLE` is for a worker: where its page goes, but for its process id."""
+    """Return a worker's value of `VARIABLE`: where its page goes, without the process id at the end."""
     return str(folder / f"{rank}.{quote(role, safe='')}")
 
 

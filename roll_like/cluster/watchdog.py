@@ -1,7 +1,7 @@
 """Finds workers that hang, keeps evidence of them and kills them: a process that is dead is noticed by everybody.
 
-A worker hangs if it is stopped, or if it is busy and its page (`roll_like.progress`) stands still for longer than work
-of this kind ever did.
+A worker hangs if it is stopped, or if it is busy and its page (`roll_like.cluster.progress`) stands still for much
+longer than work of this kind ever did.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import ray
 from roll_like.cluster.address import node_address
 from roll_like.cluster.cluster import Cluster, WorkerDied
 from roll_like.cluster.node_watch import NodeWatch, Sighting
+from roll_like.cluster.progress import Work
 from roll_like.cluster.resources import ResourceManager
-from roll_like.progress import Work
 
 #: Seconds between two looks.
 LOOK_SECONDS = 2.0

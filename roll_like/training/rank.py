@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from roll_like.cluster.address import free_port, node_address
+from roll_like.cluster.progress import PROGRESS, shared_phase
 from roll_like.config.load import import_plugins
 from roll_like.config.sections import ModelConfig
 from roll_like.errors import CheckpointError, ConfigError, DiskFullError, EngineError
@@ -24,7 +25,6 @@ from roll_like.models.checkpoint_names import TensorGroup, checkpoint_tensors, t
 from roll_like.models.export import ModelCard, save_hf_directory
 from roll_like.models.load import from_anywhere, load_tokenizer
 from roll_like.models.lora import Adapter, NamedWeight, adapter_parameters, adapters_off, named_weights
-from roll_like.progress import PROGRESS, shared_phase
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training.backbone import joins_rows
 from roll_like.training.host_copies import HostCopies

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from config_files import RecordingPipeline
 
-from roll_like.progress import PROGRESS, Work
+from roll_like.cluster.progress import PROGRESS, Work
 from roll_like.registry import PIPELINES
 
 

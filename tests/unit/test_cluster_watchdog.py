@@ -17,8 +17,8 @@ import pytest
 from roll_like.cluster import watchdog
 from roll_like.cluster.cluster import WorkerDied
 from roll_like.cluster.node_watch import NodeWatch, Sighting, page_prefix
+from roll_like.cluster.progress import _LAYOUT, STACKS, VARIABLE, Page, Work, started_at
 from roll_like.cluster.watchdog import Deadlines, Hang, Hangs, ManyNodes, Watchdog
-from roll_like.progress import _LAYOUT, STACKS, VARIABLE, Page, Work, started_at
 from roll_like.training.plugin import COLLECTIVE_TIMEOUT
 
 # ---- deadlines: pure ----------------------------------------------------------------------------
@@ -287,7 +287,7 @@ def test_a_node_that_is_lost_is_left_out() -> None:
 
 CHILD = """
 import subprocess, sys, time
-from roll_like.progress import PROGRESS, Work
+from roll_like.cluster.progress import PROGRESS, Work
 PROGRESS.open()
 
 def waits_for_a_lock_that_nobody_gives_back():

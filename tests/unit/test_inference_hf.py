@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from roll_like.cluster.progress import PROGRESS, Work
 from roll_like.errors import GenerationError, WeightSyncError
 from roll_like.inference.hf.config import HFConfig
 from roll_like.inference.hf.engine import HFEngine, draw, sampling_logprobs, segments_of
@@ -26,7 +27,6 @@ from roll_like.inference.interface import (
 from roll_like.inference.vllm.process_output import ProcessOutput
 from roll_like.inference.weight_transfer.shared_memory import SharedMemory, as_payload, bucket_size, fill_bucket
 from roll_like.models.modules import load_causal_lm
-from roll_like.progress import PROGRESS, Work
 from roll_like.types import Segment, StopReason
 
 PROMPT = np.arange(20, 60, dtype=np.int32)

@@ -23,12 +23,12 @@ from trained_weights import trained_weights
 
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
+from roll_like.cluster.progress import Work
 from roll_like.config.plan import plan
 from roll_like.config.sections import ModelConfig, Precision, TrainerConfig, TrainingConfig
 from roll_like.config.violations import Violation
 from roll_like.errors import CheckpointError, ConfigError, EngineError
 from roll_like.models.export import ModelCard
-from roll_like.progress import Work
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.run.export import merged_weights
 from roll_like.training.deepspeed import without

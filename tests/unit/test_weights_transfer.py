@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from roll_like.cluster.progress import Work
 from roll_like.errors import WeightSyncError
 from roll_like.inference.interface import Fingerprints
 from roll_like.inference.weight_transfer.fingerprint import CHECKED_COLUMNS, checked_columns, fingerprint
@@ -28,7 +29,6 @@ from roll_like.inference.weight_transfer.shared_memory import (
     read_bucket,
 )
 from roll_like.inference.weight_transfer.sync import WeightSync, compare
-from roll_like.progress import Work
 
 
 class Policy:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from roll_like.cluster.progress import PROGRESS
 from roll_like.errors import ConfigError, GenerationError
 from roll_like.inference.hf.config import HFConfig
 from roll_like.inference.hf.weights import CheckpointWeights
@@ -37,7 +38,6 @@ from roll_like.inference.interface import (
 from roll_like.inference.weight_transfer.fingerprint import fingerprint
 from roll_like.inference.weight_transfer.shared_memory import BucketInfo, LocalBuckets, read_bucket
 from roll_like.models.modules import load_causal_lm
-from roll_like.progress import PROGRESS
 from roll_like.types import FloatArray, IntArray, Segment, StopReason
 
 HEAD = "lm_head.weight"

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from roll_like.cluster.progress import PROGRESS
 from roll_like.errors import GenerationError, WeightSyncError
 from roll_like.inference.interface import (
     EngineDied,
@@ -31,7 +32,6 @@ from roll_like.inference.vllm.arguments import engine_arguments, sleeps, vllm_en
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.process_output import ProcessOutput
 from roll_like.inference.weight_transfer.shared_memory import LocalBuckets
-from roll_like.progress import PROGRESS
 from roll_like.types import FloatArray, IntArray, Segment, StopReason
 
 _STOP_REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH, "abort": StopReason.ABORTED}

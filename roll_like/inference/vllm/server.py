@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from roll_like.cluster.address import free_port, node_address
+from roll_like.cluster.progress import PROGRESS
 from roll_like.errors import EngineError
 from roll_like.inference.interface import EngineSpec, JudgeServer
 from roll_like.inference.vllm.arguments import model_arguments
 from roll_like.inference.vllm.config import VLLMJudgeConfig
-from roll_like.progress import PROGRESS
 
 #: Name under which the server knows its model.
 SERVED_NAME = "judge"

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from roll_like.cluster.progress import PROGRESS, Work
 from roll_like.inference.interface import InferenceEngine
 from roll_like.inference.weight_transfer.fingerprint import fingerprint
 from roll_like.inference.weight_transfer.interface import SendReport, WeightSource
-from roll_like.progress import PROGRESS, Work
 
 if TYPE_CHECKING:
     from roll_like.cluster import ClusterHandle

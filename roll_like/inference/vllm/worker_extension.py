@@ -26,11 +26,11 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
+from roll_like.cluster.progress import PROGRESS
 from roll_like.errors import WeightSyncError
 from roll_like.inference.vllm.experts import ExpertLayers, repack_experts
 from roll_like.inference.weight_transfer.fingerprint import checked_columns, digest, fingerprint
 from roll_like.inference.weight_transfer.shared_memory import BucketInfo, read_bucket
-from roll_like.progress import PROGRESS
 
 BACKEND = "shared_memory"
 HEAD = "lm_head.weight"

@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from roll_like.cluster.progress import PROGRESS, Work
 from roll_like.errors import WeightSyncError
 from roll_like.inference.interface import InferenceEngine
 from roll_like.inference.weight_transfer.fingerprint import checksum, fingerprint
 from roll_like.inference.weight_transfer.interface import SendReport, WeightSource, buckets_of
-from roll_like.progress import PROGRESS, Work
 
 if TYPE_CHECKING:
     from roll_like.cluster import ClusterHandle

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from roll_like.progress import _LAYOUT, VARIABLE, Page, ProgressPage, Work, shared_phase
+from roll_like.cluster.progress import _LAYOUT, VARIABLE, Page, ProgressPage, Work, shared_phase
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_what_is_held_is_shown_until_it_ends(tmp_path: Path, page: ProgressPage)
 
 
 def test_a_verb_of_ranks_is_a_phase(tmp_path: Path, page: ProgressPage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roll_like.progress.PROGRESS", page)
+    monkeypatch.setattr("roll_like.cluster.progress.PROGRESS", page)
 
     @shared_phase
     def forward_backward(number: int) -> tuple[int, Page]:
@@ -117,7 +117,7 @@ def test_a_tick_costs_microseconds_at_most(page: ProgressPage) -> None:
 
 FORKS = """
 import os
-from roll_like.progress import PROGRESS
+from roll_like.cluster.progress import PROGRESS
 PROGRESS.open()
 with PROGRESS.phase("start"):
     child = os.fork()
