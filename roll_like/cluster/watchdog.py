@@ -23,6 +23,7 @@ from roll_like.cluster.cluster import Cluster, WorkerDied
 from roll_like.cluster.node_watch import NodeWatch, Sighting
 from roll_like.cluster.progress import Work
 from roll_like.cluster.resources import ResourceManager
+from roll_like.cluster.session import SHARED_MEMORY
 
 #: Seconds between two looks.
 LOOK_SECONDS = 2.0
@@ -35,8 +36,8 @@ MOST_SECONDS = 1800.0
 #: How often progress was seen in a phase before its own gaps say how long it may stand still, and how many times the
 #: longest one that is.
 ENOUGH_GAPS, TIMES_LONGEST = 3, 5.0
-#: Phases that read and write files: how long the first ones take depends on the disk.
-FILE_PHASES = frozenset({"save", "load", "export"})
+#: Phases that read and write files: how long the first ones take depends on the disk. A `Cluster` limits starts itself.
+FILE_PHASES = frozenset({"start", "save", "load", "export"})
 
 R = TypeVar("R")
 
@@ -318,7 +319,7 @@ class Watchdog:
 @contextmanager
 def watching(
     resources: ResourceManager,
-    session: Path | None,
+    folder: Path | None,
     *,
     stacks: Path,
     step: Callable[[], int],
@@ -329,14 +330,14 @@ def watching(
 
     Args:
         resources: The run's nodes, which are reserved. If any of Ray's is another machine, each of them gets an actor.
-        session: The local Ray's folder; None where a cluster was joined.
+        folder: Where the pages go: in memory, because nobody is to wait for a disk. None: a new folder of `/dev/shm`.
         stacks: Folder for evidence.
         step: Returns the number of the step under way.
         report: See `Watchdog`.
         warn: See `Watchdog`.
     """
     config = resources.config
-    folder = Path(tempfile.mkdtemp(prefix="roll_like-progress-", dir=session))
+    folder = folder or Path(tempfile.mkdtemp(prefix="roll-progress-", dir=SHARED_MEMORY))
     with ExitStack() as stack:
         here = NodeWatch(folder)
         stack.callback(here.close)

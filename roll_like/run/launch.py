@@ -67,7 +67,7 @@ def running(config: RunConfig, resume: str | None) -> Iterator[RunContext]:
         stack.enter_context(
             watching(
                 resources,
-                session.directory,
+                session.memory,
                 stacks=directory / "stacks",
                 step=lambda: state.finished + 1,
                 report=state.note_hang,

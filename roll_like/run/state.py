@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -105,7 +105,9 @@ class RunState:
         for _, values in metrics.history:  # of the steps before a resumption; they were warned of then
             self._guards.check(values)
         self._score: float | None = None
-        self._noted: deque[Metrics] = deque()  # other threads add to it
+        self._noted: list[Metrics] = []
+        self._health: list[Metrics] = []  # of workers that hung; other threads add to it
+        self._noting = threading.Lock()
         self._sampled: list[Group[Scored]] = []
 
     def keep(self, engines: Sequence[SavedEngine], **parts: Stateful) -> None:
@@ -143,7 +145,8 @@ class RunState:
     def log(self, step: int, *parts: Metrics) -> dict[str, float]:
         """Finish a step: hand its figures on, and take the driver's states for a checkpoint."""
         age: Metrics = {"checkpoint/age_seconds": Last(self._clock.age)}
-        noted = [self._noted.popleft() for _ in range(len(self._noted))]
+        with self._noting:
+            noted, self._noted, self._health = [*self._noted, *self._health], [], []
         values = self.metrics.log(step + 1, *parts, *noted, age, self.timer.metrics())
         self.finished = step + 1
         self._boundary = self._states()
@@ -171,10 +174,7 @@ class RunState:
             )
 
     def note(self, figures: Metrics, collected: Collected | None = None) -> None:
-        """Take figures and samples of the step under way, from a part that the loop does not mention.
-
-        Figures may come from any thread.
-        """
+        """Take figures and samples of the step under way, from a part that the loop does not mention."""
         self._noted.append(figures)
         if collected is not None:
             self._sampled += collected.groups
@@ -223,7 +223,8 @@ class RunState:
         """Warn of workers that hung and were killed, and count them; may be called from any thread."""
         self.metrics.warn(text)
         self.metrics.event("hang", role=hang.role, ranks=hang.ranks, phase=hang.phase, seconds=hang.seconds)
-        self.note({f"health/hangs/{hang.role}": Sum(len(hang.ranks))})
+        with self._noting:
+            self._health.append({f"health/hangs/{hang.role}": Sum(len(hang.ranks))})
 
     def write_checkpoint(self) -> None:
         """Write the state of the last finished step, unless that is on disk already."""

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -57,7 +57,7 @@ def test_a_long_first_gap_is_allowed_again() -> None:
 
 def test_the_first_checkpoints_may_take_as_long_as_anything_may() -> None:
     deadlines = Deadlines("cuda", 600.0)
-    assert {deadlines.of("training", phase) for phase in ("save", "load", "export")} == {1800}
+    assert {deadlines.of("training", phase) for phase in ("start", "save", "load", "export")} == {1800}
     for _ in range(3):
         deadlines.progressed("training", "save", 30.0)
     assert deadlines.of("training", "save") == 150
@@ -345,8 +345,13 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     yield begin
     for child in children:
+        with suppress(psutil.NoSuchProcess):  # if it was killed, and its own child was not
+            for process in psutil.Process(child.pid).children(recursive=True):
+                process.kill()
         child.kill()
-        child.communicate()
+        assert child.stdout is not None
+        child.stdout.close()
+        child.wait()
 
 
 @contextmanager
@@ -411,7 +416,10 @@ def test_a_stuck_process_says_where_and_goes_with_its_children(
     assert "in waits_for_a_lock_that_nobody_gives_back" in evidence
     assert "forward_backward, 1 units done" in evidence
     assert "--- kernel, status" in evidence
-    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    left = child.is_running() and child.status() != psutil.STATUS_ZOMBIE
+    if left:
+        child.kill()
+    assert not left
     assert idle.poll() is None
     assert (len(reports), warnings) == (1, [])
 
