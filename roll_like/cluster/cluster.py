@@ -251,7 +251,8 @@ class Cluster(ClusterHandle[W]):
         self._arguments = arguments
         self._environment = environment
         self._concurrency = concurrency
-        super().__init__(name, [self._start(rank) for rank in range(len(self._placements))])
+        super().__init__(name, [])
+        self._actors = [self._start(rank) for rank in range(len(self._placements))]
         self.start_timeout_seconds = min(placement.start_timeout_seconds for placement in self._placements)
         self._limit = _StartLimit(time.monotonic(), self.start_timeout_seconds)
 
