@@ -123,6 +123,7 @@ def test_a_stopped_engine_ends_the_run(tmp_path: Path, model: Path, inference: d
         assert "most recent call first" in text
 
 
+@pytest.mark.slow
 def test_a_stuck_trainer_says_where(tmp_path: Path, model: Path) -> None:
     config = write_run(tmp_path, model, **ENDLESS, **{"import": ["tiny_rewards", "stuck"]})
     (tmp_path / "stuck.py").write_text(STUCK)
