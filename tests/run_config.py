@@ -202,9 +202,9 @@ def _write(directory: Path, config: dict[str, Any]) -> Path:
     return path
 
 
-def start_run(config: Path, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-    """Start `roll-like run` in the config's folder, as a user would."""
-    command = [sys.executable, "-m", "roll_like.cli", "run", "--config", str(config), *arguments]
+def start_run(config: Path, *arguments: str, program: str = "roll_like.cli", **options: Any) -> subprocess.Popen[str]:
+    """Start `roll-like run` in the config's folder, as a user would, or a module there that does the same."""
+    command = [sys.executable, "-m", program, "run", "--config", str(config), *arguments]
     return subprocess.Popen(
         command,
         cwd=config.parent,

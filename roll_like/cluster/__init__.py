@@ -3,5 +3,16 @@
 from roll_like.cluster.cluster import Cluster, ClusterHandle, WorkerDied, thread_environment
 from roll_like.cluster.resources import Placement, ResourceManager
 from roll_like.cluster.session import RaySession
+from roll_like.cluster.watchdog import Hang, watching
 
-__all__ = ["Cluster", "ClusterHandle", "Placement", "RaySession", "ResourceManager", "WorkerDied", "thread_environment"]
+__all__ = [
+    "Cluster",
+    "ClusterHandle",
+    "Hang",
+    "Placement",
+    "RaySession",
+    "ResourceManager",
+    "WorkerDied",
+    "thread_environment",
+    "watching",
+]

@@ -11,12 +11,14 @@ import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from roll_like.cluster import guardian
+from roll_like.cluster.node_watch import page_prefix
+from roll_like.cluster.progress import PROGRESS, VARIABLE
 from roll_like.cluster.resources import Placement
 from roll_like.errors import RollLikeError, WorkerError
 
@@ -259,6 +261,9 @@ class Cluster(ClusterHandle[W]):
         concurrency: Calls that an asynchronous worker runs at a time.
     """
 
+    #: Folder for the pages of workers that start now (`roll_like.cluster.progress`); None while nobody watches them.
+    pages: ClassVar[Path | None] = None
+
     def __init__(
         self,
         name: str,
@@ -333,6 +338,8 @@ class Cluster(ClusterHandle[W]):
         }
         if placement.accelerator_ids:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(placement.accelerator_ids)
+        if self.pages is not None:
+            environment[VARIABLE] = page_prefix(self.pages, self.name, rank)
         options: dict[str, Any] = {
             "num_cpus": 0,
             "num_gpus": 0,
@@ -342,7 +349,14 @@ class Cluster(ClusterHandle[W]):
         }
         if self._concurrency is not None:
             options["max_concurrency"] = self._concurrency
-        return ray.remote(self._class).options(**options).remote(*self._arguments(rank))
+        actor = ray.remote(self._class).options(**options).remote(*self._arguments(rank))
+        actor.__ray_call__.remote(_open_page)
+        return actor
+
+
+def _open_page(worker: object) -> None:
+    del worker
+    PROGRESS.open()
 
 
 def python_path() -> str:

@@ -2,10 +2,10 @@
 
 Run as a script, with nothing but the standard library, so that it costs a few megabytes:
 
-    python -I -S guardian.py MARKER DIRECTORY < pipe
+    python -I -S guardian.py MARKER DIRECTORY … < pipe
 
 The driver holds the pipe's other end. When it closes, because the driver is done or because it was killed,
-processes that inherited the marker in their environment are ended, and the directory is removed.
+processes that inherited the marker in their environment are ended, and the directories are removed.
 """
 
 from __future__ import annotations
@@ -56,10 +56,11 @@ def sweep(value: str, *, name: str = MARKER, patience: float = PATIENCE) -> None
 
 def main() -> None:
     """Wait for the driver's end of the pipe to close, then sweep."""
-    value, directory = sys.argv[1:3]
+    value, *directories = sys.argv[1:]
     sys.stdin.buffer.read()
     sweep(value)
-    shutil.rmtree(directory, ignore_errors=True)
+    for directory in directories:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":

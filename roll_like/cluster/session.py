@@ -19,6 +19,7 @@ from roll_like.cluster.resources import INSTALL_FOR_GPUS, torch_without_gpus
 from roll_like.config.sections import HardwareConfig
 from roll_like.errors import ResourceError
 
+SHARED_MEMORY = Path("/dev/shm")
 _LOCAL_STORE_BYTES = 2 * 2**30
 
 
@@ -72,6 +73,11 @@ class RaySession:
             self._keep_logs()
         self._remove()
 
+    @property
+    def memory(self) -> Path | None:
+        """Where a folder in memory goes that is to be removed with the local cluster; None where one was joined."""
+        return None if self._directory is None else SHARED_MEMORY / self._directory.name
+
     def _start(self) -> None:
         # Unix socket paths are limited to 107 characters, so a short folder
         self._directory = Path(tempfile.mkdtemp(prefix="roll-", dir="/tmp"))
@@ -106,7 +112,7 @@ class RaySession:
     def _guard(self, directory: Path) -> None:
         """Start the process that clears up after this one, even after `kill -9`."""
         self._guardian = subprocess.Popen(
-            [sys.executable, "-I", "-S", guardian.__file__, directory.name, str(directory)],
+            [sys.executable, "-I", "-S", guardian.__file__, directory.name, str(directory), str(self.memory)],
             stdin=subprocess.PIPE,
             start_new_session=True,  # a terminal's Ctrl-C is not for it
         )

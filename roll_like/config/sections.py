@@ -374,7 +374,9 @@ class HardwareConfig(ConfigModel):
         default=None, description="Ray cluster to join (`auto` or `host:port`); default: start one on this machine."
     )
     start_timeout_seconds: PositiveFloat = Field(
-        default=600.0, description="How long each role's workers may take to start: load a model, build rewards."
+        default=600.0,
+        description="How long each role's workers may take to start: load a model, build rewards. Afterwards, how long "
+        "work may stand still whose duration is not known yet.",
     )
 
     @property

@@ -87,7 +87,7 @@ class Console:
 
     def warn(self, text: str) -> None:
         """Show a warning."""
-        print(f"warning: {text}", file=sys.stderr, flush=True)
+        print(f"warning: {text}\n", end="", file=sys.stderr, flush=True)
 
     def print(self, *content: RenderableType) -> None:
         """Show something after the run, such as its summary."""
@@ -281,7 +281,8 @@ class PlainConsole(Console):
 
     def _line(self, text: str) -> None:
         # looked up at each call: notebooks and tests exchange sys.stdout
-        print(text, file=self._stream or sys.stdout, flush=True)
+        # in one piece: warnings come from other threads too
+        print(f"{text}\n", end="", file=self._stream or sys.stdout, flush=True)
 
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:  # noqa: ARG002
         """Say what starts; while steps go by, their lines say enough."""

@@ -2,7 +2,7 @@
 
     RUN/metrics.jsonl           one line per training step
     RUN/evaluations.jsonl       one line per evaluation
-    RUN/events.jsonl            warnings, tracker failures, how the run ended
+    RUN/events.jsonl            warnings, workers that hung, tracker failures, how the run ended
     RUN/run.json                what the run is
     RUN/rollouts/step_000001.jsonl, eval_000000.jsonl
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import threading
 import time
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
@@ -81,6 +82,7 @@ class MetricsManager:
         self._run_ids: dict[str, str] = {}
         self._warned_names: set[str] = set()
         self._closed = False
+        self._warning = threading.RLock()
         self.console: Console
         self._events = Sink(files.EVENTS, self._write_line, lambda text: self.console.warn(text))  # noqa: PLW0108 - made later
         self._lines = Sink("metrics.jsonl", self._write_line, self.warn)
@@ -176,9 +178,16 @@ class MetricsManager:
             sink.send(step, {"kind": kind, "rows": chosen})
 
     def warn(self, text: str) -> None:
-        """Show a warning and keep it in `events.jsonl`."""
-        self.console.warn(text)
-        self._event("warning", text=text)
+        """Show a warning and keep it in `events.jsonl`; may be called from any thread."""
+        with self._warning:
+            self.console.warn(text)
+            self.event("warning", text=text)
+
+    def event(self, kind: str, **content: Any) -> None:
+        """Keep something that happened in `events.jsonl`; may be called from any thread."""
+        line = {"kind": kind, "step": self._step, "time": time.time(), "elapsed": self._elapsed(), **content}
+        with self._warning:
+            self._events.send(self._step, {"file": files.EVENTS, "line": line})
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint of the last logged step keeps, as plain JSON.
@@ -215,7 +224,7 @@ class MetricsManager:
             if report["undelivered"]:
                 self.warn(f"{sink.name}: {report['undelivered']} steps never arrived ({report['last_error']})")
         reports = {sink.name: sink.report() for sink in sinks if sink.failures}
-        self._event("end", status=status, failures=reports)
+        self.event("end", status=status, failures=reports)
         self.console.close()
         self._summarise()
         for key, tracker in self._trackers.items():
@@ -254,10 +263,6 @@ class MetricsManager:
         self._lines.send(step, {"file": file, "line": line})
         for key in self._trackers:
             self._sinks[key].send(step, dict(values))
-
-    def _event(self, kind: str, **content: Any) -> None:
-        line = {"kind": kind, "step": self._step, "time": time.time(), "elapsed": self._elapsed(), **content}
-        self._events.send(self._step, {"file": files.EVENTS, "line": line})
 
     def _write_line(self, step: int, payload: Payload) -> None:  # noqa: ARG002 - the line knows its step
         files.append(self._run_dir / payload["file"], [payload["line"]])

@@ -314,6 +314,12 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Time since the last checkpoint, or since the start: what would have to run again.",
     ),
     (
+        "health/hangs/<role>",
+        "workers",
+        "<role> hangs",
+        "Workers of a role that hung and were killed since the last step; logged when there are some.",
+    ),
+    (
         "health/restarts/<role>",
         "restarts",
         "<role> restarts",

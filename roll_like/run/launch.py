@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from roll_like.check.gpus import require_capable
-from roll_like.cluster import RaySession, ResourceManager
+from roll_like.cluster import RaySession, ResourceManager, watching
 from roll_like.cluster.driver_loop import rare_garbage_collection
 from roll_like.config.load import dump_config
 from roll_like.config.run import RunConfig
@@ -56,7 +56,7 @@ def running(config: RunConfig, resume: str | None) -> Iterator[RunContext]:
             metrics.warn(warning)
         if resumed_run and checkpoint is None:
             metrics.warn(f"{directory} has no checkpoint yet; the run starts from its first step")
-        stack.enter_context(RaySession(config.resources, directory / "logs"))
+        session = stack.enter_context(RaySession(config.resources, directory / "logs"))
         signal.claim()
         resources = stack.enter_context(ResourceManager(config.resources))
         resources.allocate()
@@ -65,6 +65,16 @@ def running(config: RunConfig, resume: str | None) -> Iterator[RunContext]:
             directory=directory, config=config, metrics=metrics, signal=signal, store=store, resumed=checkpoint
         )
         resources.report = state.recovered
+        stack.enter_context(
+            watching(
+                resources,
+                session.memory,
+                stacks=directory / "stacks",
+                step=lambda: state.finished + 1,
+                report=state.note_hang,
+                warn=metrics.warn,
+            )
+        )
         yield RunContext(state=state, resources=resources, stack=stack)
 
 

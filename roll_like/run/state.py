@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from roll_like.cluster import ResourceManager
+from roll_like.cluster import Hang, ResourceManager
 from roll_like.config.load import dump_config
 from roll_like.config.policy_gradient import SamplingRunConfig
 from roll_like.config.run import RunConfig
@@ -112,7 +112,7 @@ class RunState:
             self._guards.check(values)
         self._score: float | None = None
         self._noted: list[Metrics] = []
-        self._health: list[Metrics] = []  # of workers that were replaced; other threads add to it
+        self._health: list[Metrics] = []  # of workers that hung or were replaced; other threads add to it
         self._noting = threading.Lock()
         self._again = False  # the last step was logged before a failure
         self._sampled: list[Group[Scored]] = []
@@ -233,6 +233,7 @@ class RunState:
             seconds: From the death to the replacement; None if there is none.
         """
         self.metrics.warn(text)
+        self.metrics.event("recovery", role=role, seconds=seconds)
         if seconds is not None:
             with self._noting:
                 self._health.append({f"health/restarts/{role}": Sum(1.0), "health/recovery_seconds": Max(seconds)})
@@ -284,6 +285,13 @@ class RunState:
     def interruptible(self) -> AbstractContextManager[None]:
         """Let SIGTERM cut this block short."""
         return self._signal.interruptible()
+
+    def note_hang(self, hang: Hang, text: str) -> None:
+        """Warn of workers that hung and were killed, and count them; may be called from any thread."""
+        self.metrics.warn(text)
+        self.metrics.event("hang", role=hang.role, ranks=hang.ranks, phase=hang.phase, seconds=hang.seconds)
+        with self._noting:
+            self._health.append({f"health/hangs/{hang.role}": Sum(len(hang.ranks))})
 
     def write_checkpoint(self) -> None:
         """Write the state of the last finished step, unless that is on disk already."""

@@ -19,7 +19,7 @@ from roll_like.config.states import StateBytes, StateSizes
 from roll_like.config.violations import Violation
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training.host_copies import tensors_within
-from roll_like.training.plugin import BackendPlugin, LazyTensors, Part
+from roll_like.training.plugin import COLLECTIVE_TIMEOUT, BackendPlugin, LazyTensors, Part
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -125,7 +125,7 @@ class DeepSpeedBackend(BackendPlugin):
             # without this, DeepSpeed compiles a shared-memory backend with g++ for a minute
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         backend = "gloo" if self._device == "cpu" else "nccl"
-        deepspeed.init_distributed(dist_backend=backend, verbose=False)
+        deepspeed.init_distributed(dist_backend=backend, verbose=False, timeout=COLLECTIVE_TIMEOUT)
 
     def wrap(self, module: nn.Module) -> None:
         """Take a module on the CPU, to train it on the device; with ZeRO-3 also one that is frozen."""
@@ -141,6 +141,8 @@ class DeepSpeedBackend(BackendPlugin):
         self._engine, *_ = deepspeed.initialize(
             model=module, optimizer=adamw(module, settings.optimizer) if learns else None, config=config
         )
+        # ZeRO's collectives use a copy of the process group, which has torch's own time-out
+        torch.distributed.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT, self._engine.data_parallel_group)
         self._engine.train(learns)
 
     @property

@@ -19,7 +19,7 @@ from roll_like.config.sections import Precision, TrainerConfig
 from roll_like.config.violations import Violation
 from roll_like.errors import ConfigError
 from roll_like.registry import TRAINING_BACKENDS
-from roll_like.training.plugin import BackendPlugin, LazyTensors, Part
+from roll_like.training.plugin import COLLECTIVE_TIMEOUT, BackendPlugin, LazyTensors, Part
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -111,7 +111,7 @@ class FSDP2Backend(BackendPlugin):
         """Meet the other ranks; the process's environment says where."""
         if self._device == "cuda":
             torch.cuda.set_device(0)  # each rank's process sees one
-        torch.distributed.init_process_group("gloo" if self._device == "cpu" else "nccl")
+        torch.distributed.init_process_group("gloo" if self._device == "cpu" else "nccl", timeout=COLLECTIVE_TIMEOUT)
 
     def wrap(self, module: nn.Module) -> None:
         """Take a module on the CPU, to train it on the device, or to compute with one that is frozen.

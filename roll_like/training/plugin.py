@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -13,6 +14,9 @@ from roll_like.config.violations import Violation
 if TYPE_CHECKING:
     from torch import Tensor
 
+#: Time-out of collectives: longer than the watchdog lets any rank hang (`roll_like.cluster.watchdog.MOST_SECONDS`),
+#: which says more of it.
+COLLECTIVE_TIMEOUT = timedelta(minutes=35)
 #: What the state of a model in training consists of.
 Part = Literal["weights", "gradients", "optimizer"]
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from roll_like.cluster.address import free_port, node_address
+from roll_like.cluster.progress import PROGRESS, shared_phase
 from roll_like.config.load import import_plugins
 from roll_like.config.sections import ModelConfig
 from roll_like.errors import CheckpointError, ConfigError, DiskFullError, EngineError
@@ -75,6 +76,7 @@ class TrainingRank:
         alone = self.world_size == 1 and self._spec.device == "cpu"
         return ("127.0.0.1" if alone else node_address()), free_port()
 
+    @shared_phase
     def start(self, address: tuple[str, int]) -> None:
         """Join the process group and load the model.
 
@@ -139,22 +141,26 @@ class TrainingRank:
 
     # ---- computing -----------------------------------------------------------------------------
 
+    @shared_phase
     @torch.no_grad()
     def forward(self, batches: Sequence[MicroBatch]) -> list[Any]:
         """Return what the objective says of each micro-batch's targets."""
-        return [self._objective.forward(self._model, batch) for batch in batches]
+        return [_counted(self._objective.forward(self._model, batch)) for batch in batches]
 
+    @shared_phase
     def forward_without_adapters(self, batches: Sequence[MicroBatch]) -> list[Any]:
         """Return the same of the model without its adapters: what training started from."""
         with adapters_off(self._hf_model()):
             return self.forward(batches)
 
+    @shared_phase
     @torch.no_grad()
     def evaluate(self, share: Share[Any]) -> dict[str, Metric]:
         """Return the metrics of micro-batches under the current weights, without a gradient."""
         shared = self._objective.bind(share.shared, self._model.device)
-        return merge(self._objective.loss(self._model, batch, shared)[1] for batch in share.batches)
+        return merge(_counted(self._objective.loss(self._model, batch, shared)[1]) for batch in share.batches)
 
+    @shared_phase
     def forward_backward(self, share: Share[Any]) -> dict[str, Metric]:
         """Add up the gradient of an optimizer step; return this rank's metrics, which merge over ranks.
 
@@ -172,10 +178,12 @@ class TrainingRank:
 
         for index, batch in enumerate(share.batches):
             self._backend.forward_backward(partial(loss_of, batch), last=index == len(share.batches) - 1)
+            PROGRESS.tick()
         seconds = time.perf_counter() - started
         self._trained(seconds, share.batches)
         return merge([*collected, {"time/train_compute": Max(seconds)}])
 
+    @shared_phase
     def optimizer_step(self) -> dict[str, Metric]:
         """Move the weights by the gradient that was added up; return its norm and the learning rate.
 
@@ -214,6 +222,7 @@ class TrainingRank:
         if self._speed is not None:
             self._speed.add(seconds, batches)
 
+    @shared_phase
     def ask(self, method: Callable[..., R], *arguments: Any) -> R:
         """Return what a method of the objective's own makes of this rank's model."""
         return method(self._objective, self._model, *arguments)
@@ -245,22 +254,26 @@ class TrainingRank:
         """Hold whole parameters, with their adapters merged, by name."""
         dtype, sharded = DTYPES[self._spec.dtype], self._backend.sharded
         with self._gathered([part for weight in weights for part in weight.parts]) as gathered:
+            PROGRESS.tick()
             parts = iter(gathered)
             yield {
                 weight.name: weight.merged(dtype, [next(parts) for _ in weight.parts], copy=sharded)
                 for weight in weights
             }
 
+    @shared_phase
     def connect_weights(self, transfer: WeightTransfer) -> None:
         """Prepare this rank's end of the way to the inference engines. They have started."""
         self._sender = transfer.connect(self, self.rank)
 
+    @shared_phase
     def send_weights(self, salt: int) -> SendReport:
         """Take part in moving all weights; rank 0's report says what was sent."""
         if self._sender is None:
             raise EngineError("weights are sent before connect_weights")
         return self._sender.send(salt)
 
+    @shared_phase
     def export(self, directory: str, tokenizer: ModelConfig, card: ModelCard) -> None:
         """Write a Hugging Face directory from rank 0; the other ranks take part in gathering.
 
@@ -301,6 +314,7 @@ class TrainingRank:
         for name, parameter in adapter_parameters(self._hf_model()):
             with self._gathered([parameter]) as (whole,):
                 trained[name] = whole.detach().to("cpu", copy=True)
+            PROGRESS.tick()
         return trained
 
     def _hf_model(self) -> Any:
@@ -311,6 +325,7 @@ class TrainingRank:
 
     # ---- states --------------------------------------------------------------------------------
 
+    @shared_phase
     def save(self, directory: str) -> None:
         """Write this rank's share of model, optimizer and random states under `directory`.
 
@@ -320,6 +335,7 @@ class TrainingRank:
         state = {"updates": self.updates, "rng": random_states()}
         try:
             self._backend.save(directory)
+            PROGRESS.tick()
             torch.save(state, Path(directory) / f"rank_{self.rank}.pt")
         except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
             # other ranks may wait in a collective that this one left
@@ -329,6 +345,7 @@ class TrainingRank:
                 fix="free disk space, or lower checkpoint.keep",
             ) from error
 
+    @shared_phase
     def load(self, directory: str) -> None:
         """Take back what `save` wrote.
 
@@ -345,6 +362,7 @@ class TrainingRank:
         self.updates = state["updates"]
         restore_random_states(state["rng"])
 
+    @shared_phase
     def offload(self, state: State) -> None:
         """Move the weights, or all else of training, to host memory, for other roles on the same GPU.
 
@@ -361,6 +379,7 @@ class TrainingRank:
                 self._backend.tensors(state) if sharded else (*module.parameters(), *module.buffers())
             )
 
+    @shared_phase
     def reload(self, state: State) -> None:
         """Move it back."""
         self._host[state].reload()
@@ -379,6 +398,12 @@ def share_rows(module: nn.Module, ranks: int) -> None:
             fix="set sequence_parallel: 1",
         )
     module.parallel = SequenceParallel.of(ranks)
+
+
+def _counted(result: R) -> R:
+    """Return what a micro-batch gave, and count it as progress."""
+    PROGRESS.tick()
+    return result
 
 
 def whole_shape(parameter: nn.Parameter) -> torch.Size:

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from roll_like.training.plugin import COLLECTIVE_TIMEOUT
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SequenceParallel:
@@ -39,7 +41,10 @@ class SequenceParallel:
     def of(cls, size: int) -> SequenceParallel:
         """Divide the ranks of the process group into groups of neighbours; all ranks must call this together."""
         world, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
-        groups = [torch.distributed.new_group(list(range(first, first + size))) for first in range(0, world, size)]
+        groups = [
+            torch.distributed.new_group(list(range(first, first + size)), timeout=COLLECTIVE_TIMEOUT)
+            for first in range(0, world, size)
+        ]
         return cls(groups[rank // size], rank % size, size)
 
     def own(self, tokens: int) -> slice:

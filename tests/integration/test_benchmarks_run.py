@@ -27,6 +27,7 @@ COLUMNS = {
     },
     "memory_plan": {"Qwen2.5-0.5B-Instruct error", "Qwen2.5-0.5B-Instruct recomputed error"},
     "overhead": {"step_seconds", "waiting_seconds", "computing_seconds", "ratio"},
+    "recovery": {f"{role}_{name}" for role in ("training", "inference") for name in ("to_next_step", "step")},
     "rollout": {
         *("tokens_per_second", "bare_tokens_per_second", "ratio", "dtype", "matmul_gflops_per_second"),
         *("scheduler_gflops_per_second", "scheduler_mfu", "bare_gflops_per_second", "bare_mfu"),
@@ -65,7 +66,7 @@ def smoke_figures(script: Path, *arguments: str, folder: Path) -> dict[str, obje
 
 def some_slow(script: Path) -> Any:
     """Return a parameter of the script, marked slow if it takes half a minute or more."""
-    slow = script.stem in {"async_learning", "async_rollouts", "overhead", "rollout", "training", "vs_trl"}
+    slow = script.stem in {"async_learning", "async_rollouts", "overhead", "recovery", "rollout", "training", "vs_trl"}
     return pytest.param(script, id=script.stem, marks=[pytest.mark.slow] if slow else [])
 
 

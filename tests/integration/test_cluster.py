@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
 
-from roll_like.cluster import Cluster, ResourceManager, WorkerDied
+from roll_like.cluster import Cluster, Hang, ResourceManager, WorkerDied, watchdog, watching
 from roll_like.cluster.cluster import _StartLimit
+from roll_like.cluster.node_watch import NodeWatch
 from roll_like.config.sections import DeviceRange, ResourcesConfig
 from roll_like.errors import ConfigError, ResourceError, WorkerError
 
@@ -165,6 +168,60 @@ def test_close_ends_the_processes_even_of_workers_that_hang(resources: ResourceM
     while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < gone:
         time.sleep(0.1)
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(watchdog, "STOPPED_SECONDS", 1.0)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("address", ["its own", "another machine's"])
+def test_a_worker_that_is_stopped_is_reported_dies_and_can_be_replaced(
+    resources: ResourceManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    if address != "its own":  # then the node has an actor that watches
+        monkeypatch.setattr(watchdog, "node_address", lambda: address)
+    reports: list[tuple[Hang, str]] = []
+    stacks = tmp_path / "stacks"
+    warnings: list[str] = []
+    with watching(
+        resources,
+        None,
+        stacks=stacks,
+        step=lambda: 1,
+        report=lambda hang, text: reports.append((hang, text)),
+        warn=warnings.append,
+    ):
+        folder = Cluster.pages
+        assert folder is not None
+        cluster = Cluster("my/adders", Adder, resources.beside(2), arguments=lambda rank: (rank,))
+        pids = cluster.everywhere(Adder.pid)
+        os.kill(pids[1], signal.SIGSTOP)
+        with pytest.raises(WorkerDied, match="its process is gone"):
+            cluster.on(1, Adder.add, 1)
+        until = time.monotonic() + 10
+        while not reports and time.monotonic() < until:
+            time.sleep(0.1)
+        cluster.restart(1)
+        assert cluster.everywhere(Adder.add, 0) == [0, 1]
+        again = cluster.on(1, Adder.pid)
+        watch = NodeWatch(folder)
+        assert {(one.role, one.rank, one.pid) for one in watch.look()} == {
+            ("my/adders", 0, pids[0]),
+            ("my/adders", 1, again),
+        }
+        cluster.close()
+    ((hang, text),) = reports
+    assert (hang.role, hang.ranks, hang.stopped) == ("my/adders", (1,), True)
+    assert text.startswith("my/adders 1 was stopped for 1 s; killed; stacks in ")
+    evidence = {path.name: path.read_text() for path in stacks.iterdir()}
+    assert evidence.keys() == {"1-my%2Fadders-0.txt", "1-my%2Fadders-1.txt"}
+    assert "Thread 0x" in evidence["1-my%2Fadders-0.txt"]
+    assert warnings == []
+    assert not folder.exists()
+    assert Cluster.pages is None
 
 
 def test_a_cluster_that_is_too_small_says_what_it_has(resources: ResourceManager) -> None:

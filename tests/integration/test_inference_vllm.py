@@ -18,6 +18,7 @@ import torch
 from engine_thread import EngineThread
 from hygiene import without_others
 
+from roll_like.cluster.progress import PROGRESS, Work
 from roll_like.errors import ConfigError, GenerationError
 from roll_like.inference.hf.config import HFConfig
 from roll_like.inference.hf.engine import HFEngine, sampling_logprobs
@@ -155,6 +156,26 @@ def test_vllm_and_transformers_agree_greedily(vllm: EngineThread, float_model: P
 async def poll_for_ever(engine: EngineThread) -> None:
     while True:
         assert await engine.engine.poll(1.0) == []
+
+
+def test_the_watchdog_sees_each_step_and_no_work_of_a_frozen_engine(
+    vllm: EngineThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[tuple[Work, str]]] = []
+    monkeypatch.setattr(PROGRESS, "tick", lambda: seen.append(list(PROGRESS._active)))
+    monkeypatch.setattr(PROGRESS, "_active", [])
+    vllm.generate([request("one", max_tokens=10), request("two", max_tokens=20, seed=1)])
+    assert 15 < len(seen) < 40  # two sequences advance together
+    assert seen[1:-1] == [[(Work.OWN, "generate")]] * (len(seen) - 2)
+    assert PROGRESS._active == []
+    vllm.run(vllm.engine.submit([request("long", max_tokens=150)]))
+    assert PROGRESS._active == [(Work.OWN, "generate")]
+    vllm.run(vllm.engine.sleep())
+    assert PROGRESS._active == []  # it waits for the trainer, however long that takes
+    vllm.run(vllm.engine.resume())
+    assert PROGRESS._active == [(Work.OWN, "generate")]
+    vllm.collect(1)
+    assert PROGRESS._active == []
 
 
 def test_a_killed_engine_process_is_an_error_and_nothing_is_left(float_model: Path) -> None:

@@ -22,7 +22,9 @@ from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training.interface import RankSpec
 from roll_like.training.language_model import LanguageModelObjective
 from roll_like.training.layout import micro_batches, per_sample
+from roll_like.training.plugin import COLLECTIVE_TIMEOUT
 from roll_like.training.rank import TrainingRank
+from roll_like.training.sequence_parallel import SequenceParallel
 
 pytestmark = pytest.mark.integration
 BACKENDS = ["deepspeed", "fsdp2"]
@@ -131,6 +133,25 @@ def test_each_of_two_ranks_loads_a_half(tmp_path: Path, backend: str, frozen: bo
         assert each["moved"] == 0, "a whole model was moved to a device"
         if frozen:  # an optimizer adds its own
             assert each["peak"] < size, each["peak"] / size
+
+
+def time_outs(rank: int, ranks: int, address: Any, model: str, backend: str) -> dict[str, float]:
+    trainer = rank_of(rank, ranks, Path(model), backend, frozen=False)
+    trainer.start(address)
+    SequenceParallel.of(ranks)
+    groups = torch.distributed.distributed_c10d._world.pg_map
+    found = {
+        group.group_name: group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups
+    }
+    trainer.close()
+    return found
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_collectives_wait_until_the_watchdog_has_judged(tmp_path: Path, backend: str) -> None:
+    model = make_tiny_model(tmp_path / "model", dtype="float32")
+    (found,) = on_ranks(time_outs, str(model), backend, ranks=1)
+    assert set(found.values()) == {COLLECTIVE_TIMEOUT.total_seconds()}, found
 
 
 def buffers_after_loading(rank: int, ranks: int, address: Any, models: list[str], backend: str) -> list[str]:

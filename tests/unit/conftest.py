@@ -6,7 +6,31 @@ from collections.abc import Iterator
 import pytest
 from config_files import RecordingPipeline
 
+from roll_like.cluster.progress import PROGRESS, Work
 from roll_like.registry import PIPELINES
+
+
+@pytest.fixture
+def progress(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, Work]]:
+    """What the page of this process shows from now on: (`begin` or `tick`, phase, kind of work)."""
+    seen: list[tuple[str, str, Work]] = []
+    show, tick = PROGRESS._show, PROGRESS.tick
+
+    def showing() -> None:
+        show()
+        if PROGRESS._active:
+            work, phase = PROGRESS._active[-1]
+            seen.append(("begin", phase, work))
+
+    def ticking() -> None:
+        tick()
+        work, phase = PROGRESS._active[-1] if PROGRESS._active else (Work.NONE, "")
+        seen.append(("tick", phase, work))
+
+    monkeypatch.setattr(PROGRESS, "_active", [])
+    monkeypatch.setattr(PROGRESS, "_show", showing)
+    monkeypatch.setattr(PROGRESS, "tick", ticking)
+    return seen
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from roll_like.cluster.progress import PROGRESS, Work
 from roll_like.errors import GenerationError, WeightSyncError
 from roll_like.inference.hf.config import HFConfig
 from roll_like.inference.hf.engine import HFEngine, draw, sampling_logprobs, segments_of
@@ -195,6 +196,31 @@ async def test_what_can_never_be_served_is_refused(engine: HFEngine) -> None:
     with pytest.raises(GenerationError, match="'twice' is in use"):
         await engine.submit([request("twice"), request("twice")])
     assert await engine.poll(0.05) == []
+
+
+async def test_the_watchdog_sees_tokens_and_no_work_of_a_frozen_engine(
+    engine: HFEngine, progress: list[tuple[str, str, Work]]
+) -> None:
+    await generate(engine, request("one", max_tokens=7))
+    assert progress == [("begin", "generate", Work.OWN), *[("tick", "generate", Work.OWN)] * 7]
+    await asyncio.sleep(0)
+    assert PROGRESS._active == []
+    await begin(engine, "long")
+    assert PROGRESS._active == [(Work.OWN, "generate")]
+    await engine.start_weight_update()
+    await asyncio.sleep(0.05)
+    assert PROGRESS._active == []  # it waits for the trainer, however long that takes
+    await engine.submit([request("waits")])
+    await asyncio.sleep(0.05)
+    assert PROGRESS._active == []
+    progress.clear()
+    await engine.fingerprints(["model.norm.weight"], 1)
+    assert progress == [("begin", "fingerprints", Work.OWN)]
+    await engine.resume()
+    await asyncio.sleep(0.05)
+    assert PROGRESS._active == [(Work.OWN, "generate")]
+    await engine.close()
+    assert PROGRESS._active == []
 
 
 async def test_closing_ends_the_thread_and_wakes_whoever_polls(tiny_model: Path) -> None:

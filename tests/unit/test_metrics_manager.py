@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -338,6 +340,37 @@ def test_how_a_run_ended(tmp_path: Path, error: BaseException, status: str) -> N
         run()
     assert MemoryTracker.statuses == {"run0": status}
     assert json.loads((tmp_path / "demo" / "summary.json").read_text())["status"] == status
+
+
+def test_threads_may_warn_at_the_same_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = files.append
+
+    def slowly(path: Path, records: list[dict[str, Any]]) -> None:
+        time.sleep(0.002)
+        append(path, records)
+
+    monkeypatch.setattr(files, "append", slowly)
+    with manager(tmp_path / "demo") as metrics:
+        threads = [
+            threading.Thread(target=lambda name=name: [metrics.warn(f"{name} {index}") for index in range(20)])
+            for name in ("left", "right")
+        ]
+        for thread in threads:
+            thread.start()
+        for step in range(1, 5):
+            metrics.log(step, reward(1.0))
+        for thread in threads:
+            thread.join()
+        metrics.event("hang", role="training")
+    expected = sorted(f"{name} {index}" for name in ("left", "right") for index in range(20))
+    events = files.read(tmp_path / "demo" / files.EVENTS)
+    assert sorted(event["text"] for event in events if event["kind"] == "warning") == expected
+    assert [event["role"] for event in events if event["kind"] == "hang"] == ["training"]
+    printed = capsys.readouterr().out.splitlines()
+    assert sorted(line.removeprefix("warning: ") for line in printed if line.startswith("warning: ")) == expected
+    assert sum(line.startswith("step ") for line in printed) == 4
 
 
 def test_rollouts_need_the_fields_that_are_shown(tmp_path: Path) -> None:

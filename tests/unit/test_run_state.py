@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 from test_rollout_source import collected
 from tests_support import group, task
 
+from roll_like.cluster import Hang
 from roll_like.config.guards import GuardsConfig
 from roll_like.errors import CheckpointError, DiskFullError, GuardError
 from roll_like.run.checkpoint import CheckpointClock, CheckpointStore, read_checkpoint
@@ -27,6 +29,7 @@ class FakeMetrics:
         self.logged: dict[int, dict[str, float]] = {}
         self.rollouts: list[tuple[int, int]] = []
         self.warnings: list[str] = []
+        self.events: list[tuple[str, dict[str, Any]]] = []
         self.history: list[tuple[int, dict[str, float]]] = []
 
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
@@ -41,6 +44,9 @@ class FakeMetrics:
 
     def warn(self, text: str) -> None:
         self.warnings.append(text)
+
+    def event(self, kind: str, **content: Any) -> None:
+        self.events.append((kind, content))
 
     def state(self) -> dict[str, Any]:
         return {}
@@ -176,6 +182,21 @@ def test_a_guard_that_may_stop_ends_the_run_also_after_a_resumption(tmp_path: Pa
     with pytest.raises(GuardError, match=r"after step 1 the guard 'mismatch' ended the run: mismatch/kl is 2 nats"):
         run(state, {"mismatch/kl": Mean(2.0)})
     assert len(metrics.warnings) == 1
+
+
+def test_hangs_are_told_and_counted_whichever_thread_finds_them(tmp_path: Path) -> None:
+    state, metrics = make(tmp_path, 30)
+    state.keep([])
+    hang = Hang("training", (0, 1), "save", 60.0, stopped=False, doomed=frozenset(), witnesses=frozenset())
+    finding = threading.Thread(target=lambda: [state.note_hang(hang, "it hung") for _ in range(200)])
+    finding.start()
+    for step in state.steps():
+        state.log(step, {})
+        if step == 28:  # the last step has what came after the others
+            finding.join()
+    assert sum(values.get("health/hangs/training", 0) for values in metrics.logged.values()) == 400
+    assert metrics.warnings == ["it hung"] * 200
+    assert metrics.events == [("hang", {"role": "training", "ranks": (0, 1), "phase": "save", "seconds": 60.0})] * 200
 
 
 def test_what_is_noted_belongs_to_the_step_under_way(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from trained_weights import trained_weights
 
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
+from roll_like.cluster.progress import Work
 from roll_like.config.plan import plan
 from roll_like.config.sections import ModelConfig, Precision, TrainerConfig, TrainingConfig
 from roll_like.config.violations import Violation
@@ -197,6 +198,43 @@ def test_updates_that_are_computed_again_or_skipped_leave_no_trace(tiny_model: P
         for name in ("train/loss", "train/grad_norm", "train/lr"):
             assert mine[name] == theirs[name]
     assert all(torch.equal(weights(trainer)[name], tensor) for name, tensor in expected.items())
+
+
+def test_the_watchdog_sees_what_a_rank_does(
+    tiny_model: Path, tmp_path: Path, progress: list[tuple[str, str, Work]]
+) -> None:
+    trainer = engine(tiny_model, max_tokens_per_micro_batch=48)
+    assert progress == [("begin", "start", Work.SHARED)]
+    samples = ragged_policy_samples()
+    ((update,),) = [list(trainer.objective.updates(samples, trainer))]
+    (batches,) = update.shards
+    assert len(batches) > 2
+    each = [("tick", "forward_backward", Work.SHARED)] * len(batches)
+    verbs: list[tuple[Callable[[], Any], list[Any]]] = [
+        (lambda: trainer.forward_backward(update), [("begin", "forward_backward", Work.SHARED), *each]),
+        (trainer.optimizer_step, [("begin", "optimizer_step", Work.SHARED)]),
+        (lambda: trainer.save(tmp_path), [("begin", "save", Work.SHARED), ("tick", "save", Work.SHARED)]),
+        (lambda: trainer.load(tmp_path), [("begin", "load", Work.SHARED)]),
+        (
+            lambda: trainer.evaluate(update),
+            [("begin", "evaluate", Work.SHARED), *[("tick", "evaluate", Work.SHARED)] * len(batches)],
+        ),
+        (
+            lambda: trainer.forward(update.shards),
+            [("begin", "forward", Work.SHARED), *[("tick", "forward", Work.SHARED)] * len(batches)],
+        ),
+    ]
+    for verb, expected in verbs:
+        progress.clear()
+        verb()
+        assert progress == expected
+    progress.clear()
+    tensors = list(trainer.cluster.worker.full_weights())  # type: ignore[attr-defined]
+    assert progress == [("tick", "", Work.NONE)] * len(tensors)
+    progress.clear()
+    card = ModelCard(name="tiny", base_model=str(tiny_model), pipeline="sft", steps=3)
+    trainer.cluster.everywhere(TrainingRank.export, str(tmp_path / "out"), ModelConfig(path=str(tiny_model)), card)
+    assert progress == [("begin", "export", Work.SHARED)] + [("tick", "export", Work.SHARED)] * len(tensors)
 
 
 def test_updates_do_not_depend_on_the_token_budget(tiny_model: Path) -> None:

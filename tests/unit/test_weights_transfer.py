@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from roll_like.cluster.progress import Work
 from roll_like.errors import WeightSyncError
 from roll_like.inference.interface import Fingerprints
 from roll_like.inference.weight_transfer.fingerprint import CHECKED_COLUMNS, checked_columns, fingerprint
@@ -102,6 +103,14 @@ def shared_memory_here() -> list[str]:
     maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if "roll_like-weights" in line]
     descriptors = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
     return maps + [path for path in descriptors if os.path.islink(path) and "roll_like-weights" in os.readlink(path)]
+
+
+def test_the_trainer_is_seen_to_wait_for_the_engines(progress: list[tuple[str, str, Work]]) -> None:
+    engines = DictEngines()
+    sync, sender = sync_of(Policy(), engines)
+    sync.push()
+    assert progress == [("begin", "send_weights", Work.ELSEWHERE)] * engines.calls.count("update")
+    sender.close()
 
 
 def test_every_tensor_arrives_bit_by_bit_however_often() -> None:

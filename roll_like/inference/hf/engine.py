@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from roll_like.cluster.progress import PROGRESS
 from roll_like.errors import ConfigError, GenerationError
 from roll_like.inference.hf.config import HFConfig
 from roll_like.inference.hf.weights import CheckpointWeights
@@ -125,6 +126,7 @@ class HFEngine(PolledEngine):
             self._loop_task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._loop_task
+            PROGRESS.hold("generate", False)
         self._thread.shutdown(wait=True)
         self._model = None
         self._arrived.set()
@@ -154,7 +156,9 @@ class HFEngine(PolledEngine):
     async def _run(self) -> None:
         while True:
             await self._work.wait()
-            if self._frozen or not self._samples:
+            busy = bool(self._samples) and not self._frozen
+            PROGRESS.hold("generate", busy)
+            if not busy:
                 self._work.clear()
                 continue
             async with self._computing:
@@ -167,6 +171,7 @@ class HFEngine(PolledEngine):
         for sample in running:
             try:
                 self._advance(sample)
+                PROGRESS.tick()
             except Exception as error:  # noqa: BLE001 - whatever a model raises over one request fails that request
                 sample.error = GenerationError(
                     f"request {sample.request.request_id} failed: {type(error).__name__}: {error}"
@@ -287,7 +292,8 @@ class HFEngine(PolledEngine):
 
     async def _compute(self, function: Any, *args: Any) -> Any:
         async with self._computing:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+            with PROGRESS.phase(function.__name__.strip("_")):
+                return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
     def _require_alive(self) -> None:
         if self._death is not None:

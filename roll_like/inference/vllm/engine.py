@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from roll_like.cluster.progress import PROGRESS
 from roll_like.errors import GenerationError, WeightSyncError
 from roll_like.inference.interface import (
     EngineDied,
@@ -56,6 +57,7 @@ class VLLMEngine(PolledEngine):
         self._output = ProcessOutput()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._cache_asleep = False
+        self._frozen = False
         self._buckets = LocalBuckets()
         self._probes = 0
 
@@ -74,9 +76,10 @@ class VLLMEngine(PolledEngine):
         # Python's own helper process outlives the engine: it must not hold the engine's output open
         resource_tracker.ensure_running()
         failure: Exception | None = None
-        with self._output.capture():
+        with self._output.capture(), PROGRESS.phase("start"):
             try:
                 self._llm = _build(arguments)
+                _count_steps(self._llm)
                 await self._llm.get_supported_tasks()
                 await self._llm.update_weight_version("0")
             except (RuntimeError, ValueError, OSError, TypeError, NotImplementedError, MemoryError) as error:
@@ -110,6 +113,7 @@ class VLLMEngine(PolledEngine):
         self._check(requests, self._tasks)
         for request in requests:
             self._tasks[request.request_id] = asyncio.create_task(self._serve(request))
+        self._show()
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Stop requests. See `InferenceEngine.abort`."""
@@ -135,6 +139,7 @@ class VLLMEngine(PolledEngine):
             )
         finally:
             self._tasks.pop(request.request_id, None)
+            self._show()
         self._finished.append(outcome)
         self._arrived.set()
 
@@ -175,11 +180,13 @@ class VLLMEngine(PolledEngine):
     async def sleep(self) -> None:
         """Freeze generation; on GPUs shared with a trainer, weights move to host memory and the cache is dropped."""
         self._require_alive()
-        if sleeps(self._config, self._spec):
-            await self._llm.sleep(level=1, mode="keep")
-            self._cache_asleep = True
-        else:
-            await self._llm.pause_generation(mode="keep", clear_cache=False)
+        with PROGRESS.phase("sleep"):
+            if sleeps(self._config, self._spec):
+                await self._llm.sleep(level=1, mode="keep")
+                self._cache_asleep = True
+            else:
+                await self._llm.pause_generation(mode="keep", clear_cache=False)
+        self._freeze(True)
 
     async def wake(self) -> None:
         """Bring the weights back.
@@ -189,7 +196,8 @@ class VLLMEngine(PolledEngine):
         """
         self._require_alive()
         if self._cache_asleep:
-            await self._llm.wake_up(["weights"])
+            with PROGRESS.phase("wake"):
+                await self._llm.wake_up(["weights"])
 
     async def init_weight_transfer(self, info: Mapping[str, Any]) -> None:
         """Meet the trainer, where the transfer needs it."""
@@ -206,6 +214,7 @@ class VLLMEngine(PolledEngine):
         """
         with self._weight_errors():
             await self._llm.pause_generation(mode="keep", clear_cache=True)
+            self._freeze(True)
             await self._llm.start_weight_update()
 
     async def update_weights(self, info: Mapping[str, Any]) -> None:
@@ -224,12 +233,14 @@ class VLLMEngine(PolledEngine):
     async def resume(self) -> None:
         """Continue generating; after `sleep` and `wake`, with a key-value cache that has memory again."""
         self._require_alive()
-        if self._cache_asleep:
-            awake = await self._llm.wake_up(["kv_cache"])  # resumes generation: nothing sleeps any more
-            assert awake, "the weights wake first"
-            self._cache_asleep = False
-        else:
-            await self._llm.resume_generation()
+        with PROGRESS.phase("resume"):
+            if self._cache_asleep:
+                awake = await self._llm.wake_up(["kv_cache"])  # resumes generation: nothing sleeps any more
+                assert awake, "the weights wake first"
+                self._cache_asleep = False
+            else:
+                await self._llm.resume_generation()
+        self._freeze(False)
 
     async def fingerprints(self, names: Sequence[str], salt: int) -> Fingerprints:
         """Return fingerprints of the weights as vLLM computes with them."""
@@ -257,8 +268,9 @@ class VLLMEngine(PolledEngine):
         tokens = token_ids.tolist()
         output: Any = None
         try:
-            async for each in self._llm.generate(tokens_input(tokens), params, f"probe-{self._probes}"):
-                output = each
+            with PROGRESS.phase("prompt_logprobs"):
+                async for each in self._llm.generate(tokens_input(tokens), params, f"probe-{self._probes}"):
+                    output = each
         except EngineDeadError:
             self._die()
             self._require_alive()
@@ -276,7 +288,8 @@ class VLLMEngine(PolledEngine):
 
         self._require_alive()
         try:
-            yield
+            with PROGRESS.phase("weight_update"):
+                yield
         except EngineDeadError:
             self._die()
             self._require_alive()
@@ -285,6 +298,14 @@ class VLLMEngine(PolledEngine):
             raise WeightSyncError(f"the inference engine refused the weights: {error}") from error
 
     # ---- state ---------------------------------------------------------------------------------
+
+    def _freeze(self, frozen: bool) -> None:
+        self._frozen = frozen
+        self._show()
+
+    def _show(self) -> None:
+        """Show the watchdog whether tokens are due: requests of a frozen engine wait."""
+        PROGRESS.hold("generate", bool(self._tasks) and not self._frozen)
 
     def _die(self) -> None:
         if self._death is None:
@@ -318,6 +339,18 @@ def _build(arguments: dict[str, Any]) -> Any:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments, disable_log_stats=True))
+
+
+def _count_steps(llm: Any) -> None:
+    """Count what arrives from the engine's process as progress; vLLM's own hook, its statistics, takes time."""
+    receive = llm.engine_core.get_output_async
+
+    async def received() -> Any:
+        outputs = await receive()
+        PROGRESS.tick()
+        return outputs
+
+    llm.engine_core.get_output_async = received
 
 
 def _sampling_params(request: GenerateRequest) -> Any:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from roll_like.cluster.address import free_port, node_address
+from roll_like.cluster.progress import PROGRESS
 from roll_like.errors import EngineError
 from roll_like.inference.interface import EngineSpec, JudgeServer
 from roll_like.inference.vllm.arguments import model_arguments
@@ -130,6 +131,7 @@ def _serve() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == 1:  # the actor ended in between
         sys.exit(1)
+    PROGRESS.open()
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
 
 

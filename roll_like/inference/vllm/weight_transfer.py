@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from roll_like.cluster.progress import PROGRESS, Work
 from roll_like.inference.interface import InferenceEngine
 from roll_like.inference.weight_transfer.fingerprint import fingerprint
 from roll_like.inference.weight_transfer.interface import SendReport, WeightSource
@@ -104,13 +105,15 @@ class _SyncClient:
             # every engine numbers its GPUs from 0; in the group they follow one another after the trainer
             offset, share = init_info["rank_offset"], self._transfer.gpus_per_engine
             infos = [{**init_info, "rank_offset": offset + engine * share} for engine in range(len(infos))]
-        self._transfer.engines.scatter(InferenceEngine.init_weight_transfer, infos)
+        with PROGRESS.phase("connect_weights", Work.ELSEWHERE):
+            self._transfer.engines.scatter(InferenceEngine.init_weight_transfer, infos)
 
     def start_weight_update(self) -> None:
         pass
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        self._transfer.engines.everywhere(InferenceEngine.update_weights, update_info)
+        with PROGRESS.phase("send_weights", Work.ELSEWHERE):
+            self._transfer.engines.everywhere(InferenceEngine.update_weights, update_info)
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         pass

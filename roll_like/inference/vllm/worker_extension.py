@@ -1,7 +1,8 @@
 """What this package adds to vLLM's worker, inside the engine's process.
 
 vLLM imports this module there because it is named as `worker_extension_cls`. Importing it registers the
-`shared_memory` weight-transfer engine beside vLLM's own, and on CPU a method that packs experts after a reload.
+`shared_memory` weight-transfer engine beside vLLM's own, and on CPU a method that packs experts after a reload. It also
+lets the watchdog see the process.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
+from roll_like.cluster.progress import PROGRESS
 from roll_like.errors import WeightSyncError
 from roll_like.inference.vllm.experts import ExpertLayers, repack_experts
 from roll_like.inference.weight_transfer.fingerprint import checked_columns, digest, fingerprint
@@ -84,6 +86,7 @@ class SharedMemoryWeightTransfer(WeightTransferEngine):  # type: ignore[misc]
 if BACKEND not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine(BACKEND, SharedMemoryWeightTransfer)
 repack_experts()
+PROGRESS.open()
 
 
 def untouched_layers(model: Any) -> list[str]:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from roll_like.cluster.progress import PROGRESS, Work
 from roll_like.errors import WeightSyncError
 from roll_like.inference.interface import InferenceEngine
 from roll_like.inference.weight_transfer.fingerprint import checksum, fingerprint
@@ -307,4 +308,5 @@ class _Send:
     def _wait(self) -> None:
         """Wait until the engines have loaded the bucket before."""
         if self._loading is not None:
-            self._loading.result()
+            with PROGRESS.phase("send_weights", Work.ELSEWHERE):
+                self._loading.result()

@@ -1,0 +1,178 @@
+"""The watched processes of one node: what they do, evidence of one that hangs, and its end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+import psutil
+
+from roll_like.cluster.progress import STACKS, Page, Work, started_at
+
+#: How long all evidence of a role may take on a node, and how long Python's stacks may. Seconds.
+EVIDENCE_SECONDS = 5.0
+STACKS_SECONDS = 2.0
+#: How long a process may take to be gone after SIGKILL; one that waits for a disk stays until that answers. Seconds.
+END_SECONDS = 10.0
+#: Files of `/proc/PID` that say what the kernel knows of a process; the last one is for root only.
+_KERNEL = ("wchan", "status", "stack")
+
+
+def page_prefix(folder: Path, role: str, rank: int) -> str:
+    """Return a worker's value of `VARIABLE`: where its page goes, without the process id at the end."""
+    return str(folder / f"{rank}.{quote(role, safe='')}")
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A process as it was found.
+
+    Attributes:
+        name: Name of its page, unique in the run.
+        role: The role of its worker.
+        rank: The rank of its worker, which may have several processes.
+        pid: Its process id on its node.
+        state: One letter of `/proc/PID/stat`; T is stopped.
+        page: What it is doing.
+    """
+
+    name: str
+    role: str
+    rank: int
+    pid: int
+    state: str
+    page: Page
+
+
+class NodeWatch:
+    """Reads the pages in a folder of this node; an actor on nodes other than the driver's.
+
+    Args:
+        folder: Where the pages are.
+        proc: Where the kernel shows its processes.
+    """
+
+    def __init__(self, folder: Path, proc: Path = Path("/proc")) -> None:
+        self._folder = folder
+        self._proc = proc
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def look(self) -> list[Sighting]:
+        """Return the processes that live; remove the pages of those that do not."""
+        found = []
+        for path in self._folder.iterdir():
+            if path.suffix == STACKS:
+                continue
+            page = Page.read(path.read_bytes())
+            if page is None:
+                continue
+            rank, _, rest = path.name.partition(".")
+            role, _, pid = rest.rpartition(".")
+            try:
+                stat = (self._proc / pid / "stat").read_text()
+            except (FileNotFoundError, ProcessLookupError):
+                stat = ""
+            state = stat.rpartition(")")[2].split()[0] if stat else "X"
+            if state in "XZ" or started_at(stat) != page.started:
+                path.unlink(missing_ok=True)
+                path.with_name(path.name + STACKS).unlink(missing_ok=True)
+                continue
+            found.append(Sighting(path.name, unquote(role), int(rank), int(pid), state, page))
+        return found
+
+    def evidence(self, names: Collection[str]) -> dict[str, str]:
+        """Return what can be known of processes, by the names of their pages: stacks of Python and of the kernel.
+
+        A stopped process does not answer, and is left as it is: if it was continued, its work would go on.
+        """
+        until = time.monotonic() + EVIDENCE_SECONDS
+        processes = [one for one in self.look() if one.name in names]
+        stacks = self._stacks([one for one in processes if one.state != "T"])
+        texts = {}
+        for one in processes:
+            own = self._proc / str(one.pid)
+            parts = {
+                "Python, by SIGUSR2": stacks.get(one.name, "the process is stopped and cannot answer"),
+                **{f"kernel, {name}": _content(own / name) for name in _KERNEL},
+                "Python, by py-spy": _py_spy(one.pid, until - time.monotonic()),
+            }
+            doing = one.page.phase if one.page.work is not Work.NONE else "idle"
+            head = f"{one.role} {one.rank}: process {one.pid}, state {one.state}, {doing}, {one.page.ticks} units done"
+            shown = [f"--- {title}\n{text.rstrip()}" for title, text in parts.items() if text.strip()]
+            texts[one.name] = "\n\n".join([head, *shown]) + "\n"
+        return texts
+
+    def end(self, names: Collection[str]) -> list[int]:
+        """Kill processes and their children; return the ids of those that are still there after `END_SECONDS`."""
+        left: list[psutil.Process] = []
+        for one in self.look():
+            if one.name in names:
+                with suppress(psutil.NoSuchProcess):
+                    process = psutil.Process(one.pid)
+                    left += [process, *process.children(recursive=True)]
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        until = time.monotonic() + END_SECONDS
+        while (left := [process for process in left if _lives(process)]) and time.monotonic() < until:
+            time.sleep(0.05)
+        return [process.pid for process in left]
+
+    def close(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _stacks(self, processes: Iterable[Sighting]) -> dict[str, str]:
+        """Ask processes for their stacks, and return what is new in each one's file when it does not grow any more."""
+        files = {one.name: self._folder / (one.name + STACKS) for one in processes}
+        before = {name: file.stat().st_size for name, file in files.items()}
+        for one in processes:
+            with suppress(ProcessLookupError):
+                os.kill(one.pid, signal.SIGUSR2)
+        until = time.monotonic() + STACKS_SECONDS
+        sizes: dict[str, int] = {}
+        while time.monotonic() < until:
+            time.sleep(0.1)
+            last, sizes = sizes, {name: file.stat().st_size for name, file in files.items()}
+            if sizes == last and all(size > before[name] for name, size in sizes.items()):
+                break
+        return {
+            name: file.read_bytes()[before[name] :].decode(errors="replace") or "no answer"
+            for name, file in files.items()
+        }
+
+
+def _content(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""  # not readable for this user, or not there any more
+
+
+def _py_spy(pid: int, seconds: float) -> str:
+    """Return what py-spy says, where it is installed; it reads the memory of a process without stopping it."""
+    program = shutil.which("py-spy")
+    if program is None or seconds <= 0:
+        return ""
+    command = [program, "dump", "--nonblocking", "--pid", str(pid)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return "no answer in time"
+    return done.stdout or done.stderr
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        # a zombie stays where its parent does not reap it
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,140 @@
+"""Workers of a run are stopped, or get stuck: the run notices, keeps evidence, and ends so that it can be continued."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from hygiene import TEST_MARKER, nothing_left
+from run_config import read_lines, start_run, write_run
+
+pytestmark = pytest.mark.chaos
+
+#: Nothing is due before the end: these runs do not get there.
+ENDLESS: dict[str, Any] = {"steps": 500, "checkpoint": {"every": 0, "at_end": False, "export": False}}
+#: Importing this makes the trainer wait in its third micro-batch, in the first process that gets there.
+STUCK = """
+import os, time
+from roll_like.training.deepspeed import DeepSpeedBackend
+
+calls, forward_backward = [], DeepSpeedBackend.forward_backward
+
+def waits_for_nothing():
+    time.sleep(3600)
+
+def getting_stuck(backend, loss_of, *, last):
+    calls.append(last)
+    if len(calls) == 3:
+        waits_for_nothing()
+    forward_backward(backend, loss_of, last=last)
+
+DeepSpeedBackend.forward_backward = getting_stuck
+"""
+#: `roll-like` with a watchdog that gives a training step five seconds.
+IMPATIENT = """
+import sys
+from roll_like.cli import main
+from roll_like.cluster.watchdog import Deadlines
+
+Deadlines.of = lambda deadlines, role, phase: 5.0 if phase == "forward_backward" else 600.0
+sys.exit(main())
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tiny_model import make_tiny_model
+
+    return make_tiny_model(tmp_path_factory.mktemp("model"), dtype="float32")
+
+
+def process_called(title: str) -> psutil.Process:
+    """Return the process with this title that a run of this test session has started."""
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(TEST_MARKER) == str(os.getpid()) and process.cmdline()[0].startswith(title):
+                return process
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess, IndexError):
+            continue
+    raise AssertionError(f"no process is called {title}")
+
+
+def stop_in_step_2(process: subprocess.Popen[str], title: str) -> tuple[int, str, float]:
+    """Send SIGSTOP to a process of a run; return exit code and output of the run, and seconds until its end."""
+    assert process.stdout is not None
+    seen = ""
+    for line in process.stdout:
+        seen += line
+        if "step " in line:
+            break
+    process_called(title).send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    rest, _ = process.communicate(timeout=240)
+    return process.returncode, seen + rest, time.monotonic() - began
+
+
+def hangs(run: Path) -> list[tuple[str, list[int], str]]:
+    lines = read_lines(run / "events.jsonl")
+    return [(line["role"], line["ranks"], line["phase"]) for line in lines if line["kind"] == "hang"]
+
+
+def test_a_stopped_trainer_ends_the_run(tmp_path: Path, model: Path) -> None:
+    with nothing_left():
+        code, output, seconds = stop_in_step_2(start_run(write_run(tmp_path, model, **ENDLESS)), "ray::TrainingRank")
+    assert code == 75, output
+    assert "training 0 was stopped" in output
+    assert "training worker 0 in" in output
+    assert "its process is gone" in output
+    assert seconds < 60
+    run = tmp_path / "runs" / "tiny"
+    (evidence,) = (run / "stacks").iterdir()
+    assert evidence.name.endswith("-training-0.txt")
+    assert "state T" in evidence.read_text()
+    assert [(role, ranks) for role, ranks, _ in hangs(run)] == [("training", [0])]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("inference", "title"),
+    [
+        ({"type": "hf", "max_running": 4}, "ray::HFEngine"),
+        ({"type": "vllm", "kv_cache_gib": 0.2}, "VLLM::EngineCore"),
+        ({"type": "vllm", "kv_cache_gib": 0.2}, "ray::VLLMEngine"),
+    ],
+)
+def test_a_stopped_engine_ends_the_run(tmp_path: Path, model: Path, inference: dict[str, Any], title: str) -> None:
+    with nothing_left():
+        run = start_run(write_run(tmp_path, model, **ENDLESS, inference=inference))
+        code, output, seconds = stop_in_step_2(run, title)
+    assert code == 75, output
+    assert "inference 0 was stopped" in output
+    assert seconds < 60
+    (evidence,) = (tmp_path / "runs" / "tiny" / "stacks").iterdir()
+    text = evidence.read_text()
+    assert evidence.name.endswith("-inference-0.txt")
+    assert "state T" in text
+    if inference["type"] == "vllm":  # the other process of the engine could answer
+        assert "most recent call first" in text
+
+
+@pytest.mark.slow
+def test_a_stuck_trainer_says_where(tmp_path: Path, model: Path) -> None:
+    config = write_run(tmp_path, model, **ENDLESS, **{"import": ["tiny_rewards", "stuck"]})
+    (tmp_path / "stuck.py").write_text(STUCK)
+    (tmp_path / "impatient.py").write_text(IMPATIENT)
+    with nothing_left():
+        process = start_run(config, program="impatient")
+        output, _ = process.communicate(timeout=240)
+    assert process.returncode == 75, output
+    assert "training 0 hung in forward_backward: no progress for " in output
+    run = tmp_path / "runs" / "tiny"
+    (evidence,) = (run / "stacks").iterdir()
+    assert "in waits_for_nothing" in evidence.read_text()
+    assert hangs(run) == [("training", [0], "forward_backward")]
+    assert evidence.name in {f"{step}-training-0.txt" for step in (1, 2, 3)}

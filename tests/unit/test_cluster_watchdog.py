@@ -1,0 +1,493 @@
+"""Workers that hang are found, shown and killed; workers that only take their time are left alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from roll_like.cluster import watchdog
+from roll_like.cluster.cluster import WorkerDied
+from roll_like.cluster.node_watch import NodeWatch, Sighting, page_prefix
+from roll_like.cluster.progress import _LAYOUT, STACKS, VARIABLE, Page, Work, started_at
+from roll_like.cluster.watchdog import Deadlines, Hang, Hangs, ManyNodes, Watchdog
+from roll_like.training.plugin import COLLECTIVE_TIMEOUT
+
+# ---- deadlines: pure ----------------------------------------------------------------------------
+
+
+def test_a_deadline_follows_from_the_longest_gap() -> None:
+    deadlines = Deadlines("cuda", 600.0)
+    assert deadlines.of("training", "forward_backward") == 600  # nothing is known
+    deadlines.progressed("training", "forward_backward", 20.0)
+    deadlines.progressed("training", "forward_backward", 40.0)
+    assert deadlines.of("training", "forward_backward") == 600  # not enough
+    deadlines.progressed("training", "forward_backward", 30.0)
+    assert deadlines.of("training", "forward_backward") == 200  # 5 × 40 s
+    for _ in range(1000):
+        deadlines.progressed("training", "forward_backward", 1.0)
+    assert deadlines.of("training", "forward_backward") == 200  # a kernel may be compiled again
+    assert deadlines.of("critic", "forward_backward") == deadlines.of("training", "optimizer_step") == 600
+
+
+@pytest.mark.parametrize(("device", "least"), [("cuda", 60.0), ("cpu", 120.0)])
+def test_deadlines_have_bounds(device: str, least: float) -> None:
+    deadlines = Deadlines(device, 5.0)
+    assert deadlines.of("training", "optimizer_step") == least
+    for _ in range(3):
+        deadlines.progressed("training", "optimizer_step", 0.1)
+        deadlines.progressed("training", "forward", 1000.0)
+    assert deadlines.of("training", "optimizer_step") == least
+    assert deadlines.of("training", "forward") == 1800
+
+
+def test_a_long_first_gap_is_allowed_again() -> None:
+    deadlines = Deadlines("cuda", 100.0)
+    deadlines.progressed("training", "forward", 90.0)
+    assert deadlines.of("training", "forward") == 450
+
+
+def test_the_first_checkpoints_may_take_as_long_as_anything_may() -> None:
+    deadlines = Deadlines("cuda", 600.0)
+    assert {deadlines.of("training", phase) for phase in ("start", "save", "load", "export")} == {1800}
+    for _ in range(3):
+        deadlines.progressed("training", "save", 30.0)
+    assert deadlines.of("training", "save") == 150
+
+
+def test_collectives_wait_longer_than_any_deadline() -> None:
+    assert COLLECTIVE_TIMEOUT.total_seconds() >= watchdog.MOST_SECONDS + 60
+
+
+# ---- who hangs: pure ----------------------------------------------------------------------------
+
+TRAINING = (0, Work.SHARED, "forward_backward")
+
+
+class Scene:
+    """Processes as a story: each look, some of them move."""
+
+    def __init__(self, **processes: tuple[int, Work, str]) -> None:
+        self.pages = {
+            name: Page(started=1, events=1, ticks=ticks, work=work, phase=phase)
+            for name, (ticks, work, phase) in processes.items()
+        }
+        self.states = dict.fromkeys(processes, "S")
+        self.hangs = Hangs(Deadlines("cuda", 100.0))
+
+    def sightings(self) -> list[Sighting]:
+        found = []
+        for name, page in self.pages.items():
+            role, rank = name.rstrip("abc").split("_")  # a letter tells several processes of a worker apart
+            found.append(Sighting(name, role, int(rank), 4711, self.states[name], page))
+        return found
+
+    def change(self, name: str, ticks: int, work: Work, phase: str) -> None:
+        self.pages[name] = Page(1, self.pages[name].events + 1, ticks, work, phase)
+
+    def move(self, *names: str) -> None:
+        for name in names:
+            self.change(name, self.pages[name].ticks + 1, self.pages[name].work, self.pages[name].phase)
+
+    def looks(self, seconds: float, *moving: str) -> list[Hang]:
+        found = []
+        for _ in range(int(seconds / 2)):
+            self.move(*moving)
+            found += self.hangs.look(self.sightings(), 2.0)
+        return found
+
+
+def test_a_stopped_worker_is_found_whatever_it_does() -> None:
+    scene = Scene(training_0=(0, Work.SHARED, "save"), rewards_1=(0, Work.NONE, ""), rewards_0=(0, Work.NONE, ""))
+    scene.states["rewards_1"] = "T"
+    (hang,) = scene.looks(60, "training_0")
+    assert (hang.role, hang.ranks, hang.stopped, hang.seconds) == ("rewards", (1,), True, 16)
+    assert hang.doomed == {"rewards_1"}
+    assert hang.witnesses == {"rewards_0", "rewards_1"}
+    assert hang.text(Path("runs/x/stacks"), []) == "rewards 1 was stopped for 16 s; killed; stacks in runs/x/stacks"
+
+
+def test_a_short_stop_is_no_hang() -> None:
+    scene = Scene(rewards_0=(0, Work.NONE, ""))
+    for _ in range(20):
+        scene.states["rewards_0"] = "T"
+        assert scene.looks(12) == []
+        scene.states["rewards_0"] = "S"
+        assert scene.looks(2) == []
+
+
+def test_an_idle_worker_never_hangs() -> None:
+    assert Scene(training_0=(0, Work.NONE, ""), inference_0=(9, Work.NONE, "")).looks(50_000) == []
+
+
+def test_a_long_generation_that_ticks_never_hangs() -> None:
+    assert Scene(inference_0=(0, Work.OWN, "generate")).looks(20_000, "inference_0") == []
+
+
+def test_an_engine_without_tokens_hangs_and_the_others_do_not() -> None:
+    scene = Scene(inference_0=(5, Work.OWN, "generate"), inference_1=(9, Work.OWN, "generate"))
+    (hang,) = scene.looks(200, "inference_0")
+    assert (hang.role, hang.ranks, hang.phase, hang.stopped) == ("inference", (1,), "generate", False)
+    assert hang.seconds == 60  # the other one has shown how long a token takes
+    assert hang.text(Path("s"), []) == "inference 1 hung in generate: no progress for 60 s; killed; stacks in s"
+
+
+def test_engines_that_hang_together_are_both_guilty() -> None:
+    scene = Scene(inference_0=(5, Work.OWN, "generate"), inference_1=(9, Work.OWN, "generate"))
+    (hang,) = scene.looks(200)
+    assert hang.ranks == (0, 1)
+
+
+def test_the_rank_that_did_least_is_the_one_that_others_wait_for() -> None:
+    work = (Work.SHARED, "forward_backward")
+    scene = Scene(training_0=(4, *work), training_1=(3, *work), training_2=(4, *work))
+    (hang,) = scene.looks(190)
+    assert (hang.ranks, hang.phase) == ((1,), "forward_backward")
+    assert hang.doomed == {"training_1"}
+    assert hang.witnesses == {"training_0", "training_1", "training_2"}
+    (others,) = scene.looks(100)  # they did not notice that it is gone
+    assert others.ranks == (0, 2)
+
+
+def test_a_tie_condemns_all_ranks_that_work() -> None:
+    scene = Scene(training_0=TRAINING, training_1=TRAINING, critic_0=TRAINING)
+    (hang,) = scene.looks(130, "critic_0")
+    assert (hang.role, hang.ranks) == ("training", (0, 1))
+    assert hang.text(Path("s"), [7]) == (
+        "training 0 and 1 hung in forward_backward: no progress for 100 s; killed, but still there: process 7, which "
+        "waits for a disk or a device; stacks in s"
+    )
+
+
+def test_ranks_that_wait_for_a_slow_one_do_not_hang() -> None:
+    scene = Scene(training_0=(9, Work.SHARED, "forward_backward"), training_1=TRAINING)
+    assert scene.looks(2000, "training_1") == []
+    (hang,) = scene.looks(100)
+    assert hang.ranks == (0,)  # it has done less than the other by now
+
+
+def test_a_stopped_rank_is_guilty_of_its_peers_standstill() -> None:
+    scene = Scene(training_0=(1, Work.SHARED, "save"), training_1=(3, Work.SHARED, "save"))
+    scene.states["training_1"] = "T"
+    (hang,) = scene.looks(30)
+    assert (hang.ranks, hang.phase, hang.stopped) == ((1,), "save", True)
+
+
+def test_ranks_that_wait_for_engines_do_not_hang() -> None:
+    scene = Scene(training_0=(1, Work.ELSEWHERE, "send_weights"), training_1=(1, Work.SHARED, "send_weights"))
+    assert scene.looks(5000) == []
+    scene.change("training_0", 1, Work.SHARED, "send_weights")
+    (hang,) = scene.looks(5000)
+    assert hang.ranks == (0, 1)
+
+
+def test_all_processes_of_a_worker_go_with_it() -> None:
+    scene = Scene(inference_0a=(0, Work.OWN, "generate"), inference_0b=(0, Work.NONE, ""), inference_1a=TRAINING)
+    scene.states["inference_0b"] = "T"
+    (hang,) = scene.looks(20, "inference_0a", "inference_1a")
+    assert (hang.ranks, hang.phase, hang.stopped) == ((0,), "generate", True)
+    assert hang.doomed == {"inference_0a", "inference_0b"}
+
+
+def test_what_was_seen_of_a_phase_counts() -> None:
+    scene = Scene(training_0=TRAINING)
+    for _ in range(3):
+        assert scene.looks(8) == []
+        assert scene.looks(2, "training_0") == []
+    (hang,) = scene.looks(80)
+    assert hang.seconds == 60  # 5 × 10 s is less than the least
+    fast = Scene(training_0=TRAINING)
+    for _ in range(4):
+        assert fast.looks(38) == []
+        assert fast.looks(2, "training_0") == []
+    (hang,) = fast.looks(1000)
+    assert hang.seconds == 200
+
+
+def test_a_process_that_comes_back_under_a_name_is_followed_anew() -> None:
+    scene = Scene(training_0=TRAINING)
+    assert len(scene.looks(130)) == 1
+    pages, scene.pages = scene.pages, {}
+    assert scene.looks(2) == []
+    scene.pages = pages
+    assert len(scene.looks(130)) == 1
+
+
+# ---- a node: a made-up /proc --------------------------------------------------------------------
+
+
+def stat(pid: int, state: str, started: int) -> str:
+    return f"{pid} (ray::Worker) x) {state} 1 " + " ".join(["0"] * 17) + f" {started} 0 0\n"
+
+
+def written(folder: Path, name: str, started: int, phase: str = "") -> None:
+    work = Work.OWN if phase else Work.NONE
+    (folder / name).write_bytes(_LAYOUT.pack(started, 1, 0, work, phase.encode()))
+    (folder / (name + STACKS)).write_text("")
+
+
+def test_a_node_finds_who_lives_and_sweeps_the_pages_of_others(tmp_path: Path) -> None:
+    proc, folder = tmp_path / "proc", tmp_path / "pages"
+    watch = NodeWatch(folder, proc)
+    for pid, state, started in ((11, "S", 5), (12, "T", 6), (13, "Z", 7), (14, "R", 999)):
+        (proc / str(pid)).mkdir(parents=True)
+        (proc / str(pid) / "stat").write_text(stat(pid, state, started))
+    written(folder, "0.training.11", 5, "save")
+    written(folder, Path(page_prefix(folder, "my/pool.a", 3)).name + ".12", 6)
+    written(folder, "1.training.13", 7)  # a zombie
+    written(folder, "2.training.14", 8)  # another process has its id now
+    written(folder, "3.training.15", 9)  # gone
+    (folder / "4.training.16").write_bytes(b"")  # just being made
+    found = {one.name: one for one in watch.look()}
+    assert {(one.role, one.rank, one.pid, one.state) for one in found.values()} == {
+        ("training", 0, 11, "S"),
+        ("my/pool.a", 3, 12, "T"),
+    }
+    assert found["0.training.11"].page.phase == "save"
+    assert {path.name for path in folder.iterdir() if path.suffix != STACKS} == {*found, "4.training.16"}
+    watch.close()
+    assert not folder.exists()
+
+
+def test_the_kernels_start_time_is_read_behind_any_name() -> None:
+    assert started_at(stat(1, "S", 42)) == 42
+    assert started_at(Path("/proc/self/stat").read_text()) > 0
+
+
+class DeadNode:
+    """A cluster of two nodes, one of which is lost."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def on(self, rank: int, method: Callable[..., object], *arguments: object) -> object:
+        if rank == 0:
+            raise WorkerDied("the node is gone")
+        page = Page(1, 1, 0, Work.NONE, "")
+        sighting = Sighting("0.rewards.9", "rewards", 0, 9, "S", page)
+        return {"look": [sighting, sighting], "evidence": {"0.rewards.9": "text"}, "end": [9]}[method.__name__]
+
+
+def test_a_node_that_is_lost_is_left_out() -> None:
+    nodes = ManyNodes(DeadNode())  # type: ignore[arg-type]
+    assert [one.name for one in nodes.look()] == ["0.rewards.9"]
+    assert nodes.evidence(["0.rewards.9"]) == {"0.rewards.9": "text"}
+    assert nodes.end(["0.rewards.9"]) == [9]
+
+
+# ---- real processes -----------------------------------------------------------------------------
+
+CHILD = """
+import subprocess, sys, time
+from roll_like.cluster.progress import PROGRESS, Work
+PROGRESS.open()
+
+def waits_for_a_lock_that_nobody_gives_back():
+    time.sleep(600)
+
+def idle():
+    time.sleep(600)
+
+def stuck():
+    with PROGRESS.phase("forward_backward", Work.SHARED):
+        PROGRESS.tick()
+        waits_for_a_lock_that_nobody_gives_back()
+
+def generating():
+    PROGRESS.hold("generate", True)
+    while True:
+        PROGRESS.tick()
+        time.sleep(0.01)
+
+def parent():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    print(child.pid, flush=True)
+    stuck()
+
+print("ready", flush=True)
+globals()[sys.argv[1]]()
+"""
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds become tenths of a second."""
+    monkeypatch.setattr(watchdog, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(watchdog, "STOPPED_SECONDS", 0.6)
+    monkeypatch.setattr(watchdog, "LEAST_SECONDS", {"cpu": 1.0})
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start a worker that behaves in some way; return when its page is there."""
+    children: list[subprocess.Popen[str]] = []
+
+    def begin(behaviour: str, role: str = "training", rank: int = 0) -> subprocess.Popen[str]:
+        (tmp_path / "pages").mkdir(exist_ok=True)
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD, behaviour],
+            env={**os.environ, VARIABLE: page_prefix(tmp_path / "pages", role, rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        children.append(child)
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        return child
+
+    yield begin
+    for child in children:
+        with suppress(psutil.NoSuchProcess):  # if it was killed, and its own child was not
+            for process in psutil.Process(child.pid).children(recursive=True):
+                process.kill()
+        child.kill()
+        assert child.stdout is not None
+        child.stdout.close()
+        child.wait()
+
+
+@contextmanager
+def watched(tmp_path: Path, reports: list[tuple[Hang, str]]) -> Iterator[list[str]]:
+    warnings: list[str] = []
+    dog = Watchdog(
+        NodeWatch(tmp_path / "pages"),
+        Deadlines("cpu", 1.0),
+        stacks=tmp_path / "stacks",
+        step=lambda: 7,
+        report=lambda hang, text: reports.append((hang, text)),
+        warn=warnings.append,
+    )
+    with dog:
+        yield warnings
+
+
+def wait_for_a_report(reports: list[tuple[Hang, str]], seconds: float = 20.0) -> tuple[Hang, str]:
+    until = time.monotonic() + seconds
+    while not reports and time.monotonic() < until:
+        time.sleep(0.05)
+    assert reports, "nothing was reported"
+    return reports[0]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_stopped_process_is_killed_and_its_peers_are_asked(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    stopped, peer = start("idle", rank=1), start("idle", rank=0)
+    stopped.send_signal(signal.SIGSTOP)
+    reports: list[tuple[Hang, str]] = []
+    with watched(tmp_path, reports):
+        hang, text = wait_for_a_report(reports)
+        assert stopped.wait(5) == -signal.SIGKILL
+    assert (hang.ranks, hang.stopped) == ((1,), True)
+    assert text.startswith("training 1 was stopped for 1 s; killed; stacks in ")
+    files = {path.name: path.read_text() for path in (tmp_path / "stacks").iterdir()}
+    assert files.keys() == {"7-training-0.txt", "7-training-1.txt"}
+    assert "state T" in files["7-training-1.txt"]
+    assert "cannot answer" in files["7-training-1.txt"]
+    assert "in idle" in files["7-training-0.txt"]
+    assert peer.poll() is None  # it only answered
+    assert len(reports) == 1
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_stuck_process_says_where_and_goes_with_its_children(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    stuck, idle = start("parent"), start("idle", role="my/rewards")
+    assert stuck.stdout is not None
+    child = psutil.Process(int(stuck.stdout.readline()))
+    reports: list[tuple[Hang, str]] = []
+    with watched(tmp_path, reports) as warnings:
+        hang, text = wait_for_a_report(reports)
+        assert stuck.wait(5) == -signal.SIGKILL
+        time.sleep(1.0)
+    assert (hang.role, hang.ranks, hang.phase) == ("training", (0,), "forward_backward")
+    assert text.startswith("training 0 hung in forward_backward: no progress for 1 s; killed; stacks in ")
+    evidence = (tmp_path / "stacks" / "7-training-0.txt").read_text()
+    assert "in waits_for_a_lock_that_nobody_gives_back" in evidence
+    assert "forward_backward, 1 units done" in evidence
+    assert "--- kernel, status" in evidence
+    left = child.is_running() and child.status() != psutil.STATUS_ZOMBIE
+    if left:
+        child.kill()
+    assert not left
+    assert idle.poll() is None
+    assert (len(reports), warnings) == (1, [])
+
+
+@pytest.mark.usefixtures("impatient")
+def test_processes_that_wait_or_work_are_left_alone(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    children = [start("idle"), start("generating", role="inference")]
+    reports: list[tuple[Hang, str]] = []
+    with watched(tmp_path, reports):
+        time.sleep(4.0)
+    assert reports == []
+    assert [child.poll() for child in children] == [None, None]
+
+
+def test_time_in_which_the_watchdog_could_not_look_counts_for_nobody(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "LOOK_SECONDS", 0.1)
+    start("stuck")
+    clock = iter(range(0, 10**9, 1000))  # the machine is suspended between any two looks
+    monkeypatch.setattr(watchdog.time, "monotonic", lambda: float(next(clock)))
+    passed: list[float] = []
+    monkeypatch.setattr(Hangs, "look", lambda self, sightings, seconds: passed.append(seconds) or [])
+    with watched(tmp_path, []):
+        time.sleep(0.5)
+    assert set(passed) == {0.2}
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_folder_that_cannot_be_written_keeps_nobody_alive(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    stuck = start("stuck")
+    (tmp_path / "stacks").write_text("a file is in the way")
+    reports: list[tuple[Hang, str]] = []
+    with watched(tmp_path, reports) as warnings:
+        wait_for_a_report(reports)
+    assert stuck.wait(5) == -signal.SIGKILL
+    assert len(warnings) == 1
+    assert warnings[0].startswith("stacks of training cannot be kept: ")
+
+
+def test_a_watchdog_that_fails_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "LOOK_SECONDS", 0.05)
+
+    def fail(self: Hangs, sightings: list[Sighting], passed: float) -> list[Hang]:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(Hangs, "look", fail)
+    with watched(tmp_path, []) as warnings:
+        time.sleep(0.3)
+    assert warnings == ["hanging workers are not noticed any more: ValueError: a bug"]
+
+
+def test_py_spy_is_asked_where_it_is_installed(
+    tmp_path: Path, start: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = start("idle")
+    program = tmp_path / "bin" / "py-spy"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\necho "native stacks by $@"\n')
+    program.chmod(0o755)
+    watch = NodeWatch(tmp_path / "pages")
+    (before,) = watch.evidence([f"0.training.{stopped.pid}"]).values()
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    (after,) = watch.evidence([f"0.training.{stopped.pid}"]).values()
+    assert "py-spy" not in before
+    assert f"native stacks by dump --nonblocking --pid {stopped.pid}" in after
+    assert after.count("in idle") == 1  # stacks of this time only
