@@ -3,9 +3,9 @@
     python benchmarks/recovery.py
 
 Runs the quickstart once for each role, with two engines, so that one can go on. A few seconds after a step has ended, a
-process of the role is killed by SIGKILL. The table says how long it takes from there to the end of the next step, beside
-the median of the steps that nothing happened to, and how long the run itself says that the replacement took. The driver
-is killed under `--restart`.
+process of the role is killed by SIGKILL. The table says how long it takes from there to the end of the next step,
+beside the median of the steps that nothing happened to, and how long the run itself says that the replacement took.
+The driver is killed under `--restart`.
 """
 
 from __future__ import annotations

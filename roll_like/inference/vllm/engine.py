@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from multiprocessing import resource_tracker
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -36,6 +36,9 @@ from roll_like.types import FloatArray, IntArray, Segment, StopReason
 
 _STOP_REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH, "abort": StopReason.ABORTED}
 _CLOSE_SECONDS = 10.0
+#: How often a call that vLLM's process has not answered looks whether that is alive. Seconds.
+DEATH_SECONDS = 1.0
+R = TypeVar("R")
 
 
 class VLLMEngine(PolledEngine):
@@ -119,7 +122,8 @@ class VLLMEngine(PolledEngine):
         """Stop requests. See `InferenceEngine.abort`."""
         self._require_alive()
         await asyncio.sleep(0)  # tasks that were created in this very tick reach vLLM first
-        await self._llm.abort([request_id for request_id in request_ids if request_id in self._tasks])
+        known = [request_id for request_id in request_ids if request_id in self._tasks]
+        await self._answered(self._llm.abort(known))
 
     async def _serve(self, request: GenerateRequest) -> None:
         """Run one request; its outcome, whatever it is, goes to `poll`."""
@@ -182,10 +186,10 @@ class VLLMEngine(PolledEngine):
         self._require_alive()
         with PROGRESS.phase("sleep"):
             if sleeps(self._config, self._spec):
-                await self._llm.sleep(level=1, mode="keep")
+                await self._answered(self._llm.sleep(level=1, mode="keep"))
                 self._cache_asleep = True
             else:
-                await self._llm.pause_generation(mode="keep", clear_cache=False)
+                await self._answered(self._llm.pause_generation(mode="keep", clear_cache=False))
         self._freeze(True)
 
     async def wake(self) -> None:
@@ -197,14 +201,15 @@ class VLLMEngine(PolledEngine):
         self._require_alive()
         if self._cache_asleep:
             with PROGRESS.phase("wake"):
-                await self._llm.wake_up(["weights"])
+                await self._answered(self._llm.wake_up(["weights"]))
 
     async def init_weight_transfer(self, info: Mapping[str, Any]) -> None:
         """Meet the trainer, where the transfer needs it."""
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
         with self._weight_errors():
-            await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=dict(info)))
+            request = WeightTransferInitRequest(init_info=dict(info))
+            await self._answered(self._llm.init_weight_transfer_engine(request))
 
     async def start_weight_update(self) -> None:
         """Freeze generation and open vLLM's layer-by-layer reload.
@@ -213,21 +218,22 @@ class VLLMEngine(PolledEngine):
         Nothing is scheduled until `resume`, which computes them again from the tokens, with the new weights.
         """
         with self._weight_errors():
-            await self._llm.pause_generation(mode="keep", clear_cache=True)
+            await self._answered(self._llm.pause_generation(mode="keep", clear_cache=True))
             self._freeze(True)
-            await self._llm.start_weight_update()
+            await self._answered(self._llm.start_weight_update())
 
     async def update_weights(self, info: Mapping[str, Any]) -> None:
         """Load one bucket."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         with self._weight_errors():
-            await self._llm.update_weights(WeightTransferUpdateRequest(update_info=self._buckets.here(info)))
+            request = WeightTransferUpdateRequest(update_info=self._buckets.here(info))
+            await self._answered(self._llm.update_weights(request))
 
     async def finish_weight_update(self, version: int) -> None:
         """Close the reload; tokens sampled from now on carry `version`."""
         with self._weight_errors():
-            await self._llm.finish_weight_update(str(version))
+            await self._answered(self._llm.finish_weight_update(str(version)))
         self._buckets.clear()
 
     async def resume(self) -> None:
@@ -235,17 +241,19 @@ class VLLMEngine(PolledEngine):
         self._require_alive()
         with PROGRESS.phase("resume"):
             if self._cache_asleep:
-                awake = await self._llm.wake_up(["kv_cache"])  # resumes generation: nothing sleeps any more
+                awake = await self._answered(
+                    self._llm.wake_up(["kv_cache"])
+                )  # resumes generation: nothing sleeps any more
                 assert awake, "the weights wake first"
                 self._cache_asleep = False
             else:
-                await self._llm.resume_generation()
+                await self._answered(self._llm.resume_generation())
         self._freeze(False)
 
     async def fingerprints(self, names: Sequence[str], salt: int) -> Fingerprints:
         """Return fingerprints of the weights as vLLM computes with them."""
         with self._weight_errors():
-            ranks = await self._llm.collective_rpc("weight_fingerprints", args=(list(names), salt))
+            ranks = await self._answered(self._llm.collective_rpc("weight_fingerprints", args=(list(names), salt)))
         return Fingerprints(tensors=ranks[0]["tensors"], tied=ranks[0]["tied"])
 
     async def prompt_logprobs(self, token_ids: IntArray) -> FloatArray:
@@ -290,6 +298,8 @@ class VLLMEngine(PolledEngine):
         try:
             with PROGRESS.phase("weight_update"):
                 yield
+        except EngineDied:
+            raise
         except EngineDeadError:
             self._die()
             self._require_alive()
@@ -298,6 +308,20 @@ class VLLMEngine(PolledEngine):
             raise WeightSyncError(f"the inference engine refused the weights: {error}") from error
 
     # ---- state ---------------------------------------------------------------------------------
+
+    async def _answered(self, call: Coroutine[Any, Any, R]) -> R:
+        """Return what vLLM's process answers. vLLM itself waits for ever if that dies meanwhile.
+
+        Raises:
+            EngineDied: It has died.
+        """
+        answer = asyncio.ensure_future(call)
+        while not answer.done():
+            await asyncio.wait({answer}, timeout=DEATH_SECONDS)
+            if not answer.done() and self._llm.errored:
+                answer.cancel()
+                self._require_alive()
+        return answer.result()
 
     def _freeze(self, frozen: bool) -> None:
         self._frozen = frozen
