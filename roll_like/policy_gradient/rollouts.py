@@ -21,9 +21,11 @@ def start_rollouts(
         workers: Trainer and engines; asynchronous rollouts follow the versions that they push.
         source: Where groups come from.
     """
-    schedule = config.rollout.schedule
+    schedule, checkpoint = config.rollout.schedule, config.checkpoint
+    written = checkpoint.every > 0 or checkpoint.every_minutes > 0
     if not isinstance(schedule, AsyncSchedule):
-        return KeptRollouts(SynchronousRollouts(source, config.rollout, seed=config.seed, runner=workers.runner))
+        synchronous = SynchronousRollouts(source, config.rollout, seed=config.seed, runner=workers.runner)
+        return KeptRollouts(synchronous, until_checkpoint=written)
     rollouts = AsyncRollouts(
         source,
         config.rollout,
@@ -37,4 +39,4 @@ def start_rollouts(
     mapping = config.resources.device_mapping
     workers.residency.takes_turns = mapping.training.overlaps(mapping.inference)
     workers.on_push.append(rollouts.published)
-    return KeptRollouts(rollouts)
+    return KeptRollouts(rollouts, until_checkpoint=written)

@@ -245,17 +245,25 @@ class KeptRollouts:
 
     Args:
         source: Where groups come from.
+        until_checkpoint: Whether checkpoints will be written. If not, only the groups of the last step are kept.
     """
 
-    def __init__(self, source: RolloutSource) -> None:
+    def __init__(self, source: RolloutSource, *, until_checkpoint: bool) -> None:
         self._source = source
+        self._until_checkpoint = until_checkpoint
         self._kept: dict[int, Collected] = {}
 
     def collect(self, step: int) -> Collected:
         """Return the groups that `step` trains on, the same at every call."""
         if step not in self._kept:
+            if not self._until_checkpoint:
+                self._kept.clear()
             self._kept[step] = self._source.collect(step)
         return self._kept[step]
+
+    def holds(self, steps: range) -> bool:
+        """Return whether the groups of all these steps are there."""
+        return self._kept.keys() >= set(steps)
 
     def forget(self, finished: int) -> None:
         """Let go of the groups of the first `finished` steps."""

@@ -150,9 +150,18 @@ class RunState:
         """Bring what is trained, fresh from its start, to the newest checkpoint; say what was lost.
 
         Without one it stays as it started. Rollouts stay where they are: `KeptRollouts` has those of the steps since.
+
+        Raises:
+            CheckpointError: The rollouts of those steps were not kept, because no checkpoints are written.
         """
         checkpoint = self._store.latest()
         step, states = (self.first_step, self._beginning) if checkpoint is None else (checkpoint.step, checkpoint.state)
+        again = range(step, self.reached)
+        if any(isinstance(part, KeptRollouts) and not part.holds(again) for part in self._parts.values()):
+            raise CheckpointError(
+                f"there is no checkpoint to start the trainer again from: {len(again)} steps are lost",
+                fix="set checkpoint.every_minutes or checkpoint.every",
+            )
         for name, part in self._parts.items():
             if not isinstance(part, KeptRollouts):
                 part.load_state(states[name])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from test_run_state import make, without_a_configuration
 
 from roll_like.cluster import WorkerDied
-from roll_like.errors import ConfigError, EngineError, RollLikeError, WorkerError
+from roll_like.errors import CheckpointError, ConfigError, EngineError, RollLikeError, WorkerError
 from roll_like.inference.weight_transfer.sync import SyncReport, WeightSync
 from roll_like.policy_gradient.workers import Workers
 from roll_like.rollout.source import KeptRollouts
@@ -93,7 +93,7 @@ class Run:
         self.data, self.order, self.sampled = Counting(), Counting(), Counting()
         self.state, self.metrics = make(folder, STEPS, every=every, at_end=True)
         rollouts: Any = self.sampled
-        self.rollouts = KeptRollouts(rollouts)
+        self.rollouts = KeptRollouts(rollouts, until_checkpoint=every > 0)
         self.state.keep([model, critic], order=self.order, rollouts=self.rollouts)
         self.recovery = Recovery(self.state, sleep=lambda seconds: None)
         self.replaces = replaces
@@ -129,7 +129,7 @@ def end_of(folder: Path, deaths: Deaths, of_critic: Deaths, every: int) -> Run:
 @given(
     st.sets(st.integers(1, 2 * STEPS), max_size=3),
     st.sets(st.integers(1, 2 * STEPS), max_size=2),
-    st.integers(0, 3),
+    st.integers(1, 7),
 )
 def test_weights_end_as_if_nothing_had_been(deaths: set[int], of_critic: set[int], every: int) -> None:
     # each failure of another kind: two of one kind in a step end the run
@@ -165,12 +165,19 @@ def test_what_happened_is_said_in_figures_and_a_sentence(tmp_path: Path) -> None
 
 
 def test_the_same_error_in_the_same_step_ends_the_run(tmp_path: Path) -> None:
-    model = Model(deaths={3: error_of("training"), 4: error_of("training")})
-    run = Run(tmp_path, model, Model("critic"), every=0)
+    model = Model(deaths={3: error_of("training"), 6: error_of("training")})
+    run = Run(tmp_path, model, Model("critic"), every=5)
     with pytest.raises(WorkerDied, match="its process is gone") as caught:
         run.to_the_end()
     assert caught.value.message.endswith("; step 2 ended like this twice, so it is not tried again")
     assert model.rebuilt == 1
+
+
+def test_without_checkpoints_only_the_first_step_can_be_learned_again(tmp_path: Path) -> None:
+    end_of(tmp_path / "first", {1: error_of("training")}, {}, 0)
+    run = Run(tmp_path / "second", Model(deaths={3: error_of("training")}), Model("critic"), every=0)
+    with pytest.raises(CheckpointError, match=r"start the trainer again from: 1 steps are lost(.|\n)*every_minutes"):
+        run.to_the_end()
 
 
 def test_restarts_are_bounded(tmp_path: Path) -> None:
