@@ -143,6 +143,7 @@ def test_sigterm_cuts_the_wait_short_and_nothing_is_lost(
     require_bound(require_one_epoch(tmp_path), 2)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_under_another_schedule(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Far ahead; then with a lower bound, which some groups are too old for; then synchronous; then asynchronous."""
     parts = [(schedule(3, 3.0), 2), (schedule(1, 1.0), 4), ({"type": "sync"}, 6), (schedule(2, 1.0), STEPS)]

@@ -81,6 +81,7 @@ def test_kill_9_and_resume_give_the_same_series(
         assert {row["policy_version"] for row in rows} == {step}, f"of step {step}"
 
 
+@pytest.mark.slow
 def test_a_killed_run_starts_again_by_itself(tmp_path: Path, model: Path, undisturbed: list[dict[str, float]]) -> None:
     config = write_run(tmp_path, model)
     run = tmp_path / "runs" / "tiny"

@@ -14,6 +14,7 @@ TESTS = Path(__file__).parents[1]
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("warm_ray")]
 
 
+@pytest.mark.slow
 def test_many_turns_are_learned(tmp_path: Path, tiny_model: Path) -> None:
     config = write_episodes_run(
         tmp_path,

@@ -117,7 +117,13 @@ def plain(models: tuple[Path, Path, Path]) -> tuple[list[float], dict[str, torch
     [
         pytest.param(False, None, 1, {}, marks=pytest.mark.slow),
         pytest.param(True, VOCABULARY, 2, {"zero_stage": 2, "max_tokens_per_micro_batch": 64}, marks=pytest.mark.slow),
-        (True, VOCABULARY, 1, {"workers": 2, "zero_stage": 1, "max_tokens_per_micro_batch": 48}),
+        pytest.param(
+            True,
+            VOCABULARY,
+            1,
+            {"workers": 2, "zero_stage": 1, "max_tokens_per_micro_batch": 48},
+            marks=pytest.mark.slow,
+        ),
         (
             True,
             None,

@@ -17,7 +17,7 @@ TOLERANCE = 2e-4
 #: What changed weights make of one, at least.
 FAR = 0.1
 #: Families of the default test run; all others run nightly.
-QUICK = ("qwen3_moe", "mixtral")
+QUICK = ("mixtral",)
 #: vLLM's loader of it copies experts and sinks past vLLM's own reload.
 REFUSED = "gpt_oss"
 NAMES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FAMILIES if name != REFUSED]

@@ -90,7 +90,7 @@ def plain(float_model: Path, pairs: list[ScoredPair]) -> tuple[float, dict[str, 
         {"zero_stage": 3, "max_tokens_per_micro_batch": 400},
         {"workers": 2, "zero_stage": 3, "max_tokens_per_micro_batch": 400, "backend": "fsdp2"},
         {"workers": 2, "zero_stage": 1, "max_tokens_per_micro_batch": 300},
-        {"workers": 2, "zero_stage": 2, "gradient_checkpointing": True},
+        pytest.param({"workers": 2, "zero_stage": 2, "gradient_checkpointing": True}, marks=pytest.mark.slow),
         {"workers": 2, "zero_stage": 3, "sequence_parallel": 2, "max_tokens_per_micro_batch": 200},
     ],
 )

@@ -67,6 +67,7 @@ def check_export(directory: Path) -> None:
     assert text.count("e") / max(len(text), 1) > 0.3, text
 
 
+@pytest.mark.slow
 @ENGINES
 def test_two_replicas_two_ranks_zero_3_with_reference(tmp_path: Path, tiny_model: Path, engine: str) -> None:
     config = write_run(

@@ -142,11 +142,11 @@ def test_one_update_is_the_same_however_it_is_computed(
         (1, 0, "float32", "deepspeed"),
         (1, 0, "bfloat16", "deepspeed"),
         (2, 1, "bfloat16", "deepspeed"),
-        (2, 2, "bfloat16", "deepspeed"),
+        pytest.param(2, 2, "bfloat16", "deepspeed", marks=pytest.mark.slow),
         (2, 3, "bfloat16", "deepspeed"),
-        (1, 3, "float32", "deepspeed"),
+        pytest.param(1, 3, "float32", "deepspeed", marks=pytest.mark.slow),
         (2, 3, "bfloat16", "fsdp2"),
-        (1, 3, "float32", "fsdp2"),
+        pytest.param(1, 3, "float32", "fsdp2", marks=pytest.mark.slow),
     ],
 )
 def test_training_goes_on_bit_for_bit_after_states_were_in_host_memory(
@@ -173,7 +173,8 @@ def test_training_goes_on_bit_for_bit_after_states_were_in_host_memory(
 
 
 @pytest.mark.parametrize(
-    ("workers", "zero_stage", "backend"), [(1, 0, "deepspeed"), (2, 3, "deepspeed"), (2, 3, "fsdp2")]
+    ("workers", "zero_stage", "backend"),
+    [(1, 0, "deepspeed"), (2, 3, "deepspeed"), pytest.param(2, 3, "fsdp2", marks=pytest.mark.slow)],
 )
 def test_no_tensor_holds_memory_while_states_are_in_host_memory(
     resources: ResourceManager,
@@ -217,7 +218,7 @@ def test_log_probabilities_equal_a_plain_forward_pass(
         ("bfloat16", {"zero_stage": 1}),
         ("float32", {"zero_stage": 1}),
         ("bfloat16", {"zero_stage": 3, "backend": "fsdp2", "workers": 2}),
-        ("float32", {"zero_stage": 3, "backend": "fsdp2"}),
+        pytest.param("float32", {"zero_stage": 3, "backend": "fsdp2"}, marks=pytest.mark.slow),
     ],
 )
 def test_a_resumed_engine_goes_on_bit_for_bit(

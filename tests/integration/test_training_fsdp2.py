@@ -124,7 +124,10 @@ def close(left: Sequence[float], right: Sequence[float]) -> bool:
 
 @pytest.mark.parametrize(
     ("ranks", "options"),
-    [(1, {"max_tokens_per_micro_batch": 96}), (2, {"max_tokens_per_micro_batch": 64, "gradient_checkpointing": True})],
+    [
+        pytest.param(1, {"max_tokens_per_micro_batch": 96}, marks=pytest.mark.slow),
+        (2, {"max_tokens_per_micro_batch": 64, "gradient_checkpointing": True}),
+    ],
 )
 def test_updates_are_those_of_a_plain_loop_and_resume_on_any_number_of_ranks(
     float_model: Path, tmp_path: Path, ranks: int, options: dict[str, Any]
@@ -146,7 +149,7 @@ def test_updates_are_those_of_a_plain_loop_and_resume_on_any_number_of_ranks(
 
 @pytest.mark.parametrize(
     ("ranks", "dtype", "options"),
-    [(1, "bfloat16", {}), (2, "bfloat16", {"lora": {"rank": 4, "dropout": 0.3}})],
+    [(1, "bfloat16", {}), pytest.param(2, "bfloat16", {"lora": {"rank": 4, "dropout": 0.3}}, marks=pytest.mark.slow)],
 )
 def test_a_resumed_rank_goes_on_bit_for_bit(
     float_model: Path, tmp_path: Path, ranks: int, dtype: str, options: dict[str, Any]
@@ -161,7 +164,12 @@ def test_a_resumed_rank_goes_on_bit_for_bit(
 
 
 @pytest.mark.parametrize(
-    ("family", "options"), [("qwen3_moe", {}), ("gpt_oss", {}), ("qwen3", {"sequence_parallel": 2})]
+    ("family", "options"),
+    [
+        ("qwen3_moe", {}),
+        pytest.param("gpt_oss", {}, marks=pytest.mark.slow),
+        pytest.param("qwen3", {"sequence_parallel": 2}, marks=pytest.mark.slow),
+    ],
 )
 def test_mixtures_and_ranks_that_share_rows(tmp_path: Path, family: str, options: dict[str, Any]) -> None:
     model = make_family(family, tmp_path / "model")
