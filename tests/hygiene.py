@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,8 +42,8 @@ def _files() -> set[Path]:
 
 
 def without_others(files: set[Path]) -> set[Path]:
-    """Return those that no process of others has mapped or names in its command line."""
-    left = set(files)
+    """Return those that no process of others has mapped, names in its command line, or is named in."""
+    left = {file for file in files if not _is_of_another_driver(file)}
     for process in psutil.process_iter() if left else ():
         try:
             if process.pid == os.getpid() or _is_ours(process):
@@ -53,6 +54,15 @@ def without_others(files: set[Path]) -> set[Path]:
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess, OSError):
             continue
     return left
+
+
+def _is_of_another_driver(folder: Path) -> bool:
+    """Whether these are the pages of workers of a driver that lives and that this session did not start."""
+    named = re.match(r"roll-progress-(\d+)-", folder.name)
+    try:
+        return named is not None and int(named[1]) != os.getpid() and not _is_ours(psutil.Process(int(named[1])))
+    except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+        return False
 
 
 @contextmanager

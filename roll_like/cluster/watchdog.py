@@ -6,6 +6,7 @@ longer than work of this kind ever did.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import threading
 import time
@@ -337,7 +338,7 @@ def watching(
         warn: See `Watchdog`.
     """
     config = resources.config
-    folder = folder or Path(tempfile.mkdtemp(prefix="roll-progress-", dir=SHARED_MEMORY))
+    folder = folder or Path(tempfile.mkdtemp(prefix=f"roll-progress-{os.getpid()}-", dir=SHARED_MEMORY))
     with ExitStack() as stack:
         here = NodeWatch(folder)
         stack.callback(here.close)

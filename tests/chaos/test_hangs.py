@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -84,19 +85,24 @@ def hangs(run: Path) -> list[tuple[str, list[int], str]]:
     return [(line["role"], line["ranks"], line["phase"]) for line in lines if line["kind"] == "hang"]
 
 
-def test_a_stopped_trainer_ends_the_run(tmp_path: Path, model: Path) -> None:
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_stopped_trainer_ends_the_run(tmp_path: Path, model: Path, workers: int) -> None:
+    config = write_run(tmp_path, model, **ENDLESS, training={"workers": workers, "max_tokens_per_micro_batch": 512})
     with nothing_left():
-        code, output, seconds = stop_in_step_2(start_run(write_run(tmp_path, model, **ENDLESS)), "ray::TrainingRank")
+        code, output, seconds = stop_in_step_2(start_run(config), "ray::TrainingRank")
     assert code == 75, output
-    assert "training 0 was stopped" in output
-    assert "training worker 0 in" in output
+    found = re.search(r"training (\d) was stopped", output)
+    assert found is not None, output
+    assert f"training worker {found[1]} in" in output
     assert "its process is gone" in output
     assert seconds < 60
     run = tmp_path / "runs" / "tiny"
-    (evidence,) = (run / "stacks").iterdir()
-    assert evidence.name.endswith("-training-0.txt")
-    assert "state T" in evidence.read_text()
-    assert [(role, ranks) for role, ranks, _ in hangs(run)] == [("training", [0])]
+    evidence = {path.name.partition("-")[2]: path.read_text() for path in (run / "stacks").iterdir()}
+    assert evidence.keys() == {f"training-{rank}.txt" for rank in range(workers)}
+    stopped = evidence.pop(f"training-{found[1]}.txt")
+    assert "state T" in stopped
+    assert all("most recent call first" in text for text in evidence.values())
+    assert [(role, ranks) for role, ranks, _ in hangs(run)] == [("training", [int(found[1])])]
 
 
 @pytest.mark.slow
