@@ -71,7 +71,7 @@ class NodeWatch:
         for path in self._folder.iterdir():
             if path.suffix == STACKS:
                 continue
-            page = Page.read(path.read_bytes())
+            page = Page.read(_bytes(path))
             if page is None:
                 continue
             rank, _, rest = path.name.partition(".")
@@ -133,7 +133,7 @@ class NodeWatch:
     def _stacks(self, processes: Iterable[Sighting]) -> dict[str, str]:
         """Ask processes for their stacks, and return what is new in each one's file when it does not grow any more."""
         files = {one.name: self._folder / (one.name + STACKS) for one in processes}
-        before = {name: file.stat().st_size for name, file in files.items()}
+        before = {name: len(_bytes(file)) for name, file in files.items()}
         for one in processes:
             with suppress(ProcessLookupError):
                 os.kill(one.pid, signal.SIGUSR2)
@@ -141,13 +141,19 @@ class NodeWatch:
         sizes: dict[str, int] = {}
         while time.monotonic() < until:
             time.sleep(0.1)
-            last, sizes = sizes, {name: file.stat().st_size for name, file in files.items()}
+            last, sizes = sizes, {name: len(_bytes(file)) for name, file in files.items()}
             if sizes == last and all(size > before[name] for name, size in sizes.items()):
                 break
         return {
-            name: file.read_bytes()[before[name] :].decode(errors="replace") or "no answer"
-            for name, file in files.items()
+            name: _bytes(file)[before[name] :].decode(errors="replace") or "no answer" for name, file in files.items()
         }
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""  # another watch of this machine has swept it up
 
 
 def _content(path: Path) -> str:

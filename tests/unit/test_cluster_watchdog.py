@@ -246,13 +246,15 @@ def test_a_node_finds_who_lives_and_sweeps_the_pages_of_others(tmp_path: Path) -
     written(folder, "2.training.14", 8)  # another process has its id now
     written(folder, "3.training.15", 9)  # gone
     (folder / "4.training.16").write_bytes(b"")  # just being made
+    (folder / "5.training.17").symlink_to("gone")  # and one that goes while it is looked at
     found = {one.name: one for one in watch.look()}
     assert {(one.role, one.rank, one.pid, one.state) for one in found.values()} == {
         ("training", 0, 11, "S"),
         ("my/pool.a", 3, 12, "T"),
     }
     assert found["0.training.11"].page.phase == "save"
-    assert {path.name for path in folder.iterdir() if path.suffix != STACKS} == {*found, "4.training.16"}
+    left = {path.name for path in folder.iterdir() if path.suffix != STACKS}
+    assert left == {*found, "4.training.16", "5.training.17"}
     watch.close()
     assert not folder.exists()
 
@@ -485,8 +487,9 @@ def test_py_spy_is_asked_where_it_is_installed(
     program.write_text('#!/bin/sh\necho "native stacks by $@"\n')
     program.chmod(0o755)
     watch = NodeWatch(tmp_path / "pages")
+    monkeypatch.setenv("PATH", str(tmp_path))
     (before,) = watch.evidence([f"0.training.{stopped.pid}"]).values()
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", str(program.parent))
     (after,) = watch.evidence([f"0.training.{stopped.pid}"]).values()
     assert "py-spy" not in before
     assert f"native stacks by dump --nonblocking --pid {stopped.pid}" in after
