@@ -4,7 +4,7 @@ BIN := .venv/bin
 export RAY_USAGE_STATS_ENABLED := 0
 UNIT_TESTS = $(BIN)/pytest tests/unit tests/oracle -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: help setup demo test test-all unit oracle oracle-setup tokenizers gpu-check lint types imports docs lock mlflow clean
+.PHONY: help setup demo test test-all unit chaos oracle oracle-setup tokenizers gpu-check lint types imports docs lock mlflow clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -23,6 +23,9 @@ test-all: setup oracle-setup tokenizers  ## The same and the slow ones: every te
 
 unit: setup  ## Unit and oracle tests only: without Ray, minutes
 	$(UNIT_TESTS)
+
+chaos: setup  ## Kill, stop and break the roles of runs in all phases, and compare what comes out: half an hour
+	$(BIN)/pytest tests/chaos -m "not gpu"
 
 oracle: oracle-setup  ## Compare the algorithms with other libraries; prints and writes docs/conformance.md
 	$(BIN)/pytest tests/oracle --conformance docs/conformance.md
