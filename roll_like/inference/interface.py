@@ -299,8 +299,9 @@ class PolledEngine(InferenceEngine):
 class JudgeServer(ABC):
     """An OpenAI-compatible server of one replica of a judge model, in a Ray actor of its own.
 
-    Made as `Server(config, spec, timeout_seconds)` out of its `judge` section, an `EngineSpec` and how long it may take
-    to start.
+    Made as `Server(config, spec, timeout_seconds, address)` out of its `judge` section, an `EngineSpec`, how long it
+    may take to start, and where it is to answer: the `url` of the server that it replaces, or None for a place of its
+    own.
     """
 
     @abstractmethod
@@ -314,6 +315,10 @@ class JudgeServer(ABC):
         Raises:
             EngineError: It ended, or did not answer in time.
         """
+
+    @abstractmethod
+    async def ended(self) -> None:
+        """Wait until the server that was started has ended, whatever the reason."""
 
     @abstractmethod
     async def close(self) -> None:

@@ -20,6 +20,7 @@ from roll_like.data.tasks import TaskSet, load_tasks
 from roll_like.inference.interface import EngineSpec, JudgeServer
 from roll_like.inference.plugin import EnginePlugin
 from roll_like.models.load import load_renderer, resolve_model
+from roll_like.policy_gradient.judge import JudgeKeeper
 from roll_like.policy_gradient.workers import Progress
 from roll_like.registry import INFERENCE_ENGINES
 from roll_like.rewards.base import RewardConfig
@@ -53,14 +54,19 @@ class RewardWorkers:
         self._resources = resources
         self._stack = stack
         self._wait_for_judge: Callable[[], object] = lambda: None
+        self._keeper: JudgeKeeper | None = None
         self.pools: RewardPools
 
     def start(self) -> None:
         """Start the processes; the judge loads its model from now on."""
-        judge = _start_judge(self._config, self._resources, self._stack)
+        urls: list[str] = []
+        judge = _start_judge(self._config, self._resources, self._stack, urls)
         if judge is not None:
+            urls += judge.everywhere(JudgeServer.url)
             self._wait_for_judge = judge.begin(JudgeServer.start)
-        self.pools = _start_rewards(self._config, self._resources, self._stack, judge)
+            self._keeper = JudgeKeeper(judge, self._resources.report)
+            self._stack.callback(self._keeper.close)
+        self.pools = _start_rewards(self._config, self._resources, self._stack, urls, self._keeper)
 
     def wait(self) -> None:
         """Wait until they can score.
@@ -69,6 +75,8 @@ class RewardWorkers:
             RollLikeError: A reward cannot be built, or the judge did not start.
         """
         self._wait_for_judge()
+        if self._keeper is not None:
+            self._keeper.start()
         self.pools.wait_until_ready()
 
     def scheduler(self, inference: Fleet, progress: Progress = lambda done, total: None) -> GenerateScheduler:
@@ -139,9 +147,16 @@ def prompt_evaluator(
 
 
 def _start_judge(
-    config: RewardedRunConfig, resources: ResourceManager, stack: ExitStack
+    config: RewardedRunConfig, resources: ResourceManager, stack: ExitStack, urls: Sequence[str]
 ) -> Cluster[JudgeServer] | None:
-    """Start the judge's processes, or nothing where there is none; their models are loaded by `JudgeServer.start`."""
+    """Start the judge's processes, or nothing where there is none; their models are loaded by `JudgeServer.start`.
+
+    Args:
+        config: The run's configuration.
+        resources: Where they go.
+        stack: Ends them when it is closed.
+        urls: Where servers that are started later, in the place of others, are to answer.
+    """
     judge = config.judge
     if judge is None:
         return None
@@ -165,7 +180,7 @@ def _start_judge(
         "judge",
         plugin.judge_server(),
         resources.place(devices, judge.replicas, "judge"),
-        arguments=lambda rank: (judge, spec, config.resources.start_timeout_seconds),
+        arguments=lambda rank: (judge, spec, config.resources.start_timeout_seconds, urls[rank] if urls else None),
         environment=lambda rank: {**thread_environment(spec.threads), **plugin.environment(judge, spec)},
     )
     stack.callback(cluster.close, JudgeServer.close)
@@ -173,10 +188,13 @@ def _start_judge(
 
 
 def _start_rewards(
-    config: RewardedRunConfig, resources: ResourceManager, stack: ExitStack, judge: Cluster[JudgeServer] | None
+    config: RewardedRunConfig,
+    resources: ResourceManager,
+    stack: ExitStack,
+    urls: Sequence[str],
+    judge: JudgeKeeper | None,
 ) -> RewardPools:
     """Start the pools of reward workers: those of `rewards.pools`, and one for all other rewards."""
-    urls = [] if judge is None else judge.everywhere(JudgeServer.url)
     use = cast(Sequence[RewardConfig], config.rewards.use)
     pooled = {name for pool in config.rewards.pools.values() for name in pool.rewards}
     others = tuple(reward_name(reward) for reward in use if reward_name(reward) not in pooled)
@@ -188,7 +206,7 @@ def _start_rewards(
         chosen = tuple(reward for reward in use if reward_name(reward) in pool.rewards)
         section = config.rewards.model_copy(update={"use": chosen})
         shares.append(RewardShare(chosen, _start_pool(config, name, pool, section, urls, resources, stack)))
-    return RewardPools(shares, config.domain_rewards)
+    return RewardPools(shares, config.domain_rewards, judge)
 
 
 def _start_pool(

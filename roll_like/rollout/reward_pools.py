@@ -33,17 +33,32 @@ class RewardShare:
     pool: ReadyScorer
 
 
+class Judge(Protocol):
+    """The run's own judge, whose servers may end and be replaced."""
+
+    @property
+    def deaths(self) -> int:
+        """How many have ended so far."""
+
+    async def died_since(self, deaths: int) -> bool:
+        """Wait until all servers answer, if more than `deaths` have ended; return whether that is so."""
+
+
 class RewardPools:
     """Has a group scored by several pools at a time and combines their results.
 
     Args:
         shares: The pools; every reward is in one of them.
         domains: Names of the rewards of each domain that names its own.
+        judge: The run's own judge, if rewards ask one. What fails because a server of it ended is scored again.
     """
 
-    def __init__(self, shares: Sequence[RewardShare], domains: Mapping[str, Sequence[str]]) -> None:
+    def __init__(
+        self, shares: Sequence[RewardShare], domains: Mapping[str, Sequence[str]], judge: Judge | None = None
+    ) -> None:
         self._shares = shares
         self._domains = domains
+        self._judge = judge
 
     def wait_until_ready(self) -> None:
         """Wait until every worker has built its rewards, so that one that cannot ends the run before it begins.
@@ -78,8 +93,12 @@ class RewardPools:
             raise ConfigError(
                 f"no reward scores the data source {group.task.source!r}", fix="add it to one in rewards.use"
             )
-        parts = await asyncio.gather(*(pool.score(group) for pool in pools))
-        return together(group, parts)
+        while True:
+            deaths = 0 if self._judge is None else self._judge.deaths
+            scored = together(group, await asyncio.gather(*(pool.score(group) for pool in pools)))
+            failed = len(scored.failures) > len(group.failures)
+            if not failed or self._judge is None or not await self._judge.died_since(deaths):
+                return scored
 
 
 def together(group: Group[Trajectory], parts: Sequence[Group[Scored]]) -> Group[Scored]:

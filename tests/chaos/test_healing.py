@@ -6,10 +6,12 @@ an undisturbed run is the same to the bit each time.
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from faults import at, kill, kill_engine_core
 from hygiene import nothing_left
@@ -256,3 +258,39 @@ def test_vllm_is_replaced_and_gets_the_version_that_was_current(
     assert [line["step"] for line in run.lines] == [1, 2, 3, 4]
     assert {line["staleness/max"] for line in run.lines} == {0}
     assert max(line["mismatch/kl"] for line in run.lines) < 1e-3, "sampled with other weights"
+
+
+@pytest.mark.slow
+def test_a_judge_that_dies_answers_again_at_its_address(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill_server(_: Workers) -> None:
+        (server,) = (one for one in psutil.process_iter() if "roll_like.inference.vllm.server" in one.cmdline())
+        server.send_signal(signal.SIGKILL)
+
+    rewards = {
+        "use": [
+            {
+                "type": "llm_judge",
+                "judges": [{"url": "judge", "model": "judge", "max_tokens": 256}],
+                "rubric": "Is it good?",
+                "template": "$prompt $response $rubric $lowest $highest",
+            }
+        ]
+    }
+    at(monkeypatch, Workers, "generating", 2, kill_server)
+    run = ended(
+        rlvr(
+            tmp_path,
+            model,
+            steps=2,
+            rollout={"prompts_per_step": 2, "samples_per_prompt": 2, "max_response_tokens": 8},
+            judge={"path": str(model), "dtype": "float32", "kv_cache_gib": 0.2, "max_model_len": 1024},
+            rewards=rewards,
+            checkpoint={"at_end": False, "export": False},
+            evaluation=None,
+        )
+    )
+    assert [line["rollout/failures"] for line in run.lines] == [0, 0]
+    assert run.total("health/restarts/judge") == 1
+    assert "the server of judge 0 ended; it was replaced in" in run.output

@@ -42,14 +42,21 @@ class VLLMServer(JudgeServer):
         config: The `judge` section.
         spec: Model, precision and devices of this replica.
         timeout_seconds: How long it may take to start.
+        address: The `url` to answer at; None for a free port of this machine.
     """
 
-    def __init__(self, config: VLLMJudgeConfig, spec: EngineSpec, timeout_seconds: float) -> None:
+    def __init__(
+        self, config: VLLMJudgeConfig, spec: EngineSpec, timeout_seconds: float, address: str | None = None
+    ) -> None:
         self._config = config
         self._spec = spec
         self._timeout_seconds = timeout_seconds
-        self._host = node_address()
-        self._port = free_port(self._host)
+        if address is None:
+            self._host = node_address()
+            self._port = free_port(self._host)
+        else:
+            self._host, _, port = address.removeprefix("http://").removesuffix("/v1").rpartition(":")
+            self._port = int(port)
         self._process: subprocess.Popen[bytes] | None = None
         self._log = Path(tempfile.mkstemp(prefix="roll-like-judge-", suffix=".log")[1])
 
@@ -80,6 +87,11 @@ class VLLMServer(JudgeServer):
                     fix="raise resources.start_timeout_seconds",
                 )
             await asyncio.sleep(POLL_SECONDS)
+
+    async def ended(self) -> None:
+        """Wait for the server's end."""
+        if self._process is not None:
+            await asyncio.to_thread(self._process.wait)
 
     async def close(self) -> None:
         """End the server."""
