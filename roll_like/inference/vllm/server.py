@@ -18,7 +18,6 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from pathlib import Path
 from typing import Any
 
 from roll_like.cluster.address import free_port, node_address
@@ -58,7 +57,8 @@ class VLLMServer(JudgeServer):
             self._host, _, port = address.removeprefix("http://").removesuffix("/v1").rpartition(":")
             self._port = int(port)
         self._process: subprocess.Popen[bytes] | None = None
-        self._log = Path(tempfile.mkstemp(prefix="roll-like-judge-", suffix=".log")[1])
+        # without a name: it goes with this process, however that ends
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
 
     async def url(self) -> str:
         """Return the base address of its API; nothing answers there before `start`."""
@@ -72,8 +72,7 @@ class VLLMServer(JudgeServer):
         """
         command = [sys.executable, "-m", "roll_like.inference.vllm.server", *server_arguments(self._config, self._spec)]
         command += ["--host", self._host, "--port", str(self._port)]
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT)
         started = time.monotonic()
         while not await asyncio.to_thread(self._answers):
             if self._process.poll() is not None:
@@ -102,7 +101,7 @@ class VLLMServer(JudgeServer):
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-        self._log.unlink(missing_ok=True)
+        self._log.close()
 
     def _answers(self) -> bool:
         try:
@@ -112,7 +111,10 @@ class VLLMServer(JudgeServer):
             return False
 
     def _last_lines(self) -> str:
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-LAST_LINES:])
+        descriptor = self._log.fileno()
+        # from the start, without moving to it: the server writes at the same position
+        printed = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+        return "\n".join(printed.decode(errors="replace").splitlines()[-LAST_LINES:])
 
 
 def server_arguments(config: VLLMJudgeConfig, spec: EngineSpec) -> list[str]:
