@@ -13,7 +13,7 @@ from typing import Any
 from roll_like.cluster.address import free_port
 
 #: How long ranks may take. Seconds.
-TIMEOUT = 100
+TIMEOUT = 200
 
 
 def on_ranks(function: Callable[..., Any], *arguments: Any, ranks: int = 2) -> list[Any]:
