@@ -29,8 +29,7 @@ class JudgeKeeper:
     """
 
     def __init__(self, servers: Cluster[JudgeServer], report: Report, budget: RestartBudget | None = None) -> None:
-        #: How many have ended so far.
-        self.deaths = 0
+        self._deaths = 0
         self._servers = servers
         self._report = report
         self._budget = budget or RestartBudget()
@@ -47,30 +46,34 @@ class JudgeKeeper:
         """Let servers end."""
         self._closed = True
 
-    async def died_since(self, deaths: int) -> bool:
-        """Wait until all servers answer, if more than `deaths` have ended; return whether that is so.
-
-        Args:
-            deaths: How many had, before something failed.
-        """
-        until = time.monotonic() + NOTICE_SECONDS
-        while self.deaths == deaths and time.monotonic() < until:
-            await asyncio.sleep(LOOK_SECONDS)
+    async def ready(self) -> int:
+        """Wait until all servers answer; return how many have ended so far."""
         while self._away and not self._lost:
             await asyncio.sleep(LOOK_SECONDS)
-        return self.deaths > deaths and not self._lost
+        return self._deaths
+
+    async def died_since(self, deaths: int) -> bool:
+        """Return whether more than `deaths` have ended, and are being replaced or have been.
+
+        Args:
+            deaths: What `ready` said before something failed.
+        """
+        until = time.monotonic() + NOTICE_SECONDS
+        while self._deaths == deaths and time.monotonic() < until:
+            await asyncio.sleep(LOOK_SECONDS)
+        return self._deaths > deaths and not self._lost
 
     def _keep(self, rank: int) -> None:
         while True:
             try:
-                self._servers.only([rank]).on(0, JudgeServer.ended)
+                self._servers.only([rank]).everywhere(JudgeServer.ended)
                 cause = f"the server of judge {rank} ended"
             except RollLikeError as error:
                 cause = brief(error)
             if self._closed:
                 return
             self._away.add(rank)
-            self.deaths += 1
+            self._deaths += 1
             if not self._replace(rank, cause):
                 self._lost = True
                 return
@@ -84,7 +87,7 @@ class JudgeKeeper:
             self._servers.fence(rank)
             self._servers.restart(rank)
             try:
-                self._servers.only([rank]).on(0, JudgeServer.start)
+                self._servers.only([rank]).everywhere(JudgeServer.start)
             except RollLikeError as failure:
                 error = brief(failure)
                 continue

@@ -36,12 +36,11 @@ class RewardShare:
 class Judge(Protocol):
     """The run's own judge, whose servers may end and be replaced."""
 
-    @property
-    def deaths(self) -> int:
-        """How many have ended so far."""
+    async def ready(self) -> int:
+        """Wait until all servers answer; return how many have ended so far."""
 
     async def died_since(self, deaths: int) -> bool:
-        """Wait until all servers answer, if more than `deaths` have ended; return whether that is so."""
+        """Return whether more than `deaths` have ended, and are being replaced or have been."""
 
 
 class RewardPools:
@@ -94,7 +93,7 @@ class RewardPools:
                 f"no reward scores the data source {group.task.source!r}", fix="add it to one in rewards.use"
             )
         while True:
-            deaths = 0 if self._judge is None else self._judge.deaths
+            deaths = 0 if self._judge is None else await self._judge.ready()
             scored = together(group, await asyncio.gather(*(pool.score(group) for pool in pools)))
             failed = len(scored.failures) > len(group.failures)
             if not failed or self._judge is None or not await self._judge.died_since(deaths):

@@ -38,7 +38,6 @@ class FakeServers:
 
         class Handle:
             def on(_, place: int, method: Callable[..., Any]) -> None:
-                assert place == 0
                 if method is JudgeServer.start:
                     self.did.append(f"start {rank}")
                     if self.starts and (error := self.starts.pop(0)) is not None:
@@ -79,11 +78,13 @@ async def test_a_server_that_ends_is_started_again() -> None:
     assert not await keeper.died_since(0)
     servers.ends[1].set()
     assert await keeper.died_since(0)
+    assert await keeper.ready() == 1
     assert servers.did == ["fence 1", "restart 1", "start 1"]
     assert told == ["judge: the server of judge 1 ended; it was replaced in 0 s, and what it was asked is asked again"]
     servers.errors[0] = WorkerDied("judge worker 0 in ended: its process is gone (killed)")
     servers.ends[0].set()
     assert await keeper.died_since(1)
+    assert await keeper.ready() == 2
     assert told[1].startswith("judge: judge worker 0 in ended: its process is gone; it was replaced in 0 s")
     keeper.close()
     for end in servers.ends:
@@ -96,8 +97,11 @@ async def test_a_start_that_fails_is_tried_again_and_then_given_up() -> None:
     keeper, told = keeper_of(servers)
     servers.ends[0].set()
     assert await keeper.died_since(0)
+    assert await keeper.ready() == 1
     assert servers.did.count("restart 0") == 2
     servers.ends[0].set()
+    await asyncio.sleep(0.1)
+    assert await keeper.ready() == 2
     assert not await keeper.died_since(1)
     assert told[1] == "judge: judge 0 ended too often and is not replaced; the last error: no memory"
 
@@ -126,11 +130,13 @@ class FakePool:
 
 class FakeJudge:
     def __init__(self, *died: bool) -> None:
-        self.deaths = 3
         self.died = list(died)
 
+    async def ready(self) -> int:
+        return 3
+
     async def died_since(self, deaths: int) -> bool:
-        assert deaths == self.deaths
+        assert deaths == 3
         return self.died.pop(0)
 
 
