@@ -37,7 +37,7 @@ class FakeServers:
         (rank,) = ranks
 
         class Handle:
-            def on(_, place: int, method: Callable[..., Any]) -> None:
+            def everywhere(_, method: Callable[..., Any]) -> None:
                 if method is JudgeServer.start:
                     self.did.append(f"start {rank}")
                     if self.starts and (error := self.starts.pop(0)) is not None:
