@@ -181,7 +181,7 @@ def test_what_ranks_found_comes_together_in_tuples_and_dicts() -> None:
 def test_neighbours_share_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[list[int]] = []
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 6)
-    monkeypatch.setattr(torch.distributed, "new_group", lambda ranks: made.append(ranks) or ranks)
+    monkeypatch.setattr(torch.distributed, "new_group", lambda ranks, timeout: made.append(ranks) or ranks)
     places = []
     for rank in range(6):
         monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
