@@ -181,15 +181,15 @@ class DeepSpeedBackend(BackendPlugin):
         self._engine.step()
         if norm is None:
             norm = float(self._engine.get_global_grad_norm())
-            if not math.isfinite(norm):
-                self._forget_gradient()
+        self._forget_gradient()
         return norm
 
     def _forget_gradient(self) -> None:
-        """Clear what DeepSpeed 0.19 keeps of a gradient that it has discarded.
+        """Clear what DeepSpeed 0.19 keeps of the gradient of an update, whether that was taken or discarded.
 
-        ZeRO 1 and 2 with an offloaded optimizer of 16-bit weights would add the next gradients to it. ZeRO 3, and any
-        stage with an offloaded optimizer, would take it for the gradient of parameters that the next update leaves out.
+        ZeRO 3, and any stage with an offloaded optimizer, would take it for the gradient of parameters that the next
+        update leaves out, such as experts without tokens. ZeRO 1 and 2 with an offloaded optimizer of 16-bit weights
+        would add the next gradients to a discarded one.
         """
         optimizer = self._engine.optimizer
         sums = getattr(optimizer, "averaged_gradients", {})

@@ -216,6 +216,45 @@ def test_a_gradient_that_is_not_finite_changes_nothing(
             assert outcome == expected, f"rank {rank}: {case}"
 
 
+def alternating(rank: int, ranks: int, address: Any, cases: list[tuple[dict[str, Any], str]]) -> list[list[float]]:
+    """Of each case: the norms of updates with both experts and with one in turn, beside those of plain gradients."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK="0")
+    os.environ.update(MASTER_ADDR=address[0], MASTER_PORT=str(address[1]))
+    TRAINING_BACKENDS.get("deepspeed")(TrainingConfig(), dtype="float32", device="cpu", world_size=ranks).join()
+    ratios = []
+    for settings, dtype in cases:
+        section = TrainingConfig(workers=ranks, optimizer={"lr": 1e-3, "max_grad_norm": 1e9}, **settings)
+        backend: Any = TRAINING_BACKENDS.get(section.backend)(section, dtype=dtype, device="cpu", world_size=ranks)
+        seed_everything(0)
+        backend.wrap(TwoExperts().to(getattr(torch, dtype)))
+        inputs = torch.randn(4, 64).to(getattr(torch, dtype))
+        of_case = []
+        for used in (2, 1, 2, 1):
+            weights = [expert.weight for expert in backend.module.experts]
+            with backend.gathered(weights) if backend.sharded else nullcontext(weights) as whole:
+                plain = TwoExperts()
+                for expert, weight in zip(plain.experts, whole, strict=True):
+                    expert.weight.data = weight.detach().float().clone()
+            plain(inputs.float(), used).backward()
+            norm = torch.stack([expert.weight.grad.norm() for expert in plain.experts[:used]]).norm()
+            backend.forward_backward(partial(_scaled, backend, inputs, used, 1.0), last=True)
+            of_case.append(backend.optimizer_step(1e-3) / float(norm))
+        ratios.append(of_case)
+    torch.distributed.destroy_process_group()
+    return ratios
+
+
+def test_a_parameter_that_an_update_leaves_out_has_none_of_the_gradient_before() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"zero_stage": 1}, "float32"),
+        ({"zero_stage": 3}, "float32"),
+        (FSDP2, "float32"),
+    ]
+    (ratios,) = on_ranks(alternating, cases, ranks=1)
+    for case, found in zip(cases, ratios, strict=True):
+        assert found == pytest.approx([1.0] * 4, rel=1e-3), case
+
+
 #: A training backend of the user's, whose gradients are NaN in some attempts.
 SPOILING = """
 from roll_like.registry import TRAINING_BACKENDS
