@@ -173,7 +173,8 @@ def test_a_trainer_that_dies_is_started_again(
         assert run.total("health/restarts/training") == 1
 
 
-@pytest.mark.parametrize("role", ["actor", pytest.param("critic", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["actor", "critic"])
 def test_two_ranks_a_reference_and_a_critic(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, model: Path, monkeypatch: pytest.MonkeyPatch, role: str
 ) -> None:

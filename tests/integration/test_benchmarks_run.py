@@ -66,7 +66,16 @@ def smoke_figures(script: Path, *arguments: str, folder: Path) -> dict[str, obje
 
 def some_slow(script: Path) -> Any:
     """Return a parameter of the script, marked slow if it takes half a minute or more."""
-    slow = script.stem in {"async_learning", "async_rollouts", "overhead", "recovery", "rollout", "training", "vs_trl"}
+    slow = script.stem in {
+        "async_learning",
+        "async_rollouts",
+        "attention",
+        "overhead",
+        "recovery",
+        "rollout",
+        "training",
+        "vs_trl",
+    }
     return pytest.param(script, id=script.stem, marks=[pytest.mark.slow] if slow else [])
 
 
