@@ -65,7 +65,7 @@ def smoke_figures(script: Path, *arguments: str, folder: Path) -> dict[str, obje
 
 
 def some_slow(script: Path) -> Any:
-    """Return a parameter of the script, marked slow if it takes half a minute or more."""
+    """Return a parameter of the script, marked slow if it is one of those that take longest."""
     slow = script.stem in {
         "async_learning",
         "async_rollouts",
