@@ -32,7 +32,7 @@ def to_stderr(role: str, text: str, *, seconds: float | None) -> None:
 
 def brief(error: RollLikeError) -> str:
     """Return the first line of an error's message, without what Ray has to say of a death."""
-    return error.message.partition("\n")[0].partition(" (")[0][:200]
+    return error.message.partition("\n")[0].partition(" (")[0].rstrip(": ")[:200]
 
 
 class RestartBudget:
