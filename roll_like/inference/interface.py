@@ -197,7 +197,10 @@ class InferenceEngine(ABC):
         """
 
     async def wake(self) -> None:  # noqa: B027 - optional
-        """Take memory for the weights again; generation stays frozen, and the key-value cache away, until `resume`."""
+        """Take memory for the weights again; generation stays frozen, and the key-value cache away, until `resume`.
+
+        An engine that was started in the place of another while the others slept is told so too, without having slept.
+        """
 
     async def init_weight_transfer(self, info: Mapping[str, Any]) -> None:  # noqa: B027 - optional
         """Connect to the trainer, for weight backends that need it. Called once."""

@@ -76,7 +76,7 @@ class FakeEngine:
         self.frozen = True
 
     async def wake(self) -> None:
-        assert self.frozen
+        """An engine that was started while the others slept has not slept."""
 
     async def start_weight_update(self) -> None:
         self.frozen = True
