@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import socket
 
 import ray
+
+#: Above those of Ray's workers, below Linux's for outgoing connections.
+_PORTS = range(20_000, 32_768)
+_ATTEMPTS = 50
 
 
 def node_address() -> str:
@@ -17,8 +22,20 @@ def node_address() -> str:
 
 
 def free_port(host: str = "") -> int:
-    """Return a port of this node that nothing listens at, on one address or on all."""
+    """Return a port of this node that nothing listens at, on one address or on all.
+
+    Below those that Linux gives to outgoing connections: one of these may take such a port before it is listened at.
+    """
+    chosen = random.SystemRandom()  # training seeds the other generator, alike in all runs of a node
+    for _ in range(_ATTEMPTS):
+        with socket.socket() as probe:
+            try:
+                port = chosen.choice(_PORTS)
+                probe.bind((host, port))
+            except OSError:
+                continue
+            return port
     with socket.socket() as probe:
         probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-    return port
+        given: int = probe.getsockname()[1]
+    return given
