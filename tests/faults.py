@@ -25,11 +25,15 @@ def at(patch: pytest.MonkeyPatch, owner: type[Any], name: str, call: int, action
     patch.setattr(owner, name, calling)
 
 
+def pid_of(worker: Any) -> int:
+    pid: int = ray.get(worker.__ray_call__.remote(lambda _: os.getpid()))
+    return pid
+
+
 def kill(worker: Any) -> None:
-    os.kill(ray.get(worker.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+    os.kill(pid_of(worker), signal.SIGKILL)
 
 
 def kill_engine_core(worker: Any) -> None:
-    pid = ray.get(worker.__ray_call__.remote(lambda _: os.getpid()))
-    (core,) = (one for one in psutil.Process(pid).children(recursive=True) if "EngineCore" in one.name())
+    (core,) = (one for one in psutil.Process(pid_of(worker)).children(recursive=True) if "EngineCore" in one.name())
     core.send_signal(signal.SIGKILL)

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from roll_like.check.activations import forward_bytes, head_bytes, training_bytes
 from roll_like.config.inference import EngineConfig, engines_share_gpus
-from roll_like.config.plan import GIB, trained_parameters, training_states
+from roll_like.config.plan import GIB, bytes_per_value, frozen_sections, trained_parameters, training_states
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.roles import RolePlan
 from roll_like.config.run import RunConfig
@@ -143,7 +143,7 @@ def _plan_of(
         processes[("inference", "CUDA")] = CONTEXT_BYTES
         whole, cache = _engine(config, engine, shapes["inference"], memory)
         phase("sampling", whole, staying())
-        per_token = shapes["inference"].kv_bytes_per_token(_width(config)) // engine.devices_per_worker
+        per_token = shapes["inference"].kv_bytes_per_token(bytes_per_value(config)) // engine.devices_per_worker
         awake = {} if _sleeps(config.inference) and models else whole
     for model in models:
         together = engine is None or not model.moves
@@ -151,7 +151,7 @@ def _plan_of(
     policy = next((model for model in models if model.role == "training"), None)
     if engine is not None and policy is not None:
         weights = {key: size for key, size in whole.items() if key[1] == "weights"}
-        largest = shapes["training"].embedding_parameters * _width(config)
+        largest = shapes["training"].embedding_parameters * bytes_per_value(config)
         update = {
             ("training", "tensor in transit"): largest,
             ("training", "transfer buffers"): 2 * max(TRANSFER_BUFFER_BYTES, largest),
@@ -178,10 +178,6 @@ def _joined(*parts: Parts) -> Parts:
     return {key: size for each in parts for key, size in each.items()}
 
 
-def _width(config: RunConfig) -> int:
-    return 4 if config.model.dtype == "float32" else 2
-
-
 def _sleeps(engine: EngineConfig) -> bool:
     return engine.capabilities.sleep and getattr(engine, "sleep", None) is not False
 
@@ -198,14 +194,12 @@ def _model(config: RunConfig, role: RolePlan, shape: ModelShape) -> _Model | Non
     processes = CONTEXT_BYTES + (COMMUNICATOR_BYTES if role.workers > 1 else 0)
     settings = config.trained.get(role.name)
     moves = _shared(config, role.devices)
-    width = _width(config)
+    width = bytes_per_value(config)
     if settings is not None:
         model = _trained_model(config, role.name, settings, shape)
         model.processes, model.moves = processes, moves and settings.sleep is not False
         return model
-    frozen_sections = {"reference": getattr(config, "reference", None)}
-    frozen_sections |= {f"teacher {name}": teacher for name, teacher in getattr(config, "teachers", {}).items()}
-    section = frozen_sections.get(role.name)
+    section = frozen_sections(config).get(role.name)
     if section is None:
         return None
     tokens = section.max_tokens_per_micro_batch
@@ -220,7 +214,7 @@ def _model(config: RunConfig, role: RolePlan, shape: ModelShape) -> _Model | Non
 
 
 def _trained_model(config: RunConfig, role: str, settings: TrainerConfig, shape: ModelShape) -> _Model:
-    width, tokens = _width(config), settings.max_tokens_per_micro_batch
+    width, tokens = bytes_per_value(config), settings.max_tokens_per_micro_batch
     lora = settings.lora if isinstance(settings, TrainingConfig) else None
     trained = trained_parameters(config, shape) if role == "training" else shape.parameters
     states = training_states(settings, shape, trained, width)
@@ -269,7 +263,7 @@ def _engine(
     config: SamplingRunConfig, role: RolePlan, shape: ModelShape, memory: int | None
 ) -> tuple[Parts, int | None]:
     """Return what an engine holds of one GPU, and its cache where that follows from the GPU's memory."""
-    width, gpus = _width(config), role.devices_per_worker
+    width, gpus = bytes_per_value(config), role.devices_per_worker
     weights = shape.parameters * width // gpus
     running = min(config.inference.max_running, config.rollout.max_in_flight)
     # widest tensors of a forward pass, and float32 logits with two copies for the sampler

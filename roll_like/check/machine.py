@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from roll_like.check.findings import Finding, failed
 from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.config.inference import DEFAULT_ENGINE, engines_share_gpus
-from roll_like.config.plan import GIB, Plan, trained_parameters
+from roll_like.config.plan import GIB, Plan, bytes_per_value, trained_parameters
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.run import RunConfig
 from roll_like.config.schedule import AsyncSchedule, ReplaySchedule
@@ -54,7 +54,7 @@ def check_output(config: RunConfig, shape: ModelShape | None) -> Iterator[Findin
     if shape is None:
         return
     saved = config.checkpoint
-    width = 4 if config.model.dtype == "float32" else 2
+    width = bytes_per_value(config)
     moved = trained_parameters(config, shape) + (len(config.trained) - 1) * shape.parameters
     one = moved * (width + (8 if width == 4 else 12))
     written = bool(saved.every) or saved.at_end

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roll_like.check.findings import Finding, failed, is_hub_id
+from roll_like.config.plan import frozen_sections
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.run import RunConfig
 from roll_like.config.sections import ModelConfig, ReferenceSection
@@ -164,9 +165,7 @@ def role_shapes(config: RunConfig, shape: ModelShape | None) -> dict[str, ModelS
     if shape is None:
         return {}
     shapes = {"training": shape, "inference": shape}
-    sections = {name: getattr(config, name, None) for name in ("reference", "critic")}
-    sections |= {f"teacher {name}": teacher for name, teacher in getattr(config, "teachers", {}).items()}
-    for name, section in sections.items():
+    for name, section in {"critic": getattr(config, "critic", None), **frozen_sections(config)}.items():
         if section is None:
             continue
         path = getattr(section, "path", None)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from roll_like.config.gpus import GPU_KINDS, GPUKind
 from roll_like.config.inference import engines_share_gpus
-from roll_like.config.plan import Plan, trained_parameters
+from roll_like.config.plan import Plan, bytes_per_value, trained_parameters
 from roll_like.config.policy_gradient import SamplingRunConfig
 from roll_like.config.run import RunConfig
 from roll_like.models.flops import ForwardPass
@@ -48,17 +48,13 @@ def step_floor(config: RunConfig, made: Plan, shape: ModelShape, moved: int) -> 
     if config.resources.gpu is None:
         return None
     kind = GPU_KINDS[config.resources.gpu]
-    sampled = isinstance(config, SamplingRunConfig) and config.replay is None
+    sampling = config if isinstance(config, SamplingRunConfig) and config.replay is None else None
     return StepFloor(
-        generate=generation_seconds(config, shape, kind) if sampled and isinstance(config, SamplingRunConfig) else None,
+        generate=None if sampling is None else generation_seconds(sampling, shape, kind),
         train=training_seconds(config, made, shape, kind),
-        sync=sync_seconds(config, shape, kind) if sampled and isinstance(config, SamplingRunConfig) else None,
+        sync=None if sampling is None else sync_seconds(sampling, shape, kind),
         move=2 * moved / (kind.host_gb_per_second * 1e9),  # there and back
     )
-
-
-def _width(config: RunConfig) -> int:
-    return 4 if config.model.dtype == "float32" else 2
 
 
 def generation_seconds(config: SamplingRunConfig, shape: ModelShape, kind: GPUKind) -> float:
@@ -68,8 +64,8 @@ def generation_seconds(config: SamplingRunConfig, shape: ModelShape, kind: GPUKi
     running = min(config.inference.max_running, samples)
     response = config.rollout.max_response_tokens
     prompt = max(config.longest_sample - response, 0)
-    cache = running * (prompt + response / 2) * shape.kv_bytes_per_token(_width(config))
-    read = (shape.active_parameters * _width(config) + cache) / (kind.memory_gb_per_second * 1e9)
+    cache = running * (prompt + response / 2) * shape.kv_bytes_per_token(bytes_per_value(config))
+    read = (shape.active_parameters * bytes_per_value(config) + cache) / (kind.memory_gb_per_second * 1e9)
     one = ForwardPass(tokens=running, pairs=running * (prompt + response // 2), targets=running).flops(shape)
     step = max(read, one / (kind.tflops * 1e12)) / gpus
     return response * math.ceil(samples / running) * step
@@ -94,7 +90,7 @@ def training_seconds(config: RunConfig, made: Plan, shape: ModelShape, kind: GPU
 
 def sync_seconds(config: SamplingRunConfig, shape: ModelShape, kind: GPUKind) -> float:
     """Return the least seconds of a weight update: within a GPU each weight is read and written, else it is sent."""
-    size = shape.parameters * _width(config)
+    size = shape.parameters * bytes_per_value(config)
     if engines_share_gpus(config.resources):
         gpus = len(config.resources.device_mapping.inference) // config.inference.replicas
         return 2 * size / gpus / (kind.memory_gb_per_second * 1e9)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 import threading
@@ -164,12 +163,6 @@ class ClusterHandle(Generic[W]):
             raise self._explain(error, rank, method) from None
         return result
 
-    async def ask_everywhere(
-        self, method: Callable[Concatenate[W, P], Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs
-    ) -> list[R]:
-        """Await an asynchronous method of every worker."""
-        return await asyncio.gather(*(self.ask(rank, method, *args, **kwargs) for rank in range(len(self))))
-
     def _call_all(self, arguments: Sequence[Sequence[Any]], method: Callable[..., Any], **kwargs: Any) -> list[Any]:
         """Call every worker with its arguments, as if at once: two threads' calls come in one order everywhere.
 
@@ -285,10 +278,6 @@ class Cluster(ClusterHandle[W]):
         self._ranks = list(range(len(self._placements)))
         self.start_timeout_seconds = min(placement.start_timeout_seconds for placement in self._placements)
         self._limit = _StartLimit(time.monotonic(), self.start_timeout_seconds)
-
-    def handle(self) -> ClusterHandle[W]:
-        """Return what other actors can call these workers by. It knows nothing of later restarts."""
-        return ClusterHandle(self.name, self._actors)
 
     def restart(self, rank: int) -> None:
         """Replace a worker by a fresh one at the same place."""

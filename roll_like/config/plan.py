@@ -6,7 +6,7 @@ Everything here follows from the configuration alone; no device is counted and n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -214,6 +214,17 @@ def _placement(trainer: DeviceRange, engines: DeviceRange | None) -> Placement:
     return "colocated" if trainer == engines else "disaggregated"
 
 
+def bytes_per_value(config: RunConfig) -> int:
+    """Return the size of one value in the precision that models compute in; `auto` counts as 16 bits. Bytes."""
+    return _BYTES[config.model.dtype]
+
+
+def frozen_sections(config: RunConfig) -> dict[str, Any]:
+    """Return the sections of the models that only score, by role; None where a run has no reference."""
+    teachers = {f"teacher {name}": teacher for name, teacher in getattr(config, "teachers", {}).items()}
+    return {"reference": getattr(config, "reference", None), **teachers}
+
+
 def trained_parameters(config: RunConfig, model: ModelSizes) -> int:
     """Return how many parameters the trainer moves: all of the model, or its adapters."""
     lora = config.training.lora
@@ -223,7 +234,7 @@ def trained_parameters(config: RunConfig, model: ModelSizes) -> int:
 def trainer_memory(config: RunConfig, model: ModelSizes) -> MemoryLine:
     """Return the estimated memory of one rank of the trainer, without activations."""
     trained = trained_parameters(config, model)
-    parts = _parts(training_states(config.training, model, trained, _BYTES[config.model.dtype]))
+    parts = _parts(training_states(config.training, model, trained, bytes_per_value(config)))
     if config.task == "text-classification":  # one output in place of a vocabulary
         return MemoryLine(role="training", parts=parts)
     chunk = config.training.logprob_chunk_tokens * config.training.logprob_chunk_vocab * _BYTES["float32"]
@@ -231,20 +242,20 @@ def trainer_memory(config: RunConfig, model: ModelSizes) -> MemoryLine:
 
 
 def _memory(config: SamplingRunConfig, role: RolePlan, model: ModelSizes) -> MemoryLine:
-    weights = model.parameters * _BYTES[config.model.dtype]
+    weights = model.parameters * bytes_per_value(config)
     if role.name == "training":
         return trainer_memory(config, model)
     if role.name == "critic" and isinstance(config, PolicyGradientConfig) and config.critic is not None:
-        states = training_states(config.critic, model, model.parameters, _BYTES[config.model.dtype])
+        states = training_states(config.critic, model, model.parameters, bytes_per_value(config))
         return MemoryLine(role=role.name, parts=_parts(states))
     if role.name == "reference":
         frozen = config.training.frozen(workers=role.workers, max_tokens_per_micro_batch=1)
-        states = training_states(frozen, model, 0, _BYTES[config.model.dtype])
+        states = training_states(frozen, model, 0, bytes_per_value(config))
         return MemoryLine(role=role.name, parts=(("weights", states.weights),))
     cache = config.inference.kv_cache_bytes(config.resources.device)
     if cache is None:
         running = min(config.inference.max_running, config.rollout.max_in_flight)
-        per_token = model.kv_bytes_per_token(_BYTES[config.model.dtype])
+        per_token = model.kv_bytes_per_token(bytes_per_value(config))
         cache = running * config.longest_sample * per_token
     return MemoryLine(role=role.name, parts=(("weights", weights), ("KV cache at most", cache)))
 

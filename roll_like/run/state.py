@@ -142,6 +142,10 @@ class RunState:
         return [engine for engine in self._engines if isinstance(engine, TrainingEngine)]
 
     @property
+    def _rollouts(self) -> list[KeptRollouts]:
+        return [part for part in self._parts.values() if isinstance(part, KeptRollouts)]
+
+    @property
     def replaying(self) -> bool:
         """Whether the step under way was logged before a failure, and only moves what is trained to where it was."""
         return self.finished < self.reached
@@ -157,7 +161,7 @@ class RunState:
         checkpoint = self._store.latest()
         step, states = (self.first_step, self._beginning) if checkpoint is None else (checkpoint.step, checkpoint.state)
         again = range(step, self.reached)
-        if any(isinstance(part, KeptRollouts) and not part.holds(again) for part in self._parts.values()):
+        if not all(rollouts.holds(again) for rollouts in self._rollouts):
             raise CheckpointError(
                 f"there is no checkpoint to start the trainer again from: {len(again)} steps are lost",
                 fix="set checkpoint.every_minutes or checkpoint.every",
@@ -173,7 +177,7 @@ class RunState:
 
     def _lost(self, checkpoint: Checkpoint | None) -> str:
         steps = self.reached - self.finished
-        self._health.append({"health/steps_replayed": Sum(float(steps))})
+        self._note_health({"health/steps_replayed": Sum(float(steps))})
         origin = "the beginning" if checkpoint is None else f"the checkpoint of step {self.finished}"
         if steps == 0:
             return origin
@@ -244,8 +248,7 @@ class RunState:
         self.metrics.warn(text)
         self.metrics.event("recovery", role=role, seconds=seconds)
         if seconds is not None:
-            with self._noting:
-                self._health.append({f"health/restarts/{role}": Sum(1.0), "health/recovery_seconds": Max(seconds)})
+            self._note_health({f"health/restarts/{role}": Sum(1.0), "health/recovery_seconds": Max(seconds)})
 
     def note(self, figures: Metrics, collected: Collected | None = None) -> None:
         """Take figures and samples of the step under way, from a part that the loop does not mention."""
@@ -299,8 +302,12 @@ class RunState:
         """Warn of workers that hung and were killed, and count them; may be called from any thread."""
         self.metrics.warn(text)
         self.metrics.event("hang", role=hang.role, ranks=hang.ranks, phase=hang.phase, seconds=hang.seconds)
+        self._note_health({f"health/hangs/{hang.role}": Sum(len(hang.ranks))})
+
+    def _note_health(self, figures: Metrics) -> None:
+        """Take figures of the next step that is logged, from any thread."""
         with self._noting:
-            self._health.append({f"health/hangs/{hang.role}": Sum(len(hang.ranks))})
+            self._health.append(figures)
 
     def write_checkpoint(self) -> None:
         """Write the state of the last finished step, unless that is on disk already."""
@@ -317,9 +324,8 @@ class RunState:
             )
         self._written_at = self.finished
         if self._guards.healthy:
-            for part in self._parts.values():
-                if isinstance(part, KeptRollouts):
-                    part.forget(self.finished)
+            for rollouts in self._rollouts:
+                rollouts.forget(self.finished)
         self._score = None
         self.note({"checkpoint/stall_seconds": Last(self._clock.stall)})
 

@@ -125,10 +125,10 @@ class TrainingEngine(Generic[StepT]):
         What a fault of the hardware or a kernel whose results vary has caused is gone the second time.
         """
         prefix = self.objective.metric_prefix
-        skipped, norm, time = f"{prefix}/skipped_updates", f"{prefix}/grad_norm", "time/train_compute"
+        skipped, norm, spent = f"{prefix}/skipped_updates", f"{prefix}/grad_norm", "time/train_compute"
         metrics = self._attempt(update)
         if skipped in metrics:
-            metrics = merge([{time: metrics[time]}, self._attempt(update)])
+            metrics = merge([{spent: metrics[spent]}, self._attempt(update)])
             if skipped not in metrics:
                 metrics[f"{prefix}/recomputed_updates"] = Sum(1.0)
         if skipped not in metrics:
@@ -136,7 +136,7 @@ class TrainingEngine(Generic[StepT]):
             return metrics
         self._skipped.note(metrics[norm].value)
         # no figures of the loss: they may be NaN as well, and what follows from them (a KL coefficient) would stay so
-        return {skipped: Sum(1.0), norm: metrics[norm], time: metrics[time]}
+        return {skipped: Sum(1.0), norm: metrics[norm], spent: metrics[spent]}
 
     def _attempt(self, update: Update[Any]) -> dict[str, Metric]:
         computed, moved = self.forward_backward(update), merge(self.optimizer_step())

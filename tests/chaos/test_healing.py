@@ -97,13 +97,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Ended:
 def fleets(monkeypatch: pytest.MonkeyPatch) -> list[Fleet]:
     """The engines of the run, once it has started."""
     found: list[Fleet] = []
-    start = Fleet.__init__
-
-    def starting(fleet: Fleet, *arguments: Any, **keywords: Any) -> None:
-        found.append(fleet)
-        start(fleet, *arguments, **keywords)
-
-    monkeypatch.setattr(Fleet, "__init__", starting)
+    at(monkeypatch, Fleet, "__init__", 1, found.append)
     return found
 
 
@@ -121,11 +115,7 @@ ENGINE_PHASES = {
 
 
 @pytest.mark.parametrize(
-    "phase",
-    [
-        pytest.param(each, marks=[] if each in {"generating", "checking"} else [pytest.mark.slow])
-        for each in ENGINE_PHASES
-    ],
+    "phase", [phase if phase in {"generating", "checking"} else nightly(phase) for phase in ENGINE_PHASES]
 )
 def test_an_engine_that_dies_is_replaced(
     tmp_path: Path, model: Path, undisturbed: Ended, fleets: list[Fleet], monkeypatch: pytest.MonkeyPatch, phase: str
@@ -150,20 +140,13 @@ TRAINER_PHASES = {
 
 
 @pytest.mark.parametrize(
-    "phase",
-    [pytest.param(each, marks=[] if each in {"training", "saving"} else [pytest.mark.slow]) for each in TRAINER_PHASES],
+    "phase", [phase if phase in {"training", "saving"} else nightly(phase) for phase in TRAINER_PHASES]
 )
 def test_a_trainer_that_dies_is_started_again(
     tmp_path: Path, model: Path, undisturbed: Ended, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
     trainers: list[TrainingEngine[Any]] = []
-    start = TrainingEngine.__init__
-
-    def starting(engine: TrainingEngine[Any], *arguments: Any, **keywords: Any) -> None:
-        trainers.append(engine)
-        start(engine, *arguments, **keywords)
-
-    monkeypatch.setattr(TrainingEngine, "__init__", starting)
+    at(monkeypatch, TrainingEngine, "__init__", 1, trainers.append)
     at(monkeypatch, *TRAINER_PHASES[phase], lambda _: kill(trainers[0].cluster._actors[0]))
     run = ended(rlvr(tmp_path, model))
     assert run.weights == undisturbed.weights

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -93,7 +94,7 @@ def test_calls(adders: Cluster[Adder]) -> None:
 async def test_asynchronous_calls(resources: ResourceManager) -> None:
     cluster = Cluster("async", AsyncAdder, resources.beside(2), arguments=lambda rank: (rank,))
     assert await cluster.ask(1, AsyncAdder.add, 1) == 2
-    assert await cluster.ask_everywhere(AsyncAdder.add, 1) == [1, 2]
+    assert await asyncio.gather(*(cluster.ask(rank, AsyncAdder.add, 1) for rank in range(2))) == [1, 2]
     cluster.close()
 
 
