@@ -140,7 +140,7 @@ def main() -> None:
         groups = read_runs([folder / run_name(*run) for run in wanted])
     figures: dict[str, Any] = {"benchmark": "async_learning"}
     for name, runs in groups.items():
-        table(name, runs)
+        figures |= table(name, runs)
     for config in options.configs:
         figures |= compare(groups, config)
     if options.figure is not None:

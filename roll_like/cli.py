@@ -223,12 +223,15 @@ def _run(arguments: argparse.Namespace, config: PipelineConfig) -> int:
 
 def _supervise(config: RunConfig, restarts: int) -> int:
     from roll_like.run.checkpoint import newest_step
-    from roll_like.run.folder import latest_run
+    from roll_like.run.folder import latest_run, locked
     from roll_like.run.supervise import Supervisor, supervised_command
 
     def progress() -> tuple[Path, int] | None:
         latest = latest_run(config)
-        return None if latest is None else (latest, newest_step(latest / "checkpoints"))
+        if latest is None:
+            return None
+        with locked(latest):  # what clears up after a killed attempt may be bringing its last checkpoint to disk
+            return latest, newest_step(latest / "checkpoints")
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)

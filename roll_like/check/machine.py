@@ -57,7 +57,7 @@ def check_output(config: RunConfig, shape: ModelShape | None) -> Iterator[Findin
     width = bytes_per_value(config)
     moved = trained_parameters(config, shape) + (len(config.trained) - 1) * shape.parameters
     one = moved * (width + (8 if width == 4 else 12))
-    written = bool(saved.every) or saved.at_end
+    written = bool(saved.every or saved.every_minutes) or saved.at_end
     kept = (saved.keep + (saved.keep_best and config.evaluation is not None)) if written else 0
     export = shape.parameters * width if saved.export else 0
     free = shutil.disk_usage(there).free

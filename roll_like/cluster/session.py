@@ -32,11 +32,17 @@ class RaySession:
     Args:
         config: The `resources` section.
         log_dir: Where workers' logs go after a failure.
+        checkpoints: Where the newest of `snapshots` goes when this process is killed; None for nowhere.
+        lock: A file whose lock is held until all is cleared up, also after this process was killed.
     """
 
-    def __init__(self, config: HardwareConfig, log_dir: Path) -> None:
+    def __init__(
+        self, config: HardwareConfig, log_dir: Path, *, checkpoints: Path | None = None, lock: int | None = None
+    ) -> None:
         self._config = config
         self._log_dir = log_dir
+        self._checkpoints = checkpoints
+        self._lock = lock
         self._directory: Path | None = None
         self._guardian: subprocess.Popen[bytes] | None = None
 
@@ -78,6 +84,11 @@ class RaySession:
         """Where a folder in memory goes that is to be removed with the local cluster; None where one was joined."""
         return None if self._directory is None else SHARED_MEMORY / self._directory.name
 
+    @property
+    def snapshots(self) -> Path | None:
+        """Where whole checkpoints go that are kept in memory; None where not all workers are on this machine."""
+        return None if self.memory is None else self.memory / "snapshots"
+
     def _start(self) -> None:
         # Unix socket paths are limited to 107 characters, so a short folder
         self._directory = Path(tempfile.mkdtemp(prefix="roll-", dir="/tmp"))
@@ -111,9 +122,13 @@ class RaySession:
 
     def _guard(self, directory: Path) -> None:
         """Start the process that clears up after this one, even after `kill -9`."""
+        rescue: list[str | Path] = []
+        if self._checkpoints is not None and self.snapshots is not None:
+            rescue = ["--rescue", self.snapshots, self._checkpoints.absolute()]
         self._guardian = subprocess.Popen(
-            [sys.executable, "-I", "-S", guardian.__file__, directory.name, str(directory), str(self.memory)],
+            [sys.executable, "-I", "-S", guardian.__file__, directory.name, *rescue, directory, str(self.memory)],
             stdin=subprocess.PIPE,
+            pass_fds=[] if self._lock is None else [self._lock],
             start_new_session=True,  # a terminal's Ctrl-C is not for it
         )
         os.environ[guardian.MARKER] = directory.name

@@ -413,8 +413,8 @@ class CheckpointConfig(ConfigModel):
     )
     every_minutes: Annotated[float, Field(ge=0)] = Field(
         default=10.0,
-        description="Write one between two steps when the last is this old, or older where writing takes more than 2 % "
-        "of the time; 0: never by the clock. Minutes.",
+        description="Write one between two steps when the last is this old, or older where the run waits for it more "
+        "than 2 % of the time; 0: never by the clock. Minutes.",
     )
     keep: PositiveInt = Field(default=2, description="How many of the latest to keep.")
     keep_best: bool = Field(default=True, description="Also keep the one with the best evaluation score.")

@@ -305,13 +305,13 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
         "checkpoint/stall_seconds",
         "s",
         "checkpoint stall",
-        "Time that the run stood still for the checkpoint that was written before the step.",
+        "Time that the run stood still for the state that was kept in memory, or written, before the step.",
     ),
     (
         "checkpoint/age_seconds",
         "s",
         "checkpoint age",
-        "Time since the last checkpoint, or since the start: what would have to run again.",
+        "Age of the last checkpoint on disk, or time since the start.",
     ),
     (
         "health/hangs/<role>",
@@ -331,6 +331,12 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
         "steps",
         "steps computed again",
         "Steps that a restarted trainer computed again, from its checkpoint to where it was.",
+    ),
+    (
+        "health/rewinds",
+        "rewinds",
+        "rewinds",
+        "Steps that were left out, because gradients were not finite; the models went back to a checkpoint.",
     ),
     ("share/<name>", "share", "<name>", "`time/<name>` as a share of the step; phases may overlap."),
     ("memory/rss_gib", "GiB", "memory", "Resident memory of all processes of the run; shared pages count in each."),

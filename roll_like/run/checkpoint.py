@@ -7,14 +7,14 @@
 
 A checkpoint is written under a temporary name, synced to disk and renamed. A directory that a
 killed run left half-written never has a final name; one that the disk damaged fails its checksums,
-and the one before it is used.
+and the one before it is used. One that was made in memory (`snapshots`) is complete there already,
+and is copied.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import time
@@ -27,10 +27,10 @@ from typing import Annotated, Any, Literal
 import xxhash
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from roll_like.cluster.guardian import TEMPORARY, copy_to_disk, publish
 from roll_like.errors import CheckpointError, DiskFullError
 
 _NAME = re.compile(r"step_(\d{6,})")
-_TEMPORARY = ".writing-"
 FORMAT = 1
 MANIFEST = "manifest.json"
 
@@ -60,7 +60,7 @@ class CheckpointClock:
     """Says when a checkpoint is due by the clock.
 
     Args:
-        minutes: Age of the last one; 0 for never.
+        minutes: Age of the last one; infinite for never, 0 for as often as `STALL_SHARE` lets.
         clock: Seconds, monotonic.
     """
 
@@ -79,7 +79,7 @@ class CheckpointClock:
     def due(self) -> bool:
         """Whether the last attempt is long enough ago, so that writing takes at most `STALL_SHARE` of the time."""
         since = self._clock() - self._attempted
-        return self._seconds > 0 and since >= max(self._seconds, self._stall / STALL_SHARE)
+        return since >= max(self._seconds, self._stall / STALL_SHARE)
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
@@ -91,6 +91,14 @@ class CheckpointClock:
         finally:
             self._attempted = self._clock()
             self._stall = self._attempted - began
+
+    def begin(self) -> None:
+        """Note that one begins to be written while the run goes on."""
+        self._attempted = self._clock()
+
+    def written(self) -> None:
+        """Note that it is on disk."""
+        self._written = self._attempted
 
     @property
     def stall(self) -> float:
@@ -141,8 +149,8 @@ class CheckpointStore:
         *,
         score: float | None = None,
         healthy: bool = True,
-    ) -> Checkpoint:
-        """Write a checkpoint; the run can be killed at any moment of it.
+    ) -> Path:
+        """Write a checkpoint and return its directory; the run can be killed at any moment of it.
 
         Args:
             step: How many steps are finished.
@@ -155,28 +163,31 @@ class CheckpointStore:
             DiskFullError: The disk is full or not writable; everything is as before.
             CheckpointError: The same, found by one of several ranks.
         """
-        final = self.directory / f"step_{step:06d}"
-        temporary = self.directory / f"{_TEMPORARY}{final.name}"
+        temporary = self.directory / f"{TEMPORARY}{name_of(step)}"
+        with self._making_room(step, temporary):
+            save_checkpoint(temporary, step, save, state, score=score, healthy=healthy)
+            publish(temporary, self.directory / name_of(step))
+        return self._written(step, score)
+
+    def copy(self, snapshot: Path) -> Path:
+        """Write a checkpoint that is complete in another directory; the run can be killed at any moment of it.
+
+        Raises:
+            DiskFullError: The disk is full or not writable; everything is as before.
+        """
+        manifest = _manifest(snapshot)
+        target = self.directory / name_of(manifest.step)
+        with self._making_room(manifest.step, self.directory / f"{TEMPORARY}{target.name}"):
+            copy_to_disk(snapshot, target)
+        return self._written(manifest.step, manifest.score)
+
+    @contextmanager
+    def _making_room(self, step: int, temporary: Path) -> Iterator[None]:
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._remove_leftovers()
             self._refuse_full_disk()
-            temporary.mkdir()
-            save(temporary)
-            (temporary / "state.json").write_text(json.dumps(dict(state), indent=1))
-            manifest = {
-                "format": FORMAT,
-                "step": step,
-                "score": score,
-                "healthy": healthy,
-                "files": _describe(temporary),
-            }
-            (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
-            _sync_tree(temporary)
-            if final.exists():  # a resumed run reached this step again
-                shutil.rmtree(final)
-            temporary.rename(final)
-            _sync(self.directory)
+            yield
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
             if isinstance(error, CheckpointError):
@@ -186,10 +197,13 @@ class CheckpointStore:
                 fix="free disk space, lower checkpoint.keep, or set output_dir to another disk; then continue "
                 "with --resume",
             ) from error
+
+    def _written(self, step: int, score: float | None) -> Path:
+        path = self.directory / name_of(step)
         if self._keep_best and score is not None:
-            self._remember_best(final, score)
+            self._remember_best(path, score)
         self._prune()
-        return Checkpoint(path=final, step=step, state=state, healthy=healthy)
+        return path
 
     def latest(self) -> Checkpoint | None:
         """Return the newest whole and healthy checkpoint, or None when there is none at all.
@@ -202,7 +216,7 @@ class CheckpointStore:
         for path in reversed(found):
             try:
                 checkpoint = read_checkpoint(path)
-                if path.name != f"step_{checkpoint.step:06d}":
+                if path.name != name_of(checkpoint.step):
                     raise CheckpointError(f"{path} holds the checkpoint of step {checkpoint.step}")
             except CheckpointError as error:
                 damaged += 1
@@ -222,6 +236,10 @@ class CheckpointStore:
             )
         return None
 
+    def newest_step(self) -> int:
+        """Return the step of the newest checkpoint, 0 if there is none."""
+        return newest_step(self.directory)
+
     def _all(self) -> list[Path]:
         if not self.directory.is_dir():
             return []
@@ -238,22 +256,22 @@ class CheckpointStore:
         for path in self._all():
             if path.resolve() not in kept:
                 # the rename makes the removal atomic: a half-removed checkpoint has no valid name
-                doomed = path.rename(path.with_name(f"{_TEMPORARY}old-{path.name}"))
+                doomed = path.rename(path.with_name(f"{TEMPORARY}old-{path.name}"))
                 shutil.rmtree(doomed)
 
     def _remember_best(self, path: Path, score: float) -> None:
         best = self.directory / "best"
         if best.exists():
-            known = _Manifest.model_validate_json((best / MANIFEST).read_text()).score
+            known = _manifest(best).score
             if known is not None and known >= score:
                 return
-        fresh = self.directory / f"{_TEMPORARY}best"
+        fresh = self.directory / f"{TEMPORARY}best"
         fresh.unlink(missing_ok=True)
         fresh.symlink_to(path.name)
         fresh.replace(best)
 
     def _remove_leftovers(self) -> None:
-        for path in self.directory.glob(f"{_TEMPORARY}*"):
+        for path in self.directory.glob(f"{TEMPORARY}*"):
             if path.is_symlink():
                 path.unlink()
             else:
@@ -264,7 +282,7 @@ class CheckpointStore:
         found = self._all()
         if not found:
             return
-        needed = sum(file.stat().st_size for file in found[-1].rglob("*") if file.is_file())
+        needed = size_of(found[-1])
         free = shutil.disk_usage(self.directory).free
         if free < needed:
             raise DiskFullError(
@@ -272,6 +290,39 @@ class CheckpointStore:
                 fix="free disk space, lower checkpoint.keep, or set output_dir to another disk; then continue "
                 "with --resume",
             )
+
+
+def name_of(step: int) -> str:
+    """Return the name of the checkpoint of a step."""
+    return f"step_{step:06d}"
+
+
+def size_of(checkpoint: Path) -> int:
+    """Return how many bytes a checkpoint's files hold."""
+    return sum(file.stat().st_size for file in checkpoint.rglob("*") if file.is_file())
+
+
+def save_checkpoint(
+    directory: Path,
+    step: int,
+    save: Callable[[Path], None],
+    state: Mapping[str, Any],
+    *,
+    score: float | None,
+    healthy: bool,
+) -> None:
+    """Make a complete checkpoint in a directory that is not there yet; arguments as for `CheckpointStore.write`."""
+    directory.mkdir()
+    save(directory)
+    (directory / "state.json").write_text(json.dumps(dict(state), indent=1))
+    manifest = {
+        "format": FORMAT,
+        "step": step,
+        "score": score,
+        "healthy": healthy,
+        "files": _describe(directory),
+    }
+    (directory / MANIFEST).write_text(json.dumps(manifest, indent=1))
 
 
 def newest_step(directory: Path) -> int:
@@ -282,9 +333,13 @@ def newest_step(directory: Path) -> int:
 
 def _is_healthy(path: Path) -> bool:
     try:
-        return _Manifest.model_validate_json((path / MANIFEST).read_text()).healthy
+        return _manifest(path).healthy
     except (OSError, ValueError):
         return False
+
+
+def _manifest(path: Path) -> _Manifest:
+    return _Manifest.model_validate_json((path / MANIFEST).read_text())
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -294,7 +349,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         CheckpointError: Something is missing, was not written with it, is of another size, or has another checksum.
     """
     try:
-        manifest = _Manifest.model_validate_json((path / MANIFEST).read_text())
+        manifest = _manifest(path)
         there = {str(file.relative_to(path)) for file in path.rglob("*") if not file.is_dir()} - {MANIFEST}
         strange = sorted(there.symmetric_difference(manifest.files))
         if strange:
@@ -331,16 +386,3 @@ def _describe(directory: Path) -> dict[str, dict[str, Any]]:
 def _checksum(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
-
-
-def _sync_tree(directory: Path) -> None:
-    for path in [*directory.rglob("*"), directory]:
-        _sync(path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

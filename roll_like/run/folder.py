@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from roll_like.config.run import RunConfig
 from roll_like.errors import CheckpointError, ConfigError
 from roll_like.metrics import files
 
+#: How long the lock of a killed process is waited for: its newest checkpoint may still be on its way to disk. Seconds.
+CLEARING_SECONDS = 300.0
 #: `--resume auto`.
 AUTO = "auto"
 
@@ -75,17 +80,37 @@ def _runs(output_dir: Path) -> list[str]:
 
 
 @contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Hold a run's folder; the lock goes with the process, even a killed one.
+def locked(directory: Path) -> Iterator[int]:
+    """Hold a run's folder; the lock goes with the process, even a killed one. Yield the descriptor of its file.
+
+    What clears up after a killed process holds its lock until that is done, and is waited for.
 
     Raises:
         CheckpointError: Another process runs in it.
     """
-    with (directory / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise CheckpointError(
-                f"another process is running in {directory}", fix="wait for it, or choose another `name`"
-            ) from error
-        yield
+    with (directory / ".lock").open("a+") as file:
+        until = time.monotonic() + CLEARING_SECONDS
+        while not _taken(file):
+            holder = _content(file)
+            if not holder.isdigit() or Path("/proc", holder).exists() or time.monotonic() > until:
+                raise CheckpointError(
+                    f"another process is running in {directory}", fix="wait for it, or choose another `name`"
+                )
+            time.sleep(0.1)
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield file.fileno()
+
+
+def _taken(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _content(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read().strip()

@@ -14,6 +14,7 @@ from roll_like.metrics.manager import MetricsManager
 from roll_like.run.checkpoint import CheckpointStore
 from roll_like.run.folder import find_run, locked
 from roll_like.run.signals import StopSignal
+from roll_like.run.snapshots import Snapshots
 from roll_like.run.state import RunContext, RunState
 
 
@@ -30,7 +31,7 @@ def running(config: RunConfig, resume: str | None) -> Iterator[RunContext]:
     """
     directory, resumed_run = find_run(config, resume)
     with ExitStack() as stack:
-        stack.enter_context(locked(directory))
+        lock = stack.enter_context(locked(directory))
         stack.enter_context(rare_garbage_collection())
         warnings: list[str] = []
         checkpoints = config.checkpoint
@@ -56,13 +57,26 @@ def running(config: RunConfig, resume: str | None) -> Iterator[RunContext]:
             metrics.warn(warning)
         if resumed_run and checkpoint is None:
             metrics.warn(f"{directory} has no checkpoint yet; the run starts from its first step")
-        session = stack.enter_context(RaySession(config.resources, directory / "logs"))
+        durable = bool(checkpoints.every or checkpoints.every_minutes)
+        session = stack.enter_context(
+            RaySession(
+                config.resources, directory / "logs", checkpoints=store.directory if durable else None, lock=lock
+            )
+        )
+        snapshots = Snapshots(session.snapshots, store, durable=durable, warn=metrics.warn)
+        stack.push(snapshots.close)
         signal.claim()
         resources = stack.enter_context(ResourceManager(config.resources))
         resources.allocate()
         require_capable(config, resources.gpus)
         state = RunState(
-            directory=directory, config=config, metrics=metrics, signal=signal, store=store, resumed=checkpoint
+            directory=directory,
+            config=config,
+            metrics=metrics,
+            signal=signal,
+            store=store,
+            snapshots=snapshots,
+            resumed=checkpoint,
         )
         resources.report = state.recovered
         stack.enter_context(

@@ -7,8 +7,11 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from roll_like.cluster.health import RestartBudget, brief
-from roll_like.errors import RollLikeError, WorkerError
+from roll_like.errors import NonFiniteGradientError, RollLikeError, WorkerError
 from roll_like.run.state import RunState
+
+#: A model whose gradients are not finite goes back once in so many steps.
+REWIND_STEPS = 100
 
 
 class Recovery:
@@ -22,6 +25,9 @@ class Recovery:
     this package (of a device, say, or of a network). An error that ends the same step twice ends the run: it does not
     pass by itself.
 
+    A model whose gradients have stopped being finite goes back to its last healthy checkpoint, and on with new samples;
+    once in `REWIND_STEPS` steps.
+
     Args:
         state: The run.
         sleep: Waits for so many seconds.
@@ -32,6 +38,7 @@ class Recovery:
         self._sleep = sleep
         self._budgets = defaultdict[str, RestartBudget](RestartBudget)
         self._last: tuple[type[RollLikeError], int] | None = None
+        self._rewound: int | None = None
 
     def after(self, error: RollLikeError) -> None:
         """Go on after an error, where that may help.
@@ -43,6 +50,9 @@ class Recovery:
             RollLikeError: The error, where it would come again or is none of a trained model's ranks; or that of a rank
                 that could not be started again.
         """
+        if isinstance(error, NonFiniteGradientError):
+            self._go_back(error)
+            return
         role, _ = error.worker or ("", 0)
         trained = self._state.trained
         failure = (type(error), self._state.reached)
@@ -73,4 +83,21 @@ class Recovery:
             role,
             f"{brief(cause)}; all ranks were started again in {seconds:.0f} s, from {origin}",
             seconds=seconds,
+        )
+
+    def _go_back(self, error: NonFiniteGradientError) -> None:
+        step = self._state.finished + 1
+        if self._rewound is not None and step - self._rewound < REWIND_STEPS:
+            error.message += f"; that was so at step {self._rewound} already, and going back has not helped"
+            raise error
+        began = time.monotonic()
+        found = self._state.go_back()
+        if found is None:
+            raise error
+        self._rewound = step
+        seconds = time.monotonic() - began
+        self._state.metrics.event("rewind", step=step, to=found, seconds=seconds)
+        self._state.metrics.warn(
+            f"{error.message}; after {seconds:.0f} s the models are where they were after step {found}, step {step} is "
+            "left out, and the run goes on with new samples"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from roll_like.rollout.source import KeptRollouts
 from roll_like.rollout.storage import write_groups
 from roll_like.run.checkpoint import Checkpoint, CheckpointClock, CheckpointStore
 from roll_like.run.signals import StopRequested, StopSignal
+from roll_like.run.snapshots import Snapshots
 from roll_like.training.engine import TrainingEngine
 from roll_like.types import Group, Scored
 from roll_like.values import Last, Max, Metric, Metrics, Sum
@@ -75,6 +77,8 @@ class RunState:
         config: The whole configuration.
         metrics: Where figures go.
         signal: SIGTERM.
+        store: Its checkpoints on disk.
+        snapshots: Its newest state in memory.
         resumed: The checkpoint to continue from.
     """
 
@@ -86,6 +90,7 @@ class RunState:
         metrics: MetricsManager,
         signal: StopSignal,
         store: CheckpointStore,
+        snapshots: Snapshots,
         resumed: Checkpoint | None,
     ) -> None:
         self.directory = directory
@@ -99,13 +104,14 @@ class RunState:
         self._config = config
         self._signal = signal
         self._store = store
+        self._snapshots = snapshots
         self._resumed = resumed
         self._parts: Mapping[str, Stateful] = {}
         self._engines: list[SavedEngine] = []
         self._beginning: dict[str, Any] = {}
         self._boundary: dict[str, Any] = {}
         self._written_at: int | None = resumed.step if resumed else None
-        self._clock = CheckpointClock(config.checkpoint.every_minutes)
+        self._clock = CheckpointClock(config.checkpoint.every_minutes or math.inf)
         self._failed_writes = 0
         self._guards = Guards(config.guards)
         for _, values in metrics.history:  # of the steps before a resumption; they were warned of then
@@ -151,14 +157,16 @@ class RunState:
         return self.finished < self.reached
 
     def rewind(self) -> str:
-        """Bring what is trained, fresh from its start, to the newest checkpoint; say what was lost.
+        """Bring what is trained, fresh from its start, to its newest state in memory or on disk; say what was lost.
 
         Without one it stays as it started. Rollouts stay where they are: `KeptRollouts` has those of the steps since.
 
         Raises:
             CheckpointError: The rollouts of those steps were not kept, because no checkpoints are written.
         """
-        checkpoint = self._store.latest()
+        self._settle(wait=True)
+        snapshot = self._snapshots.newest()
+        checkpoint = snapshot or self._store.latest()
         step, states = (self.first_step, self._beginning) if checkpoint is None else (checkpoint.step, checkpoint.state)
         again = range(step, self.reached)
         if not all(rollouts.holds(again) for rollouts in self._rollouts):
@@ -173,12 +181,30 @@ class RunState:
             for engine in self.trained:
                 engine.load(checkpoint.path)
         self.finished = step
-        return self._lost(checkpoint)
+        kept = "the beginning" if checkpoint is None else f"the checkpoint of step {step}"
+        return self._lost(kept if snapshot is None else f"the state of step {step} in memory")
 
-    def _lost(self, checkpoint: Checkpoint | None) -> str:
+    def go_back(self) -> int | None:
+        """Bring what is trained, started anew, to its last healthy checkpoint, and leave the step under way out.
+
+        Rollouts and data stay where they are: the next step is one of new samples. Return the step of the checkpoint;
+        None, and nothing is changed, if there is none.
+        """
+        self._settle(wait=True)
+        checkpoint = self._store.latest() or self._snapshots.newest()
+        if checkpoint is None:
+            return None
+        for engine in self.trained:
+            engine.rebuild()
+            engine.load(checkpoint.path)
+        self._note_health({"health/rewinds": Sum(1.0)})
+        self.log(self.finished)
+        self.write_checkpoint()  # from an older one the steps that were left would be learned again
+        return checkpoint.step
+
+    def _lost(self, origin: str) -> str:
         steps = self.reached - self.finished
         self._note_health({"health/steps_replayed": Sum(float(steps))})
-        origin = "the beginning" if checkpoint is None else f"the checkpoint of step {self.finished}"
         if steps == 0:
             return origin
         first, last = self.finished + 1, self.reached
@@ -193,11 +219,8 @@ class RunState:
                 raise StopRequested
             self.timer.restart()
             yield step
-            every = self._config.checkpoint.every
-            if self.replaying:
-                continue
-            if (every and self.finished % every == 0) or self._clock.due:
-                self._try_to_write_checkpoint()
+            if not self.replaying:
+                self._keep_step()
         if self._config.checkpoint.at_end:
             self.write_checkpoint()
 
@@ -311,6 +334,7 @@ class RunState:
 
     def write_checkpoint(self) -> None:
         """Write the state of the last finished step, unless that is on disk already."""
+        self._settle(wait=True)
         if self._written_at == self.finished or self.replaying:
             return
         self.metrics.phase("checkpoint")
@@ -322,28 +346,61 @@ class RunState:
                 score=self._score,
                 healthy=self._guards.healthy,
             )
-        self._written_at = self.finished
-        if self._guards.healthy:
-            for rollouts in self._rollouts:
-                rollouts.forget(self.finished)
+        self._written_at, self._failed_writes = self.finished, 0
         self._score = None
+        if self._guards.healthy:
+            self._forget_rollouts()
         self.note({"checkpoint/stall_seconds": Last(self._clock.stall)})
 
-    def _try_to_write_checkpoint(self) -> None:
-        """Write one if there is room on the disk; else go on, and try again when the next is due.
+    def _keep_step(self) -> None:
+        """Keep the step that was just finished: in memory where that costs little, on disk when that is due.
 
         Raises:
-            CheckpointError: It could not be written, several times in a row or in a way that the run cannot go on from.
+            CheckpointError: Checkpoints could not be written several times in a row, or in a way that the run cannot go
+                on from.
         """
+        every = self._config.checkpoint.every
+        due = (every and self.finished % every == 0) or self._clock.due
         try:
-            self.write_checkpoint()
+            self._settle(wait=due)
+            # an unhealthy one is for people: nothing goes on from it
+            if self._guards.healthy and (due or self._snapshots.due) and self._take_snapshot():
+                if due:
+                    self._score = None
+                    self._clock.begin()
+                    self._snapshots.copy()
+            elif due:
+                self.write_checkpoint()
         except DiskFullError as error:
             self._failed_writes += 1
             if self._failed_writes == MOST_FAILED_WRITES:
                 raise
             self.metrics.warn(f"{error.message}; the run goes on, and tries again when the next checkpoint is due")
-        else:
-            self._failed_writes = 0
+
+    def _take_snapshot(self) -> bool:
+        """Keep the last finished step in memory; return False where that has no room."""
+        taken = self._snapshots.take(
+            self.finished,
+            self._save_engines,
+            self._boundary,
+            score=self._score,
+            expected=lambda: sum(engine.state_bytes() for engine in self.trained),
+        )
+        if taken:
+            self._forget_rollouts()
+            self.note({"checkpoint/stall_seconds": Last(self._snapshots.stall)})
+        return taken
+
+    def _settle(self, *, wait: bool = False) -> None:
+        """Take note of a checkpoint that has come to disk since the last call, or of why it has not."""
+        step = self._snapshots.copied(wait=wait)
+        if step is not None:
+            self._written_at, self._failed_writes = step, 0
+            self._clock.written()
+
+    def _forget_rollouts(self) -> None:
+        for rollouts in self._rollouts:
+            rollouts.forget(self.finished)
 
     def stop(self) -> None:
         """Write the state of the last finished step, and say which signal has ended the run."""

@@ -90,6 +90,7 @@ class TrainingEngine(Generic[StepT]):
         with self.rebuilding():
             self.cluster.rebuild()
             self.restarts += 1
+            self._skipped = SkippedUpdates(self.objective.section)
             meet(self.cluster)
         for again in self.on_rebuilt:
             again()
@@ -209,6 +210,10 @@ class TrainingEngine(Generic[StepT]):
         with self.timer("logprobs"):
             results = self.forward(shards, adapters=adapters)
         return per_sample(samples, shards, results)
+
+    def state_bytes(self) -> int:
+        """Return about how much memory weights and optimizer take, of all ranks; copies count as often as there are."""
+        return sum(self.cluster.everywhere(TrainingRank.state_bytes))
 
     def save(self, directory: Path) -> None:
         """Write every rank's states under a directory that all ranks see."""

@@ -325,6 +325,15 @@ class TrainingRank:
 
     # ---- states --------------------------------------------------------------------------------
 
+    def state_bytes(self) -> int:
+        """Return how much memory this rank's weights and optimizer take, wherever they are."""
+        found: dict[int, int] = {}  # by storage: what is emptied now counts as well, views of one tensor count once
+        for state in get_args(State):
+            for tensor in self._backend.tensors(state):
+                storage = tensor.untyped_storage()._cdata
+                found[storage] = max(found.get(storage, 0), tensor.nbytes)
+        return sum(found.values())
+
     @shared_phase
     def save(self, directory: str) -> None:
         """Write this rank's share of model, optimizer and random states under `directory`.

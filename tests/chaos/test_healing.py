@@ -6,9 +6,12 @@ an undisturbed run is the same to the bit each time.
 
 from __future__ import annotations
 
+import re
 import signal
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
@@ -19,6 +22,7 @@ from run_config import read_lines, run_here, write_run, write_sft_run
 from safetensors import safe_open
 from tiny_model import make_tiny_model
 
+from roll_like.cluster import RaySession
 from roll_like.inference.weight_transfer.sync import WeightSync
 from roll_like.policy_gradient.workers import Workers
 from roll_like.rollout.evaluate import Evaluator
@@ -214,6 +218,31 @@ def test_given_data_is_trained_on_again_where_there_is_no_checkpoint(
     assert run.weights == expected.weights
     assert run.series == expected.series
     assert "from the beginning; steps 1 to 2 are computed again" in run.output
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder in memory for the states of runs here, whatever they cost: on a warm Ray runs have none."""
+    with TemporaryDirectory(dir="/dev/shm", prefix="test-healing-") as folder:
+        monkeypatch.setattr(RaySession, "snapshots", Path(folder) / "snapshots")
+        monkeypatch.setattr("roll_like.run.checkpoint.STALL_SHARE", 1e9)
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("phase", ["training", nightly("saving"), nightly("syncing")])
+def test_no_step_is_computed_again_that_is_in_memory(
+    tmp_path: Path, model: Path, undisturbed: Ended, monkeypatch: pytest.MonkeyPatch, memory: Path, phase: str
+) -> None:
+    trainers: list[TrainingEngine[Any]] = []
+    at(monkeypatch, TrainingEngine, "__init__", 1, trainers.append)
+    at(monkeypatch, *TRAINER_PHASES[phase], lambda _: kill(trainers[0].cluster._actors[0]))
+    run = ended(rlvr(tmp_path, model, checkpoint={"every": 0, "every_minutes": 0, "export": True}))
+    assert run.weights == undisturbed.weights
+    assert run.series == undisturbed.series
+    finished = {"training": 3, "saving": 1, "syncing": 2}[phase]
+    assert re.search(rf"again in \d+ s, from the state of step {finished} in memory\b", run.output)
+    assert run.total("health/steps_replayed") == (phase == "saving")
+    assert list(memory.iterdir()) == []
 
 
 def test_an_error_that_comes_again_ends_the_run(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -255,18 +255,27 @@ def test_a_parameter_that_an_update_leaves_out_has_none_of_the_gradient_before()
         assert found == pytest.approx([1.0] * 4, rel=1e-3), case
 
 
-#: A training backend of the user's, whose gradients are NaN in some attempts.
+#: A training backend of the user's, whose gradients are NaN in some attempts of its first process, and of its second.
 SPOILING = """
+from pathlib import Path
+
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training.deepspeed import DeepSpeedBackend
+
+STARTED = Path(__file__).with_name("started")
 
 
 @TRAINING_BACKENDS.register("spoiling")
 class Spoiling(DeepSpeedBackend):
     attempt = 0
 
+    def wrap(self, module):
+        super().wrap(module)
+        self.bad = (3, 4, 5, 6) if STARTED.exists() else (1, 4, 5, 7, 8, 9, 10)
+        STARTED.touch()
+
     def forward_backward(self, loss_of, *, last):
-        factor = float("nan") if self.attempt in (1, 4, 5, 7, 8, 9, 10) else 1.0
+        factor = float("nan") if self.attempt in self.bad else 1.0
         super().forward_backward(lambda: loss_of() * factor, last=last)
         self.attempt += last
 """
@@ -274,24 +283,35 @@ class Spoiling(DeepSpeedBackend):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm_ray")
-def test_a_run_computes_again_skips_and_ends(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_run_computes_again_skips_goes_back_and_ends(tmp_path: Path, tiny_model: Path) -> None:
     (tmp_path / "spoiling.py").write_text(SPOILING)
     training = {"backend": "spoiling", "optimizer": {"lr": 1e-3}, "max_tokens_per_micro_batch": 256}
-    config = write_sft_run(tmp_path, tiny_model, training=training, steps=9, **{"import": ["spoiling"]})
+    changes = {"import": ["spoiling"], "checkpoint": {"every": 3, "keep": 9}}
+    config = write_sft_run(tmp_path, tiny_model, training=training, steps=20, **changes)
     with nothing_left():
         code, output = run_here(config)
     assert code == 1
     assert "the training engine has skipped 2 updates in a row, because the norms" in output
     assert "fix: lower training.optimizer.lr or training.optimizer.max_grad_norm" in output
+    assert "that was so at step 7 already, and going back has not helped" in " ".join(output.split())
     run = tmp_path / "runs" / "tiny"
     lines = read_lines(run / "metrics.jsonl")
-    # attempts 0 | 1 2 | 3 | 4 5 | 6 | 7 8, which is logged, and 9 10, which ends the run
-    assert [line["train/updates"] for line in lines] == [1, 1, 1, 0, 1, 0]
-    assert [line.get("train/recomputed_updates") for line in lines] == [None, 1, *[None] * 4]
-    assert [line.get("train/skipped_updates") for line in lines] == [None, None, None, 1, None, 1]
-    warnings = [event["text"] for event in read_lines(run / "events.jsonl") if event["kind"] == "warning"]
-    assert [text.partition(": the gradient was not finite")[0] for text in warnings] == [
+    # attempts 0 | 1 2 | 3 | 4 5 | 6 | 7 8, which is logged, and 9 10: back to step 6, without step 7
+    # of the second process: 0 | 1 | 2 | 3 4, which is logged, and 5 6, which ends the run
+    assert [line.get("train/updates") for line in lines] == [1, 1, 1, 0, 1, 0, None, 1, 1, 1, 0]
+    assert [line["step"] for line in lines if "train/recomputed_updates" in line] == [2]
+    assert [line["step"] for line in lines if "train/skipped_updates" in line] == [4, 6, 11]
+    assert [line["step"] for line in lines if "health/rewinds" in line] == [7]
+    events = read_lines(run / "events.jsonl")
+    warnings = [event["text"] for event in events if event["kind"] == "warning"]
+    assert [
+        text.partition(": the gradient was not finite")[0] for text in warnings if "skipped_updates is" in text
+    ] == [
         "step 4: train/skipped_updates is 1",
         "step 6: train/skipped_updates is 1",
+        "step 11: train/skipped_updates is 1",
     ]
-    assert read_checkpoint(run / "checkpoints" / "step_000006").healthy
+    (back,) = [text for text in warnings if "left out" in text]
+    assert "the models are where they were after step 6, step 7 is left out, and the run goes on with new sam" in back
+    assert [(event["step"], event["to"]) for event in events if event["kind"] == "rewind"] == [(7, 6)]
+    assert read_checkpoint(run / "checkpoints" / "step_000007").healthy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import shutil
@@ -288,9 +289,9 @@ def test_a_failed_attempt_is_made_again_after_the_same_time_and_the_last_checkpo
     assert (clock.due, clock.age) == (True, 1200)
 
 
-def test_without_minutes_the_clock_asks_for_none() -> None:
+def test_without_an_age_the_clock_asks_for_none() -> None:
     now = 0.0
-    clock = CheckpointClock(0, lambda: now)
+    clock = CheckpointClock(math.inf, lambda: now)
     now = 1e9
     assert not clock.due
 

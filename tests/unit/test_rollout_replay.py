@@ -28,6 +28,7 @@ from roll_like.rollout.replay import ReplayedRollouts, require_recorded, tokens_
 from roll_like.rollout.storage import has_groups, write_groups
 from roll_like.run.checkpoint import CheckpointStore
 from roll_like.run.signals import StopSignal
+from roll_like.run.snapshots import Snapshots
 from roll_like.run.state import RunState
 
 
@@ -138,7 +139,15 @@ def test_what_cannot_be_replayed_is_refused(tmp_path: Path) -> None:
 def state_of(directory: Path, config: Any) -> RunState:
     metrics: Any = FakeMetrics()
     store = CheckpointStore(directory / "checkpoints", keep=1, keep_best=False, warn=print)
-    return RunState(directory=directory, config=config, metrics=metrics, signal=StopSignal(), store=store, resumed=None)
+    return RunState(
+        directory=directory,
+        config=config,
+        metrics=metrics,
+        signal=StopSignal(),
+        store=store,
+        snapshots=Snapshots(None, store, durable=True, warn=print),
+        resumed=None,
+    )
 
 
 def test_a_step_is_recorded_where_that_is_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from test_run_state import make, without_a_configuration
 
 from roll_like.cluster import WorkerDied
-from roll_like.errors import CheckpointError, ConfigError, EngineError, RollLikeError, WorkerError
+from roll_like.errors import (
+    CheckpointError,
+    ConfigError,
+    EngineError,
+    NonFiniteGradientError,
+    RollLikeError,
+    WorkerError,
+)
 from roll_like.inference.weight_transfer.sync import SyncReport, WeightSync
 from roll_like.policy_gradient.workers import Workers
 from roll_like.rollout.source import KeptRollouts
@@ -188,6 +195,38 @@ def test_restarts_are_bounded(tmp_path: Path) -> None:
         run.to_the_end()
     assert caught.value.message.endswith("; training workers were replaced too often to go on")
     assert model.rebuilt == 5
+
+
+def test_gradients_that_are_not_finite_send_the_models_back_once(tmp_path: Path) -> None:
+    model = Model(deaths={10: NonFiniteGradientError("too many were skipped")})
+    run = Run(tmp_path, model, Model("critic"), every=3)
+    saved = []
+    save = model.save
+    monkey: Any = model
+    monkey.save = lambda directory: (save(directory), saved.append(model.weights))
+    run.to_the_end()
+    # steps 1 to 3, a checkpoint, step 4, and step 5 is left out
+    assert [*run.metrics.logged] == list(range(1, STEPS + 1))
+    assert run.sampled.asked == list(range(STEPS)), "the step after it has new samples"
+    (rewound,) = [step for step, values in run.metrics.logged.items() if "health/rewinds" in values]
+    assert rewound == 5
+    assert saved[:2] == [saved[0]] * 2, "what is written after step 5 is what was written after step 3"
+    assert (model.rebuilt, run.critic.rebuilt) == (1, 1)
+    (warning,) = run.metrics.warnings
+    assert warning.startswith("too many were skipped; after 0 s the models are where they were after step 3, step 5 is")
+
+
+def test_gradients_that_stay_so_end_the_run(tmp_path: Path) -> None:
+    errors = {call: NonFiniteGradientError("too many were skipped") for call in (8, 10)}
+    run = Run(tmp_path, Model(deaths=errors), Model("critic"), every=3)
+    with pytest.raises(NonFiniteGradientError, match=r"so at step 4 already, and going back has not helped"):
+        run.to_the_end()
+
+
+def test_without_a_checkpoint_there_is_nothing_to_go_back_to(tmp_path: Path) -> None:
+    run = Run(tmp_path, Model(deaths={3: NonFiniteGradientError("too many")}), Model("critic"), every=0)
+    with pytest.raises(NonFiniteGradientError, match=r"too many$"):
+        run.to_the_end()
 
 
 @pytest.mark.parametrize(

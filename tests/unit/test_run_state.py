@@ -18,6 +18,7 @@ from roll_like.config.guards import GuardsConfig
 from roll_like.errors import CheckpointError, DiskFullError, GuardError
 from roll_like.run.checkpoint import CheckpointClock, CheckpointStore, read_checkpoint
 from roll_like.run.signals import StopSignal
+from roll_like.run.snapshots import Snapshots
 from roll_like.run.state import RunState
 from roll_like.values import Mean, Metrics, Sum, merge, reduce
 
@@ -75,7 +76,13 @@ class Disk:
 
 
 def make(
-    tmp_path: Path, steps: int, *, guards: Any = None, history: Sequence[dict[str, float]] = (), **checkpoint: Any
+    tmp_path: Path,
+    steps: int,
+    *,
+    guards: Any = None,
+    history: Sequence[dict[str, float]] = (),
+    memory: Path | None = None,
+    **checkpoint: Any,
 ) -> tuple[RunState, Any]:
     metrics: Any = FakeMetrics()
     metrics.history = list(enumerate(history, 1))
@@ -84,10 +91,16 @@ def make(
         total_steps=steps, checkpoint=SimpleNamespace(**settings), guards=GuardsConfig(**(guards or {}))
     )
     store = CheckpointStore(tmp_path, keep=99, keep_best=False, warn=print)
-    return (
-        RunState(directory=tmp_path, config=config, metrics=metrics, signal=StopSignal(), store=store, resumed=None),
-        metrics,
+    state = RunState(
+        directory=tmp_path,
+        config=config,
+        metrics=metrics,
+        signal=StopSignal(),
+        store=store,
+        snapshots=Snapshots(memory, store, durable=True, warn=print),
+        resumed=None,
     )
+    return state, metrics
 
 
 def run(state: RunState, figures: Metrics | None = None) -> None:
@@ -211,3 +224,52 @@ def test_what_is_noted_belongs_to_the_step_under_way(tmp_path: Path) -> None:
     assert (metrics.logged[2]["iteration/margin"], metrics.logged[2]["iteration/pairs"]) == (2.0, 2.0)
     assert not any("iteration/margin" in metrics.logged[step] for step in (1, 3))
     assert metrics.rollouts == [(2, 5)]  # once: a second writing would replace the first
+
+
+def test_checkpoints_come_to_disk_from_memory_while_steps_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writers: list[str] = []
+    copy = CheckpointStore.copy
+    monkeypatch.setattr(
+        CheckpointStore,
+        "copy",
+        lambda store, path: (writers.append(threading.current_thread().name), copy(store, path))[1],
+    )
+    state, metrics = make(tmp_path / "run", 5, every=2, memory=tmp_path / "memory")
+    state.keep([Disk()])
+    run(state)
+    state.write_checkpoint()
+    assert written(tmp_path / "run") == ["step_000002", "step_000004", "step_000005"]
+    assert [name.partition("_")[0] for name in writers] == ["checkpoint", "checkpoint"]
+    assert all("checkpoint/stall_seconds" in metrics.logged[step] for step in (3, 5))
+    assert metrics.warnings == []
+
+
+def test_a_disk_that_is_full_for_copies_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts: list[int] = []
+    copy = CheckpointStore.copy
+
+    def full_at_first(store: CheckpointStore, path: Path) -> Path:
+        attempts.append(1)
+        if len(attempts) < 3:
+            raise DiskFullError("the checkpoint cannot be written: No space left on device")
+        return copy(store, path)
+
+    monkeypatch.setattr(CheckpointStore, "copy", full_at_first)
+    state, metrics = make(tmp_path / "run", 5, every=1, memory=tmp_path / "memory")
+    state.keep([Disk()])
+    run(state)
+    state.write_checkpoint()
+    assert len(metrics.warnings) == 2
+    assert written(tmp_path / "run")[-1] == "step_000005"
+
+
+def test_an_unhealthy_step_is_on_disk_and_not_in_memory(tmp_path: Path) -> None:
+    state, _ = make(tmp_path / "run", 3, every=1, memory=tmp_path / "memory")
+    state.keep([])
+    for step in state.steps():
+        state.log(step, {"mismatch/kl": Mean(2.0)})
+    assert [path.name for path in (tmp_path / "memory").iterdir()] == ["step_000002"]
+    assert read_checkpoint(tmp_path / "run" / "step_000002").healthy
+    assert not read_checkpoint(tmp_path / "run" / "step_000003").healthy
