@@ -87,7 +87,7 @@ class RaySession:
     @property
     def snapshots(self) -> Path | None:
         """Where whole checkpoints go that are kept in memory; None where not all workers are on this machine."""
-        return None if self.memory is None else self.memory / "snapshots"
+        return None if self._directory is None else SHARED_MEMORY / f"{self._directory.name}-states"
 
     def _start(self) -> None:
         # Unix socket paths are limited to 107 characters, so a short folder
@@ -122,11 +122,10 @@ class RaySession:
 
     def _guard(self, directory: Path) -> None:
         """Start the process that clears up after this one, even after `kill -9`."""
-        rescue: list[str | Path] = []
-        if self._checkpoints is not None and self.snapshots is not None:
-            rescue = ["--rescue", self.snapshots, self._checkpoints.absolute()]
+        rescue = [] if self._checkpoints is None else ["--rescue", self.snapshots, self._checkpoints.absolute()]
+        arguments = [directory.name, *rescue, directory, self.memory, self.snapshots]
         self._guardian = subprocess.Popen(
-            [sys.executable, "-I", "-S", guardian.__file__, directory.name, *rescue, directory, str(self.memory)],
+            [sys.executable, "-I", "-S", guardian.__file__, *map(str, arguments)],
             stdin=subprocess.PIPE,
             pass_fds=[] if self._lock is None else [self._lock],
             start_new_session=True,  # a terminal's Ctrl-C is not for it

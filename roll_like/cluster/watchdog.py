@@ -6,7 +6,9 @@ longer than work of this kind ever did.
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -25,6 +27,7 @@ from roll_like.cluster.node_watch import NodeWatch, Sighting
 from roll_like.cluster.progress import Work
 from roll_like.cluster.resources import ResourceManager
 from roll_like.cluster.session import SHARED_MEMORY
+from roll_like.errors import RETRY
 
 #: Seconds between two looks.
 LOOK_SECONDS = 2.0
@@ -34,6 +37,9 @@ STOPPED_SECONDS = 15.0
 LEAST_SECONDS = {"cuda": 60.0, "cpu": 120.0}
 #: Most time that it may; time-outs of collectives are longer (`COLLECTIVE_TIMEOUT`). Seconds.
 MOST_SECONDS = 1800.0
+#: How long neither the driver nor any worker may go on, until the driver ends. Waits for workers have shorter deadlines
+#: of their own; this is for those in a tracker, a library or a file system. Seconds.
+DRIVER_SECONDS = 7200.0
 #: How often progress was seen in a phase before its own gaps say how long it may stand still, and how many times the
 #: longest one that is.
 ENOUGH_GAPS, TIMES_LONGEST = 3, 5.0
@@ -258,8 +264,10 @@ class Watchdog:
         deadlines: How long they may stand still.
         stacks: Folder for evidence; made when there is some.
         step: Returns the number of the step under way, for names of files.
+        moves: Returns how often the driver has gone on to something else.
         report: Called in the thread with what hung, once it is gone, and a sentence.
         warn: Called in the thread if the watchdog itself fails, which ends it.
+        end: Ends the driver's process, which hangs, with an exit code.
     """
 
     def __init__(
@@ -269,15 +277,21 @@ class Watchdog:
         *,
         stacks: Path,
         step: Callable[[], int],
+        moves: Callable[[], int],
         report: Callable[[Hang, str], None],
         warn: Callable[[str], None],
+        end: Callable[[int], object] = os._exit,
     ) -> None:
         self._nodes = nodes
         self._hangs = Hangs(deadlines)
         self._stacks = stacks
         self._step = step
+        self._moves = moves
         self._report = report
         self._warn = warn
+        self._end_driver = end
+        self._still = 0.0
+        self._last: object = None
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
@@ -294,11 +308,31 @@ class Watchdog:
             last = time.monotonic()
             while not self._done.wait(LOOK_SECONDS):
                 now = time.monotonic()
-                for hang in self._hangs.look(self._nodes.look(), min(now - last, 2 * LOOK_SECONDS)):
+                sightings, passed = self._nodes.look(), min(now - last, 2 * LOOK_SECONDS)
+                for hang in self._hangs.look(sightings, passed):
                     self._end(hang)
+                self._watch_driver(sightings, passed)
                 last = now
         except Exception as error:  # noqa: BLE001 - a run does without it rather than end because of it
             self._warn(f"hanging workers are not noticed any more: {type(error).__name__}: {error}")
+
+    def _watch_driver(self, sightings: Sequence[Sighting], passed: float) -> None:
+        now = (self._moves(), {one.name: one.page.events for one in sightings})
+        self._still = self._still + passed if now == self._last else 0.0
+        self._last = now
+        if self._still < DRIVER_SECONDS:
+            return
+        self._stacks.mkdir(parents=True, exist_ok=True)
+        with (self._stacks / f"{self._step()}-driver.txt").open("a") as file:
+            faulthandler.dump_traceback(file)
+        minutes = self._still / 60
+        print(
+            f"the driver hung: neither it nor any worker has gone on for {minutes:.0f} minutes; its stacks are in "
+            f"{self._stacks}; it ends, and --resume continues the run",
+            file=sys.stderr,
+            flush=True,
+        )
+        self._end_driver(RETRY)
 
     def _end(self, hang: Hang) -> None:
         try:
@@ -324,6 +358,7 @@ def watching(
     *,
     stacks: Path,
     step: Callable[[], int],
+    moves: Callable[[], int],
     report: Callable[[Hang, str], None],
     warn: Callable[[str], None],
 ) -> Iterator[None]:
@@ -334,6 +369,7 @@ def watching(
         folder: Where the pages go: in memory, because nobody is to wait for a disk. None: a new folder of `/dev/shm`.
         stacks: Folder for evidence.
         step: Returns the number of the step under way.
+        moves: See `Watchdog`.
         report: See `Watchdog`.
         warn: See `Watchdog`.
     """
@@ -349,7 +385,7 @@ def watching(
             watches.everywhere(NodeWatch.look)  # workers need the folder
             nodes = ManyNodes(watches)
         deadlines = Deadlines(config.device, config.start_timeout_seconds)
-        stack.enter_context(Watchdog(nodes, deadlines, stacks=stacks, step=step, report=report, warn=warn))
+        stack.enter_context(Watchdog(nodes, deadlines, stacks=stacks, step=step, moves=moves, report=report, warn=warn))
         Cluster.pages = folder
         try:
             yield

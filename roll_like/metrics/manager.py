@@ -78,6 +78,8 @@ class MetricsManager:
         self._step = 0 if state is None else int(state["step"])
         self._start = time.monotonic() - (0.0 if state is None else float(state["elapsed"]))
         self._progress = Progress(total_steps, evaluations)
+        #: How often the run has said what it does.
+        self.phases = 0
         self._trackers: dict[str, Tracker] = {}
         self._run_ids: dict[str, str] = {}
         self._warned_names: set[str] = set()
@@ -126,6 +128,7 @@ class MetricsManager:
 
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
         """Say what the run is doing now."""
+        self.phases += 1
         self.console.phase(name, done, total)
 
     def log(self, step: int, *parts: Metrics) -> dict[str, float]:

@@ -129,6 +129,8 @@ MLFLOW_ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
 }
+#: How long another run may take to create the store. Seconds.
+LOCK_SECONDS = 120.0
 _NOT_IN_MLFLOW_NAMES = re.compile(r"[^\w\-. :/]")
 
 
@@ -162,7 +164,7 @@ class MLflowTracker:
         if uri.startswith("sqlite:///"):
             database = Path(uri.removeprefix("sqlite:///"))
             check_database(database)
-        with FileLock(folder / ".mlflow.lock"), _quiet_mlflow():
+        with FileLock(folder / ".mlflow.lock", timeout=LOCK_SECONDS), _quiet_mlflow():
             self._client = _open_mlflow(uri)
             artifacts = None if self._config.tracking_uri else (folder / "mlartifacts").as_uri()
             experiment = self._experiment(

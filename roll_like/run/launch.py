@@ -85,6 +85,7 @@ def running(config: RunConfig, resume: str | None) -> Iterator[RunContext]:
                 session.memory,
                 stacks=directory / "stacks",
                 step=lambda: state.finished + 1,
+                moves=lambda: metrics.phases,
                 report=state.note_hang,
                 warn=metrics.warn,
             )

@@ -18,15 +18,16 @@ from roll_like.config.sections import Precision, TrainerConfig
 from roll_like.config.states import StateBytes, StateSizes
 from roll_like.config.violations import Violation
 from roll_like.registry import TRAINING_BACKENDS
+from roll_like.training import deepspeed_states
 from roll_like.training.host_copies import tensors_within
-from roll_like.training.plugin import COLLECTIVE_TIMEOUT, BackendPlugin, LazyTensors, Part
+from roll_like.training.plugin import COLLECTIVE_TIMEOUT, BackendPlugin, Part
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from roll_like.training.interface import State
 
-#: Name of DeepSpeed's folder within a checkpoint.
+#: Name of the folder of states within a checkpoint.
 TAG = "engine"
 #: Elements of gradients that ranks reduce at a time, at most. DeepSpeed's default of 5 · 10⁸ takes a GB in 16 bit,
 #: which lies on the GPU for the whole run and moves to host memory with the optimizer. NCCL reaches its bandwidth with
@@ -106,15 +107,7 @@ class DeepSpeedBackend(BackendPlugin):
     @staticmethod
     def merged(directory: Path) -> Mapping[str, Tensor]:
         """Return whole parameters from the files of any ZeRO stage and world size, which are mapped and not read."""
-        # only ZeRO-3 shards parameters; the other stages keep them whole in rank 0's file
-        if any((directory / TAG).glob("zero_pp_rank_*_model_states.pt")):
-            from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
-
-            shards = get_fp32_state_dict_from_zero_checkpoint(str(directory), tag=TAG, lazy_mode=True)
-            return LazyTensors({name: parts.contiguous for name, parts in shards.items()})
-        (file,) = (directory / TAG).glob("mp_rank_00_model_states.pt")
-        weights: dict[str, Tensor] = torch.load(file, map_location="cpu", mmap=True, weights_only=False)["module"]
-        return weights
+        return deepspeed_states.merged(directory / TAG)
 
     def join(self) -> None:
         """Meet the other ranks; the process's environment says where."""
@@ -141,6 +134,7 @@ class DeepSpeedBackend(BackendPlugin):
         self._engine, *_ = deepspeed.initialize(
             model=module, optimizer=adamw(module, settings.optimizer) if learns else None, config=config
         )
+        deepspeed_states.forget_first_step(self._engine)
         # ZeRO's collectives use a copy of the process group, which has torch's own time-out
         torch.distributed.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT, self._engine.data_parallel_group)
         self._engine.train(learns)
@@ -226,16 +220,13 @@ class DeepSpeedBackend(BackendPlugin):
             yield parameters
 
     def save(self, directory: str) -> None:
-        """Write this rank's share of model and optimizer."""
-        self._engine.save_checkpoint(
-            directory, tag=TAG, client_state={}, save_latest=False, exclude_frozen_parameters=True
-        )
+        """Write this rank's share of model and optimizer; any number of ranks with any ZeRO stage can take it back."""
+        (folder := Path(directory) / TAG).mkdir(exist_ok=True)
+        deepspeed_states.save(self._engine, folder, self._dtype)
 
     def load(self, directory: str) -> None:
         """Take back what `save` wrote."""
-        path, _ = self._engine.load_checkpoint(directory, tag=TAG, custom_load_fn=load_trained)
-        if path is None:
-            raise FileNotFoundError(f"there is no folder {TAG}")
+        deepspeed_states.load(self._engine, Path(directory) / TAG, self._dtype)
 
     def tensors(self, part: State) -> Iterator[Tensor]:
         """Yield weights with what ZeRO-3 keeps of them, or all that DeepSpeed's optimizer refers to."""
@@ -344,15 +335,3 @@ def without(module: str) -> Iterator[None]:
         yield
     finally:
         del sys.modules[module]
-
-
-def load_trained(*, src: Mapping[str, Tensor], dst: nn.Module) -> None:
-    """Load a module strictly, but for what is frozen: that is not in checkpoints."""
-    result = dst.load_state_dict(src, strict=False)
-    frozen = {name for name, each in dst.named_parameters(remove_duplicate=False) if not each.requires_grad}
-    missing = sorted(set(result.missing_keys) - frozen)
-    if missing or result.unexpected_keys:
-        raise RuntimeError(
-            "the checkpoint is of another model or of other adapters: missing tensors: "
-            f"{', '.join(missing[:3]) or 'none'}; unexpected tensors: {', '.join(result.unexpected_keys[:3]) or 'none'}"
-        )

@@ -364,12 +364,16 @@ class TrainingRank:
         try:
             self._backend.load(directory)
             own = Path(directory) / f"rank_{self.rank}.pt"
-            # more ranks than have saved, where the backend can divide among them what those wrote
+            # rank 0's where more ranks load than have saved
             state = torch.load(own if own.exists() else own.with_name("rank_0.pt"), weights_only=False)
         except (OSError, RuntimeError, ValueError, KeyError, AssertionError, EOFError) as error:
             raise CheckpointError(f"rank {self.rank} cannot read its checkpoint in {directory}: {error}") from error
         self.updates = state["updates"]
-        restore_random_states(state["rng"])
+        if own.exists():
+            restore_random_states(state["rng"])
+        else:  # random states of its own, not those of rank 0
+            sequence = np.random.SeedSequence([self._spec.seed, self.updates, self.rank])
+            seed_everything(int(sequence.generate_state(1)[0]))
 
     @shared_phase
     def offload(self, state: State) -> None:

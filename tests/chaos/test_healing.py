@@ -118,9 +118,7 @@ ENGINE_PHASES = {
 }
 
 
-@pytest.mark.parametrize(
-    "phase", [phase if phase in {"generating", "checking"} else nightly(phase) for phase in ENGINE_PHASES]
-)
+@pytest.mark.parametrize("phase", [phase if phase == "generating" else nightly(phase) for phase in ENGINE_PHASES])
 def test_an_engine_that_dies_is_replaced(
     tmp_path: Path, model: Path, undisturbed: Ended, fleets: list[Fleet], monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
@@ -143,9 +141,7 @@ TRAINER_PHASES = {
 }
 
 
-@pytest.mark.parametrize(
-    "phase", [phase if phase in {"training", "saving"} else nightly(phase) for phase in TRAINER_PHASES]
-)
+@pytest.mark.parametrize("phase", [phase if phase == "training" else nightly(phase) for phase in TRAINER_PHASES])
 def test_a_trainer_that_dies_is_started_again(
     tmp_path: Path, model: Path, undisturbed: Ended, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
@@ -189,6 +185,7 @@ def test_two_ranks_a_reference_and_a_critic(
     assert "from the checkpoint of step 2" in run.output
 
 
+@pytest.mark.slow
 def test_a_reference_that_dies_is_asked_again(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,11 +70,15 @@ def some_slow(script: Path) -> Any:
         "async_learning",
         "async_rollouts",
         "attention",
+        "env_manager",
+        "memory_plan",
         "overhead",
         "recovery",
         "rollout",
+        "traces",
         "training",
         "vs_trl",
+        "weight_sync",
     }
     return pytest.param(script, id=script.stem, marks=[pytest.mark.slow] if slow else [])
 

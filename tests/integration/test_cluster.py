@@ -192,6 +192,7 @@ def test_a_worker_that_is_stopped_is_reported_dies_and_can_be_replaced(
         None,
         stacks=stacks,
         step=lambda: 1,
+        moves=lambda: 1,
         report=lambda hang, text: reports.append((hang, text)),
         warn=warnings.append,
     ):

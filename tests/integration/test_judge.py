@@ -11,6 +11,7 @@ from run_config import read_lines, run_here, write_run
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("warm_ray")]
 
 
+@pytest.mark.slow
 def test_a_judge_in_a_cluster_of_its_own(tmp_path: Path, tiny_model: Path) -> None:
     config = write_run(
         tmp_path,

@@ -65,6 +65,7 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
     return ModelConfig(path=QUICKSTART_MODEL, cache_dir=tmp_path_factory.mktemp("cache"))
 
 
+@pytest.mark.slow
 def test_the_quickstart_model_is_a_plain_directory_that_answers(quickstart):
     lines: list[str] = []
     found = resolve_model(quickstart, say=lines.append)
@@ -78,6 +79,7 @@ def test_the_quickstart_model_is_a_plain_directory_that_answers(quickstart):
     assert len(lines) == 1
 
 
+@pytest.mark.slow
 def test_the_quickstart_tokenizer(quickstart):
     tokenizer = load_tokenizer(quickstart)
     assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("<|im_end|>", 2)

@@ -181,7 +181,8 @@ def buffers_after_loading(rank: int, ranks: int, address: Any, models: list[str]
     return wrong
 
 
-@pytest.mark.parametrize("backend", [pytest.param("deepspeed", marks=pytest.mark.slow), "fsdp2"])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.slow
 def test_rotary_frequencies_stay_as_they_are(tmp_path: Path, backend: str) -> None:
     families = ("llama", "qwen3", "gemma3_window", "phi3", "gpt_oss", "qwen3_moe")
     models = [str(make_family(family, tmp_path / family)) for family in families]

@@ -149,8 +149,9 @@ def test_updates_are_those_of_a_plain_loop_and_resume_on_any_number_of_ranks(
 
 @pytest.mark.parametrize(
     ("ranks", "dtype", "options"),
-    [(1, "bfloat16", {}), pytest.param(2, "bfloat16", {"lora": {"rank": 4, "dropout": 0.3}}, marks=pytest.mark.slow)],
+    [(1, "bfloat16", {}), (2, "bfloat16", {"lora": {"rank": 4, "dropout": 0.3}})],
 )
+@pytest.mark.slow
 def test_a_resumed_rank_goes_on_bit_for_bit(
     float_model: Path, tmp_path: Path, ranks: int, dtype: str, options: dict[str, Any]
 ) -> None:
@@ -167,10 +168,11 @@ def test_a_resumed_rank_goes_on_bit_for_bit(
     ("family", "options"),
     [
         ("qwen3_moe", {}),
-        pytest.param("gpt_oss", {}, marks=pytest.mark.slow),
-        pytest.param("qwen3", {"sequence_parallel": 2}, marks=pytest.mark.slow),
+        ("gpt_oss", {}),
+        ("qwen3", {"sequence_parallel": 2}),
     ],
 )
+@pytest.mark.slow
 def test_mixtures_and_ranks_that_share_rows(tmp_path: Path, family: str, options: dict[str, Any]) -> None:
     model = make_family(family, tmp_path / "model")
     _, norms, expected = plain_loop(model)
@@ -205,6 +207,7 @@ def save_adapters(rank: int, ranks: int, address: Any, model: str, folder: str) 
     trainer.close()
 
 
+@pytest.mark.slow
 def test_checkpoints_that_do_not_fit_say_so(float_model: Path, tmp_path: Path) -> None:
     for name in ("fresh", "adapters"):
         (tmp_path / name).mkdir()

@@ -80,6 +80,7 @@ def test_the_transformers_engine_takes_experts_by_checkpoint_names(family: str, 
         assert max(differences(trainer, engine, "fresh")) < 1e-5
 
 
+@pytest.mark.slow
 def test_experts_that_are_not_packed_again_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The negative control: vLLM as it is. Padded experts it refuses to reload."""
     monkeypatch.setattr(arguments, "WORKER_EXTENSION", "broken_worker.WorkerExtension")

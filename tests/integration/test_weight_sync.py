@@ -122,6 +122,7 @@ def test_vllm_computes_with_the_trainers_weights_in_bfloat16(bfloat: EngineThrea
     follows(Trainer(tiny_model, "bfloat16"), bfloat, 0.03)
 
 
+@pytest.mark.slow
 def test_a_stale_output_head_is_found_and_named(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arguments, "WORKER_EXTENSION", "stale_head_worker.WorkerExtension")
     trainer = Trainer(tiny_model, "bfloat16")

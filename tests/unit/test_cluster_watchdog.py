@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from roll_like.cluster.cluster import WorkerDied
 from roll_like.cluster.node_watch import NodeWatch, Sighting, page_prefix
 from roll_like.cluster.progress import _LAYOUT, STACKS, VARIABLE, Page, Work, started_at
 from roll_like.cluster.watchdog import Deadlines, Hang, Hangs, ManyNodes, Watchdog
+from roll_like.errors import RETRY
 from roll_like.training.plugin import COLLECTIVE_TIMEOUT
 
 # ---- deadlines: pure ----------------------------------------------------------------------------
@@ -364,6 +366,7 @@ def watched(tmp_path: Path, reports: list[tuple[Hang, str]]) -> Iterator[list[st
         Deadlines("cpu", 1.0),
         stacks=tmp_path / "stacks",
         step=lambda: 7,
+        moves=lambda: 1,
         report=lambda hang, text: reports.append((hang, text)),
         warn=warnings.append,
     )
@@ -494,3 +497,56 @@ def test_py_spy_is_asked_where_it_is_installed(
     assert "py-spy" not in before
     assert f"native stacks by dump --nonblocking --pid {stopped.pid}" in after
     assert after.count("in idle") == 1  # stacks of this time only
+
+
+class Still:
+    """Nodes with one process, which goes on as long as it is told to."""
+
+    def __init__(self) -> None:
+        self.moving = True
+        self.events = 0
+
+    def look(self) -> list[Sighting]:
+        self.events += self.moving
+        return [Sighting("0.training.1", "training", 0, 1, "S", Page(1, self.events, 0, Work.NONE, ""))]
+
+    def evidence(self, names: Collection[str]) -> dict[str, str]:
+        raise AssertionError(names)
+
+    def end(self, names: Collection[str]) -> list[int]:
+        raise AssertionError(names)
+
+
+def test_a_driver_that_hangs_says_where_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(watchdog, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(watchdog, "DRIVER_SECONDS", 0.3)
+    nodes, moved, codes = Still(), [0], threading.Event()
+    found: list[int] = []
+
+    def end(code: int) -> None:
+        found.append(code)
+        codes.set()
+        dog._done.set()
+
+    dog = Watchdog(
+        nodes,
+        Deadlines("cpu", 1.0),
+        stacks=tmp_path / "stacks",
+        step=lambda: 7,
+        moves=lambda: moved[0],
+        report=lambda hang, text: None,
+        warn=lambda text: found.append(-1),
+        end=end,
+    )
+    with dog:
+        assert not codes.wait(0.8), "a worker goes on"
+        nodes.moving = False
+        for _ in range(16):
+            moved[0] += 1
+            assert not codes.wait(0.05), "the driver goes on"
+        assert codes.wait(20)
+    assert found == [RETRY]
+    assert "test_a_driver_that_hangs_says_where_and_ends" in (tmp_path / "stacks" / "7-driver.txt").read_text()
+    assert "the driver hung: neither it nor any worker has gone on for" in capsys.readouterr().err

@@ -30,7 +30,6 @@ from roll_like.models.lora import (
     targets,
 )
 from roll_like.models.modules import load_causal_lm
-from roll_like.training.deepspeed import load_trained
 
 IDS = torch.arange(3, 40)[None]
 Q = "model.layers.0.self_attn.q_proj"
@@ -197,17 +196,6 @@ def test_adapters_of_other_layers_are_refused(tiny_model: Path) -> None:
     assert torch.equal(logits(again), logits(model))
     with pytest.raises(CheckpointError, match=r"holds 4 tensors of adapters and the model has 28; .*layers\.0\."):
         load_adapters(model, dict(other.named_parameters()))
-
-
-def test_an_engine_takes_a_checkpoint_without_the_frozen_weights_and_none_of_other_adapters(tiny_model: Path) -> None:
-    model, again = adapted(tiny_model), adapted(tiny_model, trained=False)
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    load_trained(src=trained, dst=again)
-    assert torch.equal(logits(again), logits(model))
-    with pytest.raises(RuntimeError, match=r"missing tensors: model\..*down_proj\.lora_A.*; unexpected tensors: none"):
-        load_trained(src={name: each for name, each in trained.items() if "q_proj" in name}, dst=again)
-    with pytest.raises(RuntimeError, match=r"missing tensors: none; unexpected tensors: model\..*_proj\.lora_"):
-        load_trained(src=trained, dst=adapted(tiny_model, target_modules=["q_proj"]))
 
 
 def test_a_reward_model_trains_its_output_as_a_whole_and_peft_loads_both(tiny_model: Path, tmp_path: Path) -> None:

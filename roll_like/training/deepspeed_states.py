@@ -1,0 +1,276 @@
+"""What a DeepSpeed engine has learned, written so that any number of ranks with any ZeRO stage can take it back.
+
+Each rank writes the stretches of parameters that it keeps: master weights and Adam's moments in float32, by name and
+place. A rank that reads takes from all files what it keeps now.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from roll_like.algorithms.lazy import torch  # the registry imports the backend's file to know its name
+from roll_like.training.plugin import LazyTensors
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+WEIGHT = "weight"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+#: How far sums over all values may be apart, as a share of the sum of absolute values: they add up in another order.
+SUM_TOLERANCE = 1e-9
+
+#: Of one rank: a stretch of a parameter.
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Values of a parameter that a rank keeps.
+
+    Attributes:
+        name: Of the parameter.
+        parameter: The module's own, in the precision of the forward pass.
+        start: Where they begin in the parameter, flat.
+        numel: How many they are.
+        master: What the optimizer moves, in float32; its state is kept under it.
+        offset: Where they begin in `master`, flat.
+    """
+
+    name: str
+    parameter: nn.Parameter
+    start: int
+    numel: int
+    master: Tensor
+    offset: int
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return the values' part of the master weights, or of a tensor of the same layout; a view."""
+        return tensor.detach().view(-1)[self.offset : self.offset + self.numel]
+
+
+def stretches(engine: Any) -> Iterator[Stretch]:
+    """Yield what this rank keeps of each trained parameter; nothing of some, where the optimizer is sharded."""
+    optimizer: Any = engine.optimizer
+    names = {parameter: name for name, parameter in engine.module.named_parameters()}
+    if hasattr(optimizer, "fp32_partitioned_groups_flat"):  # ZeRO 3
+        rank = torch.distributed.get_rank(engine.data_parallel_group)
+        for group, flat in zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True):
+            offset = 0
+            for parameter in group:
+                width = parameter.partition_numel()
+                numel = max(min(width, parameter.ds_numel - rank * width), 0)  # what is beyond the end is padding
+                yield Stretch(names[parameter], parameter, rank * width, numel, flat, offset)
+                offset += width
+    elif is_sharded(engine):  # ZeRO 1 has an optimizer of its own for bfloat16
+        own = hasattr(optimizer, "bf16_groups")
+        groups = optimizer.bf16_groups if own else optimizer.bit16_groups
+        flats = optimizer.fp32_groups_flat_partition if own else optimizer.single_partition_of_fp32_groups
+        for group, flat in zip(groups, flats, strict=True):
+            for parameter in group:
+                if (link := parameter._hp_mapping) is not None:
+                    kept, origin = link.hp_fragment_address, link.lp_fragment_address
+                    yield Stretch(names[parameter], parameter, origin.start, kept.numel, flat, kept.start)
+    else:
+        trained = [parameter for parameter in names if parameter.requires_grad]
+        (masters,) = getattr(optimizer, "fp32_groups", [trained])  # in float32 parameters are their own masters
+        for parameter, master in zip(trained, masters, strict=True):
+            yield Stretch(names[parameter], parameter, 0, parameter.numel(), master, 0)
+
+
+def forget_first_step(engine: Any) -> None:
+    """Undo the step without gradients that DeepSpeed 0.19 takes at the start of 16-bit training without ZeRO.
+
+    It would decay the weights once, and count as an update in Adam's correction of its bias.
+    """
+    masters = getattr(engine.optimizer, "fp32_groups", None)
+    if masters is not None:
+        _adam(engine).state.clear()
+        for parameters, copies in zip(engine.optimizer.fp16_groups, masters, strict=True):
+            for parameter, master in zip(parameters, copies, strict=True):
+                master.data.copy_(parameter.data)
+
+
+def save(engine: Any, directory: Path, precision: str) -> None:
+    """Write this rank's share into a directory that all ranks see.
+
+    Args:
+        engine: DeepSpeed's.
+        directory: Where.
+        precision: Of the forward pass.
+    """
+    if not is_sharded(engine) and torch.distributed.get_rank() > 0:
+        return  # rank 0 keeps the same
+    states = _adam(engine).state
+    records: dict[str, dict[str, Any]] = {}
+    for each in stretches(engine):
+        if each.numel:
+            moments = {key: each.of(states[each.master][key]) for key in MOMENTS if each.master in states}
+            shape = tuple(getattr(each.parameter, "ds_shape", each.parameter.shape))
+            records[each.name] = {"start": each.start, "shape": shape, WEIGHT: each.of(each.master), **moments}
+    step = max((int(state["step"]) for state in states.values()), default=0)
+    content = {
+        "step": step,
+        "parameters": records,
+        "sums": _sums(records.values()),
+        "scaler": _plain(_scaler(engine)),
+        "precision": precision,
+    }
+    torch.save(content, directory / f"states_{torch.distributed.get_rank()}.pt")
+
+
+def load(engine: Any, directory: Path, precision: str) -> None:
+    """Take back what any number of ranks have written; every rank must call it together. Arguments as for `save`.
+
+    Raises:
+        RuntimeError: It is of another model or of other adapters, incomplete, or did not arrive as it was.
+    """
+    files = read(directory)
+    pieces = pieces_of(files)
+    own = list(stretches(engine))
+    optimizer, adam = engine.optimizer, _adam(engine)
+    shapes = {
+        name: tuple(getattr(parameter, "ds_shape", parameter.shape))
+        for name, parameter in engine.module.named_parameters()
+        if parameter.requires_grad
+    }
+    _require_same(shapes, pieces)
+    in_partitions = hasattr(optimizer, "checkpoint_event_prologue")
+    if in_partitions:
+        optimizer.checkpoint_event_prologue()
+    step = files[0]["step"]
+    adam.state.clear()
+    for each in own:
+        if step and each.master not in adam.state:
+            moments = {key: torch.zeros_like(each.master) for key in MOMENTS}
+            adam.state[each.master] = {"step": torch.tensor(float(step), device=each.master.device), **moments}
+        for key in (WEIGHT, *MOMENTS) if step else (WEIGHT,):
+            target = each.master if key == WEIGHT else adam.state[each.master][key]
+            _copy(pieces[each.name], key, each.of(target), each.start)
+        if in_partitions:
+            partition: Any = each.parameter
+            partition.ds_tensor.data.view(-1)[: each.numel].copy_(each.of(each.master))
+    if in_partitions:
+        optimizer.checkpoint_event_epilogue()
+    else:
+        for name, parameter in engine.module.named_parameters():
+            if name in shapes:
+                _copy(pieces[name], WEIGHT, parameter.detach().view(-1), 0)
+    scaler = _scaler(engine)
+    if scaler is not None and files[0]["precision"] == precision:
+        vars(scaler).update(files[0]["scaler"])
+    _compare(engine, own, files)
+
+
+def read(directory: Path) -> list[Mapping[str, Any]]:
+    """Return the contents of all ranks' files, which are mapped and not read. Nothing of them is run.
+
+    Raises:
+        FileNotFoundError: There are none.
+    """
+    paths = sorted(directory.glob("states_*.pt"))
+    if not paths:
+        raise FileNotFoundError(f"there are no states_*.pt in {directory}")
+    return [torch.load(path, map_location="cpu", mmap=True, weights_only=True) for path in paths]
+
+
+def pieces_of(files: Sequence[Mapping[str, Any]]) -> dict[str, list[Record]]:
+    """Return the stretches of each parameter, in their order."""
+    pieces: dict[str, list[Record]] = defaultdict(list)
+    for file in files:
+        for name, record in file["parameters"].items():
+            pieces[name].append(record)
+    return {name: sorted(records, key=lambda record: int(record["start"])) for name, records in pieces.items()}
+
+
+def merged(directory: Path) -> Mapping[str, Tensor]:
+    """Return whole weights by name, each put together when it is asked for."""
+
+    def whole(records: Sequence[Record]) -> Callable[[], Tensor]:
+        return lambda: torch.cat([record[WEIGHT] for record in records]).view(records[0]["shape"])
+
+    return LazyTensors({name: whole(records) for name, records in pieces_of(read(directory)).items()})
+
+
+def is_sharded(engine: Any) -> bool:
+    """Return whether each rank keeps another part of the optimizer."""
+    return bool(engine.zero_optimization_stage())
+
+
+def _adam(engine: Any) -> Any:
+    return getattr(engine.optimizer, "optimizer", engine.optimizer)
+
+
+def _scaler(engine: Any) -> Any:
+    """What scales losses, in 16-bit training."""
+    optimizer = engine.optimizer
+    return getattr(optimizer, "loss_scaler", None) or getattr(optimizer, "loss_scale_config", None)
+
+
+def _plain(scaler: Any) -> dict[str, float]:
+    return {} if scaler is None else {key: each for key, each in vars(scaler).items() if isinstance(each, int | float)}
+
+
+def _copy(records: Sequence[Record], key: str, target: Tensor, start: int) -> None:
+    """Fill a stretch that begins at `start` of a parameter."""
+    end = start + target.numel()
+    for record in records:
+        first, source = int(record["start"]), record[key]
+        low, high = max(start, first), min(end, first + source.numel())
+        if low < high:
+            target[low - start : high - start].copy_(source[low - first : high - first])
+
+
+def _require_same(shapes: Mapping[str, tuple[int, ...]], pieces: Mapping[str, Sequence[Record]]) -> None:
+    missing, unexpected = sorted(shapes.keys() - pieces.keys()), sorted(pieces.keys() - shapes.keys())
+    if missing or unexpected:
+        raise RuntimeError(
+            "the checkpoint is of another model or of other adapters: missing tensors: "
+            f"{', '.join(missing[:3]) or 'none'}; unexpected tensors: {', '.join(unexpected[:3]) or 'none'}"
+        )
+    for name, shape in shapes.items():
+        found = tuple(pieces[name][0]["shape"])
+        if found != shape:
+            raise RuntimeError(f"{name} has the shape {found} in the checkpoint, and {shape} in the model")
+        position = 0
+        for record in pieces[name]:
+            if record["start"] != position:
+                raise RuntimeError(f"the checkpoint lacks a part of {name}: values from {position} on")
+            position += record[WEIGHT].numel()
+        if position != math.prod(shape):
+            raise RuntimeError(f"the checkpoint lacks a part of {name}: values from {position} on")
+
+
+def _sums(records: Iterable[Record]) -> dict[str, list[float]]:
+    """Return sums of the values and of their sizes, by kind."""
+    sums: dict[str, list[float]] = {key: [0.0, 0.0] for key in (WEIGHT, *MOMENTS)}
+    for record in records:
+        for key, total in sums.items():
+            if key in record:
+                total[0] += float(record[key].sum(dtype=torch.float64))
+                total[1] += float(torch.linalg.vector_norm(record[key], 1, dtype=torch.float64))
+    return sums
+
+
+def _compare(engine: Any, own: Sequence[Stretch], files: Sequence[Mapping[str, Any]]) -> None:
+    """Raise if all ranks together do not hold what was written."""
+    states = _adam(engine).state
+    held = _sums(
+        {WEIGHT: each.of(each.master), **{key: each.of(states[each.master][key]) for key in MOMENTS if states}}
+        for each in own
+        if each.numel
+    )
+    found = torch.tensor([held[key] for key in (WEIGHT, *MOMENTS)], dtype=torch.float64)
+    if is_sharded(engine):
+        found = found.to(engine.device)
+        torch.distributed.all_reduce(found, group=engine.data_parallel_group)
+    for index, key in enumerate((WEIGHT, *MOMENTS)):
+        expected, size = (math.fsum(file["sums"][key][place] for file in files) for place in (0, 1))
+        if not abs(float(found[index, 0]) - expected) <= SUM_TOLERANCE * max(size, 1e-30):
+            raise RuntimeError(
+                f"what was loaded is not what was written: the sum of {key} is {float(found[index, 0])}, not {expected}"
+            )
