@@ -2,10 +2,10 @@
 
     python benchmarks/recovery.py
 
-Runs the quickstart once for each role, with two engines, so that one can go on. A few seconds after a step has ended, a
-process of the role is killed by SIGKILL. The table says how long it takes from there to the end of the next step,
-beside the median of the steps that nothing happened to, and how long the run itself says that the replacement took.
-The driver is killed under `--restart`.
+Runs the quickstart once for each fault, with two engines, so that one can go on. A few seconds after a step has ended,
+a process is killed by SIGKILL, or stopped by SIGSTOP. The table says how long it takes from there to the end of the
+next step, beside the median of the steps that nothing happened to, how long the run itself says that the replacement
+took, and how long a step waits until its state is kept in memory. The driver is killed under `--restart`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +65,30 @@ def driver(run: psutil.Process) -> psutil.Process:
     return next(child for child in run.children() if "auto" in child.cmdline())
 
 
-FAULTS: dict[str, Callable[[psutil.Process], psutil.Process]] = {
-    "training": worker_of("training"),
-    "inference": worker_of("inference"),
-    "engine_core": engine_core,
-    "driver": driver,
+@dataclass(frozen=True)
+class Fault:
+    """What happens to whom.
+
+    Attributes:
+        find: Returns the process, of a run.
+        signal: What it gets.
+        overrides: What the run needs for it.
+    """
+
+    find: Callable[[psutil.Process], psutil.Process]
+    signal: int = signal.SIGKILL
+    overrides: tuple[str, ...] = ()
+
+
+FAULTS = {
+    "training": Fault(worker_of("training")),
+    "training_stopped": Fault(worker_of("training"), signal.SIGSTOP),
+    "inference": Fault(worker_of("inference")),
+    "engine_core": Fault(engine_core),
+    "reference": Fault(
+        worker_of("reference"), overrides=("reference={}", "algorithm.kl={use: loss, coefficient: 0.001}")
+    ),
+    "driver": Fault(driver, overrides=("--restart", "1")),
 }
 
 
@@ -85,34 +105,41 @@ def wait_for(run: subprocess.Popen[bytes], ended: Callable[[], bool]) -> None:
 
 def measure(role: str, options: Any, folder: Path) -> dict[str, float]:
     """Run until a step after the death has ended; return seconds."""
+    fault = FAULTS[role]
     metrics = folder / "rlvr_quickstart" / "metrics.jsonl"
     command = [
         sys.executable, "run_pipeline.py", "--config", "configs/rlvr_quickstart.yaml", f"steps={AFTER_STEP + 2}",
         f"output_dir={folder}", "metrics.console=quiet", "metrics.trackers=[]", "checkpoint.export=false",
         "checkpoint.every=1", "evaluation=null", "inference.replicas=2",
         *(SMOKE_RUN if options.smoke else ()),
-        *(("--restart", "1") if role == "driver" else ()),
+        *fault.overrides,
     ]  # fmt: skip
     with subprocess.Popen(command, cwd=ROOT) as run:
-        wait_for(run, lambda: len(lines_of(metrics)) == AFTER_STEP)
-        time.sleep(options.delay)
-        FAULTS[role](psutil.Process(run.pid)).send_signal(signal.SIGKILL)
-        died = time.monotonic()
-        wait_for(run, lambda: len(lines_of(metrics)) == AFTER_STEP + 1)
-        seconds = time.monotonic() - died
-        if run.wait():
-            sys.exit(f"the run ended with exit code {run.returncode}")
+        try:
+            wait_for(run, lambda: len(lines_of(metrics)) == AFTER_STEP)
+            time.sleep(options.delay)
+            fault.find(psutil.Process(run.pid)).send_signal(fault.signal)
+            died = time.monotonic()
+            wait_for(run, lambda: len(lines_of(metrics)) == AFTER_STEP + 1)
+            seconds = time.monotonic() - died
+            if run.wait():
+                sys.exit(f"the run ended with exit code {run.returncode}")
+        finally:
+            if run.poll() is None:
+                run.terminate()
     lines = lines_of(metrics)
     undisturbed = [line["time/step"] for line in lines[1:] if line["step"] != AFTER_STEP + 1]
-    found = {"to_next_step": seconds, "step": statistics.median(undisturbed)}
+    stalls = [line["checkpoint/stall_seconds"] for line in lines if "checkpoint/stall_seconds" in line]
+    found = {"to_next_step": seconds, "step": statistics.median(undisturbed), "stall": statistics.median(stalls)}
     recovery = lines[AFTER_STEP].get("health/recovery_seconds")
     return found if recovery is None else found | {"replacement": recovery}
 
 
 def main() -> None:
     options = parser().parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the run is ended too
     figures: dict[str, Any] = {"benchmark": "recovery"}
-    print(f"{'what dies':12}  {'to the next step':>16}  {'replacement':>11}  {'a step':>7}")
+    print(f"{'what dies':16}  {'to the next step':>16}  {'replacement':>11}  {'a step':>7}  {'its state':>9}")
     for role in options.roles:
         folder = Path(tempfile.mkdtemp(prefix="recovery-"))
         try:
@@ -120,7 +147,8 @@ def main() -> None:
         finally:
             shutil.rmtree(folder)
         replacement = f"{found['replacement']:.1f} s" if "replacement" in found else "–"
-        print(f"{role:12}  {found['to_next_step']:14.1f} s  {replacement:>11}  {found['step']:5.1f} s", flush=True)
+        own = f"{found['step']:5.1f} s  {found['stall']:7.2f} s"
+        print(f"{role:16}  {found['to_next_step']:14.1f} s  {replacement:>11}  {own}", flush=True)
         say(f"{role} done")
         figures |= {f"{role}_{name}": value for name, value in found.items()}
     finish(options, figures)

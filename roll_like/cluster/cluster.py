@@ -323,6 +323,7 @@ class Cluster(ClusterHandle[W]):
             **_KEEP_VISIBLE_DEVICES,
             "PYTHONPATH": python_path(),
             WORKER_MARKER: self._marker(rank),
+            **_temporary_files(),
             **self._environment(rank),
         }
         if placement.accelerator_ids:
@@ -346,6 +347,15 @@ class Cluster(ClusterHandle[W]):
 def _open_page(worker: object) -> None:
     del worker
     PROGRESS.open()
+
+
+def _temporary_files() -> dict[str, str]:
+    """Return where workers make temporary files: in the folder of the local Ray, which goes when the run has ended.
+
+    Killed processes leave theirs behind, such as vLLM's sockets. Where `TMPDIR` is set already it stays.
+    """
+    folder = Path("/tmp", os.environ.get(guardian.MARKER, "none"))
+    return {"TMPDIR": str(folder)} if folder.is_dir() and "TMPDIR" not in os.environ else {}
 
 
 def python_path() -> str:

@@ -339,6 +339,8 @@ def _is_healthy(path: Path) -> bool:
 
 
 def _manifest(path: Path) -> _Manifest:
+    if not (path / MANIFEST).is_file():  # a pipe would be waited for
+        raise FileNotFoundError(f"there is no file {MANIFEST}")
     return _Manifest.model_validate_json((path / MANIFEST).read_text())
 
 

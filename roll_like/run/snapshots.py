@@ -182,7 +182,7 @@ class Snapshots:
         if not self._bytes:
             self._bytes = expected()
         parent = next(each for each in directory.parents if each.exists())
-        free = min(shutil.disk_usage(parent).free, available_memory())
+        free = min(shutil.disk_usage(parent).free, available_memory() // 2)  # half is left to everything else
         return free >= (2 - held) * MARGIN * self._bytes
 
     def _drop_older(self) -> None:

@@ -365,7 +365,7 @@ class TrainingRank:
             self._backend.load(directory)
             own = Path(directory) / f"rank_{self.rank}.pt"
             # rank 0's where more ranks load than have saved
-            state = torch.load(own if own.exists() else own.with_name("rank_0.pt"), weights_only=False)
+            state = torch.load(own if own.exists() else own.with_name("rank_0.pt"), weights_only=True)
         except (OSError, RuntimeError, ValueError, KeyError, AssertionError, EOFError) as error:
             raise CheckpointError(f"rank {self.rank} cannot read its checkpoint in {directory}: {error}") from error
         self.updates = state["updates"]
@@ -433,10 +433,12 @@ def seed_everything(seed: int) -> None:
 
 
 def random_states() -> dict[str, Any]:
-    """Return the state of every global random generator of this process."""
+    """Return the state of every global random generator of this process, as what can be read without running code."""
+    state: Any = np.random.get_state()
+    kind, keys, *rest = state
     states: dict[str, Any] = {
         "python": random.getstate(),
-        "numpy": np.random.get_state(),
+        "numpy": (kind, keys.tolist(), *rest),
         "torch": torch.get_rng_state(),
     }
     if torch.cuda.is_available():

@@ -27,7 +27,7 @@ COLUMNS = {
     },
     "memory_plan": {"Qwen2.5-0.5B-Instruct error", "Qwen2.5-0.5B-Instruct recomputed error"},
     "overhead": {"step_seconds", "waiting_seconds", "computing_seconds", "ratio"},
-    "recovery": {f"{role}_{name}" for role in ("training", "inference") for name in ("to_next_step", "step")},
+    "recovery": {f"{role}_{name}" for role in ("training", "inference") for name in ("to_next_step", "step", "stall")},
     "rollout": {
         *("tokens_per_second", "bare_tokens_per_second", "ratio", "dtype", "matmul_gflops_per_second"),
         *("scheduler_gflops_per_second", "scheduler_mfu", "bare_gflops_per_second", "bare_mfu"),
@@ -37,6 +37,7 @@ COLUMNS = {
         *("engine_tokens_per_second", "bare_tokens_per_second", "ratio", "dtype", "matmul_gflops_per_second"),
         *("engine_gflops_per_second", "engine_mfu", "bare_gflops_per_second", "bare_mfu"),
     },
+    "soak": {"memory", "descriptors", "threads", "shared_memory", "mlflow"},
     "vs_trl": {"samples_per_second", "trl_samples_per_second", "ratio", "dtype"},
     "weight_sync": {
         *("seconds", "plain_copy_seconds", "ratio", "tensors_checked", "dtype"),
@@ -75,6 +76,7 @@ def some_slow(script: Path) -> Any:
         "overhead",
         "recovery",
         "rollout",
+        "soak",
         "traces",
         "training",
         "vs_trl",

@@ -94,11 +94,11 @@ def test_the_same_step_is_taken_once(tmp_path: Path) -> None:
     assert take(snapshots, 1, lambda directory: pytest.fail(f"{directory} is written again"))
 
 
-def test_memory_must_hold_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "available_memory", lambda: 1000)
+def test_half_of_the_memory_must_hold_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "available_memory", lambda: 2000)
     snapshots, _ = make(tmp_path)
     assert not take(snapshots, 1, expected=500)
-    monkeypatch.setattr(module, "available_memory", lambda: 1200)
+    monkeypatch.setattr(module, "available_memory", lambda: 2400)
     assert take(snapshots, 1, lambda directory: None, expected=500)
 
 
