@@ -174,7 +174,9 @@ def read(directory: Path) -> list[Mapping[str, Any]]:
     """
     paths = sorted(directory.glob("states_*.pt"))
     if not paths:
-        raise FileNotFoundError(f"there are no states_*.pt in {directory}")
+        raise FileNotFoundError(
+            f"there are no states_*.pt in {directory}: another training backend or an earlier version wrote it"
+        )
     return [torch.load(path, map_location="cpu", mmap=True, weights_only=True) for path in paths]
 
 
