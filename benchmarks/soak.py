@@ -53,7 +53,7 @@ FIGURES: Mapping[str, Figure] = {
     "zombies": Figure("zombies", 0.01),
     "shared_memory": Figure("/dev/shm, MiB", 2**10, 2**20),
     "ray": Figure("Ray's folder (logs), KiB", 2 * 2**10, 2**10),
-    "mlflow": Figure("mlflow.db, KiB", 24 * 2**10, 2**10),
+    "mlflow": Figure("mlflow.db, KiB", 32 * 2**10, 2**10),
 }
 
 
@@ -142,7 +142,7 @@ def watch(options: Any, folder: Path) -> list[dict[str, float]]:
         try:
             while run.poll() is None:
                 step = steps_of(metrics)
-                if step:
+                if 0 < step < options.steps:  # not while it ends
                     seen.append({"step": float(step), **look(psutil.Process(run.pid), folder)})
                     if len(seen) % 20 == 1:
                         say(f"step {step} of {options.steps}, {seen[-1]['memory'] / 2**20:.0f} MiB")
