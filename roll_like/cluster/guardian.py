@@ -22,8 +22,6 @@ from pathlib import Path
 MARKER = "ROLL_LIKE_SESSION"
 #: How long processes may take to end by themselves. Seconds.
 PATIENCE = 3.0
-#: Where shared memory has names.
-SHARED = "/dev/shm/"
 #: What the name of a directory that is not whole yet begins with.
 TEMPORARY = ".writing-"
 
@@ -44,14 +42,10 @@ def marked(value: str, name: str = MARKER) -> list[int]:
 
 
 def sweep(value: str, *, name: str = MARKER, patience: float = PATIENCE) -> None:
-    """Wait until the marked processes have ended, and end those that have not, with their shared memory."""
+    """Wait until the marked processes have ended, and end those that have not."""
     until = time.monotonic() + patience
-    left = marked(value, name)
-    files = mapped(left)
-    while left and time.monotonic() < until:
+    while (left := marked(value, name)) and time.monotonic() < until:
         time.sleep(0.1)
-        left = marked(value, name)
-    files |= mapped(left)
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in left:
             try:
@@ -61,21 +55,6 @@ def sweep(value: str, *, name: str = MARKER, patience: float = PATIENCE) -> None
         until = time.monotonic() + 1.0
         while (left := marked(value, name)) and time.monotonic() < until:
             time.sleep(0.05)
-    if files:
-        for file in files - mapped([int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]):
-            Path(file).unlink(missing_ok=True)
-
-
-def mapped(pids: list[int]) -> set[str]:
-    """Return semaphores and shared memory of Python that processes use: who is killed does not remove its own."""
-    found = set()
-    for pid in pids:
-        try:
-            lines = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            continue  # it ended, or is another user's
-        found |= {line.split(maxsplit=5)[-1] for line in lines if SHARED in line}
-    return {file for file in found if file.startswith((f"{SHARED}sem.mp-", f"{SHARED}psm_")) and Path(file).exists()}
 
 
 def copy_to_disk(source: Path, target: Path) -> None:
