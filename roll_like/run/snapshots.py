@@ -174,9 +174,7 @@ class Snapshots:
 
     def _has_room(self, directory: Path, expected: Callable[[], int]) -> bool:
         """Return whether memory holds two: one that is whole, and the next one or the one that is copied."""
-        held = sum(each is not None for each in (self._newest, self._copying))
-        if self._copying is not None and self._copying[0] is self._newest:
-            held = 1
+        held = len(self._held())
         if held == 2:
             return False
         if not self._bytes:
@@ -185,11 +183,15 @@ class Snapshots:
         free = min(shutil.disk_usage(parent).free, available_memory() // 2)  # half is left to everything else
         return free >= (2 - held) * MARGIN * self._bytes
 
-    def _drop_older(self) -> None:
+    def _held(self) -> set[Path]:
+        """Return the newest one and the one that is copied, which may be the same."""
         copying = None if self._copying is None else self._copying[0]
-        kept = {each.path for each in (self._newest, copying) if each is not None}
+        return {each.path for each in (self._newest, copying) if each is not None}
+
+    def _drop_older(self) -> None:
+        held = self._held()
         for path in [] if self._directory is None else self._directory.iterdir():
-            if path not in kept:
+            if path not in held:
                 shutil.rmtree(path)
 
 

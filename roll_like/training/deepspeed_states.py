@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roll_like.algorithms.lazy import torch  # the registry imports the backend's file to know its name
-from roll_like.training.plugin import LazyTensors
+from roll_like.training.plugin import LazyTensors, require_same_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -110,8 +110,12 @@ def save(engine: Any, directory: Path, precision: str) -> None:
     for each in stretches(engine):
         if each.numel:
             moments = {key: each.of(states[each.master][key]) for key in MOMENTS if each.master in states}
-            shape = tuple(getattr(each.parameter, "ds_shape", each.parameter.shape))
-            records[each.name] = {"start": each.start, "shape": shape, WEIGHT: each.of(each.master), **moments}
+            records[each.name] = {
+                "start": each.start,
+                "shape": _shape(each.parameter),
+                WEIGHT: each.of(each.master),
+                **moments,
+            }
     step = max((int(state["step"]) for state in states.values()), default=0)
     content = {
         "step": step,
@@ -134,9 +138,7 @@ def load(engine: Any, directory: Path, precision: str) -> None:
     own = list(stretches(engine))
     optimizer, adam = engine.optimizer, _adam(engine)
     shapes = {
-        name: tuple(getattr(parameter, "ds_shape", parameter.shape))
-        for name, parameter in engine.module.named_parameters()
-        if parameter.requires_grad
+        name: _shape(parameter) for name, parameter in engine.module.named_parameters() if parameter.requires_grad
     }
     _require_same(shapes, pieces)
     in_partitions = hasattr(optimizer, "checkpoint_event_prologue")
@@ -203,6 +205,11 @@ def is_sharded(engine: Any) -> bool:
     return bool(engine.zero_optimization_stage())
 
 
+def _shape(parameter: nn.Parameter) -> tuple[int, ...]:
+    """Return the shape of a parameter, also of one that ZeRO-3 has sharded."""
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+
 def _adam(engine: Any) -> Any:
     return getattr(engine.optimizer, "optimizer", engine.optimizer)
 
@@ -228,12 +235,7 @@ def _copy(records: Sequence[Record], key: str, target: Tensor, start: int) -> No
 
 
 def _require_same(shapes: Mapping[str, tuple[int, ...]], pieces: Mapping[str, Sequence[Record]]) -> None:
-    missing, unexpected = sorted(shapes.keys() - pieces.keys()), sorted(pieces.keys() - shapes.keys())
-    if missing or unexpected:
-        raise RuntimeError(
-            "the checkpoint is of another model or of other adapters: missing tensors: "
-            f"{', '.join(missing[:3]) or 'none'}; unexpected tensors: {', '.join(unexpected[:3]) or 'none'}"
-        )
+    require_same_tensors(shapes, pieces)
     for name, shape in shapes.items():
         found = tuple(pieces[name][0]["shape"])
         if found != shape:

@@ -19,7 +19,7 @@ from roll_like.config.sections import Precision, TrainerConfig
 from roll_like.config.violations import Violation
 from roll_like.errors import ConfigError
 from roll_like.registry import TRAINING_BACKENDS
-from roll_like.training.plugin import COLLECTIVE_TIMEOUT, BackendPlugin, LazyTensors, Part
+from roll_like.training.plugin import COLLECTIVE_TIMEOUT, BackendPlugin, LazyTensors, Part, require_same_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -201,12 +201,7 @@ class FSDP2Backend(BackendPlugin):
         else:  # it was saved before the first step
             self._optimizer.state.clear()
         wanted = {**self._weights(), **self._states()}
-        if wanted.keys() != stored:
-            raise RuntimeError(
-                "the checkpoint is of another model or of other adapters: missing tensors: "
-                f"{', '.join(sorted(wanted.keys() - stored)[:3]) or 'none'}; unexpected tensors: "
-                f"{', '.join(sorted(stored - wanted.keys())[:3]) or 'none'}"
-            )
+        require_same_tensors(wanted, stored)
         with _plain_errors():
             load(wanted, checkpoint_id=folder)
 

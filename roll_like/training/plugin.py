@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -39,6 +39,16 @@ class LazyTensors(Mapping[str, "Tensor"]):
 
     def __len__(self) -> int:
         return len(self._readers)
+
+
+def require_same_tensors(wanted: Collection[str], stored: Collection[str]) -> None:
+    """Raise a RuntimeError that names some if a checkpoint has other tensors than are wanted."""
+    missing, unexpected = sorted(set(wanted) - set(stored)), sorted(set(stored) - set(wanted))
+    if missing or unexpected:
+        raise RuntimeError(
+            "the checkpoint is of another model or of other adapters: missing tensors: "
+            f"{', '.join(missing[:3]) or 'none'}; unexpected tensors: {', '.join(unexpected[:3]) or 'none'}"
+        )
 
 
 class BackendPlugin:

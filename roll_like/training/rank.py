@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import numpy as np
@@ -366,7 +367,7 @@ class TrainingRank:
             own = Path(directory) / f"rank_{self.rank}.pt"
             # rank 0's where more ranks load than have saved
             state = torch.load(own if own.exists() else own.with_name("rank_0.pt"), weights_only=True)
-        except (OSError, RuntimeError, ValueError, KeyError, AssertionError, EOFError) as error:
+        except (OSError, RuntimeError, ValueError, KeyError, AssertionError, EOFError, UnpicklingError) as error:
             raise CheckpointError(f"rank {self.rank} cannot read its checkpoint in {directory}: {error}") from error
         self.updates = state["updates"]
         if own.exists():
