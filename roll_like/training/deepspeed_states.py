@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roll_like.algorithms.lazy import torch  # the registry imports the backend's file to know its name
-from roll_like.training.plugin import LazyTensors, require_same_tensors
+from roll_like.training.plugin import LazyTensors, require_same_tensors, whole_shape
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -112,7 +112,7 @@ def save(engine: Any, directory: Path, precision: str) -> None:
             moments = {key: each.of(states[each.master][key]) for key in MOMENTS if each.master in states}
             records[each.name] = {
                 "start": each.start,
-                "shape": _shape(each.parameter),
+                "shape": whole_shape(each.parameter),
                 WEIGHT: each.of(each.master),
                 **moments,
             }
@@ -138,7 +138,7 @@ def load(engine: Any, directory: Path, precision: str) -> None:
     own = list(stretches(engine))
     optimizer, adam = engine.optimizer, _adam(engine)
     shapes = {
-        name: _shape(parameter) for name, parameter in engine.module.named_parameters() if parameter.requires_grad
+        name: whole_shape(parameter) for name, parameter in engine.module.named_parameters() if parameter.requires_grad
     }
     _require_same(shapes, pieces)
     in_partitions = hasattr(optimizer, "checkpoint_event_prologue")
@@ -203,11 +203,6 @@ def merged(directory: Path) -> Mapping[str, Tensor]:
 def is_sharded(engine: Any) -> bool:
     """Return whether each rank keeps another part of the optimizer."""
     return bool(engine.zero_optimization_stage())
-
-
-def _shape(parameter: nn.Parameter) -> tuple[int, ...]:
-    """Return the shape of a parameter, also of one that ZeRO-3 has sharded."""
-    return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def _adam(engine: Any) -> Any:

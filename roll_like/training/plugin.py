@@ -12,7 +12,7 @@ from roll_like.config.states import StateBytes, StateSizes
 from roll_like.config.violations import Violation
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 #: Time-out of collectives: longer than the watchdog lets any rank hang (`roll_like.cluster.watchdog.MOST_SECONDS`),
 #: which says more of it.
@@ -39,6 +39,11 @@ class LazyTensors(Mapping[str, "Tensor"]):
 
     def __len__(self) -> int:
         return len(self._readers)
+
+
+def whole_shape(parameter: nn.Parameter) -> tuple[int, ...]:
+    """Return the shape of a parameter, also of one that DeepSpeed has sharded."""
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def require_same_tensors(wanted: Collection[str], stored: Collection[str]) -> None:

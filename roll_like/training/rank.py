@@ -33,6 +33,7 @@ from roll_like.training.host_copies import HostCopies
 from roll_like.training.interface import RankModel, RankSpec, Share, State, TrainingBackend
 from roll_like.training.layout import MicroBatch
 from roll_like.training.optimizer import learning_rate
+from roll_like.training.plugin import whole_shape
 from roll_like.training.policy import RowModule
 from roll_like.training.sequence_parallel import SequenceParallel
 from roll_like.training.speed import Speed
@@ -418,12 +419,6 @@ def _counted(result: R) -> R:
     """Return what a micro-batch gave, and count it as progress."""
     PROGRESS.tick()
     return result
-
-
-def whole_shape(parameter: nn.Parameter) -> torch.Size:
-    """Return the shape of a parameter, also of one that DeepSpeed has sharded."""
-    shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
-    return shape
 
 
 def seed_everything(seed: int) -> None:
