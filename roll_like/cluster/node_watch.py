@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -52,6 +53,23 @@ class Sighting:
     page: Page
 
 
+@dataclass(frozen=True, slots=True)
+class RoleMemory:
+    """What the processes of a role hold at most.
+
+    Attributes:
+        resident_bytes: Their largest resident memory, added up; pages that they share count in each.
+        gpu_bytes: Largest peak of allocated GPU memory among them; 0 where none uses a GPU.
+    """
+
+    resident_bytes: int
+    gpu_bytes: int
+
+    def __add__(self, other: RoleMemory) -> RoleMemory:
+        """Return the memory of both, of one role."""
+        return RoleMemory(self.resident_bytes + other.resident_bytes, max(self.gpu_bytes, other.gpu_bytes))
+
+
 class NodeWatch:
     """Reads the pages in a folder of this node; an actor on nodes other than the driver's.
 
@@ -87,6 +105,25 @@ class NodeWatch:
                 continue
             found.append(Sighting(path.name, unquote(role), int(rank), int(pid), state, page))
         return found
+
+    def memory(self) -> dict[str, RoleMemory]:
+        """Return what each role's processes on this node, with all that they started, hold at most.
+
+        Resident memory is that since the last call where the kernel lets its peak be reset, else since their start.
+        """
+        held: dict[str, RoleMemory] = {}
+        parents = self._parents()
+        watched = {one.pid: one for one in self.look()}
+        for pid in parents:
+            above: int | None = pid
+            while above is not None and above not in watched:
+                above = parents.get(above)
+            if above is None:
+                continue
+            one = watched[above]
+            peak = RoleMemory(self._peak_resident_bytes(pid), one.page.gpu_bytes if pid == above else 0)
+            held[one.role] = held.get(one.role, RoleMemory(0, 0)) + peak
+        return held
 
     def evidence(self, names: Collection[str]) -> dict[str, str]:
         """Return what can be known of processes, by the names of their pages: stacks of Python and of the kernel.
@@ -129,6 +166,21 @@ class NodeWatch:
     def close(self) -> None:
         """Remove the folder."""
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _parents(self) -> dict[int, int]:
+        """Return the parent of each process of this node."""
+        found = {}
+        for folder in self._proc.iterdir():
+            if folder.name.isdecimal() and (stat := _content(folder / "stat")):
+                found[int(folder.name)] = int(stat.rpartition(")")[2].split()[1])
+        return found
+
+    def _peak_resident_bytes(self, pid: int) -> int:
+        """Return the largest resident memory of a process, and reset it to what it is now."""
+        peak = re.search(r"^VmHWM:\s*(\d+) kB$", _content(self._proc / str(pid) / "status"), re.MULTILINE)
+        with suppress(OSError):  # the process has ended, or the kernel does not allow it
+            (self._proc / str(pid) / "clear_refs").write_text("5")
+        return 0 if peak is None else int(peak[1]) * 1024
 
     def _stacks(self, processes: Iterable[Sighting]) -> dict[str, str]:
         """Ask processes for their stacks, and return what is new in each one's file when it does not grow any more."""

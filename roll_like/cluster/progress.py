@@ -28,8 +28,8 @@ R = TypeVar("R")
 VARIABLE = "ROLL_LIKE_PROGRESS"
 #: Ends the name of the file beside a page that Python's stacks are written to.
 STACKS = ".stacks"
-#: Start time of the process, events, ticks, kind of work, phase; 64 bytes.
-_LAYOUT = struct.Struct("=QQQB39s")
+#: Start time of the process, events, ticks, bytes of GPU memory, kind of work, phase; 64 bytes.
+_LAYOUT = struct.Struct("=QQQQB31s")
 _COUNTS = struct.Struct("=QQ")
 _COUNTS_AT = 8
 
@@ -55,6 +55,7 @@ class Page:
         started: Start time of the process, in the kernel's clock ticks since boot; tells it from a later one of its id.
         events: Phases that began or ended, and ticks, since the start. It changes whenever anything happens.
         ticks: Units of work that are done since the phase began.
+        gpu_bytes: The most that the process had allocated of a GPU when a phase ended, since it started.
         work: The kind of work.
         phase: What the process was asked to do; empty if nothing.
     """
@@ -62,6 +63,7 @@ class Page:
     started: int
     events: int
     ticks: int
+    gpu_bytes: int
     work: Work
     phase: str
 
@@ -70,10 +72,10 @@ class Page:
         """Return what a page's bytes say; None of one that is just being made."""
         if len(content) != _LAYOUT.size:
             return None
-        started, events, ticks, work, phase = _LAYOUT.unpack(content)
+        started, events, ticks, gpu_bytes, work, phase = _LAYOUT.unpack(content)
         if not started:
             return None
-        return cls(started, events, ticks, Work(work), phase.rstrip(b"\0").decode(errors="replace"))
+        return cls(started, events, ticks, gpu_bytes, Work(work), phase.rstrip(b"\0").decode(errors="replace"))
 
 
 class ProgressPage:
@@ -85,6 +87,7 @@ class ProgressPage:
         self._started = 0
         self._events = 0
         self._ticks = 0
+        self._gpu_bytes = 0
         self._active: list[tuple[Work, str]] = []
         self._stacks: TextIOWrapper | None = None  # open as long as the process: a signal handler writes to it
 
@@ -92,7 +95,7 @@ class ProgressPage:
         """Show the page to the node's watchdog, if there is one, and write Python's stacks to a file on SIGUSR2."""
         prefix, pid = os.environ.get(VARIABLE), os.getpid()
         if self._pid != pid:  # a child: what its parent was doing is not its work
-            self._pid, self._started, self._active = pid, 0, []
+            self._pid, self._started, self._gpu_bytes, self._active = pid, 0, 0, []
         if prefix is None or self._started:
             return
         path = f"{prefix}.{pid}"
@@ -141,12 +144,14 @@ class ProgressPage:
 
     def _leave(self, activity: tuple[Work, str]) -> None:
         self._active.remove(activity)
+        self._gpu_bytes = max(self._gpu_bytes, _peak_gpu_bytes())
         self._show()
 
     def _show(self) -> None:
         self._events += 1
         work, phase = self._active[-1] if self._active else (Work.NONE, "")
-        _LAYOUT.pack_into(self._page, 0, self._started, self._events, self._ticks, work, phase.encode())
+        content = (self._started, self._events, self._ticks, self._gpu_bytes, work, phase.encode())
+        _LAYOUT.pack_into(self._page, 0, *content)
 
 
 #: The page of this process.
@@ -162,6 +167,14 @@ def shared_phase(method: Callable[P, R]) -> Callable[P, R]:
             return method(*args, **kwargs)
 
     return working
+
+
+def _peak_gpu_bytes() -> int:
+    """Return the most that this process has allocated of its GPU; 0 where it uses none."""
+    torch = sys.modules.get("torch")  # a process without it has no such memory, and need not load it for this
+    if torch is None or not torch.cuda.is_initialized():
+        return 0
+    return int(torch.cuda.max_memory_allocated())
 
 
 def started_at(stat: str) -> int:

@@ -23,7 +23,7 @@ import ray
 
 from roll_like.cluster.address import node_address
 from roll_like.cluster.cluster import Cluster, WorkerDied
-from roll_like.cluster.node_watch import NodeWatch, Sighting
+from roll_like.cluster.node_watch import NodeWatch, RoleMemory, Sighting
 from roll_like.cluster.progress import Work
 from roll_like.cluster.resources import ResourceManager
 from roll_like.cluster.session import SHARED_MEMORY
@@ -216,6 +216,9 @@ class Nodes(Protocol):
     def end(self, names: Collection[str]) -> list[int]:
         """Kill processes and their children; return the ids of those that are still there."""
 
+    def memory(self) -> dict[str, RoleMemory]:
+        """Return what each role's processes hold at most."""
+
 
 class ManyNodes:
     """The processes of several nodes, each with an actor that watches them. A node that is lost is left out.
@@ -243,6 +246,14 @@ class ManyNodes:
         """Kill processes and their children; return the ids of those that are still there."""
         left = self._each(lambda rank: self._watches.on(rank, NodeWatch.end, names))
         return [pid for pids in left for pid in pids]
+
+    def memory(self) -> dict[str, RoleMemory]:
+        """Return what each role's processes hold at most, those of all nodes together."""
+        held: dict[str, RoleMemory] = {}
+        for node in self._each(lambda rank: self._watches.on(rank, NodeWatch.memory)):
+            for role, memory in node.items():
+                held[role] = held.get(role, RoleMemory(0, 0)) + memory
+        return held
 
     def _each(self, ask: Callable[[int], R]) -> list[R]:
         answers = []
@@ -361,8 +372,8 @@ def watching(
     moves: Callable[[], int],
     report: Callable[[Hang, str], None],
     warn: Callable[[str], None],
-) -> Iterator[None]:
-    """Watch every worker that a `Cluster` starts meanwhile.
+) -> Iterator[Nodes]:
+    """Watch every worker that a `Cluster` starts meanwhile, and hand out what can be asked about them.
 
     Args:
         resources: The run's nodes, which are reserved. If any of Ray's is another machine, each of them gets an actor.
@@ -388,6 +399,6 @@ def watching(
         stack.enter_context(Watchdog(nodes, deadlines, stacks=stacks, step=step, moves=moves, report=report, warn=warn))
         Cluster.pages = folder
         try:
-            yield
+            yield nodes
         finally:
             Cluster.pages = None

@@ -12,7 +12,7 @@ import math
 import shutil
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -80,6 +80,8 @@ class MetricsManager:
         self._progress = Progress(total_steps, evaluations)
         #: How often the run has said what it does.
         self.phases = 0
+        #: Returns what each role holds of memory; called once a step.
+        self.usage: Callable[[], Metrics] = dict
         self._trackers: dict[str, Tracker] = {}
         self._run_ids: dict[str, str] = {}
         self._warned_names: set[str] = set()
@@ -146,7 +148,7 @@ class MetricsManager:
         """
         if step <= self._step:
             raise ValueError(f"step {step} was logged after step {self._step}; steps count up from 1, each once")
-        merged = merge(parts)
+        merged = merge([*parts, self.usage()])
         if "memory/rss_gib" not in merged:
             merged = merge([merged, {"memory/rss_gib": Max(process_tree_rss_gib())}])
         values = _with_rates(reduce(merged), self._devices)

@@ -340,19 +340,18 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     ("share/<name>", "share", "<name>", "`time/<name>` as a share of the step; phases may overlap."),
     ("memory/rss_gib", "GiB", "memory", "Resident memory of all processes of the run; shared pages count in each."),
-    ("memory/trainer_gib", "GiB", "trainer", "Resident memory of the training ranks together."),
     (
-        "memory/trainer_gpu_gib",
+        "memory/<role>_gpu_gib",
         "GiB",
-        "trainer GPU",
-        "Largest peak of allocated GPU memory in the step, among the training ranks.",
+        "<role> GPU",
+        "Largest peak of allocated GPU memory so far among a role's processes, as PyTorch counts it.",
     ),
-    ("memory/critic_gib", "GiB", "critic", "Resident memory of the critic's ranks together."),
     (
-        "memory/critic_gpu_gib",
+        "memory/<role>_gib",
         "GiB",
-        "critic GPU",
-        "Largest peak of allocated GPU memory in the step, among the critic's ranks.",
+        "<role>",
+        "Largest resident memory of a role's processes (`trainer`, `inference`, `reference`, `critic`, `teacher_NAME`, "
+        "…) since the step before, added up; pages that they share count in each.",
     ),
 )
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 from roll_like.check.gpus import require_capable
 from roll_like.cluster import RaySession, ResourceManager, watching
 from roll_like.cluster.driver_loop import rare_garbage_collection
+from roll_like.cluster.node_watch import RoleMemory
 from roll_like.config.load import dump_config
 from roll_like.config.run import RunConfig
 from roll_like.metrics.manager import MetricsManager
@@ -16,6 +18,7 @@ from roll_like.run.folder import find_run, locked
 from roll_like.run.signals import StopSignal
 from roll_like.run.snapshots import Snapshots
 from roll_like.run.state import RunContext, RunState
+from roll_like.values import Max, Metric, Sum
 
 
 @contextmanager
@@ -79,7 +82,7 @@ def running(config: RunConfig, resume: str | None) -> Iterator[RunContext]:
             resumed=checkpoint,
         )
         resources.report = state.recovered
-        stack.enter_context(
+        nodes = stack.enter_context(
             watching(
                 resources,
                 session.memory,
@@ -90,7 +93,19 @@ def running(config: RunConfig, resume: str | None) -> Iterator[RunContext]:
                 warn=metrics.warn,
             )
         )
+        metrics.usage = lambda: memory_metrics(nodes.memory())
         yield RunContext(state=state, resources=resources, stack=stack)
+
+
+def memory_metrics(held: Mapping[str, RoleMemory]) -> dict[str, Metric]:
+    """Return `memory/ROLE_gib` of each role, and `memory/ROLE_gpu_gib` of those that use GPUs."""
+    metrics: dict[str, Metric] = {}
+    for role, memory in held.items():
+        name = re.sub(r"[^\w.-]+", "_", "trainer" if role == "training" else role)
+        metrics[f"memory/{name}_gib"] = Sum(memory.resident_bytes / 2**30)
+        if memory.gpu_bytes:
+            metrics[f"memory/{name}_gpu_gib"] = Max(memory.gpu_bytes / 2**30)
+    return metrics
 
 
 def evaluations_of(config: RunConfig) -> list[int]:

@@ -114,7 +114,7 @@ class TrainingEngine(Generic[StepT]):
         skipped = f"{self.objective.metric_prefix}/skipped_updates"
         updates = sum(skipped not in part for part in parts)
         seconds = sum(part.pop("time/train_compute").value for part in parts)
-        metrics = merge([*parts, *self.cluster.everywhere(TrainingRank.usage)])
+        metrics = merge([*parts, *self.cluster.everywhere(TrainingRank.speed)])
         metrics["time/train_compute"] = Max(seconds)
         for name in self.objective.losses & metrics.keys():
             metrics[name] = Sum(metrics[name].value / updates)

@@ -14,7 +14,6 @@ from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import numpy as np
-import psutil
 import torch
 from torch import Tensor, nn
 
@@ -37,7 +36,7 @@ from roll_like.training.plugin import whole_shape
 from roll_like.training.policy import RowModule
 from roll_like.training.sequence_parallel import SequenceParallel
 from roll_like.training.speed import Speed
-from roll_like.values import Last, Max, Mean, Metric, Metrics, Sum, merge
+from roll_like.values import Last, Max, Mean, Metric, Metrics, merge
 
 if TYPE_CHECKING:
     from roll_like.inference.weight_transfer.interface import SendReport, WeightSender, WeightTransfer
@@ -211,14 +210,9 @@ class TrainingRank:
             metrics[f"{prefix}/skipped_updates"] = Max(1.0)
         return metrics
 
-    def usage(self) -> dict[str, Metric]:
-        """Return how much memory this rank holds, and how fast it has trained since the last call."""
-        role = self._objective.role_name
-        memory: dict[str, Metric] = {f"memory/{role}_gib": Sum(psutil.Process().memory_info().rss / 2**30)}
-        if self._spec.device == "cuda":
-            memory[f"memory/{role}_gpu_gib"] = Max(torch.cuda.max_memory_allocated() / 2**30)
-            torch.cuda.reset_peak_memory_stats()  # the next figure is the next step's
-        return memory if self._speed is None else {**memory, **self._speed.metrics(role)}
+    def speed(self) -> dict[str, Metric]:
+        """Return how fast this rank has trained since the last call."""
+        return {} if self._speed is None else self._speed.metrics(self._objective.role_name)
 
     def _trained(self, seconds: float, batches: Sequence[MicroBatch] = ()) -> None:
         if self._speed is not None:

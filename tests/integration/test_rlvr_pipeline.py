@@ -43,6 +43,8 @@ def test_a_trivial_reward_is_learned(tmp_path: Path, tiny_model: Path) -> None:
     # the first push comes before the first step; the second and the eleventh are probed
     assert [number for number, step in enumerate(steps, 1) if "sync/probe" in step] == [1, 10]
     assert all(0 < step["sync/probe"] < 0.1 for step in (steps[0], steps[-1]))
+    roles = ("trainer", "inference", "rewards")
+    assert all(0.1 < step[f"memory/{role}_gib"] < 8 for step in steps for role in roles)
     for name in ("time/generate", "time/train", "time/sync", "throughput/tokens_per_second", "train/entropy"):
         assert all(step[name] > 0 for step in steps), name
     assert (run / "curves.png").stat().st_size > 10_000

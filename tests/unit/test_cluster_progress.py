@@ -54,6 +54,22 @@ def test_phases_nest_and_end_by_an_error_too(tmp_path: Path, page: ProgressPage)
         assert (shown(tmp_path).phase, shown(tmp_path).ticks) == ("load", 0)
 
 
+def test_the_most_that_was_allocated_of_a_gpu_is_kept(
+    tmp_path: Path, page: ProgressPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with page.phase("load"):
+        pass
+    assert shown(tmp_path).gpu_bytes == 0
+    peaks = iter([5 << 30, 2 << 30])
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda: next(peaks))
+    for phase in ("forward_backward", "optimizer_step"):  # a library may reset the peak between them
+        with page.phase(phase):
+            pass
+        assert shown(tmp_path).gpu_bytes == 5 << 30
+    assert (shown(tmp_path).work, shown(tmp_path).phase) == (Work.NONE, "")
+
+
 def test_everything_that_happens_moves_the_page(tmp_path: Path, page: ProgressPage) -> None:
     seen = [shown(tmp_path).events]
     with page.phase("forward"):

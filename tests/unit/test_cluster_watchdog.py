@@ -17,7 +17,7 @@ import pytest
 
 from roll_like.cluster import watchdog
 from roll_like.cluster.cluster import WorkerDied
-from roll_like.cluster.node_watch import NodeWatch, Sighting, page_prefix
+from roll_like.cluster.node_watch import NodeWatch, RoleMemory, Sighting, page_prefix
 from roll_like.cluster.progress import _LAYOUT, STACKS, VARIABLE, Page, Work, started_at
 from roll_like.cluster.watchdog import Deadlines, Hang, Hangs, ManyNodes, Watchdog
 from roll_like.errors import RETRY
@@ -79,7 +79,7 @@ class Scene:
 
     def __init__(self, **processes: tuple[int, Work, str]) -> None:
         self.pages = {
-            name: Page(started=1, events=1, ticks=ticks, work=work, phase=phase)
+            name: Page(started=1, events=1, ticks=ticks, gpu_bytes=0, work=work, phase=phase)
             for name, (ticks, work, phase) in processes.items()
         }
         self.states = dict.fromkeys(processes, "S")
@@ -93,7 +93,7 @@ class Scene:
         return found
 
     def change(self, name: str, ticks: int, work: Work, phase: str) -> None:
-        self.pages[name] = Page(1, self.pages[name].events + 1, ticks, work, phase)
+        self.pages[name] = Page(1, self.pages[name].events + 1, ticks, 0, work, phase)
 
     def move(self, *names: str) -> None:
         for name in names:
@@ -226,13 +226,13 @@ def test_a_process_that_comes_back_under_a_name_is_followed_anew() -> None:
 # ---- a node: a made-up /proc --------------------------------------------------------------------
 
 
-def stat(pid: int, state: str, started: int) -> str:
-    return f"{pid} (ray::Worker) x) {state} 1 " + " ".join(["0"] * 17) + f" {started} 0 0\n"
+def stat(pid: int, state: str, started: int, parent: int = 1) -> str:
+    return f"{pid} (ray::Worker) x) {state} {parent} " + " ".join(["0"] * 17) + f" {started} 0 0\n"
 
 
-def written(folder: Path, name: str, started: int, phase: str = "") -> None:
+def written(folder: Path, name: str, started: int, phase: str = "", gpu_bytes: int = 0) -> None:
     work = Work.OWN if phase else Work.NONE
-    (folder / name).write_bytes(_LAYOUT.pack(started, 1, 0, work, phase.encode()))
+    (folder / name).write_bytes(_LAYOUT.pack(started, 1, 0, gpu_bytes, work, phase.encode()))
     (folder / (name + STACKS)).write_text("")
 
 
@@ -275,9 +275,14 @@ class DeadNode:
     def on(self, rank: int, method: Callable[..., object], *arguments: object) -> object:
         if rank == 0:
             raise WorkerDied("the node is gone")
-        page = Page(1, 1, 0, Work.NONE, "")
+        page = Page(1, 1, 0, 0, Work.NONE, "")
         sighting = Sighting("0.rewards.9", "rewards", 0, 9, "S", page)
-        return {"look": [sighting, sighting], "evidence": {"0.rewards.9": "text"}, "end": [9]}[method.__name__]
+        return {
+            "look": [sighting, sighting],
+            "evidence": {"0.rewards.9": "text"},
+            "end": [9],
+            "memory": {"rewards": RoleMemory(5, 0)},
+        }[method.__name__]
 
 
 def test_a_node_that_is_lost_is_left_out() -> None:
@@ -285,6 +290,49 @@ def test_a_node_that_is_lost_is_left_out() -> None:
     assert [one.name for one in nodes.look()] == ["0.rewards.9"]
     assert nodes.evidence(["0.rewards.9"]) == {"0.rewards.9": "text"}
     assert nodes.end(["0.rewards.9"]) == [9]
+    assert nodes.memory() == {"rewards": RoleMemory(5, 0)}
+
+
+class TwoNodes:
+    """A cluster of two nodes; a role has a process on each."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def on(self, rank: int, method: Callable[..., object]) -> object:
+        assert method is NodeWatch.memory
+        return [{"training": RoleMemory(5, 7), "judge": RoleMemory(1, 0)}, {"training": RoleMemory(3, 8)}][rank]
+
+
+def test_memory_of_a_role_is_that_of_all_nodes() -> None:
+    nodes = ManyNodes(TwoNodes())  # type: ignore[arg-type]
+    assert nodes.memory() == {"training": RoleMemory(8, 8), "judge": RoleMemory(1, 0)}
+
+
+def test_memory_of_a_role_is_that_of_its_processes_and_of_all_that_they_started(tmp_path: Path) -> None:
+    proc, folder = tmp_path / "proc", tmp_path / "pages"
+    watch = NodeWatch(folder, proc)
+    processes = {
+        # pid: parent, peak in kB
+        20: (1, 1000),
+        21: (20, 200),  # a child that is not watched
+        22: (21, 30),  # and its own
+        23: (20, 4),  # a child that is watched too: an engine's core
+        30: (1, 5),
+        40: (1, 70000),  # of nobody
+        41: (40, 80000),
+        50: (1, 900000),  # watched once; another process has its id now
+    }
+    for pid, (parent, peak) in processes.items():
+        (proc / str(pid)).mkdir(parents=True)
+        (proc / str(pid) / "stat").write_text(stat(pid, "S", pid, parent))
+        (proc / str(pid) / "status").write_text(f"Name:\tpython\nVmPeak:\t 9 kB\nVmHWM:\t  {peak} kB\nVmRSS:\t 3 kB\n")
+    (proc / "60").mkdir()  # one that has just ended
+    (proc / "meminfo").write_text("")
+    for pid, gpu in ((20, 3), (23, 11), (30, 2)):
+        written(folder, f"0.{'inference' if pid < 30 else 'training'}.{pid}", pid, gpu_bytes=gpu)
+    written(folder, "0.judge.50", 49)
+    assert watch.memory() == {"inference": RoleMemory(1234 * 1024, 11), "training": RoleMemory(5 * 1024, 2)}
 
 
 # ---- real processes -----------------------------------------------------------------------------
@@ -310,6 +358,12 @@ def generating():
     while True:
         PROGRESS.tick()
         time.sleep(0.01)
+
+def large():
+    content = b"x" * (300 << 20)
+    del content
+    print("freed", flush=True)
+    idle()
 
 def parent():
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -380,6 +434,17 @@ def wait_for_a_report(reports: list[tuple[Hang, str]], seconds: float = 20.0) ->
         time.sleep(0.05)
     assert reports, "nothing was reported"
     return reports[0]
+
+
+def test_memory_that_was_given_back_counts_once(tmp_path: Path, start: Callable[..., subprocess.Popen[str]]) -> None:
+    large = start("large")
+    assert large.stdout is not None
+    assert large.stdout.readline() == "freed\n"
+    watch = NodeWatch(tmp_path / "pages")
+    first, second = watch.memory()["training"], watch.memory()["training"]
+    assert 300 << 20 < first.resident_bytes < 600 << 20
+    assert 0 < second.resident_bytes < 200 << 20
+    assert first.gpu_bytes == 0
 
 
 @pytest.mark.usefixtures("impatient")
@@ -508,7 +573,7 @@ class Still:
 
     def look(self) -> list[Sighting]:
         self.events += self.moving
-        return [Sighting("0.training.1", "training", 0, 1, "S", Page(1, self.events, 0, Work.NONE, ""))]
+        return [Sighting("0.training.1", "training", 0, 1, "S", Page(1, self.events, 0, 0, Work.NONE, ""))]
 
     def evidence(self, names: Collection[str]) -> dict[str, str]:
         raise AssertionError(names)

@@ -13,13 +13,16 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
+from roll_like.cluster.node_watch import RoleMemory
 from roll_like.config.base import PluginConfig
 from roll_like.config.sections import MetricsConfig
 from roll_like.errors import ConfigError
 from roll_like.metrics import files
 from roll_like.metrics.manager import MetricsManager
+from roll_like.metrics.names import describe
 from roll_like.metrics.sinks import Sink
 from roll_like.registry import TRACKERS
+from roll_like.run.launch import memory_metrics
 from roll_like.values import Last, Max, Mean, Sum
 
 PARAMS = {"pipeline": "rlvr", "steps": 4}
@@ -132,6 +135,17 @@ def test_figures_of_several_roles_reduce_each_by_its_own_rule(tmp_path: Path) ->
     assert MemoryTracker.runs == {"run0": [(1, values)]}
     assert MemoryTracker.statuses == {"run0": "finished"}
     assert {"curves.png", "summary.json"} <= set(MemoryTracker.artifacts)
+
+
+def test_what_each_role_holds_is_asked_for_once_a_step(tmp_path: Path) -> None:
+    held = {"training": RoleMemory(3 << 30, 7 << 30), "teacher math/1": RoleMemory(1 << 29, 0)}
+    with manager(tmp_path / "demo") as metrics:
+        metrics.usage = lambda: memory_metrics(held)
+        values = metrics.log(1, {"time/step": Sum(5)})
+    figures = {name: value for name, value in values.items() if name.startswith("memory/")}
+    del figures["memory/rss_gib"]
+    assert figures == {"memory/trainer_gib": 3, "memory/trainer_gpu_gib": 7, "memory/teacher_math_1_gib": 0.5}
+    assert [describe(name).label for name in figures] == ["trainer", "trainer GPU", "teacher_math_1"]
 
 
 def test_figures_that_were_measured_are_not_derived_again(tmp_path: Path) -> None:

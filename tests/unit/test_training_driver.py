@@ -43,7 +43,7 @@ class FakeCluster:
 
     def everywhere(self, method: Any, *arguments: Any) -> list[Any]:
         self.calls.append((method.__name__, arguments))
-        found = {"optimizer_step": {"time/train_compute": Max(0.5)}, "usage": {"memory/trainer_gib": Sum(2.0)}}
+        found = {"optimizer_step": {"time/train_compute": Max(0.5)}, "speed": {"throughput/trainer_tflops": Sum(2.0)}}
         return [dict(found.get(method.__name__, {})) for _ in range(2)]
 
     @property
@@ -146,10 +146,10 @@ def test_a_critics_figures_are_those_before_the_update() -> None:
     assert metrics["critic/explained_variance"] == pytest.approx(1 - errors.var() / 0.25)
     # a mean over two updates, of two micro-batches each
     assert metrics["critic/loss"] == 2.0
-    assert metrics["memory/trainer_gib"] == 4.0
+    assert metrics["throughput/trainer_tflops"] == 4.0
     assert "time/train_compute" not in metrics
     assert seen == ["critic"]
-    assert [name for name, _ in cluster.calls] == ["forward_backward", "optimizer_step"] * 2 + ["usage"]
+    assert [name for name, _ in cluster.calls] == ["forward_backward", "optimizer_step"] * 2 + ["speed"]
     for shares in (cluster.shares[:2], cluster.shares[2:]):
         tokens = sum(int((batch.weights != 0).sum()) for share in shares for batch in share.batches)
         total = sum(float(batch.weights.sum()) for share in shares for batch in share.batches)

@@ -48,8 +48,8 @@ class Ranks:
         return [{**counts, f"{self.prefix}/loss": Sum(number / 2), "train/kl": Mean(number)} for _ in shards]
 
     def everywhere(self, method: Any) -> list[Any]:
-        if method.__name__ == "usage":
-            return [{"memory/trainer_gib": Sum(2.0)} for _ in range(2)]
+        if method.__name__ == "speed":
+            return [{"throughput/trainer_tflops": Sum(2.0)} for _ in range(2)]
         norm = self.norms.pop(0)
         found: dict[str, Metric] = {
             f"{self.prefix}/grad_norm": Mean(norm),
@@ -105,7 +105,7 @@ def test_a_step_whose_only_update_is_skipped_has_no_figures_of_a_loss() -> None:
         "train/updates": 0,
         "train/skipped_updates": 1,
         "time/train_compute": 3,
-        "memory/trainer_gib": 4,
+        "throughput/trainer_tflops": 4,
     }
     assert controller.coefficient == 0.1
 
