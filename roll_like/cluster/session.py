@@ -21,6 +21,10 @@ from roll_like.errors import ResourceError
 
 SHARED_MEMORY = Path("/dev/shm")
 _LOCAL_STORE_BYTES = 2 * 2**30
+#: How often a local Ray is started that does not answer in the time that Ray gives itself, half a minute.
+STARTS = 3
+#: What Ray says then.
+_SLOW_START = "timed out during startup"
 
 
 class RaySession:
@@ -55,23 +59,24 @@ class RaySession:
         os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
         # Ray would let everything else on the machine go first
         os.environ.setdefault("RAY_worker_niceness", "0")
-        try:
-            if self._config.address is None:
-                self._start()
-            else:
-                ray.init(address=self._config.address, log_to_driver=False, logging_level="ERROR")
-        except ResourceError:
-            self._remove()
-            raise
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            self._remove()
-            raise ResourceError(
-                f"Ray did not {'start' if self._config.address is None else f'join {self._config.address}'}: {error}",
-                fix="set resources.address to a running cluster (`ray status` shows it), or leave it out to start one",
-            ) from error
-        except BaseException:
-            self._remove()
-            raise
+        for attempt in range(1, STARTS + 1):
+            try:
+                if self._config.address is None:
+                    self._start()
+                else:
+                    ray.init(address=self._config.address, log_to_driver=False, logging_level="ERROR")
+            except ResourceError:
+                self._remove()
+                raise
+            except Exception as error:  # Ray raises just that of a node that was slow
+                self._remove()
+                if _SLOW_START in str(error) and attempt < STARTS:
+                    continue
+                raise self._explained(error) from error
+            except BaseException:
+                self._remove()
+                raise
+            break
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -88,6 +93,16 @@ class RaySession:
     def snapshots(self) -> Path | None:
         """Where whole checkpoints go that are kept in memory; None where not all workers are on this machine."""
         return None if self._directory is None else SHARED_MEMORY / f"{self._directory.name}-states"
+
+    def _explained(self, error: Exception) -> ResourceError:
+        """Return the error of a Ray that did not start or cannot be joined."""
+        fix = "set resources.address to a running cluster (`ray status` shows it), or leave it out to start one"
+        if self._config.address is not None:
+            return ResourceError(f"Ray did not join {self._config.address}: {error}", fix=fix)
+        if _SLOW_START in str(error):
+            fix = f"free the machine of other work, or {fix.partition(',')[0]}"
+            return ResourceError(f"Ray did not start in {STARTS} attempts of 30 s: {error}", fix=fix)
+        return ResourceError(f"Ray did not start: {error}", fix=fix)
 
     def _start(self) -> None:
         # Unix socket paths are limited to 107 characters, so a short folder

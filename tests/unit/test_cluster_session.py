@@ -1,0 +1,97 @@
+"""A local Ray that is slow to start, or does not start: what is tried again, what is said, and that nothing is left."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from roll_like.cluster import RaySession, guardian
+from roll_like.cluster.session import STARTS
+from roll_like.config.sections import HardwareConfig
+from roll_like.errors import ResourceError
+
+SLOW = "The current node timed out during startup. This could happen because some of the raylet failed to startup."
+
+
+class StrayingRay:
+    """Starts a process, then fails as often as it is told to."""
+
+    def __init__(self, failures: int, message: str) -> None:
+        self.failures = failures
+        self.message = message
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.folders: list[Path] = []
+
+    def init(self, *, _temp_dir: str | None = None, **options: object) -> None:
+        if _temp_dir is not None:
+            self.folders.append(Path(_temp_dir))
+            self.processes.append(subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"]))
+        if self.failures:
+            self.failures -= 1
+            raise Exception(self.message)
+
+    def shutdown(self) -> None:
+        """Knows nothing of what was started half."""
+
+
+def hardware(address: str | None = None) -> HardwareConfig:
+    return HardwareConfig.model_validate({"device": "cpu", "devices_per_node": 1, "address": address})
+
+
+@pytest.fixture
+def straying(monkeypatch: pytest.MonkeyPatch) -> Iterator[StrayingRay]:
+    monkeypatch.delenv(guardian.MARKER, raising=False)
+    ray = StrayingRay(0, SLOW)
+    monkeypatch.setattr("roll_like.cluster.session.ray", ray)
+    yield ray
+    for process in ray.processes:
+        process.kill()
+        process.wait()
+
+
+def test_a_ray_that_was_slow_is_started_anew(straying: StrayingRay, tmp_path: Path) -> None:
+    straying.failures = STARTS - 1
+    with RaySession(hardware(), tmp_path):
+        *before, last = straying.processes
+        assert len(before) == STARTS - 1
+        assert [process.wait(10) for process in before] == [-15] * len(before)  # what had started was ended
+        assert [folder.is_dir() for folder in straying.folders] == [False] * len(before) + [True]
+        assert last.poll() is None
+    assert last.wait(10) == -15
+    assert not straying.folders[-1].exists()
+
+
+def test_a_ray_that_stays_slow_is_an_error_that_says_so(straying: StrayingRay, tmp_path: Path) -> None:
+    straying.failures = 100
+    with (
+        pytest.raises(ResourceError, match="Ray did not start in 3 attempts of 30 s: The current") as caught,
+        RaySession(hardware(), tmp_path),
+    ):
+        pass
+    assert "free the machine of other work" in str(caught.value.fix)
+    assert len(straying.processes) == STARTS
+    assert not any(folder.exists() for folder in straying.folders)
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        (None, "Ray did not start: no port is free"),
+        ("10.0.0.1:6379", "Ray did not join 10.0.0.1:6379: no port is free"),
+    ],
+)
+def test_any_other_error_is_not_tried_again(
+    straying: StrayingRay, tmp_path: Path, address: str | None, said: str
+) -> None:
+    straying.failures, straying.message = 100, "no port is free"
+    with (
+        pytest.raises(ResourceError, match=said) as caught,
+        RaySession(hardware(address), tmp_path),
+    ):
+        pass
+    assert "resources.address" in str(caught.value.fix)
+    assert straying.failures == 99
