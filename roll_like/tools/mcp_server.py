@@ -61,7 +61,7 @@ class McpServer:
         try:
             async with asyncio.timeout(self.config.start_seconds):
                 transport = self._http() if self.config.url else self._stdio()
-                client = Client(transport, read_timeout_seconds=self.config.call_seconds)
+                client = Client(transport)  # no limit of its own: a server may start more slowly than it answers
                 self._client = await self._stack.enter_async_context(client)
                 self.tools = tuple(await self._list(self._client))
         except BaseException as error:
@@ -90,7 +90,7 @@ class McpServer:
         if self._client is None:
             raise EnvError(f"MCP server {self.config.name!r} is not running")
         try:
-            result = await self._client.call_tool(name, arguments)
+            result = await self._client.call_tool(name, arguments, read_timeout_seconds=self.config.call_seconds)
         except MCPError as error:
             if error.code == INVALID_PARAMS:
                 raise ToolError(error.message) from error
@@ -117,7 +117,8 @@ class McpServer:
         import httpx2
         from mcp.client.streamable_http import streamable_http_client
 
-        timeout = httpx2.Timeout(self.config.start_seconds, read=self.config.call_seconds)
+        start, call = self.config.start_seconds, self.config.call_seconds
+        timeout = httpx2.Timeout(start, read=max(start, call))  # `call` has its own limit
         client = httpx2.AsyncClient(headers=dict(self.config.headers), timeout=timeout)
         self._stack.push_async_callback(client.aclose)
         return streamable_http_client(str(self.config.url), http_client=client)

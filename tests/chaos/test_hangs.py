@@ -87,7 +87,8 @@ def hangs(run: Path) -> list[tuple[str, list[int], str]]:
     return [(line["role"], line["ranks"], line["phase"]) for line in lines if line["kind"] == "hang"]
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_stopped_trainer_is_replaced(tmp_path: Path, model: Path, workers: int) -> None:
     config = write_run(tmp_path, model, **SHORT, training={"workers": workers, "max_tokens_per_micro_batch": 512})
     with nothing_left():

@@ -124,11 +124,12 @@ def plain(models: tuple[Path, Path, Path]) -> tuple[list[float], dict[str, torch
             {"workers": 2, "zero_stage": 1, "max_tokens_per_micro_batch": 48},
             marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             True,
             None,
             1,
             {"workers": 2, "zero_stage": 3, "max_tokens_per_micro_batch": 64, "gradient_checkpointing": True},
+            marks=pytest.mark.slow,
         ),
         (True, None, 1, {"workers": 2, "zero_stage": 3, "max_tokens_per_micro_batch": 32, "sequence_parallel": 2}),
         (True, None, 1, {"workers": 2, "zero_stage": 3, "max_tokens_per_micro_batch": 64, "backend": "fsdp2"}),

@@ -16,13 +16,12 @@ pytestmark = pytest.mark.integration
 TOLERANCE = 2e-4
 #: What changed weights make of one, at least.
 FAR = 0.1
-#: Families of the default test run; all others run nightly.
-QUICK = ("mixtral",)
 #: vLLM's loader of it copies experts and sinks past vLLM's own reload.
 REFUSED = "gpt_oss"
-NAMES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FAMILIES if name != REFUSED]
+NAMES = [name for name in FAMILIES if name != REFUSED]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", NAMES)
 def test_vllm_computes_what_the_trainer_computes(family: str, tmp_path: Path) -> None:
     path = make_family(family, tmp_path / family)

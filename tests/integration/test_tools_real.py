@@ -123,7 +123,11 @@ async def test_a_server_that_is_lost_is_no_fault_of_the_policy() -> None:
 
 
 async def test_a_call_that_takes_too_long_is_no_fault_of_the_policy() -> None:
-    async with McpServer(stdio(call_seconds=1)) as server:
+    slow = stdio(call_seconds=1)
+    # to start takes longer than that, and may
+    command = f"sleep 1.5; exec {slow.command} {' '.join(slow.args)}"
+    slow = slow.model_copy(update={"command": "sh", "args": ("-c", command)})
+    async with McpServer(slow) as server:
         with pytest.raises(EnvError, match="'demo' failed in 'sleep'"):
             await server.call("sleep", {"seconds": 30})
 

@@ -222,15 +222,12 @@ def test_what_is_not_whole_or_of_another_model_is_refused(tmp_path: Path) -> Non
 
 OTHER_RANKS = [
     ({"workers": 2, "zero_stage": 3}, {"workers": 1, "zero_stage": 0}),
-    pytest.param({"workers": 1, "zero_stage": 1}, {"workers": 2, "zero_stage": 2}, marks=pytest.mark.slow),
-    pytest.param(
-        {"backend": "fsdp2", "workers": 2, "zero_stage": 3},
-        {"backend": "fsdp2", "workers": 1, "zero_stage": 3},
-        marks=pytest.mark.slow,
-    ),
+    ({"workers": 1, "zero_stage": 1}, {"workers": 2, "zero_stage": 2}),
+    ({"backend": "fsdp2", "workers": 2, "zero_stage": 3}, {"backend": "fsdp2", "workers": 1, "zero_stage": 3}),
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), OTHER_RANKS)
 @pytest.mark.usefixtures("warm_ray")
 def test_a_run_is_continued_on_other_ranks(

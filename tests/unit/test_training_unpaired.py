@@ -50,7 +50,7 @@ class TokenCluster:
         return [{**COUNTS, **rewards}, {**COUNTS}]
 
     def everywhere(self, method: Any) -> list[Any]:
-        assert method.__name__ in {"optimizer_step", "usage"}
+        assert method.__name__ in {"optimizer_step", "speed"}
         return [{"time/train_compute": Max(1.0)} for _ in range(2)]
 
 
