@@ -18,6 +18,7 @@ from roll_like.data.chat import Renderer
 from roll_like.data.samples import SampleSet
 from roll_like.models.classifier import pad_token_id
 from roll_like.models.load import load_tokenizer, resolve_model
+from roll_like.models.modules import load_model_config
 from roll_like.models.shape import ModelShape
 from roll_like.offline.evaluator import OfflineEvaluator, pair_evaluator
 from roll_like.offline.pipeline import Findings, OfflinePipeline
@@ -87,10 +88,8 @@ class RewardModelPipeline(OfflinePipeline[RewardModelRunConfig, ScoredPair, Sequ
 
 def start_reward_model(config: RewardModelRunConfig, resources: ResourceManager, stack: ExitStack) -> Trainer:
     """Start the trainer's ranks, of a language model or a reward model."""
-    from transformers import AutoConfig
-
     model = resolve_model(config.model)
-    shape = AutoConfig.from_pretrained(str(model.path), trust_remote_code=config.model.trust_remote_code)
+    shape = load_model_config(model.path, trust_remote_code=config.model.trust_remote_code)
     objective = RewardModelObjective(
         settings=config.training,
         algorithm=config.algorithm,

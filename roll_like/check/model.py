@@ -16,7 +16,7 @@ from roll_like.errors import ConfigError, RollLikeError
 from roll_like.models.attention import AttentionLayers, refuse_changed_logits, refuse_undivided_heads
 from roll_like.models.load import ModelShape, load_model_shape, load_tokenizer, resolve_model
 from roll_like.models.lora import adapted_width
-from roll_like.models.modules import empty_model
+from roll_like.models.modules import empty_model, load_model_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -50,13 +50,8 @@ def _shape_without_weights(config: RunConfig, directory: Path, findings: list[Fi
 
 def _layers_fit(config: RunConfig, path: Path) -> Iterator[Finding]:
     """Yield layers that rows of several samples are not for, and logits that training would compute otherwise."""
-    from transformers import AutoConfig
-
     try:
-        model = AutoConfig.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
-    except (OSError, ValueError, KeyError):
-        return  # the tokenizer's finding, or the ranks', says why
-    try:
+        model = load_model_config(path, trust_remote_code=config.model.trust_remote_code)
         layers = AttentionLayers.of(model)
         layers.refuse_sharing(config.row_sharing)
         for section in config.trained.values():
@@ -75,13 +70,14 @@ def _layers_fit(config: RunConfig, path: Path) -> Iterator[Finding]:
 
 def _with_adapters(config: RunConfig, path: Path, shape: ModelShape, findings: list[Finding]) -> ModelShape:
     """Return the sizes with those of the adapters, if there are some; layers that the model lacks are findings."""
-    from transformers import AutoConfig
-
     lora, trusted = config.training.lora, config.model.trust_remote_code
     if lora is None:
         return shape
     try:
-        model = AutoConfig.from_pretrained(path, trust_remote_code=trusted)
+        model = load_model_config(path, trust_remote_code=trusted)
+    except ConfigError:
+        return shape  # a finding already
+    try:
         return replace(shape, adapted_width=adapted_width(empty_model(model, trusted), lora))
     except ConfigError as error:
         findings.append(failed("training.lora.target_modules", error))

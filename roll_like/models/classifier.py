@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from roll_like.config.sections import Precision
 from roll_like.errors import ConfigError
-from roll_like.models.modules import load_for_training, refuse_absent
+from roll_like.models.modules import load_for_training, load_model_config, refuse_absent
 from roll_like.models.quiet import quiet
 
 if TYPE_CHECKING:
@@ -69,11 +69,9 @@ def check_outputs(path: Path, *, trust_remote_code: bool = False) -> None:
     """Check that a directory holds a language model, or a classifier with one output.
 
     Raises:
-        ConfigError: It holds a classifier with several outputs.
+        ConfigError: It holds a classifier with several outputs, or its config.json cannot be read.
     """
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=trust_remote_code)
+    config = load_model_config(path, trust_remote_code=trust_remote_code)
     if any(name.endswith(_NAME) for name in config.architectures or ()) and config.num_labels != 1:
         raise ConfigError(
             f"{path} is a classifier with {config.num_labels} outputs, and a reward model has one",

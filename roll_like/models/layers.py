@@ -13,6 +13,7 @@ from roll_like.config.sections import ModelConfig
 from roll_like.errors import ConfigError
 from roll_like.models.cache import made_once
 from roll_like.models.export import save_hf_directory
+from roll_like.models.modules import load_model_config
 from roll_like.models.shape import load_model_shape
 
 if TYPE_CHECKING:
@@ -47,12 +48,12 @@ def with_layers(path: Path, keep: Sequence[int], config: ModelConfig, *, say: Ca
     identity = hashlib.sha256(f"{path}:{files}:{list(keep)}".encode()).hexdigest()[:12]
 
     def make(target: Path) -> None:
-        from transformers import AutoConfig, AutoTokenizer
+        from transformers import AutoTokenizer
 
         say(f"model: {len(keep)} of {layers} layers of {path.name}, once, into {target}")
         trust = config.trust_remote_code
         where: dict[str, bool] = {"local_files_only": True, "trust_remote_code": trust}
-        shape = _smaller(AutoConfig.from_pretrained(str(path), **where), keep)
+        shape = _smaller(load_model_config(path, trust_remote_code=trust), keep)
         tokenizer = AutoTokenizer.from_pretrained(str(path), **where)
         save_hf_directory(_kept(path, keep), shape, tokenizer, target, base_dir=path, trust_remote_code=trust)
 

@@ -89,7 +89,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             str(directory), local_files_only=True, trust_remote_code=config.trust_remote_code
         )
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # the tokenizer's class and that of config.json check values in their own way
         raise ConfigError(
             f"no tokenizer can be loaded from {directory}: {error}",
             fix="set model.tokenizer to a directory or hub id that has one",

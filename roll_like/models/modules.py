@@ -21,6 +21,26 @@ if TYPE_CHECKING:
 COMPLETE = "set model.path to a directory with config.json, *.safetensors and a tokenizer"
 
 
+def load_model_config(path: Path, *, trust_remote_code: bool = False) -> PretrainedConfig:
+    """Return what transformers reads in `path/config.json`.
+
+    Raises:
+        ConfigError: It cannot: the file is damaged, a value has another type, or the model needs code of its own.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            str(path), local_files_only=True, trust_remote_code=trust_remote_code
+        )
+    except Exception as error:  # each model's class checks its values in its own way
+        raise ConfigError(
+            f"transformers cannot read {path / 'config.json'}: {' '.join(str(error).split())}",
+            fix="set model.path to a complete model of transformers; model.trust_remote_code if it brings its own code",
+        ) from error
+    return config
+
+
 def load_causal_lm(path: Path, dtype: Precision, *, trust_remote_code: bool = False) -> PreTrainedModel:
     """Return the model on CPU in `dtype`, for training: no key-value cache, attention as transformers chooses it.
 

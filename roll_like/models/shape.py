@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from roll_like.errors import ConfigError
 
@@ -79,22 +77,38 @@ def load_model_shape(path: Path) -> ModelShape:
     otherwise estimated for a decoder with gated MLPs (of one or of many experts).
 
     Raises:
-        ConfigError: config.json is missing, is not JSON, or lacks a size.
+        ConfigError: config.json is missing, is not JSON, or lacks a size or has a wrong one.
     """
     file = path / "config.json"
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file} cannot be read: {error}", fix="set model.path to a complete model") from error
-    config = raw.get("text_config", raw)  # models that also see images keep the decoder's sizes here
+    # models that also see images keep the decoder's sizes here
+    config = raw.get("text_config", raw) if isinstance(raw, dict) else raw
+    if not isinstance(config, dict):
+        raise ConfigError(f"{file} holds no JSON object", fix="set model.path to a complete model")
+
+    def optional(*names: str) -> int | None:
+        for name in names:
+            value = config.get(name)
+            if value is None or (value == 0 and value is not False):
+                continue  # as some files say that there is none
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ConfigError(
+                    f"{file}: {name} is {value!r}; expected a whole number above 0",
+                    fix="set model.path to a complete model",
+                )
+            return value
+        return None
 
     def size(*names: str) -> int:
-        for name in names:
-            if isinstance(config.get(name), int):
-                return int(config[name])
-        raise ConfigError(
-            f"{file} states none of {', '.join(names)}", fix="set model.path to a decoder-only language model"
-        )
+        value = optional(*names)
+        if value is None:
+            raise ConfigError(
+                f"{file} states none of {', '.join(names)}", fix="set model.path to a decoder-only language model"
+            )
+        return value
 
     hidden, heads = size("hidden_size", "n_embd"), size("num_attention_heads", "n_head")
     tied = bool(config.get("tie_word_embeddings", raw.get("tie_word_embeddings", False)))
@@ -102,35 +116,25 @@ def load_model_shape(path: Path) -> ModelShape:
         parameters=0,
         layers=size("num_hidden_layers", "n_layer"),
         hidden_size=hidden,
-        intermediate_size=int(
-            config.get("moe_intermediate_size")
-            or config.get("intermediate_size")
-            or config.get("n_inner")
-            or 4 * hidden
-        ),
+        intermediate_size=optional("moe_intermediate_size", "intermediate_size", "n_inner") or 4 * hidden,
         vocab_size=size("vocab_size"),
         heads=heads,
-        kv_heads=int(config.get("num_key_value_heads") or heads),
-        head_dim=int(config.get("head_dim") or hidden // heads),
-        max_positions=config.get("max_position_embeddings") or config.get("n_positions"),
+        kv_heads=optional("num_key_value_heads") or heads,
+        head_dim=optional("head_dim") or max(1, hidden // heads),
+        max_positions=optional("max_position_embeddings", "n_positions"),
         tied_embeddings=tied,
-        query_norm=config.get("model_type") in _QUERY_NORMS,
+        query_norm=str(config.get("model_type")) in _QUERY_NORMS,
     )
-    experts = _experts(config)
+    shared = optional("n_shared_experts") or 0
+    experts = (optional("num_experts", "num_local_experts", "n_routed_experts") or 1) + shared
     if experts > 1:
-        active = int(config.get("num_experts_per_tok") or 1) + int(config.get("n_shared_experts") or 0)
+        active = (optional("num_experts_per_tok") or 1) + shared
         idle = shape.layers * 3 * hidden * shape.intermediate_size * max(experts - active, 0)
         shape = replace(shape, experts=active, idle_parameters=idle)
-    return replace(shape, parameters=_count_safetensors(path) or _estimate(shape, config))
+    return replace(shape, parameters=_count_safetensors(path) or _estimate(shape, experts))
 
 
-def _experts(config: Mapping[str, Any]) -> int:
-    routed = config.get("num_experts") or config.get("num_local_experts") or config.get("n_routed_experts") or 1
-    return int(routed) + int(config.get("n_shared_experts") or 0)
-
-
-def _estimate(shape: ModelShape, config: Mapping[str, Any]) -> int:
-    experts = _experts(config)
+def _estimate(shape: ModelShape, experts: int) -> int:
     attention = 2 * shape.hidden_size * shape.head_dim * (shape.heads + shape.kv_heads)
     mlp = 3 * shape.hidden_size * shape.intermediate_size * experts
     router = shape.hidden_size * experts if experts > 1 else 0

@@ -15,7 +15,7 @@ from roll_like.models.classifier import load_classifier
 from roll_like.models.export import ModelCard, save_hf_directory
 from roll_like.models.load import ResolvedModel, from_anywhere, load_tokenizer, resolve_model
 from roll_like.models.lora import Adapter, adapter_parameters, add_adapters, load_adapters, named_weights
-from roll_like.models.modules import load_causal_lm
+from roll_like.models.modules import load_causal_lm, load_model_config
 from roll_like.models.precision import precision_of
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.run.checkpoint import read_checkpoint
@@ -41,8 +41,6 @@ def export_checkpoint(checkpoint: Path, output: Path) -> None:
     found = read_checkpoint(checkpoint)
     config: Any = load_config(checkpoint / "config.yaml")  # of whichever pipeline: all have a name and a model
     model = resolve_model(config.model)
-    from transformers import AutoConfig
-
     card = ModelCard(
         name=config.name,
         base_model=config.model.path,
@@ -56,7 +54,7 @@ def export_checkpoint(checkpoint: Path, output: Path) -> None:
         weights, adapter = _with_base(weights, config, model)
     save_hf_directory(
         weights,
-        AutoConfig.from_pretrained(model.path, trust_remote_code=config.model.trust_remote_code),
+        load_model_config(model.path, trust_remote_code=config.model.trust_remote_code),
         load_tokenizer(config.model),
         output,
         card,

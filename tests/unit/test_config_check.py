@@ -121,6 +121,38 @@ def test_layers_that_rows_are_not_for(
     assert all(expected in finding.message for finding in findings if expected)
 
 
+#: Values that are no size, no type of a model and no precision.
+WRONG = (None, [], "x", -1)
+
+
+def test_no_value_of_a_models_configuration_is_met_by_a_traceback(make: Make, files: Path, tiny_model: Path) -> None:
+    other = shutil.copytree(tiny_model, files / "other")
+    file = other / "config.json"
+    written = json.loads(file.read_text(encoding="utf-8"))
+    refused = 0
+    for name in written:
+        for value in WRONG:
+            file.write_text(json.dumps({**written, name: value}), encoding="utf-8")
+            refused += bool(make(model={"path": str(other)}).errors)
+    assert refused > len(written)
+    lora = {"rank": 4}
+    for name, value in {"hidden_size": "x", "model_type": "none", "num_attention_heads": 0}.items():
+        file.write_text(json.dumps({**written, name: value}), encoding="utf-8")
+        assert "model.path" in {finding.key for finding in make(model={"path": str(other)}, training__lora=lora).errors}
+    for text in ("", "{", "[]", "3", "\x00", '"x"'):
+        file.write_text(text, encoding="utf-8")
+        keys = [finding.key for finding in make(model={"path": str(other)}).errors]
+        assert keys[0] == "model.path"
+
+
+def test_a_size_that_is_none_is_named(make: Make, files: Path, tiny_model: Path) -> None:
+    other = shutil.copytree(tiny_model, files / "other")
+    written = json.loads((other / "config.json").read_text(encoding="utf-8"))
+    (other / "config.json").write_text(json.dumps({**written, "num_hidden_layers": "two"}), encoding="utf-8")
+    message = "num_hidden_layers is 'two'; expected a whole number above 0; set model.path to a complete model"
+    assert message in make(model={"path": str(other)}).errors[0].message
+
+
 def test_a_model_without_a_chat_template(make: Make, files: Path, tiny_model: Path) -> None:
     copy = shutil.copytree(tiny_model, files / "bare")
     (copy / "chat_template.jinja").unlink()
