@@ -34,6 +34,16 @@ class ModelSizes(Protocol):
         ...
 
     @property
+    def layers(self) -> int:
+        """Number of layers."""
+        ...
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of one layer."""
+        ...
+
+    @property
     def embedding_parameters(self) -> int:
         """Parameters of the embedding."""
         ...
@@ -277,6 +287,8 @@ def training_states(settings: TrainerConfig, model: ModelSizes, trained: int, wi
         parameters=model.parameters + (trained if trained != model.parameters else 0),
         trained=trained,
         largest=model.embedding_parameters,
+        layer=model.layer_parameters,
+        outside=model.parameters - model.layers * model.layer_parameters,
         width=width,
     )
     states: StateBytes = TRAINING_BACKENDS.get(settings.backend).state_bytes(settings, sizes)

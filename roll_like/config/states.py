@@ -13,12 +13,16 @@ class StateSizes:
         parameters: Number of parameters, adapters included.
         trained: How many of them are trained.
         largest: Elements of the largest tensor.
+        layer: Parameters of one layer.
+        outside: Parameters outside of the layers: embedding, final norm, and the head where it is not the embedding.
         width: Bytes of a weight in the forward pass.
     """
 
     parameters: int
     trained: int
     largest: int
+    layer: int
+    outside: int
     width: int
 
 

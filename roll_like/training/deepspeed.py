@@ -82,7 +82,7 @@ class DeepSpeedBackend(BackendPlugin):
 
     @classmethod
     def state_bytes(cls, settings: TrainerConfig, sizes: StateSizes) -> StateBytes:
-        """Return the memory of one rank, as counted in DeepSpeed 0.19 (`tests/integration/test_deepspeed_memory.py`).
+        """Return the memory of one rank, as counted in DeepSpeed 0.19 (`tests/integration/test_state_bytes.py`).
 
         In 16 bit gradients are summed in float32 from stage 1: whole in stage 1, sharded from 2. Stages 0 and 1 hold
         16-bit ones until the optimizer step, later stages as many as a bucket holds, or one tensor that is larger.

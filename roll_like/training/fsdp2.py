@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from roll_like.algorithms.lazy import torch  # the registry imports this file to know the names of backends
 from roll_like.config.sections import Precision, TrainerConfig
+from roll_like.config.states import StateBytes, StateSizes
 from roll_like.config.violations import Violation
 from roll_like.errors import ConfigError
 from roll_like.registry import TRAINING_BACKENDS
@@ -82,6 +83,31 @@ class FSDP2Backend(BackendPlugin):
     def divided(settings: TrainerConfig) -> frozenset[Part]:
         """Return what ranks divide: all of it, unless a frozen model is whole."""
         return frozenset[Part](("weights", "gradients", "optimizer") if settings.zero_stage == 3 else ())
+
+    @classmethod
+    def state_bytes(cls, settings: TrainerConfig, sizes: StateSizes) -> StateBytes:
+        """Return the memory of one rank, as counted in PyTorch 2.13 (`tests/integration/test_state_bytes.py`).
+
+        What is trained is kept and summed in float32, whatever the forward pass computes in, so that the optimizer has
+        no weights of its own. What is outside of the layers stays gathered from the forward to the backward pass, one
+        layer is while the next one travels, and a gradient is whole in both precisions while ranks reduce it.
+        """
+        trained, width = sizes.trained, sizes.width
+        frozen = (sizes.parameters - trained) * width
+        if settings.zero_stage != 3:
+            return StateBytes(weights=frozen)
+        shard = 4 * trained // settings.workers
+        of_layer, of_outside = (
+            (sizes.layer, sizes.outside) if trained == sizes.parameters else (0, 0)
+        )  # of adapters little
+        gathered = (sizes.outside + 2 * sizes.layer) * width
+        reduced = of_outside * width + max(of_layer * (width + 4), of_outside * 4)
+        return StateBytes(
+            weights=shard + frozen // settings.workers,
+            gradients=shard,
+            optimizer=2 * shard,
+            buffers=gathered + (reduced if trained else 0),
+        )
 
     @staticmethod
     def merged(directory: Path) -> Mapping[str, Tensor]:

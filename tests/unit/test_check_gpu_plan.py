@@ -22,8 +22,9 @@ from roll_like.check.gpu_memory import COMMUNICATOR_BYTES, CONTEXT_BYTES, GPUPla
 from roll_like.check.gpu_plan import GPUReport, check_gpus, gpu_report, measured_memory
 from roll_like.check.step_floor import step_floor
 from roll_like.config.load import load_config
-from roll_like.config.plan import plan
+from roll_like.config.plan import plan, training_states
 from roll_like.config.run import RunConfig
+from roll_like.config.sections import TrainingConfig
 from roll_like.config.violations import Finding
 from roll_like.errors import ConfigError
 from roll_like.models.shape import ModelShape, load_model_shape
@@ -429,3 +430,19 @@ def test_the_output_layers_memory_is_its_largest_moment() -> None:
     made = head_bytes(shape, 64, width=2, chunk_tokens=16, chunk_vocab=500, trained=True)
     block = 16 * 500 * (2 + 2 * 4)
     assert made == block + 1000 * 10 * (4 + 2) + 500 * 10 * 2 + 2 * 64 * 10 * 2
+
+
+def test_states_of_fsdp2_are_in_float32_and_layers_travel() -> None:
+    model = shape_of("Qwen2.5-7B-Instruct")
+    settings = TrainingConfig(backend="fsdp2", zero_stage=3, workers=8)
+    layer, outside = model.layer_parameters, model.parameters - model.layers * model.layer_parameters
+    states = training_states(settings, model, model.parameters, width=2)
+    assert states.weights == states.gradients == 4 * model.parameters // 8
+    assert states.optimizer == 8 * model.parameters // 8
+    # in 16 bit: what is outside of the layers, two layers, and its gradient; that in float32 as well
+    assert states.buffers == 2 * (outside + 2 * layer) + 2 * outside + max(6 * layer, 4 * outside)
+    frozen = training_states(settings, model, 0, width=2)
+    assert frozen.weights == 2 * model.parameters // 8
+    assert (frozen.gradients, frozen.optimizer, frozen.buffers) == (0, 0, 2 * (outside + 2 * layer))
+    whole = training_states(settings.model_copy(update={"zero_stage": 0}), model, 0, width=2)
+    assert (whole.weights, whole.buffers) == (2 * model.parameters, 0)

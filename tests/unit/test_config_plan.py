@@ -40,6 +40,7 @@ class Billion:
 
     parameters = 2**30
     embedding_parameters = 2**20
+    layers, layer_parameters = 2, 2**28
 
     def kv_bytes_per_token(self, bytes_per_value: int = 2) -> int:
         return 100 * bytes_per_value

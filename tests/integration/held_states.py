@@ -1,6 +1,6 @@
-"""Counts what DeepSpeed holds of a small module after a backward pass, beside what the plan says; prints both as JSON.
+"""Counts what a backend holds of a small module after a backward pass, beside what the plan says; prints both as JSON.
 
-python deepspeed_bytes.py ZERO_STAGE DTYPE
+python held_states.py BACKEND ZERO_STAGE DTYPE
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import nn
 from roll_like.cluster.address import free_port
 from roll_like.config.sections import TrainingConfig
 from roll_like.config.states import StateSizes
-from roll_like.training.deepspeed import DeepSpeedBackend
+from roll_like.registry import TRAINING_BACKENDS
 
 LAYERS, WIDTH = 6, 256
 
@@ -31,10 +31,10 @@ def storages(tensors: Any) -> dict[int, int]:
     }
 
 
-def main(stage: Any, dtype: Any) -> None:
+def main(name: Any, stage: Any, dtype: Any) -> None:
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
-    settings = TrainingConfig(zero_stage=stage)
-    backend = DeepSpeedBackend(settings, dtype=dtype, device="cpu", world_size=1)
+    settings = TrainingConfig(zero_stage=stage, backend=name)
+    backend: Any = TRAINING_BACKENDS.get(name)(settings, dtype=dtype, device="cpu", world_size=1)
     backend.join()
     kind = getattr(torch, dtype)
     module = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))).to(kind)
@@ -48,11 +48,13 @@ def main(stage: Any, dtype: Any) -> None:
         others = [size for address, size in optimizer.items() if address not in weights]
         held = {"weights": sum(weights.values()), "others": sum(others)}
         backend.optimizer_step(1e-4)
-    sizes = StateSizes(parameters=parameters, trained=parameters, largest=WIDTH**2, width=kind.itemsize)
+    sizes = StateSizes(
+        parameters=parameters, trained=parameters, largest=WIDTH**2, layer=WIDTH**2, outside=0, width=kind.itemsize
+    )
     planned = asdict(backend.state_bytes(settings, sizes))
     backend.close()
     print(json.dumps({"held": held, "planned": planned, "parameters": parameters}))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

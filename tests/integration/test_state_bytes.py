@@ -1,4 +1,4 @@
-"""What the plan says of DeepSpeed's memory is what DeepSpeed holds, and what its own estimates say."""
+"""What the plan says of a backend's memory is what the backend holds, and what DeepSpeed's own estimates say."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from roll_like.config.states import StateBytes, StateSizes
 from roll_like.training.deepspeed import BUCKET_ELEMENTS, LIVE_PARAMETERS, DeepSpeedBackend
 
 pytestmark = pytest.mark.integration
-SCRIPT = Path(__file__).parent / "deepspeed_bytes.py"
+SCRIPT = Path(__file__).parent / "held_states.py"
 
 
 @pytest.mark.parametrize(
-    ("stage", "dtype"),
+    ("backend", "stage", "dtype"),
     [
-        (1, "bfloat16"),
-        (3, "float32"),
-        *(pytest.param(stage, "bfloat16", marks=pytest.mark.slow) for stage in (0, 2, 3)),
-        *(pytest.param(stage, "float32", marks=pytest.mark.slow) for stage in (0, 1, 2)),
+        ("deepspeed", 1, "bfloat16"),
+        ("fsdp2", 3, "bfloat16"),
+        *(pytest.param("deepspeed", stage, "bfloat16", marks=pytest.mark.slow) for stage in (0, 2, 3)),
+        *(pytest.param("deepspeed", stage, "float32", marks=pytest.mark.slow) for stage in (0, 1, 2, 3)),
+        pytest.param("fsdp2", 3, "float32", marks=pytest.mark.slow),
     ],
 )
-def test_states_are_what_deepspeed_holds(stage: int, dtype: str, tmp_path: Path) -> None:
+def test_states_are_what_the_backend_holds(backend: str, stage: int, dtype: str, tmp_path: Path) -> None:
     """Of one rank, after a backward pass: its bucket is as large as the module, and part of neither."""
     done = subprocess.run(
-        [sys.executable, SCRIPT, str(stage), dtype],
+        [sys.executable, SCRIPT, backend, str(stage), dtype],
         check=False,
         cwd=tmp_path,
         capture_output=True,
@@ -43,13 +44,13 @@ def test_states_are_what_deepspeed_holds(stage: int, dtype: str, tmp_path: Path)
     found = json.loads(done.stdout.splitlines()[-1])
     held, planned, parameters = found["held"], found["planned"], found["parameters"]
     assert held["weights"] == pytest.approx(planned["weights"], rel=0.01)
-    bucket = parameters * (2 if dtype == "bfloat16" else 4) if stage > 1 else 0
+    bucket = parameters * (2 if dtype == "bfloat16" else 4) if backend == "deepspeed" and stage > 1 else 0
     expected = planned["gradients"] + planned["optimizer"]
     assert expected * 0.99 <= held["others"] <= expected * 1.01 + bucket
 
 
 def states(stage: Any, ranks: int, parameters: int, largest: int) -> StateBytes:
-    sizes = StateSizes(parameters=parameters, trained=parameters, largest=largest, width=2)
+    sizes = StateSizes(parameters=parameters, trained=parameters, largest=largest, layer=0, outside=0, width=2)
     return DeepSpeedBackend.state_bytes(TrainingConfig(zero_stage=stage, workers=ranks), sizes)
 
 
