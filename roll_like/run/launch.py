@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
@@ -117,9 +118,21 @@ def evaluations_of(config: RunConfig) -> list[int]:
 @contextmanager
 def measuring(config: RunConfig) -> Iterator[tuple[ResourceManager, ExitStack]]:
     """Hold the configuration's hardware for an evaluation without a run; what goes onto the stack is closed first."""
+    logs = config.output_dir / "evaluation-logs"
     with ExitStack() as stack:
-        stack.enter_context(RaySession(config.resources, config.output_dir / "evaluation-logs"))
+        session = stack.enter_context(RaySession(config.resources, logs))
         resources = stack.enter_context(ResourceManager(config.resources))
         resources.allocate()
         require_capable(config, resources.gpus)
+        stack.enter_context(
+            watching(
+                resources,
+                session.memory,
+                stacks=logs / "stacks",
+                step=lambda: 0,
+                moves=lambda: 0,
+                report=lambda hang, text: print(text, file=sys.stderr),
+                warn=lambda text: print(text, file=sys.stderr),
+            )
+        )
         yield resources, stack

@@ -6,7 +6,9 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ import psutil
 import pytest
 from hygiene import TEST_MARKER, nothing_left
 from run_config import read_lines, start_run, write_run
+
+from roll_like.errors import OK, RETRY
 
 pytestmark = pytest.mark.chaos
 
@@ -150,3 +154,31 @@ def test_a_stuck_trainer_says_where(tmp_path: Path, model: Path) -> None:
     assert "in waits_for_nothing" in evidence.read_text()
     assert hangs(run) == [("training", [0], "forward_backward")]
     assert evidence.name in {f"{step}-training-0.txt" for step in (1, 2, 3)}
+
+
+@pytest.mark.slow
+def test_an_evaluation_does_not_wait_for_ever(tmp_path: Path, model: Path) -> None:
+    rows = {"sources": [{"path": str(tmp_path / "eval.jsonl")}], "samples_per_prompt": 64}
+    config = write_run(tmp_path, model, evaluation=rows, inference={"type": "hf", "max_running": 1})
+    command = [sys.executable, "-m", "roll_like.cli", "eval", "--config", str(config), "--model", str(model)]
+    environment = {**os.environ, TEST_MARKER: str(os.getpid())}
+    with nothing_left():
+        process = subprocess.Popen(
+            command, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
+        )
+        engine = wait_for_process("ray::HFEngine", process)
+        time.sleep(3)  # it has opened its page, and loads or generates
+        engine.send_signal(signal.SIGSTOP)
+        output, _ = process.communicate(timeout=180)
+    assert "inference 0 was stopped" in output
+    assert process.returncode in (OK, RETRY), output  # replaced while it generated, or lost while it started
+    (evidence,) = (tmp_path / "runs" / "evaluation-logs" / "stacks").iterdir()
+    assert "state T" in evidence.read_text()
+
+
+def wait_for_process(title: str, run: subprocess.Popen[str]) -> psutil.Process:
+    while run.poll() is None:
+        with suppress(AssertionError):
+            return process_called(title)
+        time.sleep(0.2)
+    raise AssertionError(run.communicate()[0])
