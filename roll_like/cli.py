@@ -101,7 +101,9 @@ def build_parser() -> argparse.ArgumentParser:
     reward.add_argument(
         "--cases", type=Path, metavar="FILE", help="answers whose correct score is known, one JSON object a line"
     )
-    reward.add_argument("--config", type=Path, metavar="FILE", help="YAML file of a run to take its settings from")
+    reward.add_argument(
+        "--config", type=Path, metavar="FILE", help="YAML file of a run: its settings, and rows of its data"
+    )
     _add_import(reward)
     reward.add_argument("--slow", type=float, metavar="SECONDS", help="what takes longer is suspicious (default: 1)")
 
@@ -295,7 +297,13 @@ def _check_reward(arguments: argparse.Namespace) -> int:
     import_plugins(arguments.modules)
     name, settings = settings_of(arguments.name, arguments.config, arguments.overrides)
     slow = SLOW_SECONDS if arguments.slow is None else arguments.slow
-    report = check_reward(name, arguments.cases, settings=settings, slow_seconds=slow)
+    cases = arguments.cases
+    if cases is None and arguments.config is not None:
+        from roll_like.check.reward_rows import reward_cases
+        from roll_like.config.load import load_config
+
+        cases = reward_cases(load_config(arguments.config), arguments.name) or None
+    report = check_reward(name, cases, settings=settings, slow_seconds=slow)
     report.show(Console())
     return FAILED if report.suspicious else OK
 

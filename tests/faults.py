@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import signal
@@ -37,3 +38,24 @@ def kill(worker: Any) -> None:
 def kill_engine_core(worker: Any) -> None:
     (core,) = (one for one in psutil.Process(pid_of(worker)).children(recursive=True) if "EngineCore" in one.name())
     core.send_signal(signal.SIGKILL)
+
+
+def raise_once(worker: Any, path: str) -> None:
+    """Let an object in a worker raise at its next call of a method, as a device or a network may, and then no more.
+
+    Args:
+        worker: The actor.
+        path: The method, from the hosted object: `_backend.save`.
+    """
+    *parts, name = path.split(".")
+
+    def patch(host: Any) -> None:
+        owner = functools.reduce(getattr, parts, host)
+
+        def raising(*arguments: Any, **keywords: Any) -> None:
+            object.__delattr__(owner, name)
+            raise OSError("a device was away for a moment")
+
+        object.__setattr__(owner, name, raising)
+
+    ray.get(worker.__ray_call__.remote(patch))

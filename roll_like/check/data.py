@@ -15,8 +15,9 @@ from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.data.tasks import TaskSource, load_source
 from roll_like.errors import RollLikeError
 from roll_like.registry import REWARDS
-from roll_like.rewards.base import RewardConfig
+from roll_like.rewards.base import Reward, RewardConfig
 from roll_like.rewards.scorer import scores_task
+from roll_like.rewards.trial import is_cheap, try_reward
 from roll_like.types import IntArray, Task
 
 
@@ -59,7 +60,7 @@ def load_all(
     return loaded
 
 
-class _RowsOnly(Renderer):
+class RowsOnly(Renderer):
     """Stands in where there is no tokenizer: rows are checked, lengths are not."""
 
     def __init__(self) -> None:
@@ -88,7 +89,7 @@ def _load_one(
         findings.append(Finding("note", key, message))
         return None
     try:
-        tasks = load_source(source, renderer or _RowsOnly(), limit, key)
+        tasks = load_source(source, renderer or RowsOnly(), limit, key)
     except RollLikeError as error:
         findings.append(failed(key, error))
         return None
@@ -172,6 +173,21 @@ def _rows_suit(reward: Any, name: str, key: str, source: TaskSource) -> Iterator
         for finding in task_suits(reward, name, key, task):
             yield finding
             return
+    if is_cheap(reward):
+        yield from _scores(reward, name, key, source.tasks[0])
+
+
+def _scores(reward: Reward, name: str, key: str, task: Task) -> Iterator[Finding]:
+    """Yield what goes wrong when the reward scores answers to a task: an error if it scores none of them."""
+    trial = try_reward(reward, task)
+    if not trial.failures:
+        return
+    answer, problem = next(iter(trial.failures.items()))
+    if len(trial.failures) == len(trial.tried):
+        yield Finding("error", key, f"{task.origin}: reward {name!r} cannot score {answer}: {problem}")
+    else:
+        consequence = "samples that end so are left out of training"
+        yield Finding("warning", key, f"{task.origin}: reward {name!r} cannot score {answer}: {problem}; {consequence}")
 
 
 def task_suits(reward: Any, name: str, key: str, task: Task) -> Iterator[Finding]:

@@ -188,7 +188,6 @@ def _tasks(rows: Iterable[Row], source: DataSource, renderer: Renderer, key: str
         encoded = renderer.encode_pieces(texts)
         for row, prompt, answer, prompt_ids in zip(batch, messages, answers, encoded, strict=True):
             number += 1
-            used = {source.prompt_field, source.answer_field}
             yield Task(
                 task_id=f"{source.label}:{number}",
                 source=source.label,
@@ -196,7 +195,7 @@ def _tasks(rows: Iterable[Row], source: DataSource, renderer: Renderer, key: str
                 messages=prompt,
                 prompt_ids=prompt_ids,
                 answer=answer,
-                metadata={field: value for field, value in row.fields.items() if field not in used},
+                metadata={field: value for field, value in row.fields.items() if field != source.prompt_field},
                 origin=row.origin,
             )
 

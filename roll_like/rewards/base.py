@@ -212,21 +212,33 @@ def describe_error(error: BaseException) -> str:
     return "".join(traceback.format_exception(error, limit=-3)).strip()
 
 
+def failure(error: BaseException) -> RewardError:
+    """Return what stands in the place of a result of a reward that raised; its cause is the error."""
+    found = RewardError(describe_error(error))
+    found.__cause__ = error
+    return found
+
+
 def reward_class(function: RewardFunction) -> type[Reward]:
-    """Return a `Reward` class that calls `function` on each completion and loses only those that raise."""
+    """Return a `Reward` class that calls `function` on each completion and loses only those that raise.
+
+    Raises:
+        PluginError: It cannot be called with one argument.
+    """
+    _refuse_other_signatures(function)
 
     def score_one(completion: Completion) -> Outcome:
         try:
             outcome: Outcome = function(completion)
         except Exception as error:  # noqa: BLE001 - a plugin may raise anything; its sample becomes a Failure
-            return RewardError(describe_error(error))
+            return failure(error)
         return outcome
 
     async def score_one_async(completion: Completion) -> Outcome:
         try:
             outcome: Outcome = await function(completion)
         except Exception as error:  # noqa: BLE001 - as above
-            return RewardError(describe_error(error))
+            return failure(error)
         return outcome
 
     def score(_: Reward, completions: Sequence[Completion]) -> Sequence[Outcome]:
@@ -243,3 +255,23 @@ def reward_class(function: RewardFunction) -> type[Reward]:
         "__doc__": function.__doc__,
     }
     return type(getattr(function, "__name__", "reward"), (Reward,), namespace)
+
+
+def _refuse_other_signatures(function: RewardFunction) -> None:
+    try:
+        inspect.signature(function).bind(object())
+    except TypeError:
+        name = getattr(function, "__name__", "reward")
+        raise PluginError(
+            f"the reward {name}{inspect.signature(function)} cannot be called with one completion",
+            fix=f"write `def {name}(completion: Completion) -> float`; {SIGNATURE}",
+        ) from None
+    except ValueError:
+        return  # what is written in C may not say what it takes
+
+
+#: What a reward takes and returns, for those who know another library's.
+SIGNATURE = (
+    "a reward takes one completion and returns a number: `completion.text` is the response, `completion.answer` the "
+    "reference answer, `completion.metadata` the row's other columns"
+)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from roll_like.errors import RewardError
-from roll_like.rewards.base import Completion, Outcome, Reward, RewardResult, describe_error
+from roll_like.rewards.base import Completion, Outcome, Reward, RewardResult, describe_error, failure
 
 T = TypeVar("T")
 ResultOrError: TypeAlias = RewardResult | RewardError
@@ -50,8 +50,8 @@ class RewardCaller:
         except _HungError as error:
             return [RewardError(str(error))] * len(completions), True
         except Exception as error:  # noqa: BLE001 - a plugin may raise anything; its samples become Failures
-            failure = error if isinstance(error, RewardError) else RewardError(describe_error(error))
-            return [failure] * len(completions), False
+            lost = error if isinstance(error, RewardError) else failure(error)
+            return [lost] * len(completions), False
 
     async def _raw(self, completions: list[Completion]) -> Any:
         score: Callable[[Sequence[Completion]], Any] = self._reward.score

@@ -12,6 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from roll_like.cluster import Cluster, WorkerDied
 from roll_like.cluster.health import Report, RestartBudget, brief, to_stderr
 from roll_like.config.sections import ModelConfig
+from roll_like.errors import WorkerError
 from roll_like.models.export import ModelCard
 from roll_like.training.interface import BatchT, Objective, Share, State, StepT, Update
 from roll_like.training.layout import Layout, MicroBatch, micro_batches, per_sample
@@ -48,7 +49,7 @@ class TrainingEngine(Generic[StepT]):
         objective: What they compute.
         timer: Times a named part of a step.
         joined: Whether the ranks join the rows of a micro-batch (`Layout`).
-        frozen: Whether the model is only computed with. Its ranks are replaced here when they die.
+        frozen: Whether the model is only computed with. Its ranks are replaced here when they die, or raise once.
         report: Told about that.
     """
 
@@ -165,14 +166,18 @@ class TrainingEngine(Generic[StepT]):
             adapters: Whether with the model's adapters, where it has some, or as if it had none.
         """
         forward = TrainingRank.forward if adapters else TrainingRank.forward_without_adapters
+        raised = False
         while True:
             try:
                 with self.resident("weights"):
                     return self._scatter(forward, shards)
-            except WorkerDied as error:
+            except WorkerError as error:
+                if raised and not isinstance(error, WorkerDied):
+                    raise  # it does not pass by itself
+                raised = not isinstance(error, WorkerDied)
                 self._replace(error)
 
-    def _replace(self, error: WorkerDied) -> None:
+    def _replace(self, error: WorkerError) -> None:
         """Start the ranks of a frozen model anew; raise the error where that does not bring back what they were.
 
         A model that is trained has learned what its files do not have: the run brings it back (`run.recovery`).

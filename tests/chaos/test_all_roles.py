@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import at, kill
+from faults import at, kill, raise_once
 from run_config import write_run
 from test_healing import APART, Ended, ended
 from tiny_model import make_tiny_model
@@ -128,3 +128,33 @@ def test_an_engine_that_dies_again_before_it_serves(
     at(monkeypatch, *PHASES["generating"], lambda _: kill(workers["inference"]._actors[0]))
     at(monkeypatch, Residency, "_catch_up", 1, lambda _: kill(workers["inference"]._actors[0]))
     same(ended(all_roles(tmp_path, model)), undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("role", "phase", "method"),
+    [
+        ("inference", "generating", "_advance"),
+        ("training", "updating", "_backend.forward_backward"),
+        ("training", "updating", "_backend.optimizer_step"),
+        ("training", "saving", "_backend.save"),
+        ("training", "exporting", "_parameters"),
+        ("critic", "updating", "_backend.forward_backward"),
+        ("critic", "saving", "_backend.save"),
+        ("reference", "generating", "_objective.forward"),
+    ],
+)
+def test_one_raises_once(
+    tmp_path: Path,
+    model: Path,
+    undisturbed: Ended,
+    workers: dict[str, Cluster[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    role: str,
+    phase: str,
+    method: str,
+) -> None:
+    at(monkeypatch, *PHASES[phase], lambda _: raise_once(workers[role]._actors[0], method))
+    run = ended(all_roles(tmp_path, model))
+    same(run, undisturbed)
+    if role != "inference":  # its request is asked again
+        assert "all ranks were started again in" in run.output

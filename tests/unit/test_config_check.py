@@ -288,6 +288,9 @@ def toy_reward() -> Any:
             if task.origin.endswith(":5"):
                 raise ZeroDivisionError("oh")
 
+        def score(self, completions: Any) -> list[float]:
+            return [0.0 for _ in completions]
+
         def close(self) -> None:
             type(self).closed += 1
 

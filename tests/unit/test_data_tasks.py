@@ -36,7 +36,11 @@ def test_a_row_becomes_a_task_tokenised_as_the_chat_template_says(tmp_path, toke
     (task,) = load(file, tokenizer, answer_field="answer", system_prompt="Be short.").tasks
     assert task.messages == ({"role": "system", "content": "Be short."}, {"role": "user", "content": "1 + 1?"})
     assert task.answer == "2"
-    assert task.metadata == {"kind": "sum", "kwargs": [{"n": 3}, {"w": "x"}]}  # rows are not forced into one schema
+    assert task.metadata == {
+        "answer": 2,
+        "kind": "sum",
+        "kwargs": [{"n": 3}, {"w": "x"}],
+    }  # rows are not forced into one schema
     assert (task.task_id, task.source, task.origin) == ("sums:1", "sums", f"{file}:1")
     expected = tokenizer.apply_chat_template(list(task.messages), add_generation_prompt=True, return_dict=False)
     assert task.prompt_ids.dtype == np.int32

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -12,9 +13,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from config_files import MINIMAL, changed
 
 import roll_like
 from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, RewardResult, check_reward, cli
+from roll_like.check.reward_rows import reward_cases
+from roll_like.config.load import load_config
 from roll_like.errors import ConfigError, DataError, PluginError, RefusedAnswerError, RewardError
 from roll_like.registry import REWARDS
 from roll_like.rewards.cases import general_hostile, read_cases
@@ -342,3 +346,25 @@ def test_floods_may_be_refused_and_come_once() -> None:
     assert len(refused) == 5
     assert {answer.case for answer in refused} == {0}
     assert len(check_reward(Broken, twice).suspicious) == 5
+
+
+def test_rows_of_a_runs_own_data_are_tried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"question": f"{n} + {n}?", "total": 2 * n, "unit": "apples"} for n in range(1, 9)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = {"path": str(tmp_path / "sums.jsonl"), "prompt_field": "question", "answer_field": "total"}
+    use = [{"type": "math", "name": "sums"}, "repetition"]
+    config = tmp_path / "run.yaml"
+    config.write_text(json.dumps(changed(MINIMAL, data={"sources": [source]}, rewards={"use": use})))
+    assert cli.main(["check-reward", "sums", "--config", str(config)]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"gold +│ +4 │ +1 │", shown)
+    assert re.search(r"wrong +│ +12 │ +0 │", shown)  # the other rows' answers
+    cases = reward_cases(load_config(config), "sums")
+    assert cases[1].metadata == {"total": 4, "unit": "apples"}
+    assert (cases[1].prompt, cases[1].gold, cases[1].wrong) == ("2 + 2?", ("4",), ("2", "6", "8"))
+    # what another reward pays for is not known
+    assert {(case.gold, case.wrong) for case in reward_cases(load_config(config), "repetition")} == {((), ())}
+    source["prompt_field"] = "text"
+    config.write_text(json.dumps(changed(MINIMAL, data={"sources": [source]}, rewards={"use": use})))
+    assert cli.main(["check-reward", "sums", "--config", str(config)]) == 1
+    assert "sums.jsonl:1: the row has no field 'text'" in capsys.readouterr().err
