@@ -105,6 +105,43 @@ def skipped_updates(values: Values) -> Iterator[str]:
             )
 
 
+def without_update(values: Values) -> str | None:
+    """Return why the weights are as they were before a step in which there was nothing to learn; None if there was.
+
+        >>> without_update({"train/updates": 0, "rollout/groups/accepted": 16, "rollout/groups/zero_variance": 1})
+        'all 16 groups have equal rewards: no update'
+        >>> without_update({"train/updates": 1})
+
+    Args:
+        values: All of the step's figures.
+    """
+    if values.get("train/updates", 1) > 0 or "train/skipped_updates" in values:
+        return None
+    if values.get("rollout/groups/zero_variance") == 1:
+        return f"all {values['rollout/groups/accepted']:.0f} groups have equal rewards: no update"
+    return "no sample has an advantage: no update"
+
+
+class NothingLearned:
+    """Says that a step had no update: the first, second, fourth, eighth, … time in a run."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    def found(self, values: Values) -> Iterator[str]:
+        """Yield a sentence where it is time for one.
+
+        Args:
+            values: All of the step's figures.
+        """
+        why = without_update(values)
+        if why is None:
+            return
+        self._steps += 1
+        if self._steps & (self._steps - 1) == 0:  # a power of two
+            yield why if self._steps == 1 else f"{why} ({self._steps} steps of this run had none)"
+
+
 class _Mismatch:
     """Engine and trainer disagree about the same tokens more than they did at first."""
 

@@ -17,7 +17,7 @@ from roll_like.config.policy_gradient import SamplingRunConfig
 from roll_like.config.run import RunConfig
 from roll_like.errors import CheckpointError, DiskFullError, GuardError
 from roll_like.metrics import files
-from roll_like.metrics.guards import Guards, skipped_updates
+from roll_like.metrics.guards import Guards, NothingLearned, skipped_updates
 from roll_like.metrics.manager import MetricsManager
 from roll_like.metrics.timing import StepTimer
 from roll_like.rollout.collection import Collected
@@ -114,6 +114,7 @@ class RunState:
         self._clock = CheckpointClock(config.checkpoint.every_minutes or math.inf)
         self._failed_writes = 0
         self._guards = Guards(config.guards)
+        self._nothing_learned = NothingLearned()
         for _, values in metrics.history:  # of the steps before a resumption; they were warned of then
             self._guards.check(values)
         self._score: float | None = None
@@ -244,13 +245,14 @@ class RunState:
         return values
 
     def _watch(self, values: Mapping[str, float]) -> None:
-        """Warn of updates that were skipped in a step, and of what guards find in its figures.
+        """Warn of updates that a step did not have, and of what guards find in its figures.
 
         Raises:
             GuardError: One of them ends the run.
         """
         alarms = self._guards.check(values)
-        for text in (*skipped_updates(values), *(alarm.text for alarm in alarms)):
+        found = (*skipped_updates(values), *self._nothing_learned.found(values))
+        for text in (*found, *(alarm.text for alarm in alarms)):
             self.metrics.warn(f"step {self.finished}: {text}")
         ending = next((alarm for alarm in alarms if alarm.stop), None)
         if ending is not None:

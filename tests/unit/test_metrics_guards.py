@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from roll_like.config.guards import GuardsConfig
-from roll_like.metrics.guards import Guards
+from roll_like.metrics.guards import Guards, NothingLearned, without_update
 
 
 def alarms(metric: str, values: Iterable[float], **config: Any) -> tuple[list[tuple[int, str, bool]], Guards]:
@@ -85,3 +85,21 @@ def test_shares_that_stay_too_high_are_found_and_leave_checkpoints_healthy(
     found, guards = alarms(metric, series, stop=(guard,))
     assert found == [(40, guard, True), (66, guard, True)]  # again after a step without
     assert guards.healthy
+
+
+def test_steps_without_an_update_are_told_more_and_more_seldom() -> None:
+    told = NothingLearned()
+    equal = {"train/updates": 0.0, "rollout/groups/accepted": 16.0, "rollout/groups/zero_variance": 1.0}
+    found = {step: list(told.found(equal)) for step in range(1, 10)}
+    assert [step for step, texts in found.items() if texts] == [1, 2, 4, 8]
+    assert found[1] == ["all 16 groups have equal rewards: no update"]
+    assert found[4] == ["all 16 groups have equal rewards: no update (4 steps of this run had none)"]
+    assert list(told.found({**equal, "rollout/groups/zero_variance": 0.9, "train/updates": 1.0})) == []
+
+
+def test_why_a_step_had_no_update() -> None:
+    assert without_update({"train/updates": 0, "rollout/groups/zero_variance": 0.5}) == (
+        "no sample has an advantage: no update"
+    )
+    assert without_update({"train/updates": 0, "train/skipped_updates": 1}) is None  # told elsewhere
+    assert without_update({"train/loss": 1.0}) is None
