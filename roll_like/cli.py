@@ -13,7 +13,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from roll_like.errors import FAILED, INTERRUPTED, OK, RETRY, WRONG_CONFIG, ConfigError, ResourceError, RollLikeError
+from roll_like.errors import (
+    FAILED,
+    INTERRUPTED,
+    OK,
+    RETRY,
+    WRONG_CONFIG,
+    ConfigError,
+    PluginError,
+    ResourceError,
+    RollLikeError,
+)
 
 if TYPE_CHECKING:
     from roll_like.config.base import PipelineConfig
@@ -48,11 +58,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return command(arguments)
         config = _load(arguments)  # `run`
         if arguments.check:
-            return _check(config)
+            return _check(config, arguments.resume)
         return _run(arguments, config)
     except RollLikeError as error:
         _report(error, debug=arguments.debug)
-        if isinstance(error, ConfigError):
+        if isinstance(error, ConfigError | PluginError):
             return WRONG_CONFIG
         return RETRY if error.retry else FAILED
     except KeyboardInterrupt:
@@ -253,11 +263,15 @@ def _load(arguments: argparse.Namespace) -> PipelineConfig:
     return load_config(arguments.config, arguments.overrides)
 
 
-def _check(config: PipelineConfig) -> int:
+def _check(config: PipelineConfig, resume: str | None) -> int:
     from rich.console import Console
 
     from roll_like.check import show
-    from roll_like.errors import ConfigError
+    from roll_like.config.run import RunConfig
+    from roll_like.run.folder import require_run
+
+    if isinstance(config, RunConfig):
+        require_run(config, resume)
 
     pipeline = config.pipeline_class()
     if not hasattr(pipeline, "check"):

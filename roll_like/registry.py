@@ -25,11 +25,13 @@ class Registry(Generic[T]):
         kind: What a plugin is, in words, for messages ("reward").
         group: Entry-point group whose modules register plugins when imported.
         builtins: Modules of this package that register plugins when imported.
+        setting: What a configuration says to use one, with `{}` for its name.
     """
 
-    def __init__(self, kind: str, *, group: str, builtins: tuple[str, ...] = ()) -> None:
+    def __init__(self, kind: str, *, group: str, builtins: tuple[str, ...] = (), setting: str = "") -> None:
         self.kind = kind
         self.group = group
+        self.setting = setting
         self._builtins = builtins
         self._plugins: dict[str, T] = {}
         self._loaded = False
@@ -65,14 +67,21 @@ class Registry(Generic[T]):
         if name not in self._plugins and self._broken is not None:
             raise self._broken  # the name may be in what could not be imported
         if name not in self._plugins:
-            near = difflib.get_close_matches(name, self._plugins, n=3, cutoff=0.5)
-            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {', '.join(self.names())}"
             raise PluginError(
-                f"unknown {self.kind} {name!r}; {hint}",
+                f"unknown {self.kind} {name!r}; {self._hint(name)}",
                 fix=f"correct the name, or add the module that registers it to `import:`, "
                 f"or install a package with an entry point in group {self.group!r}",
             )
         return self._plugins[name]
+
+    def _hint(self, name: str) -> str:
+        """Return what may be meant by a name that is unknown here."""
+        for other in REGISTRIES:
+            if other.setting and other is not self and name in other.names():
+                article = "an" if other.kind[0] in "aeiou" else "a"
+                return f"{name!r} is {article} {other.kind}: {other.setting.format(name)}"
+        near = difflib.get_close_matches(name, self._plugins, n=3, cutoff=0.5)
+        return f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {', '.join(self.names())}"
 
     def names(self) -> list[str]:
         """Return every registered name, sorted; without those in what could not be imported."""
@@ -111,17 +120,31 @@ def _origin(plugin: Any) -> str:
 
 
 #: Configuration classes; each names the class that runs it (`PipelineConfig.implementation`).
-PIPELINES: Registry[Any] = Registry("pipeline", group="roll_like.pipelines")
-REWARDS: Registry[Any] = Registry("reward", group="roll_like.rewards")
+PIPELINES: Registry[Any] = Registry("pipeline", group="roll_like.pipelines", setting="`pipeline: {}`")
+REWARDS: Registry[Any] = Registry("reward", group="roll_like.rewards", setting="`rewards.use: [{}]`")
 ADVANTAGES: Registry[Any] = Registry(
-    "advantage estimator", group="roll_like.advantages", builtins=("roll_like.algorithms.advantages",)
+    "advantage estimator",
+    group="roll_like.advantages",
+    builtins=("roll_like.algorithms.advantages",),
+    setting="`pipeline: rlvr` (or agentic) with `algorithm.advantage: {}`",
 )
-LOSSES: Registry[Any] = Registry("policy loss", group="roll_like.losses", builtins=("roll_like.algorithms.losses",))
+LOSSES: Registry[Any] = Registry(
+    "policy loss",
+    group="roll_like.losses",
+    builtins=("roll_like.algorithms.losses",),
+    setting="`pipeline: rlvr` (or agentic) with `algorithm.loss: {}`",
+)
 PREFERENCE_LOSSES: Registry[Any] = Registry(
-    "preference loss", group="roll_like.preference_losses", builtins=("roll_like.algorithms.preference",)
+    "preference loss",
+    group="roll_like.preference_losses",
+    builtins=("roll_like.algorithms.preference",),
+    setting="`pipeline: dpo` (or online_dpo) with `algorithm.loss: {}`",
 )
 DISTILLATION_LOSSES: Registry[Any] = Registry(
-    "distillation loss", group="roll_like.distillation_losses", builtins=("roll_like.algorithms.distillation",)
+    "distillation loss",
+    group="roll_like.distillation_losses",
+    builtins=("roll_like.algorithms.distillation",),
+    setting="`pipeline: distill` with `algorithm.loss: {}`",
 )
 INFERENCE_ENGINES: Registry[Any] = Registry("inference engine", group="roll_like.inference_engines")
 TRAINING_BACKENDS: Registry[Any] = Registry("training backend", group="roll_like.training_backends")

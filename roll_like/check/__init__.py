@@ -17,6 +17,7 @@ from roll_like.check.machine import (
     check_output,
     check_replay,
     check_settings,
+    doubtful_rates,
     idle_devices,
     sleep_without_effect,
 )
@@ -95,6 +96,7 @@ def check_run(
     if report.gpus is not None:
         findings += check_gpus(config, report.gpus)
     findings += idle_devices(report.plan)
+    findings += doubtful_rates(config)
     findings += sleep_without_effect(config)
     return report
 
@@ -131,7 +133,7 @@ def show(report: Report, out: Console, err: Console) -> None:
         out.print(report.plan.render())
         if report.gpus is not None:
             out.print(report.gpus.render())
-        out.print("no problem found", style="bold green")
+        out.print(report.verdict, style="bold yellow" if report.warnings else "bold green")
 
 
 __all__ = ["Finding", "Report", "check", "check_run", "refuse_errors", "show"]

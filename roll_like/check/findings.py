@@ -44,7 +44,22 @@ class Report:
     @property
     def errors(self) -> list[Finding]:
         """The findings that stop a run."""
-        return [finding for finding in self.findings if finding.level == "error"]
+        return self._of("error")
+
+    @property
+    def warnings(self) -> list[Finding]:
+        """What may not be meant."""
+        return self._of("warning")
+
+    @property
+    def verdict(self) -> str:
+        """What a report without errors comes to, in a few words."""
+        if not self.warnings:
+            return "no problem found"
+        return f"no error, and {len(self.warnings)} warning{'s' * (len(self.warnings) > 1)}: see above"
+
+    def _of(self, level: str) -> list[Finding]:
+        return [finding for finding in self.findings if finding.level == level]
 
 
 __all__ = ["Finding", "Report", "failed", "is_hub_id"]

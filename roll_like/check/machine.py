@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from roll_like.check.findings import Finding, failed
 from roll_like.config.algorithm import AlgorithmConfig
@@ -20,6 +20,11 @@ from roll_like.models.precision import cpu_has_bfloat16
 from roll_like.models.shape import ModelShape
 from roll_like.registry import INFERENCE_ENGINES, LOSSES
 from roll_like.rollout.replay import require_recorded
+
+#: A learning rate above this is no rate of any language model.
+MOST_LR = 0.1
+#: A temperature above this makes tokens nearly equally likely.
+MOST_TEMPERATURE = 5.0
 
 
 def check_engine(config: SamplingRunConfig) -> Iterator[Finding]:
@@ -121,6 +126,34 @@ def check_settings(config: PolicyGradientConfig, made: Plan) -> Iterator[Finding
     yield from ratio_settings_without_effect(config.algorithm)
     yield from doubtful_staleness(config)
     yield from truncated_sampling(config)
+
+
+def doubtful_rates(config: RunConfig) -> Iterator[Finding]:
+    """Yield learning rates and temperatures that destroy a model, and evaluations that never come."""
+    for section, trained in config.trained.items():
+        if trained.optimizer.lr > MOST_LR:
+            yield Finding(
+                "warning",
+                f"{section}.optimizer.lr",
+                f"found {trained.optimizer.lr:g}: Adam moves each weight by up to this much in each update; full "
+                "models are trained with 1e-7 to 1e-4, adapters with up to 1e-3",
+            )
+    for section in ("rollout", "evaluation"):
+        temperature = getattr(getattr(config, section, None), "temperature", 1.0)
+        if temperature > MOST_TEMPERATURE:
+            yield Finding(
+                "warning",
+                f"{section}.temperature",
+                f"found {temperature:g}: tokens are drawn almost at random; 0.6 to 1.2 is usual",
+            )
+    schedule, steps = config.evaluation, getattr(config, "steps", None)
+    if schedule is not None and steps is not None and schedule.every > steps:
+        yield Finding(
+            "warning",
+            "evaluation.every",
+            f"the run has {steps} steps, fewer than {schedule.every}: there are evaluations before and after it only; "
+            "lower it to see how the model changes meanwhile",
+        )
 
 
 def ratio_settings_without_effect(algorithm: AlgorithmConfig) -> Iterator[Finding]:
@@ -230,5 +263,19 @@ def warm_up_that_never_ends(section: str, settings: TrainerConfig, updates: int)
 def idle_devices(made: Plan) -> Iterator[Finding]:
     """Yield devices that no role uses."""
     if made.idle_devices:
-        listed = ", ".join(map(str, made.idle_devices))
-        yield Finding("warning", "resources.device_mapping", f"no role uses the devices {listed}")
+        yield Finding("warning", "resources.device_mapping", f"no role uses the devices {ranges(made.idle_devices)}")
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Write numbers with ranges for those that follow each other.
+
+    >>> ranges([0, 2, 3, 4, 7])
+    '0, 2-4, 7'
+    """
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -17,39 +18,9 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from roll_like.config.base import PluginSetting
+from roll_like.config.other_names import translated
 from roll_like.config.source import KeyPath, Source, dotted
 from roll_like.errors import ConfigError, PluginError
-
-#: Names that other tools give to a setting, and ours.
-OTHER_NAMES = {
-    "learning_rate": "training.optimizer.lr",
-    "model_name_or_path": "model.path",
-    "batch_size": "rollout.prompts_per_step",
-    "train_batch_size": "rollout.prompts_per_step",
-    "rollout_batch_size": "rollout.prompts_per_step",
-    "num_generations": "rollout.samples_per_prompt",
-    "group_size": "rollout.samples_per_prompt",
-    "max_tokens": "rollout.max_response_tokens",
-    "max_new_tokens": "rollout.max_response_tokens",
-    "max_completion_length": "rollout.max_response_tokens",
-    "response_length": "rollout.max_response_tokens",
-    "rollout_data_dir": "rollout.save_tokens",
-    "max_prompt_length": "data.max_prompt_tokens",
-    "prompt_length": "data.max_prompt_tokens",
-    "max_steps": "steps",
-    "total_steps": "steps",
-    "ppo_epochs": "algorithm.updates_per_step",
-    "kl_coef": "algorithm.kl.coefficient",
-    "init_kl_coef": "algorithm.kl.coefficient",
-    "entropy_coef": "algorithm.entropy_coefficient",
-    "adv_estimator": "algorithm.advantage",
-    "tensor_parallel_size": "resources.device_mapping.inference",
-    "num_gpus_per_node": "resources.devices_per_node",
-    "save_steps": "checkpoint.every",
-    "eval_steps": "evaluation.every",
-    "reward_funcs": "rewards.use",
-    "report_to": "metrics.trackers",
-}
 
 #: Keys of earlier versions, and what became of each. They are looked up before any guess at a misspelt key.
 RENAMED = {
@@ -76,12 +47,34 @@ def explain(error: ValidationError, root: type[BaseModel], source: Source) -> Co
         root: The class that was validated against.
         source: What was written, and where.
     """
-    found = error.errors(include_url=False)
+    found = _merged(error.errors(include_url=False))
     problems = [_problem(details, root, source) for details in found if not _follows(details, found)]
     if len(problems) == 1:
         return ConfigError(problems[0])
     listed = "\n".join(f"  {number}. {problem}" for number, problem in enumerate(problems, 1))
     return ConfigError(f"{len(problems)} problems in {source.label}:\n{listed}")
+
+
+def _merged(found: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    """Return errors with one for each value that is none of several lists of words; pydantic has one for each list."""
+    merged: dict[tuple[int | str, ...], ErrorDetails] = {}
+    for details in found:
+        *parts, last = details["loc"] or ("",)
+        of_list = details["type"] == "literal_error" and str(last).startswith("literal[")
+        place = tuple(parts) if of_list else details["loc"]
+        if of_list and place in merged:
+            words = [*_WORD.findall(merged[place]["msg"]), *_WORD.findall(details["msg"])]
+            message = f"Input should be {', '.join(words[:-1])} or {words[-1]}"
+            merged[place] = {**merged[place], "msg": message}
+        else:
+            merged[place] = {**details, "loc": place}
+    return list(merged.values())
+
+
+#: A word in a message of pydantic.
+_WORD = re.compile(r"'[^']*'")
+#: What some write for a precision.
+_PRECISIONS = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32"}
 
 
 def meaning_of(info: FieldInfo) -> str:
@@ -124,6 +117,13 @@ def _describe(details: ErrorDetails, path: KeyPath, root: type[BaseModel], value
     )
     if kind in {"model_type", "model_attributes_type"}:
         expected = "expected a section of `key: value` lines"
+    if kind in {"tuple_type", "list_type"}:
+        expected = f"expected a list; write `[{found}]`" if isinstance(found, str | int | float) else "expected a list"
+    if kind == "literal_error":
+        words = [word.strip("'") for word in _WORD.findall(message)]
+        near = [_PRECISIONS.get(str(found), "")] if _PRECISIONS.get(str(found)) in words else []
+        near = near or difflib.get_close_matches(str(found), words, n=1, cutoff=0.6)
+        expected += f"; did you mean {near[0]!r}?" if near else ""
     return f"found {_show(found)}; {expected[0].lower()}{expected[1:]}"
 
 
@@ -149,8 +149,8 @@ def _nearest(path: KeyPath, root: type[BaseModel], values: Mapping[str, Any]) ->
         return f"; did you mean `{dotted((*section, near[0]))}`?"
     if same_name:
         return f"; `{key}` belongs to {' or '.join(same_name[:3])}"
-    if key in OTHER_NAMES:
-        return f"; here it is called `{OTHER_NAMES[key]}`"
+    if (other := translated(key, {dotted(known) for known in all_keys(root, values)})) is not None:
+        return f"; {other}"
     near = difflib.get_close_matches(key, siblings, n=1, cutoff=0.6)
     if near:
         return f"; did you mean `{dotted((*section, near[0]))}`?"

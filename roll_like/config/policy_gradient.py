@@ -88,7 +88,7 @@ class GroupRolloutConfig(SamplingConfig):
 class EvaluationSchedule(ScheduleConfig):
     """When progress is measured, and how answers are sampled for it."""
 
-    temperature: Annotated[float, Field(ge=0)] = Field(default=1.0, description="Sampling temperature.")
+    temperature: Annotated[float, Field(ge=0, le=100)] = Field(default=1.0, description="Sampling temperature.")
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="Nucleus.")
     max_response_tokens: PositiveInt | None = Field(default=None, description="Default: the training limit. Tokens.")
     stop: tuple[str, ...] = Field(default=(), description="Strings that end an evaluated response.")

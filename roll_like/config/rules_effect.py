@@ -96,8 +96,22 @@ def gpus_are_used(config: RunConfig) -> Iterator[Violation]:
             yield Violation(("resources", key), "resources.device is cpu, so this has no effect; remove it")
 
 
+def kl_penalty_is_somewhere(config: PolicyGradientConfig) -> Iterator[Violation]:
+    """Yield settings of a KL penalty that is nowhere."""
+    kl = config.algorithm.kl
+    if kl.use != "none":
+        return
+    for name in ("coefficient", "estimator"):
+        if getattr(kl, name) != type(kl).model_fields[name].default:
+            yield Violation(
+                ("algorithm", "kl", name),
+                "there is no KL penalty with use: none, so this has no effect; set algorithm.kl.use: loss or reward, "
+                "or remove it",
+            )
+
+
 #: Settings without effect in any run.
 EFFECT_RULES = (gpus_are_used, schedule_reaches_its_end, evaluation_goes_through_everything)
 
 #: Settings without effect in a run that trains a policy on groups of its samples.
-POLICY_EFFECT_RULES = (correction_corrects_something, truncated_sampling_is_corrected)
+POLICY_EFFECT_RULES = (correction_corrects_something, truncated_sampling_is_corrected, kl_penalty_is_somewhere)

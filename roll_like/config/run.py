@@ -61,7 +61,9 @@ class RunConfig(PipelineConfig):
 
     name: str = Field(default="run", pattern=NAME_PATTERN, description="Name of the run and of its folder.")
     output_dir: Path = Field(default=Path("runs"), description="Folder of runs; this one is `output_dir/name`.")
-    seed: Annotated[int, Field(ge=0)] = Field(default=0, description="Seed of data order, sampling and training.")
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(
+        default=0, description="Seed of data order, sampling and training."
+    )
     import_: tuple[str, ...] = Field(
         default=(), alias="import", description="Modules to import first; they register plugins."
     )

@@ -117,7 +117,7 @@ class DataConfig(ConfigModel):
 class SamplingConfig(ConfigModel):
     """How tokens are drawn."""
 
-    temperature: Annotated[float, Field(ge=0)] = Field(default=1.0, description="0 is greedy.")
+    temperature: Annotated[float, Field(ge=0, le=100)] = Field(default=1.0, description="0 is greedy.")
     top_p: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="Nucleus; 1 keeps all tokens.")
     top_k: Annotated[int, Field(ge=0)] = Field(default=0, description="Keep the k likeliest tokens; 0 keeps all.")
     max_response_tokens: PositiveInt = Field(default=512, description="Longer responses are cut. Tokens.")

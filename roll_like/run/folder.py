@@ -34,13 +34,7 @@ def find_run(config: RunConfig, resume: str | None) -> tuple[Path, bool]:
     Raises:
         ConfigError: The run to continue does not exist.
     """
-    if resume not in (None, "", AUTO):
-        named = Path(resume) if Path(resume).is_dir() else config.output_dir / resume
-        if not (named / "config.yaml").is_file():
-            raise ConfigError(
-                f"--resume {resume}: there is no run in {named}",
-                fix=f"name one of: {', '.join(_runs(config.output_dir)) or 'none yet'}",
-            )
+    if (named := require_run(config, resume)) is not None:
         return named, True
     last = _latest(config)
     if resume is not None and last:
@@ -48,6 +42,23 @@ def find_run(config: RunConfig, resume: str | None) -> tuple[Path, bool]:
     directory = _folder(config, last + 1)
     directory.mkdir(parents=True, exist_ok=True)
     return directory, False
+
+
+def require_run(config: RunConfig, resume: str | None) -> Path | None:
+    """Return the folder of the run that is named; None where none is.
+
+    Raises:
+        ConfigError: It does not exist.
+    """
+    if resume is None or resume in ("", AUTO):
+        return None
+    named = Path(resume) if Path(resume).is_dir() else config.output_dir / resume
+    if not (named / "config.yaml").is_file():
+        raise ConfigError(
+            f"--resume {resume}: there is no run in {named}",
+            fix=f"name one of: {', '.join(_runs(config.output_dir)) or 'none yet'}",
+        )
+    return named
 
 
 def latest_run(config: RunConfig) -> Path | None:

@@ -163,7 +163,7 @@ def test_schema_goes_to_a_file_or_to_the_terminal(
 def test_schema_of_an_unknown_pipeline(
     recording_pipeline: type[RecordingPipeline], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["schema", "--pipeline", "rlvrr"]) == 1
+    assert cli.main(["schema", "--pipeline", "rlvrr"]) == 2
     assert "unknown pipeline 'rlvrr'; did you mean 'rlvr'" in capsys.readouterr().err
 
 

@@ -16,10 +16,11 @@ from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistill
 from roll_like.builtin.pipelines.online_dpo.config import OnlineDPOConfig
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
-from roll_like.config.explain import OTHER_NAMES, all_keys, meaning_of, section_at
+from roll_like.config.explain import all_keys, meaning_of, section_at
+from roll_like.config.other_names import OTHER_NAMES
 from roll_like.config.schema import json_schema, markdown, write_json
 from roll_like.config.teachers import TeacherConfig
-from roll_like.registry import Registry
+from roll_like.registry import PIPELINES, Registry
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -105,9 +106,10 @@ def test_sections_below_names_of_choice_are_known() -> None:
 
 
 def test_names_from_other_tools_point_to_keys_that_exist() -> None:
-    known = {".".join(map(str, key)) for key in all_keys(RLVRConfig, MINIMAL)}
-    assert set(OTHER_NAMES.values()) <= known
-    ends = {key.rpartition(".")[2] for key in known}
+    known = {".".join(map(str, key)) for name in PIPELINES.names() for key in all_keys(PIPELINES.get(name))}
+    assert {name for names in OTHER_NAMES.values() for name in names} <= known
+    of_rlvr = {".".join(map(str, key)) for key in all_keys(RLVRConfig, MINIMAL)}
+    ends = {key.rpartition(".")[2] for key in of_rlvr}
     assert not ends & set(OTHER_NAMES), "a key of ours needs no translation"
 
 
