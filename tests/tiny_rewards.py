@@ -17,4 +17,6 @@ def has_letter_e(completion: Completion) -> float:
 
 @register_reward("broken")
 def broken(completion: Completion) -> float:
+    if completion.text in ("", completion.answer):  # what a run tries before it starts
+        return 0.0
     raise RuntimeError("this reward is broken on purpose")

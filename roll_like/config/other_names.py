@@ -99,7 +99,6 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "scale_rewards": ("algorithm.advantage",),
     "mask_truncated_completions": ("algorithm.mask.truncated",),
     "use_vllm": ("inference.type",),
-    "vllm_gpu_memory_utilization": ("inference.gpu_memory_utilization",),
     "vllm_num_engines": _REPLICAS,
     "num_infer": _REPLICAS,
     "tensor_parallel_size": _ENGINES,

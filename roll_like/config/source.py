@@ -76,7 +76,7 @@ def _read_file(path: Path, extended_by: tuple[Path, ...]) -> Source:
     parents = source.values.pop("extends", ())
     if isinstance(parents, str):
         parents = (parents,)
-    if not isinstance(parents, list | tuple) or not all(isinstance(parent, str) for parent in parents):
+    if not isinstance(parents, list | tuple) or not all(_is_file_name(parent) for parent in parents):
         raise ConfigError(
             f"{source.places[('extends',)]}: expected a file name or a list of them, found {parents!r}",
             fix="write `extends: other.yaml`",
@@ -86,6 +86,10 @@ def _read_file(path: Path, extended_by: tuple[Path, ...]) -> Source:
         _merge(merged, _read_file(path.parent / parent, (*extended_by, resolved)))
     _merge(merged, source)
     return merged
+
+
+def _is_file_name(value: object) -> bool:
+    return isinstance(value, str) and value != "" and "\0" not in value
 
 
 def _parse(path: Path, extended_by: Path | None) -> Source:
@@ -102,7 +106,14 @@ def _parse(path: Path, extended_by: Path | None) -> Source:
     try:
         values = OmegaConf.to_container(OmegaConf.create(text)) if text.strip() else {}
         node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except RecursionError:
+        raise ConfigError(f"{path}: values are nested too deeply to be read", fix="remove brackets") from None
     except yaml.MarkedYAMLError as error:
+        if (number := _no_break_space(text)) is not None:
+            raise ConfigError(
+                f"{path}:{number}: not valid YAML: a no-break space (U+00A0) stands where a space belongs",
+                fix="type the space again; copying from a web page brings such characters along",
+            ) from error
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigError(f"{path}{line}: not valid YAML: {error.problem}", fix="correct the line") from error
     except yaml.YAMLError as error:
@@ -119,6 +130,11 @@ def _parse(path: Path, extended_by: Path | None) -> Source:
         if not isinstance(key, str):
             raise ConfigError(f"{path}: expected names as keys, found {key!r}", fix=_write_keys())
     return Source({str(key): value for key, value in values.items()}, places, str(path))
+
+
+def _no_break_space(text: str) -> int | None:
+    """Return the number of the first line with one, from 1."""
+    return next((number for number, line in enumerate(text.splitlines(), 1) if "\u00a0" in line), None)
 
 
 def _write_keys() -> str:

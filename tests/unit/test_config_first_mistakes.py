@@ -1,4 +1,4 @@
-"""What a new user writes by mistake: each is answered with what was found, what was expected and which key to change."""
+"""What new users write by mistake: the answer says what was found, what was expected and which key to change."""
 
 from __future__ import annotations
 

@@ -299,7 +299,7 @@ def test_the_command(cases_file: Path, my_module: str, capsys: pytest.CaptureFix
     assert "a right answer gets 0, below 1" in " ".join(capsys.readouterr().out.split())
     assert cli.main(["check-reward", "pays_all", "--import", my_module, "--slow", "5"]) == 1
     assert "an empty answer gets 1" in capsys.readouterr().out
-    assert cli.main(["check-reward", "matth"]) == 1
+    assert cli.main(["check-reward", "matth"]) == 2
     assert "did you mean 'math'" in capsys.readouterr().err
     assert cli.main(["check-reward", "math", "boxd=true"]) == 2
 
