@@ -318,7 +318,7 @@ def _check_env(arguments: argparse.Namespace) -> int:
 
 
 def _rollouts(arguments: argparse.Namespace) -> int:
-    from roll_like.metrics.browse import Rollouts, Wanted, browse, find_run, read_range
+    from roll_like.metrics.browse import Rollouts, Wanted, browse, find_rollouts, read_range
 
     ranges = {}
     if arguments.step is not None:
@@ -326,7 +326,7 @@ def _rollouts(arguments: argparse.Namespace) -> int:
     if arguments.reward is not None:
         ranges["rewards"] = read_range("--reward", arguments.reward)
     browse(
-        Rollouts(find_run(arguments.run, arguments.output_dir)),
+        Rollouts(find_rollouts(arguments.run, arguments.output_dir)),
         Wanted(kind=arguments.kind, domain=arguments.domain, success=arguments.success, **ranges),
         show=arguments.show,
         diff=arguments.diff,
