@@ -1,0 +1,95 @@
+"""Lines of a panel: of one run, of the mean over seeds with its band, of several runs beside each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from roll_like.metrics.names import describe
+from roll_like.metrics.panels import Panel
+from roll_like.metrics.plots import series, smoothed
+from roll_like.metrics.runs import Run
+
+#: Steps and a value for each.
+Points: TypeAlias = tuple[Sequence[int], Sequence[float]]
+#: Panels whose metrics are too noisy to be read step by step.
+_SMOOTHED = ("reward", "domains")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a panel.
+
+    Attributes:
+        name: Its metric.
+        label: What it is, for the legend.
+        points: Steps and values; none is NaN or infinite.
+        low: Lower end of a band around it, one value a step; empty without a band.
+        high: Upper end.
+        faint: Lines behind it, without a label: single steps behind a smoothed line, single runs behind a mean.
+        marked: Whether each point gets a mark, as evaluations do.
+    """
+
+    name: str
+    label: str
+    points: Points
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    faint: Sequence[Points] = ()
+    marked: bool = False
+
+
+def lines_of(panel: Panel, runs: Sequence[Run]) -> list[Line]:
+    """Return a line for each metric of a panel: of a run, or the mean over runs with a band from the least to the most.
+
+    A mean is over steps that all runs with that metric have; beyond them each run is drawn by itself, faintly.
+    """
+    found = [_mean_line(panel, name, runs) for name in panel.names]
+    return [line for line in found if line is not None]
+
+
+def lines_beside(panel: Panel, runs: Mapping[str, Run]) -> list[Line]:
+    """Return the first metric of a panel as a line for each run that has it, by the runs' labels."""
+    found = {label: _points(panel, panel.names[0], run) for label, run in runs.items()}
+    return [
+        Line(panel.names[0], label, _shown(panel, points), marked=panel.kind == "evaluations")
+        for label, points in found.items()
+        if points[0]
+    ]
+
+
+def _mean_line(panel: Panel, name: str, runs: Sequence[Run]) -> Line | None:
+    label, marked = describe(name).label, panel.kind == "evaluations"
+    raw = [points for run in runs if (points := _points(panel, name, run))[0]]
+    if not raw:
+        return None
+    if len(raw) == 1:
+        faint = raw if panel.kind == "reward" else []
+        return Line(name, label, _shown(panel, raw[0]), faint=faint, marked=marked)
+    shown = [_shown(panel, points) for points in raw]
+    values = [dict(zip(*points, strict=True)) for points in shown]
+    steps = sorted(set.intersection(*(set(of_run) for of_run in values)))
+    at = [[of_run[step] for of_run in values] for step in steps]
+    return Line(
+        name,
+        label,
+        (steps, [math.fsum(of_step) / len(of_step) for of_step in at]),
+        low=[min(of_step) for of_step in at],
+        high=[max(of_step) for of_step in at],
+        faint=shown,
+        marked=marked,
+    )
+
+
+def _points(panel: Panel, name: str, run: Run) -> Points:
+    records = run.evaluations if panel.kind == "evaluations" else run.steps
+    steps, values = series(records, name)
+    finite = [(step, value) for step, value in zip(steps, values, strict=True) if math.isfinite(value)]
+    return [step for step, _ in finite], [value for _, value in finite]
+
+
+def _shown(panel: Panel, points: Points) -> Points:
+    steps, values = points
+    return steps, smoothed(values) if panel.kind in _SMOOTHED else values
