@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -27,6 +27,12 @@ def add_commands(add: Add) -> None:
     _add_runs(report, "run, by its name or folder; several are seeds of one experiment")
     report.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help=f"HTML file to write; default: {REPORT} in the run's folder"
+    )
+
+    compare = add("compare", _compare, "put runs beside each other: figures, configurations, curves")
+    _add_runs(compare, "run, by its name or folder; two or more")
+    compare.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="also write the curves: FILE.html, or FILE.png"
     )
 
 
@@ -94,6 +100,23 @@ def _report(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _warn(notes: list[str]) -> None:
+def _compare(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from roll_like.metrics.reports.comparison import compare, write_comparison
+    from roll_like.metrics.runs import find_run
+
+    comparison = compare([find_run(run, arguments.output_dir, command="compare") for run in arguments.runs])
+    if arguments.output is not None:
+        write_comparison(comparison, arguments.output)
+    console = Console(highlight=False)
+    console.print(*comparison.tables(console.width))
+    _warn(comparison.notes)
+    if arguments.output is not None:
+        print(f"written: {arguments.output}")
+    return OK
+
+
+def _warn(notes: Sequence[str]) -> None:
     for note in notes:
         print(f"warning: {note}", file=sys.stderr)

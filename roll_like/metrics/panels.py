@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from roll_like.metrics.names import without_smaller_passes
+from roll_like.metrics.names import describe, without_smaller_passes
 
 #: A line of `metrics.jsonl` or `evaluations.jsonl`.
 Record: TypeAlias = Mapping[str, Any]
@@ -91,6 +91,16 @@ def choose_report_panels(steps: Sequence[Record], evaluations: Sequence[Record])
         for panel in chosen
         if panel.kind != "time" and any(name in logged.get(panel.kind, logged["steps"]) for name in panel.names)
     ]
+
+
+def split_panels(panels: Iterable[Panel]) -> list[Panel]:
+    """Return a panel for each metric, each metric once: with several runs in it, a panel has room for one."""
+    found: dict[tuple[str, str], Panel] = {}
+    for panel in panels:
+        for name in panel.names:
+            title = panel.title if len(panel.names) == 1 else f"{panel.title}: {describe(name).label}"
+            found.setdefault((panel.kind, name), Panel(title, (name,), panel.kind))
+    return list(found.values())
 
 
 def _evaluation(*names: str, title: str = "Evaluation") -> Panel:

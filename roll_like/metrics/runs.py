@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fcntl
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,19 +96,39 @@ def read_run(folder: Path) -> Run:
     return Run(folder, found[0], _by_step(steps), _by_step(evaluations), tuple(events))
 
 
-def read_measured_run(folder: Path) -> Run:
-    """Read a run that has figures.
+def read_measured_runs(folders: Sequence[Path], *, command: str) -> list[Run]:
+    """Read runs that have figures.
+
+    Args:
+        folders: Of different runs.
+        command: Who asks, for the message.
 
     Raises:
-        DataError: It has neither a step nor an evaluation, or cannot be read.
+        ConfigError: A folder is named twice.
+        DataError: A run has neither a step nor an evaluation, or cannot be read.
     """
-    run = read_run(folder)
-    if not (run.steps or run.evaluations):
-        raise DataError(
-            f"{folder} has no steps yet: {files.METRICS} and {files.EVALUATIONS} are empty or missing",
-            fix="wait for the first step, or see in logs/ of that folder why there was none",
-        )
-    return run
+    resolved = [folder.resolve() for folder in folders]
+    twice = next((folder for folder in folders if resolved.count(folder.resolve()) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{command}: {twice} is named twice; expected another run each time", fix="name it once")
+    runs = [read_run(folder) for folder in folders]
+    for run in runs:
+        if not (run.steps or run.evaluations):
+            raise DataError(
+                f"{run.folder} has no steps yet: {files.METRICS} and {files.EVALUATIONS} are empty or missing",
+                fix="wait for the first step, or see in logs/ of that folder why there was none",
+            )
+    return runs
+
+
+def labels_of(folders: Sequence[Path]) -> list[str]:
+    """Return the folders' names, with as many folders above them as tell them apart."""
+    parts = [folder.resolve().parts for folder in folders]
+    for depth in range(1, max(map(len, parts)) + 1):
+        labels = [str(Path(*one[-depth:])) for one in parts]
+        if len(set(labels)) == len(labels):
+            break
+    return labels
 
 
 def _by_step(records: Iterable[dict[str, Any]]) -> tuple[Record, ...]:

@@ -21,7 +21,7 @@ from roll_like.metrics.console import WINDOW, duration, number
 from roll_like.metrics.names import describe
 from roll_like.metrics.panels import Record
 from roll_like.metrics.plots import draw_curves
-from roll_like.metrics.runs import CONFIG, Run, read_run
+from roll_like.metrics.runs import CONFIG, Run, is_running, read_run
 from roll_like.metrics.samples import SAMPLES, SamplePair, pick_pairs, samples_markdown
 
 SUMMARY = "summary.json"
@@ -170,6 +170,13 @@ def figures_of(run: Run) -> dict[str, Any]:
         "tracker_failures": {} if run.end is None else run.end["failures"],
         "versions": run.info["versions"],
     }
+
+
+def status_of(run: Run) -> str:
+    """Return how a run ended, `running`, or `unfinished` where it was killed."""
+    if is_running(run.folder):
+        return "running"
+    return "unfinished" if run.end is None else str(run.end["status"])
 
 
 def _before_after(

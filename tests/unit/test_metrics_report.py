@@ -17,8 +17,8 @@ from roll_like.metrics.reports.configuration import as_yaml, differences
 from roll_like.metrics.reports.events import MOST_EVENTS, sentence
 from roll_like.metrics.reports.figures import figure
 from roll_like.metrics.reports.lines import lines_of
-from roll_like.metrics.reports.report import ANSWER_CHARACTERS, labels_of, report_page
-from roll_like.metrics.runs import read_run
+from roll_like.metrics.reports.report import ANSWER_CHARACTERS, report_page
+from roll_like.metrics.runs import labels_of, read_run
 
 
 @pytest.fixture(autouse=True)

@@ -51,13 +51,12 @@ def lines_of(panel: Panel, runs: Sequence[Run]) -> list[Line]:
 
 
 def lines_beside(panel: Panel, runs: Mapping[str, Run]) -> list[Line]:
-    """Return the first metric of a panel as a line for each run that has it, by the runs' labels."""
-    found = {label: _points(panel, panel.names[0], run) for label, run in runs.items()}
-    return [
-        Line(panel.names[0], label, _shown(panel, points), marked=panel.kind == "evaluations")
-        for label, points in found.items()
-        if points[0]
-    ]
+    """Return the first metric of a panel as a line for each run, by the runs' labels; one without points has none.
+
+    They are in the order of the runs, so that a run has the same colour in each panel.
+    """
+    name, marked = panel.names[0], panel.kind == "evaluations"
+    return [Line(name, label, _shown(panel, _points(panel, name, run)), marked=marked) for label, run in runs.items()]
 
 
 def _mean_line(panel: Panel, name: str, runs: Sequence[Run]) -> Line | None:

@@ -95,6 +95,11 @@ def write_page(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         files.replace_text(path, text)
     except OSError as error:
-        raise ConfigError(
-            f"-o {path} cannot be written: {error.strerror}", fix="name a file in a folder that you may write to"
-        ) from error
+        raise unwritable(path, error) from error
+
+
+def unwritable(path: Path, error: OSError) -> ConfigError:
+    """Return the error of a page or an image that cannot be written."""
+    return ConfigError(
+        f"-o {path} cannot be written: {error.strerror}", fix="name a file in a folder that you may write to"
+    )

@@ -20,9 +20,9 @@ from roll_like.metrics.reports.configuration import NOT_COMPARED, as_yaml, diffe
 from roll_like.metrics.reports.events import MOST_EVENTS, Event, events_of, failures_of
 from roll_like.metrics.reports.lines import lines_of
 from roll_like.metrics.reports.page import Figure, figure_of, render
-from roll_like.metrics.runs import Run, is_running, read_config, read_measured_run
+from roll_like.metrics.runs import Run, labels_of, read_config, read_measured_runs
 from roll_like.metrics.samples import Row, SamplePair, pick_pairs
-from roll_like.metrics.summary import figures_of
+from roll_like.metrics.summary import figures_of, status_of
 
 #: Characters of an answer that a page shows; of a prompt a quarter.
 ANSWER_CHARACTERS = 20_000
@@ -69,11 +69,6 @@ class EventLog:
     left_out: int
 
 
-def status_of(run: Run, figures: Mapping[str, Any]) -> str:
-    """Return how a run ended, or `running`."""
-    return "running" if is_running(run.folder) else str(figures["status"])
-
-
 def report_page(folders: Sequence[Path]) -> tuple[str, list[str]]:
     """Return the page of a run, or of several that differ in their seeds, and what is to be noted of them.
 
@@ -84,10 +79,7 @@ def report_page(folders: Sequence[Path]) -> tuple[str, list[str]]:
         ConfigError: A folder is named twice, or the runs are of different pipelines.
         DataError: A folder holds no run, a run has no steps, or a file is damaged.
     """
-    twice = [str(folder) for folder in folders if [one.resolve() for one in folders].count(folder.resolve()) > 1]
-    if twice:
-        raise ConfigError(f"report: {twice[0]} is named twice; expected another run each time", fix="name it once")
-    runs = [read_measured_run(folder) for folder in folders]
+    runs = read_measured_runs(folders, command="report")
     pipelines = list(dict.fromkeys(str(run.info["pipeline"]) for run in runs))
     if len(pipelines) > 1:
         raise ConfigError(
@@ -104,7 +96,7 @@ def report_page(folders: Sequence[Path]) -> tuple[str, list[str]]:
         "report.html",
         title=_title([run.name for run in runs]),
         version=version("roll-like"),
-        statuses=list(dict.fromkeys(status_of(run, one) for run, one in zip(runs, found, strict=True))),
+        statuses=list(dict.fromkeys(map(status_of, runs))),
         pipeline=pipelines[0],
         facts=_facts(found),
         began=_began(runs[0]) if len(runs) == 1 else "",
@@ -124,16 +116,6 @@ def report_page(folders: Sequence[Path]) -> tuple[str, list[str]]:
         versions=runs[0].info["versions"],
     )
     return page, notes
-
-
-def labels_of(folders: Sequence[Path]) -> list[str]:
-    """Return the folders' names, with as many folders above them as tell them apart."""
-    parts = [folder.resolve().parts for folder in folders]
-    for depth in range(1, max(map(len, parts)) + 1):
-        labels = [str(Path(*one[-depth:])) for one in parts]
-        if len(set(labels)) == len(labels):
-            break
-    return labels
 
 
 def _title(names: Sequence[str]) -> str:
@@ -194,7 +176,7 @@ def _seeds(
     for run, one, config, label in zip(runs, found, configs, labels, strict=True):
         ends = [one["before_after"].get(name, (None, None)) for name in names]
         values = tuple(texts.figure([] if after is None else [after]) for _, after in ends)
-        seeds.append(Seed(label, str(config.get("seed", "–")), status_of(run, one), texts.progress(one), values))
+        seeds.append(Seed(label, str(config.get("seed", "–")), status_of(run), texts.progress(one), values))
     return {"seeds": seeds, "seed_columns": [describe(name).label for name in names]}
 
 
