@@ -35,9 +35,13 @@ def add_commands(add: Add) -> None:
         "-o", "--output", type=Path, metavar="FILE", help="also write the curves: FILE.html, or FILE.png"
     )
 
+    watch = add("watch", _watch, "follow a run that goes on; of one that has ended, print the summary")
+    watch.add_argument("run", metavar="RUN", help="name of a run, or its folder")
+    _add_output_dir(watch)
 
-def _add_runs(parser: argparse.ArgumentParser, text: str, count: str = "+") -> None:
-    parser.add_argument("runs", nargs=count, metavar="RUN", help=text)
+
+def _add_runs(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=text)
     _add_output_dir(parser)
 
 
@@ -115,6 +119,13 @@ def _compare(arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         print(f"written: {arguments.output}")
     return OK
+
+
+def _watch(arguments: argparse.Namespace) -> int:
+    from roll_like.metrics.runs import find_run
+    from roll_like.metrics.watcher import watch
+
+    return watch(find_run(arguments.run, arguments.output_dir, command="watch"))
 
 
 def _warn(notes: Sequence[str]) -> None:

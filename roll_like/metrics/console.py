@@ -89,6 +89,9 @@ class Console:
         """Show a warning."""
         print(f"warning: {text}\n", end="", file=sys.stderr, flush=True)
 
+    def sample(self, text: str) -> None:
+        """Show one of the step's answers, as a line."""
+
     def print(self, *content: RenderableType) -> None:
         """Show something after the run, such as its summary."""
 
@@ -304,6 +307,10 @@ class PlainConsole(Console):
         """Write the warning where it happens."""
         self._line(f"warning: {text}")
 
+    def sample(self, text: str) -> None:
+        """Write the answer below its step."""
+        self._line(f"  sample {text}")
+
     def print(self, *content: RenderableType) -> None:
         """Write tables as text."""
         stream = self._stream or sys.stdout
@@ -314,9 +321,22 @@ class LiveConsole(Console):
     """A view that is redrawn in place: progress, curves, the step's time split, warnings.
 
     What others print meanwhile appears above it.
+
+    Args:
+        title: Above the view.
+        progress: Of the run.
+        rich: Where it is drawn; default: standard output.
+        elapsed: Seconds of the run; default: since now.
     """
 
-    def __init__(self, title: str, progress: Progress, rich: RichConsole | None = None) -> None:
+    def __init__(
+        self,
+        title: str,
+        progress: Progress,
+        rich: RichConsole | None = None,
+        *,
+        elapsed: Callable[[], float] | None = None,
+    ) -> None:
         self._title = title
         self._progress = progress
         self._rich = rich or RichConsole(highlight=False)
@@ -325,7 +345,9 @@ class LiveConsole(Console):
         self._timers: dict[str, float] = {}
         self._warnings: deque[str] = deque(maxlen=3)
         self._warned = 0
-        self._started = time.monotonic()
+        self._sample = ""
+        started = time.monotonic()
+        self._elapsed = elapsed or (lambda: time.monotonic() - started)
         self._live = Live(get_renderable=self.render, console=self._rich, refresh_per_second=4, transient=False)
         self._live.start()
         # the cursor comes back even when `close` is not called
@@ -352,6 +374,10 @@ class LiveConsole(Console):
         self._warned += 1
         self._warnings.append(text)
 
+    def sample(self, text: str) -> None:
+        """Show the answer at the bottom, in place of the last one."""
+        self._sample = text
+
     def print(self, *content: RenderableType) -> None:
         """Print below the view, which stops moving."""
         self.close()
@@ -372,6 +398,8 @@ class LiveConsole(Console):
         if earlier:
             rows.append(Text(f"! {earlier} earlier warnings in events.jsonl", style="yellow"))
         rows += [Text(f"! {text}", style="yellow", overflow="ellipsis", no_wrap=True) for text in list(self._warnings)]
+        if self._sample:
+            rows.append(Text(f"sample {self._sample}", style="bright_black"))
         return Panel(
             Group(*rows), title=Text(self._title, style="bold"), title_align="left", border_style="bright_black"
         )
@@ -382,7 +410,7 @@ class LiveConsole(Console):
         for ratio in (None, 1, None):
             grid.add_column(ratio=ratio, no_wrap=True)
         phase = self._phase if self._done is None else f"{self._phase} {self._done[0]}/{self._done[1]}"
-        times = ", ".join(text for text in (duration(time.monotonic() - self._started), time_left(progress)) if text)
+        times = ", ".join(text for text in (duration(self._elapsed()), time_left(progress)) if text)
         step = Text(f"step {progress.step}/{progress.total_steps}", style="bold")
         grid.add_row(step, ProgressBar(total=progress.total_steps, completed=progress.step), Text(times))
         return Group(grid, Text(phase, style="cyan"))
@@ -407,13 +435,20 @@ def time_bar(timers: Mapping[str, float], step: float, width: int) -> Renderable
     return Group(bar, legend)
 
 
-def make_console(mode: Mode, *, title: str, progress: Progress) -> Console:
-    """Return the console of a mode; `auto` is live when standard output is a terminal that can redraw."""
+def make_console(mode: Mode, *, title: str, progress: Progress, elapsed: Callable[[], float] | None = None) -> Console:
+    """Return the console of a mode; `auto` is live when standard output is a terminal that can redraw.
+
+    Args:
+        mode: Of the console.
+        title: The run's, for people.
+        progress: Of the run.
+        elapsed: Seconds of a run that another process does; default: since now.
+    """
     if mode == "quiet":
         return Console()
     if mode == "plain":
         return PlainConsole(progress)
     rich = RichConsole(highlight=False)
     if mode == "live" or (rich.is_terminal and not rich.is_dumb_terminal):
-        return LiveConsole(title, progress, rich)
+        return LiveConsole(title, progress, rich, elapsed=elapsed)
     return PlainConsole(progress)
