@@ -21,7 +21,8 @@ from typing import Any, Self
 from roll_like.config.sections import MetricsConfig
 from roll_like.errors import ConfigError, PluginError
 from roll_like.metrics import files
-from roll_like.metrics.console import STEP_PHASES, Console, Progress, make_console
+from roll_like.metrics.console import Console, make_console
+from roll_like.metrics.progress import STEP_PHASES, Progress
 from roll_like.metrics.rollouts import KINDS, ROLLOUT_FIELDS, Kind, read_rollouts, rollout_steps, spread, with_ids
 from roll_like.metrics.runs import CONFIG
 from roll_like.metrics.sinks import Payload, Sink

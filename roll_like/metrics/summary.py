@@ -17,10 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from roll_like.metrics import files
-from roll_like.metrics.console import WINDOW, duration, number
 from roll_like.metrics.names import describe
 from roll_like.metrics.panels import Record
 from roll_like.metrics.plots import draw_curves
+from roll_like.metrics.progress import WINDOW, duration, number
 from roll_like.metrics.runs import CONFIG, Run, is_running, read_run
 from roll_like.metrics.samples import SAMPLES, SamplePair, pick_pairs, samples_markdown
 

@@ -16,7 +16,8 @@ from pydantic import ValidationError
 from roll_like.config.run import ScheduleConfig
 from roll_like.errors import FAILED, OK, DataError
 from roll_like.metrics import files
-from roll_like.metrics.console import Console, Mode, Progress, make_console, number
+from roll_like.metrics.console import Console, Mode, make_console
+from roll_like.metrics.progress import Progress, number
 from roll_like.metrics.rollout_text import printable
 from roll_like.metrics.rollouts import read_rollouts
 from roll_like.metrics.runs import is_running, read_config, read_run

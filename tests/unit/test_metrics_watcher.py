@@ -16,7 +16,8 @@ from run_folders import answer, make_run
 from roll_like import cli
 from roll_like.errors import DataError
 from roll_like.metrics import files
-from roll_like.metrics.console import LiveConsole, Progress
+from roll_like.metrics.console import LiveConsole
+from roll_like.metrics.progress import Progress
 from roll_like.metrics.runs import is_running
 from roll_like.metrics.tail import Tail
 from roll_like.metrics.watcher import ANSWER_CHARACTERS, LAST_LINES, sample_line, watch
@@ -97,7 +98,7 @@ def test_steps_are_shown_as_they_are_written(run: Path, capsys: pytest.CaptureFi
         "warning: hot\\x1b[2J",
         "step 3/4  reward 0.100 → 0.300  about 25s left",  # a step of 5 s and an evaluation of 20 s
         "  sample 3/0.0: reward 0.500, reference 3\\x07: three\\x1b[31m of them",
-        "step 4/4  reward 0.150 → 0.350  about 20s left",
+        "step 4/4  reward 0.400 (so far 0.150 → 0.350)  about 20s left",
         "finishing …",
         "evaluation after step 4  avg 0.200 → 0.600",
     ]
@@ -141,7 +142,9 @@ def test_a_late_watcher_sees_the_last_lines_and_warnings(run: Path, capsys: pyte
     assert shown[3].startswith("step 13/40  reward 1.300 (so far 0.200 → 1.200)")
     steps = [line for line in shown if line.startswith("step ")]
     assert len(steps) == LAST_LINES
-    assert steps[-1] == "step 20/40  reward 2.000 (so far 0.200 → 1.900)  about 5m20s left"  # 20 steps and 11 evaluations
+    assert (
+        steps[-1] == "step 20/40  reward 2.000 (so far 0.200 → 1.900)  about 5m20s left"
+    )  # and 11 evaluations
     assert f"  sample 20/2.0: reward 0: {'x' * ANSWER_CHARACTERS}…" in shown
 
 

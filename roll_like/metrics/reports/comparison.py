@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from roll_like.errors import ConfigError
-from roll_like.metrics.console import duration, number
 from roll_like.metrics.names import describe
 from roll_like.metrics.panels import Panel, choose_report_panels, split_panels
+from roll_like.metrics.progress import duration, number
 from roll_like.metrics.reports import figures as texts
 from roll_like.metrics.reports.configuration import differences
 from roll_like.metrics.reports.lines import Line, lines_beside

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from roll_like.metrics import files
-from roll_like.metrics.console import duration, number
 from roll_like.metrics.names import describe
+from roll_like.metrics.progress import duration, number
 from roll_like.metrics.runs import Run
 
 #: Events of a run that a page shows at most: the last ones.

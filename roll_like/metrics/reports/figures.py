@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roll_like.metrics.console import HEADLINES, STEP_PHASES, duration, number
 from roll_like.metrics.names import describe, without_smaller_passes
 from roll_like.metrics.plots import TIMER_COLOURS
+from roll_like.metrics.progress import HEADLINES, STEP_PHASES, duration, number
 
 #: What a run is about, besides the console's headlines; in this order, of an evaluation first.
 _EVALUATED = (

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from roll_like.errors import ConfigError, DataError
-from roll_like.metrics.console import number
 from roll_like.metrics.names import describe
 from roll_like.metrics.panels import choose_report_panels
+from roll_like.metrics.progress import number
 from roll_like.metrics.reports import figures as texts
 from roll_like.metrics.reports.configuration import NOT_COMPARED, as_yaml, differences
 from roll_like.metrics.reports.events import MOST_EVENTS, Event, events_of, failures_of
