@@ -70,6 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action=_Version, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     run = _add(commands, "run", None, "train, or check a configuration")  # `main` does this one itself
@@ -120,6 +121,19 @@ def build_parser() -> argparse.ArgumentParser:
 
     _add(commands, "plugins", _plugins, "list every registered plugin and where it comes from")
     return parser
+
+
+class _Version(argparse.Action):
+    """Prints the installed version; looked up only then."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **kwargs: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, **kwargs)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"roll-like {version('roll-like')}")
+        parser.exit()
 
 
 def _add(

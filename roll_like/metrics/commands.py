@@ -39,6 +39,12 @@ def add_commands(add: Add) -> None:
     watch.add_argument("run", metavar="RUN", help="name of a run, or its folder")
     _add_output_dir(watch)
 
+    ui = add("ui", _ui, "serve the MLflow user interface on the store of the runs")
+    ui.add_argument("run", nargs="?", metavar="RUN", help="run whose store is served; default: that of all runs")
+    _add_output_dir(ui)
+    ui.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)")
+    ui.add_argument("--port", type=int, default=5000, help="TCP port to listen on (default: 5000)")
+
 
 def _add_runs(parser: argparse.ArgumentParser, text: str) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help=text)
@@ -126,6 +132,12 @@ def _watch(arguments: argparse.Namespace) -> int:
     from roll_like.metrics.watcher import watch
 
     return watch(find_run(arguments.run, arguments.output_dir, command="watch"))
+
+
+def _ui(arguments: argparse.Namespace) -> int:
+    from roll_like.metrics.mlflow_ui import find_store, serve
+
+    return serve(find_store(arguments.run, arguments.output_dir), arguments.host, arguments.port)
 
 
 def _warn(notes: Sequence[str]) -> None:

@@ -142,9 +142,7 @@ def test_a_late_watcher_sees_the_last_lines_and_warnings(run: Path, capsys: pyte
     assert shown[3].startswith("step 13/40  reward 1.300 (so far 0.200 → 1.200)")
     steps = [line for line in shown if line.startswith("step ")]
     assert len(steps) == LAST_LINES
-    assert (
-        steps[-1] == "step 20/40  reward 2.000 (so far 0.200 → 1.900)  about 5m20s left"
-    )  # and 11 evaluations
+    assert steps[-1] == "step 20/40  reward 2.000 (so far 0.200 → 1.900)  about 5m20s left"  # and 11 evaluations
     assert f"  sample 20/2.0: reward 0: {'x' * ANSWER_CHARACTERS}…" in shown
 
 
