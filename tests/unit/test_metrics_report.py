@@ -16,7 +16,7 @@ from roll_like.metrics.panels import Panel
 from roll_like.metrics.reports.configuration import as_yaml, differences
 from roll_like.metrics.reports.events import MOST_EVENTS, sentence
 from roll_like.metrics.reports.figures import figure
-from roll_like.metrics.reports.lines import lines_of
+from roll_like.metrics.reports.lines import STRETCHES, Line, lines_of, thinned
 from roll_like.metrics.reports.report import ANSWER_CHARACTERS, report_page
 from roll_like.metrics.runs import labels_of, read_run
 
@@ -119,6 +119,22 @@ def test_a_band_is_over_the_steps_that_all_runs_have(tmp_path: Path) -> None:
     assert [list(steps) for steps, _ in line.faint] == [[1, 2, 3, 4], [1, 2]]
     _, notes = report_page([run.folder for run in runs])
     assert notes == ["several of these runs have the seed 0", "these runs have taken different numbers of steps"]
+
+
+def test_long_curves_are_thinned_and_keep_their_peaks() -> None:
+    steps, values = list(range(1, 10_001)), [0.0] * 10_000
+    values[4321], values[4322] = 7.0, -7.0
+    short = Line("x", "x", ([1, 2], [0.0, 1.0]))
+    assert thinned(short) == Line("x", "x", ([1, 2], [0.0, 1.0]))
+    line = thinned(Line("x", "x", (steps, values), faint=[(steps, values)]))
+    for kept, heights in (line.points, *line.faint):
+        assert list(kept) == sorted(kept)
+        assert len(kept) <= 2 * STRETCHES
+        assert dict(zip(kept, heights, strict=True))[4322] == 7.0
+        assert dict(zip(kept, heights, strict=True))[4323] == -7.0
+    band = thinned(Line("x", "x", (steps, [1.0] * 10_000), low=values, high=[9.0 + value for value in values]))
+    assert len(band.points[0]) == len(band.low) == len(band.high) == STRETCHES
+    assert (min(band.low), max(band.high), set(band.points[1])) == (-7.0, 16.0, {1.0})
 
 
 def test_values_that_are_not_finite_are_no_points(tmp_path: Path) -> None:

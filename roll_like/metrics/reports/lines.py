@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from roll_like.metrics.names import describe
@@ -14,6 +14,8 @@ from roll_like.metrics.runs import Run
 
 #: Steps and a value for each.
 Points: TypeAlias = tuple[Sequence[int], Sequence[float]]
+#: Stretches of a longer curve, each of which is drawn by its lowest and its highest value: a page stays small.
+STRETCHES = 400
 #: Panels whose metrics are too noisy to be read step by step.
 _SMOOTHED = ("reward", "domains")
 
@@ -92,3 +94,42 @@ def _points(panel: Panel, name: str, run: Run) -> Points:
 def _shown(panel: Panel, points: Points) -> Points:
     steps, values = points
     return steps, smoothed(values) if panel.kind in _SMOOTHED else values
+
+
+def thinned(line: Line) -> Line:
+    """Return a line with fewer points where it has many, peaks kept.
+
+    Of a band the lowest and the highest value of each stretch, with the mean of its means between them.
+    """
+    faint = tuple(map(_peaks, line.faint))
+    steps, values = line.points
+    if not line.low or len(steps) <= 2 * STRETCHES:
+        return replace(line, points=line.points if line.low else _peaks(line.points), faint=faint)
+    parts = list(_stretches(len(steps)))
+    return replace(
+        line,
+        points=(
+            [steps[(part.start + part.stop) // 2] for part in parts],
+            [math.fsum(values[part]) / (part.stop - part.start) for part in parts],
+        ),
+        low=[min(line.low[part]) for part in parts],
+        high=[max(line.high[part]) for part in parts],
+        faint=faint,
+    )
+
+
+def _peaks(points: Points) -> Points:
+    """Return the lowest and the highest point of each stretch, in their order; few points as they are."""
+    steps, values = points
+    if len(steps) <= 2 * STRETCHES:
+        return points
+    kept: list[int] = []
+    for part in _stretches(len(steps)):
+        inside = range(part.start, part.stop)
+        kept += sorted({min(inside, key=values.__getitem__), max(inside, key=values.__getitem__)})
+    return [steps[index] for index in kept], [values[index] for index in kept]
+
+
+def _stretches(count: int) -> Iterator[slice]:
+    for number in range(STRETCHES):
+        yield slice(number * count // STRETCHES, (number + 1) * count // STRETCHES)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from roll_like.metrics.reports.lines import Line
+from roll_like.metrics.reports.lines import Line, thinned
 
 #: Colours of lines in the style sheet, `--line-0` to `--line-7`; further lines are dashed.
 COLOURS = 8
@@ -53,7 +53,7 @@ def curves_svg(lines: Sequence[Line], *, number: int, label: str) -> str:
 
 def draw_lines(axis: Any, lines: Sequence[Line], colours: Sequence[str]) -> None:
     """Draw lines with their bands into an axis of matplotlib, in the order of colours and dashes."""
-    for index, line in enumerate(lines):
+    for index, line in enumerate(map(thinned, lines)):
         colour, dash = colours[index % len(colours)], DASHES[index // len(colours) % len(DASHES)]
         for steps, values in line.faint:
             axis.plot(steps, values, color=colour, linewidth=1.0, alpha=0.35)
