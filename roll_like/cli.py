@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -31,6 +32,8 @@ examples:
   roll-like run --config configs/rlvr_quickstart.yaml --check
   roll-like run --config configs/rlvr_quickstart.yaml --resume
   roll-like run --config configs/rlvr_quickstart.yaml --restart 5
+
+completion in bash and zsh: pip install 'roll-like[completion]', then eval "$(register-python-argcomplete roll-like)"
 """
 
 
@@ -41,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; default: the process's own.
     """
     parser = build_parser()
+    if "_ARGCOMPLETE" in os.environ:
+        _complete(parser)
     arguments, further = parser.parse_known_args(argv)
     _take_overrides(parser, arguments, further)
     _refuse_contradictions(parser, arguments)
@@ -121,6 +126,15 @@ def build_parser() -> argparse.ArgumentParser:
 
     _add(commands, "plugins", _plugins, "list every registered plugin and where it comes from")
     return parser
+
+
+def _complete(parser: argparse.ArgumentParser) -> None:
+    """Answer a shell that asks how its line goes on, and exit; without argcomplete there is no answer."""
+    try:
+        import argcomplete
+    except ImportError:
+        sys.exit(FAILED)
+    argcomplete.autocomplete(parser)
 
 
 class _Version(argparse.Action):

@@ -21,6 +21,7 @@ from roll_like.metrics.names import describe
 from roll_like.metrics.panels import Record
 from roll_like.metrics.plots import draw_curves
 from roll_like.metrics.progress import WINDOW, duration, number
+from roll_like.metrics.rollout_text import printable
 from roll_like.metrics.runs import CONFIG, Run, is_running, read_run
 from roll_like.metrics.samples import SAMPLES, SamplePair, pick_pairs, samples_markdown
 
@@ -246,5 +247,5 @@ def _pairs_table(pairs: Sequence[SamplePair]) -> Table:
 
 
 def _short(text: str, width: int) -> str:
-    text = text.strip()
+    text = printable(text.strip())  # a model's text may hold what a terminal would act on
     return text if len(text) <= width else f"{text[: width - 1]}…"

@@ -35,7 +35,7 @@ class Figure:
     title: str
     unit: str
     names: str
-    svg: Any
+    svg: str
     legend: tuple[tuple[str, int, bool], ...]
 
 
@@ -48,13 +48,11 @@ def figure_of(panel: Panel, lines: Sequence[Line], number: int, *, legend: bool)
         number: Which figure of the page it is.
         legend: Whether its lines are named below it, where there are several.
     """
-    from markupsafe import Markup
-
     return Figure(
         title=panel.title,
         unit=describe(lines[0].name).unit,
         names=", ".join(dict.fromkeys(line.name for line in lines)),
-        svg=Markup(curves_svg(lines, number=number, label=panel.title)),
+        svg=curves_svg(lines, number=number, label=panel.title),
         legend=legend_of([line.label for line in lines]) if legend and len(lines) > 1 else (),
     )
 

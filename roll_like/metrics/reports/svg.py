@@ -6,6 +6,7 @@ replace them.
 
 from __future__ import annotations
 
+import html
 import io
 import logging
 import re
@@ -78,14 +79,12 @@ def style_axis(axis: Any, *, ink: str, grid: str) -> None:
 
 def _in_page(document: str, number: int, label: str) -> str:
     """Turn a document of SVG into an element: without what needs a network, and with ids and colours of the page."""
-    from markupsafe import escape
-
     body = document[document.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.S)
     body = re.sub(r"font-family: [^;\"]+;? ?", "", body)
     view = re.search(r'viewBox="([^"]+)"', body)
     size = view[1] if view else f"0 0 {_WIDTH * 72:g} {_HEIGHT * 72:g}"
-    body = re.sub(r"<svg[^>]*>", f'<svg viewBox="{size}" role="img" aria-label="{escape(label)}">', body, count=1)
+    body = re.sub(r"<svg[^>]*>", f'<svg viewBox="{size}" role="img" aria-label="{html.escape(label)}">', body, count=1)
     used = set(re.findall(r'(?:href="|url\()#([\w.-]+)', body))
     body = re.sub(r'\s+id="([\w.-]+)"', lambda found: f' id="f{number}-{found[1]}"' if found[1] in used else "", body)
     body = re.sub(r'(href="|url\()#', rf"\g<1>#f{number}-", body)
