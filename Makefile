@@ -56,7 +56,7 @@ lock: setup  ## Resolve requirements/*.in into requirements/cpu.txt and gpu.txt 
 	bash scripts/lock.sh
 
 mlflow: setup  ## Open the MLflow UI on the local store of all runs
-	$(BIN)/mlflow ui --backend-store-uri sqlite:///runs/mlflow.db
+	@$(BIN)/roll-like ui
 
 clean:  ## Remove caches and build leftovers (runs and .venv stay)
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

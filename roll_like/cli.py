@@ -1,4 +1,4 @@
-"""The command line: run, check, evaluate, export, try rewards, browse rollouts, list plugins, write the schema.
+"""The command line: run, check, evaluate, export, try rewards, look at runs, list plugins, write the schema.
 
 Nothing heavy is imported here: `roll-like --help` answers at once, each command imports what it needs.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ from roll_like.errors import (
     ResourceError,
     RollLikeError,
 )
+from roll_like.metrics.commands import add_commands
 
 if TYPE_CHECKING:
     from roll_like.config.base import PipelineConfig
@@ -39,6 +42,8 @@ examples:
   roll-like run --config configs/rlvr_quickstart.yaml --check
   roll-like run --config configs/rlvr_quickstart.yaml --resume
   roll-like run --config configs/rlvr_quickstart.yaml --restart 5
+
+completion in bash and zsh: pip install 'roll-like[completion]', then eval "$(register-python-argcomplete roll-like)"
 """
 
 
@@ -49,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; default: the process's own.
     """
     parser = build_parser()
+    if "_ARGCOMPLETE" in os.environ:
+        _complete(parser)
     arguments, further = parser.parse_known_args(argv)
     _take_overrides(parser, arguments, further)
     _refuse_contradictions(parser, arguments)
@@ -78,6 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action=_Version, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     run = _add(commands, "run", None, "train, or check a configuration")  # `main` does this one itself
@@ -122,9 +130,7 @@ def build_parser() -> argparse.ArgumentParser:
     environment.add_argument("overrides", nargs="*", metavar="key=value", help="one of its options, such as size=3")
     _add_import(environment)
 
-    _add_rollouts(
-        _add(commands, "rollouts", _rollouts, "show what a run's policy wrote: list, one whole, two compared")
-    )
+    add_commands(partial(_add, commands))
 
     schema = _add(commands, "schema", _schema, "write the JSON Schema of a pipeline's configuration")
     schema.add_argument("--pipeline", default="rlvr", help="name of the pipeline (default: rlvr)")
@@ -132,6 +138,28 @@ def build_parser() -> argparse.ArgumentParser:
 
     _add(commands, "plugins", _plugins, "list every registered plugin and where it comes from")
     return parser
+
+
+def _complete(parser: argparse.ArgumentParser) -> None:
+    """Answer a shell that asks how its line goes on, and exit; without argcomplete there is no answer."""
+    try:
+        import argcomplete
+    except ImportError:
+        sys.exit(FAILED)
+    argcomplete.autocomplete(parser)
+
+
+class _Version(argparse.Action):
+    """Prints the installed version; looked up only then."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **kwargs: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, **kwargs)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"roll-like {version('roll-like')}")
+        parser.exit()
 
 
 def _add(
@@ -154,28 +182,6 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--import", action="append", default=[], dest="modules", metavar="MODULE", help="module that registers it"
     )
-
-
-def _add_rollouts(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="name of a run, or its folder")
-    parser.add_argument(
-        "--output-dir", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs (default: runs)"
-    )
-    one = parser.add_mutually_exclusive_group()
-    one.add_argument("--show", metavar="ID", help="print one whole, turn by turn")
-    one.add_argument("--diff", nargs=2, metavar=("ID", "ID"), help="compare two, side by side")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line instead")
-    wanted = parser.add_argument_group("what a list holds")
-    wanted.add_argument("--step", metavar="N|A:B", help="of one step, or from A to B; A: and :B are open")
-    wanted.add_argument("--kind", choices=("train", "evaluate"), help="of training or of evaluations; default: both")
-    wanted.add_argument("--domain", metavar="NAME", help="of one domain or environment")
-    wanted.add_argument(
-        "--reward", metavar="MIN:MAX", help="with a reward in these bounds (--reward=-1:0 for negative)"
-    )
-    solved = wanted.add_mutually_exclusive_group()
-    solved.add_argument("--success", action="store_const", const=True, help="that solved their task")
-    solved.add_argument("--failure", action="store_const", const=False, dest="success", help="that did not")
-    wanted.add_argument("--limit", type=int, metavar="N", help="at most N, 0 for all (default: 50; all with --json)")
 
 
 def _take_overrides(parser: argparse.ArgumentParser, arguments: argparse.Namespace, further: list[str]) -> None:
@@ -337,25 +343,6 @@ def _check_env(arguments: argparse.Namespace) -> int:
     report = check_env(arguments.id, **options)
     report.show(Console())
     return OK if report.ok else FAILED
-
-
-def _rollouts(arguments: argparse.Namespace) -> int:
-    from roll_like.metrics.browse import Rollouts, Wanted, browse, find_run, read_range
-
-    ranges = {}
-    if arguments.step is not None:
-        ranges["steps"] = read_range("--step", arguments.step, int)
-    if arguments.reward is not None:
-        ranges["rewards"] = read_range("--reward", arguments.reward)
-    browse(
-        Rollouts(find_run(arguments.run, arguments.output_dir)),
-        Wanted(kind=arguments.kind, domain=arguments.domain, success=arguments.success, **ranges),
-        show=arguments.show,
-        diff=arguments.diff,
-        limit=arguments.limit,
-        as_json=arguments.json,
-    )
-    return OK
 
 
 def _schema(arguments: argparse.Namespace) -> int:

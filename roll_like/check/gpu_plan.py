@@ -17,7 +17,7 @@ from roll_like.config.policy_gradient import SamplingRunConfig
 from roll_like.config.run import RunConfig
 from roll_like.config.sections import TrainerConfig
 from roll_like.config.violations import Finding
-from roll_like.metrics.console import number
+from roll_like.metrics.progress import number
 from roll_like.models.shape import ModelShape
 from roll_like.registry import TRAINING_BACKENDS
 

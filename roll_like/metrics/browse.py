@@ -6,7 +6,6 @@ those that a filter leaves out are not.
 
 from __future__ import annotations
 
-import difflib
 import io
 import math
 import os
@@ -25,6 +24,7 @@ from roll_like.errors import ConfigError, DataError
 from roll_like.metrics import files
 from roll_like.metrics.rollout_text import compared, heading, listed, shown, table_head
 from roll_like.metrics.rollouts import KINDS, ROLLOUT_FIELDS, Kind, Row, read_id, rollout_steps, solved, with_ids
+from roll_like.metrics.runs import find_run
 
 #: Rollouts that a list for people shows by default.
 LIST_LIMIT = 50
@@ -98,7 +98,7 @@ def domain_of(row: Row) -> str:
     return str(row.get("domain") or row.get("source") or "")
 
 
-def find_run(run: str, output_dir: Path) -> Path:
+def find_rollouts(run: str, output_dir: Path) -> Path:
     """Return a run's folder.
 
     Args:
@@ -109,15 +109,7 @@ def find_run(run: str, output_dir: Path) -> Path:
         ConfigError: There is none; names those that there are.
         DataError: It has no rollouts.
     """
-    folder = Path(run) if Path(run).is_dir() else output_dir / run
-    if not folder.is_dir():
-        names = sorted(path.parent.name for path in output_dir.glob(f"*/{files.RUN}"))
-        nearest = difflib.get_close_matches(run, names, 5, 0.4) or names[-5:]
-        raise ConfigError(
-            f"rollouts {run}: there is no run in {folder}",
-            fix=f"name a run's folder, or one of {output_dir}: {', '.join(nearest) or 'none yet'}; "
-            "--output-dir names another folder of runs",
-        )
+    folder = find_run(run, output_dir, command="rollouts")
     if not any(rollout_steps(folder, kind) for kind in KINDS):
         raise DataError(
             f"{folder} has no rollouts",

@@ -12,12 +12,10 @@ the run ends, is interrupted or dies of an exception.
 from __future__ import annotations
 
 import atexit
-import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import repeat
+from collections.abc import Callable, Mapping
 from typing import Literal, TextIO
 
 from rich.console import Console as RichConsole
@@ -28,49 +26,21 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from roll_like.metrics.names import describe, without_smaller_passes
+from roll_like.metrics.names import describe
+from roll_like.metrics.progress import (
+    TIMER_COLOURS,
+    Progress,
+    duration,
+    evaluation_line,
+    figure,
+    shown,
+    sparkline,
+    step_line,
+    time_left,
+    timed,
+)
 
 Mode = Literal["auto", "live", "plain", "quiet"]
-
-REWARD = "rollout/reward/mean"
-#: What a run is about: shown as it began and as it is now.
-HEADLINES = (REWARD, "train/perplexity", "preference/accuracy", "distill/top1_agreement", "distill/reverse_kl")
-#: Steps whose mean stands for the beginning, and for now: one step says little.
-WINDOW = 3
-CURVES = (
-    *HEADLINES,
-    "eval/avg",
-    "eval/perplexity",
-    "distill/kl",
-    "eval/top1_agreement",
-    "eval/reverse_kl",
-    "preference/reward_margin",
-    "preference/margin",
-    "eval/accuracy",
-    "eval/pair_accuracy",
-    "rollout/response_length/mean",
-    "train/kl",
-    "mismatch/kl",
-    "train/grad_norm",
-    "throughput/tokens_per_second",
-    "util/trainer_mfu",
-    "memory/trainer_gpu_gib",
-)
-#: Shown of runs that sample while they train: only those log `util/trainer_wait`.
-ASYNCHRONOUS = ("staleness/mean", "schedule/ready", "util/engines", "util/trainer_wait")
-TIMER_COLOURS = {
-    "time/generate": "green",
-    "time/reward": "magenta",
-    "time/teachers": "magenta",
-    "time/logprobs": "cyan",
-    "time/train": "blue",
-    "time/sync": "yellow",
-    "time/evaluate": "bright_green",
-    "time/idle": "bright_black",
-}
-#: The timers of a step whose shares are shown; an evaluation is no part of one.
-STEP_PHASES = tuple(name for name in TIMER_COLOURS if name != "time/evaluate")
-_BARS = "▁▂▃▄▅▆▇█"
 
 
 class Console:
@@ -89,186 +59,14 @@ class Console:
         """Show a warning."""
         print(f"warning: {text}\n", end="", file=sys.stderr, flush=True)
 
+    def sample(self, text: str) -> None:
+        """Show one of the step's answers, as a line."""
+
     def print(self, *content: RenderableType) -> None:
         """Show something after the run, such as its summary."""
 
     def close(self) -> None:
         """Give the terminal back; may be called again."""
-
-
-def sparkline(values: Sequence[float], width: int = 24) -> str:
-    """Draw the last `width` values; what is not finite is a blank.
-
-    >>> sparkline([0.0, 0.5, 1.0])
-    '▁▄█'
-    """
-    shown = list(values)[-width:]
-    finite = [value for value in shown if abs(value) < float("inf")]
-    if not finite:
-        return " " * len(shown)
-    low, high = min(finite), max(finite)
-    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BARS[int((value - low) * scale)] if abs(value) < float("inf") else " " for value in shown)
-
-
-def duration(seconds: float) -> str:
-    """Write seconds for people.
-
-    >>> duration(190), duration(42.4), duration(7260)
-    ('3m10s', '42s', '2h01m')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-
-
-def number(value: float) -> str:
-    """Write a figure in at most seven characters.
-
-    >>> number(0.5123), number(31.24), number(1834.2), number(0.00123), number(0.0)
-    ('0.512', '31.2', '1834', '0.0012', '0')
-    """
-    size = abs(value)
-    if value == 0:
-        return "0"
-    if size >= 1e6 or size < 1e-4:
-        return f"{value:.1e}"
-    if size >= 1000:
-        return f"{value:.0f}"
-    if size >= 10:
-        return f"{value:.1f}"
-    return f"{value:.3f}" if size >= 0.1 else f"{value:.4f}"
-
-
-class Progress:
-    """The curves of a run so far, and how long it will still take.
-
-    Args:
-        total_steps: Steps of the whole run.
-        evaluations: After how many steps evaluations are due.
-        clock: Seconds, monotonic.
-    """
-
-    def __init__(
-        self, total_steps: int, evaluations: Collection[int] = (), *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.total_steps = total_steps
-        self.step = 0
-        self.curves: dict[str, list[float]] = {}
-        self._evaluations_left = set(evaluations)
-        self._clock = clock
-        self._last: float | None = None
-        self._durations: deque[float] = deque(maxlen=10)
-        self._evaluation_seconds: list[float] = []
-
-    def add(self, step: int, values: Mapping[str, float], *, timed: bool = True) -> None:
-        """Take one step's values; `timed=False` for those of an earlier process."""
-        self._add_curves(values)
-        self.step = step
-        now = self._clock()
-        since, self._last = self._last, now if timed else None
-        if timed and since is not None:  # checkpoints between steps count
-            self._durations.append(now - since)
-        elif timed and "time/step" in values:  # the first step: what came before it was start-up
-            self._durations.append(values["time/step"])
-
-    def add_evaluation(self, step: int, values: Mapping[str, float]) -> None:
-        """Take the values of an evaluation after `step` steps."""
-        self._add_curves(values)
-        self._evaluations_left.discard(step)
-        seconds = values.get("time/evaluate")
-        if seconds is None:
-            return
-        self._evaluation_seconds.append(seconds)
-        if self._last is not None:  # it is no part of the step that follows
-            self._last += seconds
-
-    def _add_curves(self, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            self.curves.setdefault(name, []).append(value)
-
-    def seconds_left(self) -> float | None:
-        """Medians of steps and evaluations, times what is left of each; None before the first step.
-
-        Of steps the last ten count: lengths and loads change while a policy learns.
-        """
-        if not self._durations:
-            return None
-        left = statistics.median(self._durations) * max(0, self.total_steps - self.step)
-        if self._evaluation_seconds:
-            due = sum(step >= self.step for step in self._evaluations_left)
-            left += statistics.median(self._evaluation_seconds) * due
-        return left
-
-    def learned(self, name: str) -> tuple[float, float] | None:
-        """Return a curve's mean over its first values and over its last; None with fewer than two.
-
-        Of a training figure `WINDOW` values each, of fewer than twice as many the halves; of an evaluation one each.
-        """
-        curve = self.curves.get(name, [])
-        if len(curve) < 2:
-            return None
-        window = 1 if name.startswith("eval/") else min(WINDOW, len(curve) // 2)
-        return statistics.fmean(curve[:window]), statistics.fmean(curve[-window:])
-
-
-def figure(progress: Progress, name: str) -> str:
-    """Write a curve's last value and what was learned so far: `0.512 (so far 0.402 → 0.507)`."""
-    learned = progress.learned(name)
-    last = progress.curves[name][-1]
-    if learned is None or not (name in HEADLINES or name.startswith("eval/")):
-        return number(last)
-    so_far = " → ".join(map(number, learned))
-    return so_far if learned[1] == last else f"{number(last)} (so far {so_far})"
-
-
-def time_left(progress: Progress) -> str:
-    """Write how long the run still takes, or nothing while that is unknown."""
-    left = progress.seconds_left()
-    return "" if left is None else f"about {duration(left)} left"
-
-
-def shown(curves: Collection[str]) -> list[str]:
-    """Return which of these figures a console shows, in its order."""
-    names = (*CURVES, *(ASYNCHRONOUS if "util/trainer_wait" in curves else ()))
-    return [name for name in names if name in curves]
-
-
-def step_line(progress: Progress, values: Mapping[str, float]) -> str:
-    """Write a step on one line: what was learned, what it cost, how long is left."""
-    width = len(str(progress.total_steps))
-    parts = [f"step {progress.step:>{width}}/{progress.total_steps}"]
-    parts += [f"{describe(name).label} {figure(progress, name)}" for name in shown(values)]
-    timers = {name: values[name] for name in TIMER_COLOURS if values.get(name, 0) > 0}
-    parts.append(" ".join(map(timed, timers, timers.values(), repeat(values.get("time/step", 0.0)))))
-    parts.append(time_left(progress))
-    return "  ".join(part for part in parts if part)
-
-
-def timed(name: str, seconds: float, step: float) -> str:
-    """Write a timer, and its share of the step where that is known.
-
-    >>> timed("time/train", 3.5, 5.0)
-    'train 3.5s (70%)'
-    """
-    share = f" ({seconds / step:.0%})" if step > 0 and name in STEP_PHASES else ""
-    return f"{describe(name).label} {seconds:.1f}s{share}"
-
-
-def evaluation_line(progress: Progress, step: int, values: Mapping[str, float]) -> str:
-    """Write an evaluation on one line: its own figures, and how those of the run's first one have changed.
-
-    What a reward reports beside its value has a path of its own (`eval/ifeval/…`) and is in `evaluations.jsonl`.
-    """
-    when = "before training" if step == 0 else f"after step {step}"
-    names = without_smaller_passes(name for name in values if name.count("/") == 1 and name.startswith("eval/"))
-    names += [name for name in values if name.count("/") > 1 and name.endswith("/avg")]
-    return "  ".join(
-        [f"evaluation {when}", *(f"{name.removeprefix('eval/')} {figure(progress, name)}" for name in names)]
-    )
 
 
 class PlainConsole(Console):
@@ -304,6 +102,10 @@ class PlainConsole(Console):
         """Write the warning where it happens."""
         self._line(f"warning: {text}")
 
+    def sample(self, text: str) -> None:
+        """Write the answer below its step."""
+        self._line(f"  sample {text}")
+
     def print(self, *content: RenderableType) -> None:
         """Write tables as text."""
         stream = self._stream or sys.stdout
@@ -314,9 +116,22 @@ class LiveConsole(Console):
     """A view that is redrawn in place: progress, curves, the step's time split, warnings.
 
     What others print meanwhile appears above it.
+
+    Args:
+        title: Above the view.
+        progress: Of the run.
+        rich: Where it is drawn; default: standard output.
+        elapsed: Seconds of the run; default: since now.
     """
 
-    def __init__(self, title: str, progress: Progress, rich: RichConsole | None = None) -> None:
+    def __init__(
+        self,
+        title: str,
+        progress: Progress,
+        rich: RichConsole | None = None,
+        *,
+        elapsed: Callable[[], float] | None = None,
+    ) -> None:
         self._title = title
         self._progress = progress
         self._rich = rich or RichConsole(highlight=False)
@@ -325,7 +140,9 @@ class LiveConsole(Console):
         self._timers: dict[str, float] = {}
         self._warnings: deque[str] = deque(maxlen=3)
         self._warned = 0
-        self._started = time.monotonic()
+        self._sample = ""
+        started = time.monotonic()
+        self._elapsed = elapsed or (lambda: time.monotonic() - started)
         self._live = Live(get_renderable=self.render, console=self._rich, refresh_per_second=4, transient=False)
         self._live.start()
         # the cursor comes back even when `close` is not called
@@ -352,6 +169,10 @@ class LiveConsole(Console):
         self._warned += 1
         self._warnings.append(text)
 
+    def sample(self, text: str) -> None:
+        """Show the answer at the bottom, in place of the last one."""
+        self._sample = text
+
     def print(self, *content: RenderableType) -> None:
         """Print below the view, which stops moving."""
         self.close()
@@ -372,6 +193,8 @@ class LiveConsole(Console):
         if earlier:
             rows.append(Text(f"! {earlier} earlier warnings in events.jsonl", style="yellow"))
         rows += [Text(f"! {text}", style="yellow", overflow="ellipsis", no_wrap=True) for text in list(self._warnings)]
+        if self._sample:
+            rows.append(Text(f"sample {self._sample}", style="bright_black"))
         return Panel(
             Group(*rows), title=Text(self._title, style="bold"), title_align="left", border_style="bright_black"
         )
@@ -382,7 +205,7 @@ class LiveConsole(Console):
         for ratio in (None, 1, None):
             grid.add_column(ratio=ratio, no_wrap=True)
         phase = self._phase if self._done is None else f"{self._phase} {self._done[0]}/{self._done[1]}"
-        times = ", ".join(text for text in (duration(time.monotonic() - self._started), time_left(progress)) if text)
+        times = ", ".join(text for text in (duration(self._elapsed()), time_left(progress)) if text)
         step = Text(f"step {progress.step}/{progress.total_steps}", style="bold")
         grid.add_row(step, ProgressBar(total=progress.total_steps, completed=progress.step), Text(times))
         return Group(grid, Text(phase, style="cyan"))
@@ -407,13 +230,20 @@ def time_bar(timers: Mapping[str, float], step: float, width: int) -> Renderable
     return Group(bar, legend)
 
 
-def make_console(mode: Mode, *, title: str, progress: Progress) -> Console:
-    """Return the console of a mode; `auto` is live when standard output is a terminal that can redraw."""
+def make_console(mode: Mode, *, title: str, progress: Progress, elapsed: Callable[[], float] | None = None) -> Console:
+    """Return the console of a mode; `auto` is live when standard output is a terminal that can redraw.
+
+    Args:
+        mode: Of the console.
+        title: The run's, for people.
+        progress: Of the run.
+        elapsed: Seconds of a run that another process does; default: since now.
+    """
     if mode == "quiet":
         return Console()
     if mode == "plain":
         return PlainConsole(progress)
     rich = RichConsole(highlight=False)
     if mode == "live" or (rich.is_terminal and not rich.is_dumb_terminal):
-        return LiveConsole(title, progress, rich)
+        return LiveConsole(title, progress, rich, elapsed=elapsed)
     return PlainConsole(progress)

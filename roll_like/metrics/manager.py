@@ -21,8 +21,10 @@ from typing import Any, Self
 from roll_like.config.sections import MetricsConfig
 from roll_like.errors import ConfigError, PluginError
 from roll_like.metrics import files
-from roll_like.metrics.console import STEP_PHASES, Console, Progress, make_console
+from roll_like.metrics.console import Console, make_console
+from roll_like.metrics.progress import STEP_PHASES, Progress
 from roll_like.metrics.rollouts import KINDS, ROLLOUT_FIELDS, Kind, read_rollouts, rollout_steps, spread, with_ids
+from roll_like.metrics.runs import CONFIG
 from roll_like.metrics.sinks import Payload, Sink
 from roll_like.metrics.summary import ARTIFACTS, Summary, versions, write_summary
 from roll_like.metrics.timing import process_tree_rss_gib
@@ -406,7 +408,7 @@ def _set_aside(run_dir: Path) -> Path | None:
         number += 1
     target.mkdir()
     for name in (files.METRICS, files.EVALUATIONS, files.EVENTS, files.RUN, files.ROLLOUTS, *ARTIFACTS):
-        if name != "config.yaml" and (run_dir / name).exists():
+        if name != CONFIG and (run_dir / name).exists():
             shutil.move(run_dir / name, target / name)
     (run_dir / files.ROLLOUTS).mkdir()
     return target

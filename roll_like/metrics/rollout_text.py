@@ -144,8 +144,8 @@ def _turns(row: Row, *, times: bool) -> Iterator[tuple[str, list[Block]]]:
     turns = row.get("turns")
     if not turns:
         yield "", [*_messages(row.get("messages") or [{"role": "prompt", "content": row["prompt"]}])]
-        rewards = _number(row["reward"])
-        yield "answer", [("policy", str(row["text"])), ("reward", rewards)]
+        reference = [("reference", str(row["reference"]))] if "reference" in row else []
+        yield "answer", [("policy", str(row["text"])), *reference, ("reward", _number(row["reward"]))]
         return
     for number, turn in enumerate(turns):
         last = number + 1 == len(turns)

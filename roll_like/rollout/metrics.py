@@ -141,6 +141,7 @@ def rollout_rows(groups: Sequence[Group[Scored]]) -> list[dict[str, Any]]:
             "details": dict(sample.details),
             "tokens": sample.trajectory.response_length,
             **({} if sample.answer is None else {"answer": sample.answer}),
+            **({} if group.task.answer is None else {"reference": group.task.answer}),
             "stop_reason": str(sample.trajectory.stop_reason),
             "policy_version": sample.trajectory.policy_version,
             **(_episode(group.task, sample) if sample.record else {}),

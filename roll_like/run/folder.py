@@ -99,7 +99,7 @@ def locked(directory: Path) -> Iterator[int]:
     Raises:
         CheckpointError: Another process runs in it.
     """
-    with (directory / ".lock").open("a+") as file:
+    with (directory / files.LOCK).open("a+") as file:
         until = time.monotonic() + CLEARING_SECONDS
         while not _taken(file):
             holder = _content(file)

@@ -313,3 +313,21 @@ def test_restarts_need_a_run_folder(tmp_path: Path, capsys: pytest.CaptureFixtur
     arguments = cli.build_parser().parse_args(["run", "--config", "x.yaml", "--restart", "2"])
     with pytest.raises(errors.ConfigError, match="is no RunConfig"):
         cli._run(arguments, PipelineConfig(pipeline="mine"))
+
+
+def test_a_shell_that_completes_a_line_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def autocomplete(parser: Any) -> None:
+        asked.append(parser.format_help())
+        raise SystemExit(0)
+
+    monkeypatch.setenv("_ARGCOMPLETE", "1")
+    monkeypatch.setitem(sys.modules, "argcomplete", SimpleNamespace(autocomplete=autocomplete))
+    with pytest.raises(SystemExit) as end:
+        cli.main([])
+    assert (end.value.code, len(asked)) == (0, 1)
+    monkeypatch.setitem(sys.modules, "argcomplete", None)  # not installed
+    with pytest.raises(SystemExit) as end:
+        cli.main(["plugins"])
+    assert end.value.code == 1

@@ -13,17 +13,8 @@ import textwrap
 import pytest
 from rich.console import Console as RichConsole
 
-from roll_like.metrics.console import (
-    Console,
-    LiveConsole,
-    PlainConsole,
-    Progress,
-    duration,
-    make_console,
-    number,
-    sparkline,
-    step_line,
-)
+from roll_like.metrics.console import Console, LiveConsole, PlainConsole, make_console
+from roll_like.metrics.progress import Progress, duration, number, sparkline, step_line
 
 VALUES = {
     "rollout/reward/mean": 0.512,
@@ -181,7 +172,8 @@ def test_the_live_view_shows_everything() -> None:
 def test_the_cursor_comes_back(ending: str) -> None:
     code = f"""
         import os, signal, time
-        from roll_like.metrics.console import Progress, make_console
+        from roll_like.metrics.console import make_console
+        from roll_like.metrics.progress import Progress
         console = make_console("auto", title="t", progress=Progress(3))
         console.phase("working")
         {ending}

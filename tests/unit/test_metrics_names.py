@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from roll_like.metrics.console import ASYNCHRONOUS, CURVES
-from roll_like.metrics.console import TIMER_COLOURS as BAR_COLOURS
 from roll_like.metrics.names import METRICS, describe
 from roll_like.metrics.plots import TIMER_COLOURS as PLOT_COLOURS
+from roll_like.metrics.progress import ASYNCHRONOUS, CURVES
+from roll_like.metrics.progress import TIMER_COLOURS as BAR_COLOURS
 
 
 @pytest.mark.parametrize(

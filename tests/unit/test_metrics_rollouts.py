@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from episodes import episode, read_back, rows
 from tests_support import group, task
 
 from roll_like.metrics import files
+from roll_like.metrics.rollout_text import shown
 from roll_like.metrics.rollouts import (
     message_text,
     read_id,
@@ -27,7 +29,11 @@ from roll_like.rollout.metrics import rollout_rows
 def test_an_answer_is_a_row_without_turns() -> None:
     (row,) = rollout_rows([group(task(3), [0.5])])
     assert (row["domain"], row["sample_index"], row["prompt"], row["text"]) == ("fake", 0, "task 3", "text")
-    assert not {"turns", "success", "seed", "cuts", "return"} & row.keys()
+    assert not {"turns", "success", "seed", "cuts", "return", "reference"} & row.keys()
+    (known,) = rollout_rows([group(replace(task(3), answer="42"), [0.5])])
+    assert known["reference"] == "42"
+    text = "\n".join(line.plain for line in shown({"kind": "train", "step": 1, "id": "1/0.0", **known}, 80))
+    assert text.splitlines()[-2:] == ["reference 42", "reward    0.5"]
 
 
 def test_an_episode_is_a_row_that_says_what_happened() -> None:

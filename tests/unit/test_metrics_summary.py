@@ -152,7 +152,7 @@ def printed(renderables: list[Any]) -> str:
 def test_the_tables_show_before_after_samples_and_places(tmp_path: Path) -> None:
     run_dir = tmp_path / "demo"
     write_run(run_dir)
-    files.replace(files.rollouts_path(run_dir, 1), [row("a", "[red]bad[/red]", 0.0), row("b", "worse", 0.25)])
+    files.replace(files.rollouts_path(run_dir, 1), [row("a", "[red]bad[/red]", 0.0), row("b", "wor\x1b[2Jse", 0.25)])
     files.replace(files.rollouts_path(run_dir, 8), [row("a", "good", 1.0), row("b", "better", 0.75)])
     text = printed(write_summary(run_dir).tables())
     for part in ("demo: 8 steps", "rollout/reward/mean", "0.200", "0.700", "+0.500", "question a", "[red]bad[/red]",
@@ -160,6 +160,8 @@ def test_the_tables_show_before_after_samples_and_places(tmp_path: Path) -> None
         assert part in text
     assert "step 1" in text
     assert "step 8" in text
+    assert "wor\\x1b[2Jse" in text
+    assert "\x1b" not in text
 
 
 def test_evaluations_are_compared_rather_than_different_training_tasks(tmp_path: Path) -> None:

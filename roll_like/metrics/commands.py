@@ -1,0 +1,145 @@
+"""The commands that look at runs, and change none: their options, and what each calls.
+
+Nothing heavy is imported here: `roll-like --help` reads this file too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from roll_like.errors import OK
+
+#: Adds a command to the parser: its name, what runs it, and what it does in a few words.
+Add: TypeAlias = Callable[[str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]
+#: The page of a report, in the folder of its first run.
+REPORT = "report.html"
+
+
+def add_commands(add: Add) -> None:
+    """Add every command about runs."""
+    _add_rollouts(add("rollouts", _rollouts, "show what a run's policy wrote: list, one whole, two compared"))
+
+    report = add("report", _report, "write one page about a run, or about the seeds of one experiment")
+    _add_runs(report, "run, by its name or folder; several are seeds of one experiment")
+    report.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help=f"HTML file to write; default: {REPORT} in the run's folder"
+    )
+
+    compare = add("compare", _compare, "put runs beside each other: figures, configurations, curves")
+    _add_runs(compare, "run, by its name or folder; two or more")
+    compare.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="also write the curves: FILE.html, or FILE.png"
+    )
+
+    watch = add("watch", _watch, "follow a run that goes on; of one that has ended, print the summary")
+    watch.add_argument("run", metavar="RUN", help="name of a run, or its folder")
+    _add_output_dir(watch)
+
+    ui = add("ui", _ui, "serve the MLflow user interface on the store of the runs")
+    ui.add_argument("run", nargs="?", metavar="RUN", help="run whose store is served; default: that of all runs")
+    _add_output_dir(ui)
+    ui.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)")
+    ui.add_argument("--port", type=int, default=5000, help="TCP port to listen on (default: 5000)")
+
+
+def _add_runs(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=text)
+    _add_output_dir(parser)
+
+
+def _add_output_dir(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--output-dir", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs (default: runs)"
+    )
+
+
+def _add_rollouts(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="name of a run, or its folder")
+    _add_output_dir(parser)
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("--show", metavar="ID", help="print one whole, turn by turn")
+    one.add_argument("--diff", nargs=2, metavar=("ID", "ID"), help="compare two, side by side")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line instead")
+    wanted = parser.add_argument_group("what a list holds")
+    wanted.add_argument("--step", metavar="N|A:B", help="of one step, or from A to B; A: and :B are open")
+    wanted.add_argument("--kind", choices=("train", "evaluate"), help="of training or of evaluations; default: both")
+    wanted.add_argument("--domain", metavar="NAME", help="of one domain or environment")
+    wanted.add_argument(
+        "--reward", metavar="MIN:MAX", help="with a reward in these bounds (--reward=-1:0 for negative)"
+    )
+    solved = wanted.add_mutually_exclusive_group()
+    solved.add_argument("--success", action="store_const", const=True, help="that solved their task")
+    solved.add_argument("--failure", action="store_const", const=False, dest="success", help="that did not")
+    wanted.add_argument("--limit", type=int, metavar="N", help="at most N, 0 for all (default: 50; all with --json)")
+
+
+def _rollouts(arguments: argparse.Namespace) -> int:
+    from roll_like.metrics.browse import Rollouts, Wanted, browse, find_rollouts, read_range
+
+    ranges = {}
+    if arguments.step is not None:
+        ranges["steps"] = read_range("--step", arguments.step, int)
+    if arguments.reward is not None:
+        ranges["rewards"] = read_range("--reward", arguments.reward)
+    browse(
+        Rollouts(find_rollouts(arguments.run, arguments.output_dir)),
+        Wanted(kind=arguments.kind, domain=arguments.domain, success=arguments.success, **ranges),
+        show=arguments.show,
+        diff=arguments.diff,
+        limit=arguments.limit,
+        as_json=arguments.json,
+    )
+    return OK
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from roll_like.metrics.reports.page import write_page
+    from roll_like.metrics.reports.report import report_page
+    from roll_like.metrics.runs import find_run
+
+    folders = [find_run(run, arguments.output_dir, command="report") for run in arguments.runs]
+    page, notes = report_page(folders)
+    path = arguments.output or folders[0] / REPORT
+    write_page(path, page)
+    _warn(notes)
+    print(f"written: {path}")
+    return OK
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from roll_like.metrics.reports.comparison import compare, write_comparison
+    from roll_like.metrics.runs import find_run
+
+    comparison = compare([find_run(run, arguments.output_dir, command="compare") for run in arguments.runs])
+    if arguments.output is not None:
+        write_comparison(comparison, arguments.output)
+    console = Console(highlight=False)
+    console.print(*comparison.tables(console.width))
+    _warn(comparison.notes)
+    if arguments.output is not None:
+        print(f"written: {arguments.output}")
+    return OK
+
+
+def _watch(arguments: argparse.Namespace) -> int:
+    from roll_like.metrics.runs import find_run
+    from roll_like.metrics.watcher import watch
+
+    return watch(find_run(arguments.run, arguments.output_dir, command="watch"))
+
+
+def _ui(arguments: argparse.Namespace) -> int:
+    from roll_like.metrics.mlflow_ui import find_store, serve
+
+    return serve(find_store(arguments.run, arguments.output_dir), arguments.host, arguments.port)
+
+
+def _warn(notes: Sequence[str]) -> None:
+    for note in notes:
+        print(f"warning: {note}", file=sys.stderr)

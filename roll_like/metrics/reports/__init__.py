@@ -1,0 +1,1 @@
+"""Pages and tables about runs: one run or its seeds in a report, several runs beside each other."""

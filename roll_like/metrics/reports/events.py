@@ -1,0 +1,104 @@
+"""What went wrong in a run, and what was done about it: lines of `events.jsonl` as sentences, and counts of metrics."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roll_like.metrics import files
+from roll_like.metrics.names import describe
+from roll_like.metrics.progress import duration, number
+from roll_like.metrics.runs import Run
+
+#: Events of a run that a page shows at most: the last ones.
+MOST_EVENTS = 200
+_COUNTED = ("rollout/failures", "eval/failures", "train/skipped_updates", "critic/skipped_updates", "health/rewinds")
+_KNOWN = frozenset({"kind", "step", "time", "elapsed"})
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened.
+
+    Attributes:
+        kind: `warning`, `hang`, `recovery`, `rewind`, `end` or another one.
+        step: The last step before it.
+        after: Time since the run's start, as text.
+        text: What happened.
+    """
+
+    kind: str
+    step: str
+    after: str
+    text: str
+
+
+def events_of(run: Run) -> list[Event]:
+    """Return a run's events in their order, without those before the last `MOST_EVENTS`."""
+    return [
+        Event(
+            str(event["kind"]),
+            str(event.get("step", "")),
+            duration(float(event["elapsed"])) if "elapsed" in event else "",
+            sentence(event),
+        )
+        for event in run.events[-MOST_EVENTS:]
+    ]
+
+
+def sentence(event: Mapping[str, Any]) -> str:
+    """Return what an event says, for people."""
+    try:
+        return _SENTENCES[event["kind"]](event)
+    except (KeyError, TypeError, ValueError, AttributeError):  # of a plugin, or another version: shown as it is
+        return json.dumps(files.plain({key: event[key] for key in event if key not in _KNOWN}), ensure_ascii=False)
+
+
+def _warning(event: Mapping[str, Any]) -> str:
+    return str(event["text"])
+
+
+def _hang(event: Mapping[str, Any]) -> str:
+    doing = f" in phase {event['phase']}" if event["phase"] else ""
+    seconds = duration(float(event["seconds"]))
+    return f"workers {event['ranks']} of {event['role']} stood still for {seconds}{doing} and were killed"
+
+
+def _recovery(event: Mapping[str, Any]) -> str:
+    if event["seconds"] is None:
+        return f"workers of {event['role']} were lost and not replaced"
+    return f"workers of {event['role']} were replaced in {duration(float(event['seconds']))}"
+
+
+def _rewind(event: Mapping[str, Any]) -> str:
+    return f"went back from step {event['step']} to the checkpoint of step {event['to']}"
+
+
+def _end(event: Mapping[str, Any]) -> str:
+    missing = [f"{name}: {_undelivered(found)}" for name, found in event["failures"].items()]
+    return "; ".join([f"the run ended: {event['status']}", *missing])
+
+
+def _undelivered(found: Mapping[str, Any]) -> str:
+    return f"{found['undelivered']} steps missing ({found['last_error']})"
+
+
+def failures_of(runs: Sequence[Run]) -> dict[str, str]:
+    """Return how often something failed or was replaced, summed over all steps and runs; only what is not 0."""
+    totals: dict[str, float] = {}
+    for run in runs:
+        for record in (*run.steps, *run.evaluations):
+            for name, value in record.items():
+                if name in _COUNTED or name.startswith(("health/restarts/", "health/hangs/")):
+                    totals[name] = totals.get(name, 0.0) + float(value)
+    return {
+        f"{describe(name).label} ({name})": number(total)
+        for name, total in sorted(totals.items())
+        if math.isfinite(total) and total
+    }
+
+
+_SENTENCES = {"warning": _warning, "hang": _hang, "recovery": _recovery, "rewind": _rewind, "end": _end}

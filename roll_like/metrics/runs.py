@@ -1,0 +1,176 @@
+"""A run's folder as others see it: found by its name, read whole, still written or not."""
+
+from __future__ import annotations
+
+import difflib
+import fcntl
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from roll_like.errors import ConfigError, DataError
+from roll_like.metrics import files
+from roll_like.metrics.panels import Record
+
+#: The resolved configuration of a run.
+CONFIG = "config.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What the files of a run hold.
+
+    Attributes:
+        folder: Where they lie.
+        info: `run.json`: name, pipeline, total steps, versions.
+        steps: One line per training step, in order.
+        evaluations: One line per evaluation, in order.
+        events: Warnings, recoveries, how the run ended; in the order in which they happened.
+    """
+
+    folder: Path
+    info: Mapping[str, Any]
+    steps: tuple[Record, ...]
+    evaluations: tuple[Record, ...]
+    events: tuple[Record, ...]
+
+    @property
+    def name(self) -> str:
+        """The run's name, for people."""
+        return str(self.info["name"])
+
+    @property
+    def end(self) -> Record | None:
+        """The event of the run's end; None of one that goes on, or died.
+
+        A run that died after it was resumed has an end of its earlier life only.
+        """
+        last = self.events[-1] if self.events else None
+        return last if last is not None and last["kind"] == "end" else None
+
+
+def find_run(run: str, output_dir: Path, *, command: str) -> Path:
+    """Return a run's folder.
+
+    Args:
+        run: Its folder, or its name under `output_dir`.
+        output_dir: Folder of runs.
+        command: Who asks, for the message.
+
+    Raises:
+        ConfigError: There is none; names those that there are.
+    """
+    folder = Path(run) if Path(run).is_dir() else output_dir / run
+    if folder.is_dir():
+        return folder
+    names = sorted(path.parent.name for path in output_dir.glob(f"*/{files.RUN}"))
+    nearest = difflib.get_close_matches(run, names, 5, 0.4) or names[-5:]
+    raise ConfigError(
+        f"{command} {run}: there is no run in {folder}",
+        fix=f"name a run's folder, or one of {output_dir}: {', '.join(nearest) or 'none yet'}; "
+        "--output-dir names another folder of runs",
+    )
+
+
+def read_run(folder: Path) -> Run:
+    """Read a run that goes on, ended, was resumed or died.
+
+    Raises:
+        DataError: The folder holds no run, or a file of it is damaged.
+    """
+    try:
+        found = files.read(folder / files.RUN)
+        steps, evaluations, events = (
+            files.read(folder / name) for name in (files.METRICS, files.EVALUATIONS, files.EVENTS)
+        )
+    except ValueError as error:
+        raise DataError(str(error), fix="restore the file, or remove the damaged line") from error
+    if not found:
+        raise DataError(
+            f"{folder} holds no {files.RUN}; expected the folder of a run",
+            fix="name the folder that holds run.json and metrics.jsonl; a run writes them when it starts",
+        )
+    return Run(folder, found[0], _by_step(steps), _by_step(evaluations), tuple(events))
+
+
+def read_measured_runs(folders: Sequence[Path], *, command: str) -> list[Run]:
+    """Read runs that have figures.
+
+    Args:
+        folders: Of different runs.
+        command: Who asks, for the message.
+
+    Raises:
+        ConfigError: A folder is named twice.
+        DataError: A run has neither a step nor an evaluation, or cannot be read.
+    """
+    resolved = [folder.resolve() for folder in folders]
+    twice = next((folder for folder in folders if resolved.count(folder.resolve()) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{command}: {twice} is named twice; expected another run each time", fix="name it once")
+    runs = [read_run(folder) for folder in folders]
+    for run in runs:
+        if not (run.steps or run.evaluations):
+            raise DataError(
+                f"{run.folder} has no steps yet: {files.METRICS} and {files.EVALUATIONS} are empty or missing",
+                fix="wait for the first step, or see in logs/ of that folder why there was none",
+            )
+    return runs
+
+
+def labels_of(folders: Sequence[Path]) -> list[str]:
+    """Return the folders' names, with as many folders above them as tell them apart."""
+    parts = [folder.resolve().parts for folder in folders]
+    for depth in range(1, max(map(len, parts)) + 1):
+        labels = [str(Path(*one[-depth:])) for one in parts]
+        if len(set(labels)) == len(labels):
+            break
+    return labels
+
+
+def _by_step(records: Iterable[dict[str, Any]]) -> tuple[Record, ...]:
+    """Return one record per step, in order; of two for the same step, the later one."""
+    latest = {record["step"]: record for record in records}
+    return tuple(latest[step] for step in sorted(latest))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return a run's resolved configuration as plain data, empty where it was not kept.
+
+    Raises:
+        DataError: The file is no YAML, or no mapping.
+    """
+    path = folder / CONFIG
+    if not path.is_file():
+        return {}
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}", fix="restore the file") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise DataError(f"{path} holds {type(content).__name__}, expected keys and values", fix="restore the file")
+    return content
+
+
+def is_running(folder: Path) -> bool:
+    """Return whether a process runs in a folder: it holds the folder's lock, on this machine or another one.
+
+    A folder without a lock, such as a copy, has none.
+    """
+    path = folder / files.LOCK
+    try:
+        if not path.read_text(encoding="utf-8").strip():
+            return True  # opened by a process that is about to take it
+        # held for an instant, if nobody else holds it: a run that starts then finds a dead holder, and tries again
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is none, or it is not ours to read
+        return False
+    return False
