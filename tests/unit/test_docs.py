@@ -119,8 +119,9 @@ def assert_parses(arguments: list[str], page: Path) -> None:
         assert shown or (ROOT / config).is_file(), config
 
 
-@each_page
+@pytest.mark.parametrize("page", [page for page in PAGES if page.stem != "coming_from"], ids=lambda page: page.stem)
 def test_configuration_keys_exist(page: Path) -> None:
+    """Those of coming_from.md, beside those of other libraries: test_docs_coming_from.py."""
     paths = [path for config in CONFIGS for path in all_keys(config)]
     paths += [path for name in REWARDS.names() for path in all_keys(REWARDS.get(name).Config, None, ("rewards", "use"))]
     known = {".".join(part for part in path if isinstance(part, str)) for path in paths}
