@@ -1,10 +1,10 @@
-# Every target but gpu-check sets up .venv first when it is missing or the lock has changed.
+# Every target but gpu-check and site sets up .venv first when it is missing or the lock has changed.
 .DEFAULT_GOAL := help
 BIN := .venv/bin
 export RAY_USAGE_STATS_ENABLED := 0
 UNIT_TESTS = $(BIN)/pytest tests/unit tests/oracle -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: help setup demo test test-all unit chaos oracle oracle-setup tokenizers gpu-check lint types imports docs lock mlflow clean
+.PHONY: help setup demo test test-all unit chaos oracle oracle-setup tokenizers gpu-check lint types imports docs site lock mlflow clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -52,7 +52,10 @@ imports: setup  ## The layers between packages
 docs: setup  ## Regenerate docs/configuration.md and the JSON Schema
 	$(BIN)/python scripts/make_config_docs.py
 
-lock: setup  ## Resolve requirements/*.in into requirements/cpu.txt and gpu.txt (needs uv)
+site:  ## Build the documentation site into build/site, with an environment of its own
+	@bash scripts/site.sh
+
+lock: setup  ## Resolve requirements/*.in into requirements/cpu.txt, gpu.txt and docs.txt (needs uv)
 	bash scripts/lock.sh
 
 mlflow: setup  ## Open the MLflow UI on the local store of all runs

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from config_files import RecordingPipeline
+from documented_keys import documented_keys
 
 from roll_like import Completion, cli, errors
 from roll_like.builtin.pipelines.agentic.config import AgenticConfig
@@ -61,7 +62,7 @@ def slug(heading: str) -> str:
 
 def commands(page: Path) -> Iterator[list[str]]:
     """Every command line of ours, in blocks of shell code and in code spans, as words."""
-    lines = [line for block in blocks(page, "bash") for line in block.splitlines()]
+    lines = [line for block in blocks(page, "bash") for line in block.replace("\\\n", " ").splitlines()]
     lines += [span for span in re.findall(r"`([^`\n]+)`", prose(page)) if span.startswith(("roll-like ", "make "))]
     for line in lines:
         for part in line.split("&&"):
@@ -102,10 +103,10 @@ def test_commands_exist(page: Path) -> None:
         if program == "pytest":
             assert all((ROOT / word).exists() for word in arguments if not word.startswith("-")), arguments
         if program == "roll-like":
-            assert_parses(arguments)
+            assert_parses(arguments, page)
 
 
-def assert_parses(arguments: list[str]) -> None:
+def assert_parses(arguments: list[str], page: Path) -> None:
     words = " ".join(arguments).replace("[key=value …]", "a=b").replace("[RUN]", "").split()
     if len(words) == 1:  # a command that is only named
         assert re.search(rf"^    {words[0]}(?:  |$)", cli.build_parser().format_help(), flags=re.M)
@@ -114,14 +115,17 @@ def assert_parses(arguments: list[str]) -> None:
     assert all("=" in word for word in further), further
     config = getattr(parsed, "config", None)
     if config is not None and config.name != "FILE":
-        assert (ROOT / config).is_file(), config
+        shown = any(block.startswith(f"# {config.name}, ") for block in blocks(page, "yaml"))
+        assert shown or (ROOT / config).is_file(), config
 
 
-@each_page
+@pytest.mark.parametrize("page", [page for page in PAGES if page.stem != "coming_from"], ids=lambda page: page.stem)
 def test_configuration_keys_exist(page: Path) -> None:
+    """Those of coming_from.md, beside those of other libraries: test_docs_coming_from.py."""
     paths = [path for config in CONFIGS for path in all_keys(config)]
     paths += [path for name in REWARDS.names() for path in all_keys(REWARDS.get(name).Config, None, ("rewards", "use"))]
     known = {".".join(part for part in path if isinstance(part, str)) for path in paths}
+    known |= frozenset().union(*documented_keys().values())
     pattern = rf"`((?:{'|'.join(SECTIONS)})\.[a-z_]+(?:\.[a-z_]+)*)(?::[^`]*|=[^`]*)?`"
     for key in re.findall(pattern, prose(page)):
         if not key.endswith((".jsonl", ".py", ".md")):

@@ -317,11 +317,11 @@ def test_the_image_installs_the_lock_for_its_cuda_as_an_ordinary_user() -> None:
     assert {built["readme"], *built["license-files"], "roll_like", "pipelines", "envs", "rewards"} <= set(copied)
 
 
-def test_the_lock_script_is_bash_and_knows_both_locks() -> None:
+def test_the_lock_script_is_bash_and_knows_every_lock() -> None:
     script = ROOT / "scripts" / "lock.sh"
     subprocess.run(["bash", "-n", str(script)], check=True)
     environment = {**os.environ, "PATH": "/usr/bin:/bin"}
     done = subprocess.run(["bash", str(script)], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "lock: uv is needed" in done.stderr
-    assert set(re.findall(r"^lock_(\w+)\(\)", script.read_text(), flags=re.M)) == {"cpu", "gpu"}
+    assert set(re.findall(r"^lock_(\w+)\(\)", script.read_text(), flags=re.M)) == {"cpu", "gpu", "docs"}

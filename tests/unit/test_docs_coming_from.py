@@ -1,0 +1,102 @@
+"""Every key of ours in the tables of docs/coming_from.md exists; theirs exist where the library is installed."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from documented_keys import documented_keys
+
+from roll_like.registry import ADVANTAGES, LOSSES, PREFERENCE_LOSSES
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8")
+ORACLE = ROOT / ".oracle"
+#: How a list's items are written: `environments[].id`.
+KEY = re.compile(r"^([a-z_]+(?:\[\])?(?:\.[a-z_]+(?:\[\])?)*)(?:: (\S+))?$")
+KINDS = {
+    "algorithm.advantage.type": ADVANTAGES.names(),
+    "algorithm.loss.type": (*LOSSES.names(), *PREFERENCE_LOSSES.names()),
+}
+
+
+def tables() -> Iterator[tuple[str, list[str], list[tuple[str, str]]]]:
+    """Yield the library, our pipelines, and the cells (theirs, ours) of each table whose heading names pipelines."""
+    for library in re.split(r"^## ", PAGE, flags=re.M)[1:]:
+        for part in re.split(r"^### ", library, flags=re.M)[1:]:
+            ours = re.findall(r"`(\w+)`", part.partition("\n")[0].partition("→")[2])
+            rows = re.findall(r"^\| (.*?) \| (.*?) ?\|", part, flags=re.M)[1:]
+            yield library.partition("\n")[0], ours, rows
+
+
+TABLES = list(tables())
+OURS = [
+    (pipeline, span)
+    for _, pipelines, rows in TABLES
+    for pipeline in pipelines
+    for _, cell in rows
+    for span in re.findall(r"`([^`]+)`", cell)
+]
+
+
+def theirs(library: str) -> list[str]:
+    """Names in the first column: code, without a value."""
+    cells = [cell for name, _, rows in TABLES if name == library for cell, _ in rows]
+    return [re.split(r": ", span)[0] for cell in cells for span in re.findall(r"`([^`]+)`", cell)]
+
+
+def test_the_tables_are_found() -> None:
+    assert {name for name, _, _ in TABLES} == {"TRL", "verl", "OpenRLHF", "verifiers", "ROLL"}
+    assert len(OURS) > 200
+    assert len(theirs("verl")) > 60
+
+
+@pytest.mark.parametrize(("pipeline", "span"), sorted(set(OURS)))
+def test_our_keys_exist(pipeline: str, span: str) -> None:
+    found = KEY.match(span)
+    assert found, span
+    key, value = found[1].replace("[]", ""), found[2]
+    assert key in documented_keys()[pipeline]
+    if value and key in KINDS:
+        assert value in KINDS[key]
+
+
+@cache
+def trl_names() -> set[str]:
+    """Fields and names of TRL's configuration classes, and fields of transformers' arguments, which they extend."""
+    import dataclasses
+
+    from transformers import TrainingArguments
+
+    found = {field.name for field in dataclasses.fields(TrainingArguments)}
+    for file in (ORACLE / "trl").rglob("*config.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                found |= {node.name, *(s.target.id for s in node.body if isinstance(s, ast.AnnAssign))}  # type: ignore[union-attr]
+    return found
+
+
+@pytest.mark.skipif(not (ORACLE / "trl").is_dir(), reason="TRL is not installed: make oracle-setup")
+def test_trls_names_exist() -> None:
+    # an argument of the trainer, a column of the data, names of losses
+    known = trl_names() | {"reward_funcs", "margin", "sft", "ipo", "robust", "apo_zero", "apo_down"}
+    assert set(theirs("TRL")) - known == set()
+
+
+@pytest.mark.skipif(not (ORACLE / "verl").is_dir(), reason="verl is not installed: make oracle-setup")
+def test_verls_names_exist() -> None:
+    settings: Any = yaml.safe_load((ORACLE / "verl/trainer/config/_generated_ppo_trainer.yaml").read_text())
+    missing = []
+    for name in theirs("verl"):
+        part: Any = settings
+        for word in name.split("."):
+            part = part.get(word, KeyError) if isinstance(part, dict) else KeyError
+        if part is KeyError:
+            missing.append(name)
+    assert missing == []
