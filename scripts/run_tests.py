@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -52,6 +53,7 @@ LINT = Stage("lint", [("ruff", "check", "."), ("ruff", "format", "--check", ".")
 UNIT = Stage("unit and oracle", [("pytest", "tests/unit", "tests/oracle", *SIDE_BY_SIDE, "--dist", "worksteal")])
 TYPES = Stage("types", [("mypy",)])
 IMPORTS = Stage("imports", [("lint-imports",)])
+SITE = Stage("site", [("bash", "scripts/site.sh")])
 
 
 def sandbox(marked: str) -> Stage:
@@ -72,7 +74,11 @@ def run(stage: Stage, reports: Path, *, keep_output: bool = False) -> Result:
     for command in stage.commands:
         report = [f"--junitxml={reports / stage.name}.xml"] if command[0] == "pytest" else []
         done = subprocess.run(
-            [str(BIN / command[0]), *command[1:], *report],
+            [
+                shutil.which(command[0], path=f"{BIN}{os.pathsep}{os.environ['PATH']}") or command[0],
+                *command[1:],
+                *report,
+            ],
             cwd=ROOT,
             env=ENVIRONMENT,
             check=False,
@@ -89,7 +95,9 @@ def run_all(marked: str, reports: Path) -> list[Result]:
     """Run every stage; what mostly waits, or takes one core, beside the unit tests."""
     results = [run(LINT, reports)]
     with ThreadPoolExecutor(1) as executor:
-        aside = [executor.submit(run, each, reports, keep_output=True) for each in (sandbox(marked), TYPES, IMPORTS)]
+        aside = [
+            executor.submit(run, each, reports, keep_output=True) for each in (sandbox(marked), TYPES, IMPORTS, SITE)
+        ]
         results.append(run(UNIT, reports))
         for finished in aside:
             results.append(finished.result())

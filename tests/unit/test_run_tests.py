@@ -16,7 +16,7 @@ REPORT = '<testsuites><testsuite><testcase classname="tests.{0}" name="test_a" t
 @pytest.fixture
 def tools(tmp_path: Path) -> Path:
     """A folder of programs that only write down how they were called, beside the Python that runs the script."""
-    for name in ("ruff", "mypy", "lint-imports", "pytest"):
+    for name in ("ruff", "mypy", "lint-imports", "pytest", "bash"):
         program = tmp_path / name
         program.write_text(
             f"#!{sys.executable}\n"
@@ -54,7 +54,14 @@ def test_what_fails_hides_nothing_and_is_named_at_the_end(tools: Path) -> None:
     (tools / "failing").write_text("ruff check|mypy|pytest tests/sandbox")
     code, output, calls = run(tools)
     assert code == 1
-    for start in ("ruff check .", "ruff format", "mypy", "lint-imports", "pytest tests/unit tests/oracle -n"):
+    for start in (
+        "ruff check .",
+        "ruff format",
+        "mypy",
+        "lint-imports",
+        "bash scripts/site.sh",
+        "pytest tests/unit tests/oracle -n",
+    ):
         assert sum(call.startswith(start) for call in calls) == 1, start
     for start in ("pytest tests/sandbox -n", "pytest tests/chaos tests/integration"):
         assert sum(call.startswith(start) and "-m not gpu and not slow" in call for call in calls) == 1, start
@@ -66,6 +73,7 @@ def test_what_fails_hides_nothing_and_is_named_at_the_end(tools: Path) -> None:
         ("sandbox", "FAILED"),
         ("types", "FAILED"),
         ("imports", "passed"),
+        ("site", "passed"),
         ("runs", "passed"),
         ("altogether", "FAILED: lint, sandbox, types"),
     ]
