@@ -109,7 +109,7 @@ def without_update(values: Values) -> str | None:
     """Return why the weights are as they were before a step in which there was nothing to learn; None if there was.
 
         >>> without_update({"train/updates": 0, "rollout/groups/accepted": 16, "rollout/groups/zero_variance": 1})
-        'all 16 groups have equal rewards: no update'
+        'all 16 groups have equal rewards'
         >>> without_update({"train/updates": 1})
 
     Args:
@@ -118,8 +118,8 @@ def without_update(values: Values) -> str | None:
     if values.get("train/updates", 1) > 0 or "train/skipped_updates" in values:
         return None
     if values.get("rollout/groups/zero_variance") == 1:
-        return f"all {values['rollout/groups/accepted']:.0f} groups have equal rewards: no update"
-    return "no sample has an advantage: no update"
+        return f"all {values['rollout/groups/accepted']:.0f} groups have equal rewards"
+    return "no sample has an advantage"
 
 
 class NothingLearned:
@@ -139,7 +139,7 @@ class NothingLearned:
             return
         self._steps += 1
         if self._steps & (self._steps - 1) == 0:  # a power of two
-            yield why if self._steps == 1 else f"{why} ({self._steps} steps of this run had none)"
+            yield f"{why}: no update" + (f" ({self._steps} steps of this run had none)" if self._steps > 1 else "")
 
 
 class _Mismatch:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from roll_like.metrics.guards import without_update
 from roll_like.metrics.names import describe
 from roll_like.metrics.panels import REWARD, TIME, Panel, Record, choose_panels
 
@@ -103,6 +104,9 @@ def _draw_reward(axis: Any, steps: Sequence[Record]) -> None:
         return
     axis.plot(x, mean, color=LIGHT, linewidth=1.2, label="each step")
     axis.plot(x, smoothed(mean), color=LINE, linewidth=2.2, label="smoothed")
+    if idle := [record["step"] for record in steps if without_update(record) is not None]:
+        bottom = axis.get_xaxis_transform()  # x in steps, y in shares of the axis
+        axis.plot(idle, [0.02] * len(idle), "|", color=SECOND, markersize=9, transform=bottom, label="no update")
     axis.legend(frameon=False, loc="best", fontsize=8)
 
 

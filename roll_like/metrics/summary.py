@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from roll_like.metrics import files
+from roll_like.metrics.guards import without_update
 from roll_like.metrics.names import describe
 from roll_like.metrics.panels import Record
 from roll_like.metrics.plots import draw_curves
@@ -96,6 +97,8 @@ class Summary:
         rate = figures["samples_per_second"]
         lines = [f"{figures['status']}; {number(rate)} samples/s" if rate is not None else str(figures["status"])]
         lines[0] += f"; failures {figures['failures']}, warnings {figures['warnings']}"
+        if idle := figures["steps_without_update"]:
+            lines.append(f"steps without an update: {idle} of {figures['steps']} ({figures['without_update']})")
         lines += [
             f"{key}: {found['failures']} failed attempts, {found['undelivered']} steps missing ({found['last_error']})"
             for key, found in figures["tracker_failures"].items()
@@ -143,12 +146,15 @@ def figures_of(run: Run) -> dict[str, Any]:
     sampling = any("rollout/tokens" in step for step in steps) and not any("train/samples" in step for step in steps)
     tokens = _total(steps, "rollout/tokens" if sampling else "train/tokens")
     reward_first, reward_last = _ends(steps, "rollout/reward/mean")
+    idle = [(record["step"], why) for record in steps if (why := without_update(record)) is not None]
     return {
         "name": run.name,
         "pipeline": run.info["pipeline"],
         "status": "unfinished" if run.end is None else run.end["status"],
         "steps": len(steps),
         "total_steps": run.info["total_steps"],
+        "steps_without_update": len(idle),
+        "without_update": None if not idle else f"step {idle[-1][0]}: {idle[-1][1]}",
         "seconds": max((float(r["elapsed"]) for r in (*steps, *evaluations, *events[-1:])), default=0.0),
         "step_seconds": step_seconds,
         "reward_first": reward_first,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from roll_like.metrics import files
@@ -63,6 +64,24 @@ def test_the_end_figures(tmp_path: Path) -> None:
     assert figures["status"] == "finished"
     assert figures["before_after"]["eval/pass@4"] == [0.5, 0.9]
     assert written["before_after"]["train/grad_norm"] == ["NaN", 1.0]
+
+
+def test_steps_in_which_there_was_nothing_to_learn(tmp_path: Path) -> None:
+    run_dir = tmp_path / "demo"
+    write_run(run_dir)
+    lines = files.read(run_dir / files.METRICS)
+    equal = {"train/updates": 0, "rollout/groups/accepted": 4, "rollout/groups/zero_variance": 1.0}
+    files.replace(run_dir / files.METRICS, [line | (equal if line["step"] in {2, 5} else {}) for line in lines])
+    summary = write_summary(run_dir)
+    console = Console(width=140, record=True)
+    for table in summary.tables():
+        console.print(table)
+    assert "steps without an update: 2 of 8 (step 5: all 4 groups have equal rewards)" in console.export_text()
+    steps = files.read(run_dir / files.METRICS)
+    axis = Figure().subplots()
+    _panels(steps, [])[0](axis)
+    (marks,) = [line for line in axis.lines if line.get_label() == "no update"]
+    assert list(marks.get_xdata()) == [2, 5]
 
 
 def test_a_run_that_samples_in_some_steps_only(tmp_path: Path) -> None:

@@ -136,6 +136,8 @@ def _facts(found: Sequence[Mapping[str, Any]]) -> str:
         for unit, name in (("samples", "samples_per_second"), ("tokens", "tokens_per_second"))
         if (values := rate(name))
     ]
+    if idle := sum(one["steps_without_update"] for one in found):
+        facts.append(f"{idle} step{'s' * (idle != 1)} without an update")
     warnings = sum(one["warnings"] for one in found)
     return " · ".join([*facts, f"{warnings} warning{'s' * (warnings != 1)}"])
 
