@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 BIN := .venv/bin
 export RAY_USAGE_STATS_ENABLED := 0
-UNIT_TESTS = $(BIN)/pytest tests/unit tests/oracle -n logical --maxprocesses 4 --dist worksteal
+UNIT_TESTS = $(BIN)/pytest tests/unit tests/oracle -n logical --maxprocesses 4 --dist worksteal -m "not slow"
 
 .PHONY: help setup demo test test-all unit chaos oracle oracle-setup tokenizers gpu-check lint types imports docs site lock mlflow clean
 

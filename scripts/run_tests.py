@@ -50,10 +50,15 @@ class Result:
 
 
 LINT = Stage("lint", [("ruff", "check", "."), ("ruff", "format", "--check", ".")])
-UNIT = Stage("unit and oracle", [("pytest", "tests/unit", "tests/oracle", *SIDE_BY_SIDE, "--dist", "worksteal")])
 TYPES = Stage("types", [("mypy",)])
 IMPORTS = Stage("imports", [("lint-imports",)])
 SITE = Stage("site", [("bash", "scripts/site.sh")])
+
+
+def unit(marked: str) -> Stage:
+    """Return the tests without Ray that a pytest mark expression selects."""
+    folders = ("tests/unit", "tests/oracle")
+    return Stage("unit and oracle", [("pytest", *folders, *SIDE_BY_SIDE, "--dist", "worksteal", "-m", marked)])
 
 
 def sandbox(marked: str) -> Stage:
@@ -98,7 +103,7 @@ def run_all(marked: str, reports: Path) -> list[Result]:
         aside = [
             executor.submit(run, each, reports, keep_output=True) for each in (sandbox(marked), TYPES, IMPORTS, SITE)
         ]
-        results.append(run(UNIT, reports))
+        results.append(run(unit(marked), reports))
         for finished in aside:
             results.append(finished.result())
             print(f"\n=== {results[-1].stage.name}\n{results[-1].output}", end="", flush=True)

@@ -60,10 +60,9 @@ def test_what_fails_hides_nothing_and_is_named_at_the_end(tools: Path) -> None:
         "mypy",
         "lint-imports",
         "bash scripts/site.sh",
-        "pytest tests/unit tests/oracle -n",
     ):
         assert sum(call.startswith(start) for call in calls) == 1, start
-    for start in ("pytest tests/sandbox -n", "pytest tests/chaos tests/integration"):
+    for start in ("pytest tests/unit tests/oracle", "pytest tests/sandbox -n", "pytest tests/chaos tests/integration"):
         assert sum(call.startswith(start) and "-m not gpu and not slow" in call for call in calls) == 1, start
     assert "said by mypy" in output
     verdicts = re.findall(r"^ +[\d.]+ s  (.*?) +(passed|FAILED|FAILED: .*)$", output, re.MULTILINE)
@@ -86,4 +85,4 @@ def test_the_slowest_tests_of_all_stages_are_listed(tools: Path) -> None:
     table = output.partition("=== slowest tests\n")[2].splitlines()
     assert [line.split(" s ")[1].strip() for line in table[:2]] == ["tests.chaos::test_a", "tests.unit::test_a"]
     assert table[0].strip().startswith("40.5 s")
-    assert sum("-m not gpu --junitxml" in call for call in calls) == 2
+    assert sum("-m not gpu --junitxml" in call for call in calls) == 3
