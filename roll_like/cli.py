@@ -213,9 +213,11 @@ def _refuse_contradictions(parser: argparse.ArgumentParser, arguments: argparse.
 
 def _run(arguments: argparse.Namespace, config: PipelineConfig) -> int:
     from roll_like.config.run import RunConfig
-    from roll_like.run.folder import AUTO, is_finished, latest_run
+    from roll_like.run.folder import AUTO, announcement, is_finished, latest_run
 
     if arguments.restart is None and arguments.resume != AUTO:
+        if isinstance(config, RunConfig):
+            print(announcement(config, arguments.resume), flush=True)  # what follows takes seconds to import
         config.pipeline_class().launch(config, resume=arguments.resume)
         return OK
     if not isinstance(config, RunConfig):
@@ -229,6 +231,7 @@ def _run(arguments: argparse.Namespace, config: PipelineConfig) -> int:
     if latest is not None and is_finished(latest, config):
         print(f"{latest} is finished; nothing is left to do")
         return OK
+    print(announcement(config, AUTO), flush=True)
     try:
         result = config.pipeline_class().launch(config, resume=AUTO)
     except ResourceError as error:

@@ -35,6 +35,7 @@ from roll_like.metrics.progress import (
     figure,
     shown,
     sparkline,
+    startup_line,
     step_line,
     time_left,
     timed,
@@ -48,6 +49,9 @@ class Console:
 
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
         """Say what the run is doing now, and how much of it is done."""
+
+    def started(self, phases: Mapping[str, float]) -> None:
+        """Show how many seconds each phase before the first step took."""
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """Show the figures of a finished step."""
@@ -87,6 +91,10 @@ class PlainConsole(Console):
         if name != self._phase and self._progress.step in (0, self._progress.total_steps):
             self._line(f"{name} …")
         self._phase = name
+
+    def started(self, phases: Mapping[str, float]) -> None:
+        """Write them as a line."""
+        self._line(startup_line(phases))
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """Write the step's line."""
@@ -152,6 +160,10 @@ class LiveConsole(Console):
         """Show the phase on the progress line."""
         self._phase = name
         self._done = (done, total) if done is not None and total else None
+
+    def started(self, phases: Mapping[str, float]) -> None:
+        """Write them above the view."""
+        self._rich.print(Text(startup_line(phases), style="bright_black"))
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """Extend the curves."""

@@ -53,6 +53,7 @@ class MetricsManager:
         state: `state()` of an earlier process, to continue its run. Lines of steps that it had not
             reached are removed: those steps are run again. Without it, what an earlier run left in
             the folder is moved to `earlier-N`.
+        began: When the run began, on the monotonic clock, if that was before now.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class MetricsManager:
         evaluations: Collection[int] = (),
         devices: int = 1,
         state: Mapping[str, Any] | None = None,
+        began: float | None = None,
     ) -> None:
         self.summary: Summary | None = None
         #: Step and figures of every training step, those before a resumption included.
@@ -78,7 +80,10 @@ class MetricsManager:
         self._devices = devices
         self._resumed = state
         self._step = 0 if state is None else int(state["step"])
-        self._start = time.monotonic() - (0.0 if state is None else float(state["elapsed"]))
+        now = time.monotonic()
+        self._start = (now if began is None else began) - (0.0 if state is None else float(state["elapsed"]))
+        #: When each phase before the first step began; None once the run has started.
+        self._startup: list[tuple[str, float]] | None = [] if began is None else [("checking", began)]
         self._progress = Progress(total_steps, evaluations)
         #: How often the run has said what it does.
         self.phases = 0
@@ -114,7 +119,7 @@ class MetricsManager:
                 self.warn(f"{self._run_dir} held an earlier run's figures; they are now in {aside.name}")
             if removed:
                 self.warn(f"{removed} steps after the checkpoint of step {self._step} are run again")
-            self.console.phase("opening metrics trackers")
+            self.phase("opening metrics trackers")
             self._start_trackers()
         except BaseException:
             self.console.close()
@@ -133,7 +138,20 @@ class MetricsManager:
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
         """Say what the run is doing now."""
         self.phases += 1
+        if self._startup is not None:
+            self._startup.append((name, time.monotonic()))
         self.console.phase(name, done, total)
+
+    def started(self) -> None:
+        """Say how long what came before the first step or evaluation took; only the first call does."""
+        if self._startup is None:
+            return
+        begun, self._startup = self._startup, None
+        ends = [*(at for _, at in begun[1:]), time.monotonic()]
+        phases = {name: end - at for (name, at), end in zip(begun, ends, strict=True)}
+        if phases:
+            self.console.started(phases)
+            self.event("started", phases=phases)
 
     def log(self, step: int, *parts: Metrics) -> dict[str, float]:
         """Take the figures of a training step, from as many roles as there are.

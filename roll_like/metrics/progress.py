@@ -80,6 +80,16 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
+def startup_line(phases: Mapping[str, float]) -> str:
+    """Write how long a run took to start.
+
+    >>> startup_line({"checking": 4.2, "starting workers": 61.0})
+    'started in 1m05s: checking 4s, starting workers 1m01s'
+    """
+    parts = ", ".join(f"{name} {duration(seconds)}" for name, seconds in phases.items())
+    return f"started in {duration(sum(phases.values()))}: {parts}"
+
+
 def number(value: float) -> str:
     """Write a figure in at most seven characters.
 

@@ -34,14 +34,31 @@ def find_run(config: RunConfig, resume: str | None) -> tuple[Path, bool]:
     Raises:
         ConfigError: The run to continue does not exist.
     """
+    directory, resumed = next_run(config, resume)
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory, resumed
+
+
+def next_run(config: RunConfig, resume: str | None) -> tuple[Path, bool]:
+    """Return the same without making the folder."""
     if (named := require_run(config, resume)) is not None:
         return named, True
     last = _latest(config)
     if resume is not None and last:
         return _folder(config, last), True
-    directory = _folder(config, last + 1)
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory, False
+    return _folder(config, last + 1), False
+
+
+def announcement(config: RunConfig, resume: str | None) -> str:
+    """Return in which folder a run will be, and how to follow it.
+
+    Raises:
+        ConfigError: The run to continue does not exist.
+    """
+    directory, resumed = next_run(config, resume)
+    renamed = directory.name != config.name and not resumed
+    why = f" ({config.output_dir / config.name} exists)" if renamed else ""
+    return f"{'continuing' if resumed else 'run'} {directory}{why}; follow it with: roll-like watch {directory}"
 
 
 def require_run(config: RunConfig, resume: str | None) -> Path | None:

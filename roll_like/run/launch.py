@@ -23,12 +23,13 @@ from roll_like.values import Max, Metric, Sum
 
 
 @contextmanager
-def running(config: RunConfig, resume: str | None) -> Iterator[RunContext]:
+def running(config: RunConfig, resume: str | None, *, began: float | None = None) -> Iterator[RunContext]:
     """Hold a run's folder, its metrics, Ray and the hardware; whatever happens, nothing is left running.
 
     Args:
         config: The validated configuration, with its number of steps.
         resume: None starts anew; "" continues the run of this name; else the run (or folder) to continue.
+        began: When the run began, on the monotonic clock; default: now.
 
     Raises:
         RollLikeError: The run to continue does not exist, its folder is in use, or the hardware is not there.
@@ -55,6 +56,7 @@ def running(config: RunConfig, resume: str | None) -> Iterator[RunContext]:
                 evaluations=evaluations_of(config),
                 devices=config.resources.nodes * config.resources.devices_per_node,
                 state=checkpoint.state["metrics"] if checkpoint else None,
+                began=began,
             )
         )
         for warning in warnings:

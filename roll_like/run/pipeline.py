@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -87,11 +88,12 @@ class Pipeline(ABC, Generic[ConfigT]):
             ConfigError: The check found errors; nothing was started.
             RollLikeError: Something of the run failed; the message says what and how to go on.
         """
+        began = time.monotonic()
         if refuse_errors(cls.check(config)).gpus is None and config.resources.device == "cuda":
             resolve_model(config.model)  # downloads it: its sizes say whether the run fits on its GPUs
             refuse_errors(cls.check(config))
         config, stopped = settled(cls.with_steps(config)), False
-        with running(config, resume) as run:
+        with running(config, resume, began=began) as run:
             state = run.state
             with state.interruptible():
                 pipeline = cls.build(config, run)

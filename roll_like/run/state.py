@@ -215,6 +215,7 @@ class RunState:
 
     def steps(self) -> Iterator[int]:
         """Yield the steps that are left, 0-based; between two of them, write a checkpoint when one is due."""
+        self.metrics.started()
         for step in range(self.finished, self._config.total_steps):
             if self._signal.requested:
                 raise StopRequested
@@ -309,6 +310,7 @@ class RunState:
             return
         if self.finished in self._evaluated_steps():  # a resumed run did it before it was killed
             return
+        self.metrics.started()
         self.metrics.phase("evaluating")
         began = time.perf_counter()
         with self.interruptible():

@@ -58,8 +58,16 @@ def test_run_pipeline_is_the_run_command() -> None:
     ],
 )
 def test_run_takes_overrides_anywhere(
-    minimal: str, recording_pipeline: type[RecordingPipeline], arguments: list[str], resume: str | None
+    minimal: str,
+    recording_pipeline: type[RecordingPipeline],
+    arguments: list[str],
+    resume: str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(Path(minimal).parent)
+    earlier = Path("runs/earlier/config.yaml")
+    earlier.parent.mkdir(parents=True)
+    earlier.touch()
     assert cli.main(["run", "--config", minimal, *arguments]) == 0
     [(command, config, resumed)] = recording_pipeline.calls
     assert (command, config.steps, config.seed, resumed) == ("launch", 3, 5, resume)

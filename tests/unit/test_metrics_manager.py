@@ -98,6 +98,23 @@ def logged_steps(run_dir: Path) -> list[int]:
     return [record["step"] for record in files.read(run_dir / files.METRICS)]
 
 
+def test_how_long_the_start_took_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    began = time.monotonic() - 7.2
+    with manager(tmp_path / "demo", began=began) as metrics:
+        metrics.phase("starting workers")
+        metrics.started()
+        metrics.phase("generating", 0, 8)
+        metrics.started()
+        values = metrics.log(1, reward(0.5))
+    (event,) = [event for event in files.read(tmp_path / "demo" / files.EVENTS) if event["kind"] == "started"]
+    assert list(event["phases"]) == ["checking", "opening metrics trackers", "starting workers"]
+    assert event["phases"]["checking"] >= 7.2
+    assert sum(event["phases"].values()) <= event["elapsed"]
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("started in ")]
+    assert re.fullmatch(r"started in \d+s: checking [78]s, opening metrics trackers \d+s, starting workers \d+s", line)
+    assert values["rollout/reward/mean"] == 0.5
+
+
 def test_the_rate_of_a_run_on_pairs_is_that_of_training_also_where_it_samples(tmp_path: Path) -> None:
     trained = {"train/samples": Sum(8), "train/tokens": Sum(60), "time/step": Sum(2)}
     with manager(tmp_path / "demo") as metrics:

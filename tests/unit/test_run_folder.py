@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from roll_like.errors import CheckpointError, ConfigError
-from roll_like.run.folder import find_run, locked
+from roll_like.run.folder import announcement, find_run, locked
 from roll_like.run.signals import StopRequested, StopSignal
 
 
@@ -43,6 +43,16 @@ def test_resume_takes_the_latest_or_the_one_that_is_named(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="there is no run in") as caught:
         find_run(config(tmp_path), "demmo")
     assert "demo, demo-2" in str(caught.value)
+
+
+def test_where_a_run_will_be_is_said_before_anything_is_made(tmp_path: Path) -> None:
+    demo, second = tmp_path / "demo", tmp_path / "demo-2"
+    follow = "; follow it with: roll-like watch"
+    assert announcement(config(tmp_path), None) == f"run {demo}{follow} {demo}"
+    assert not demo.exists()
+    begun(find_run(config(tmp_path), None)[0])
+    assert announcement(config(tmp_path), None) == f"run {second} ({demo} exists){follow} {second}"
+    assert announcement(config(tmp_path), "") == f"continuing {demo}{follow} {demo}"
 
 
 def test_one_process_per_folder(tmp_path: Path) -> None:

@@ -36,6 +36,9 @@ class FakeMetrics:
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:
         pass
 
+    def started(self) -> None:
+        pass
+
     def log(self, step: int, *parts: Metrics) -> dict[str, float]:
         self.logged[step] = reduce(merge(parts))
         return self.logged[step]

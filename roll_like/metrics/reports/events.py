@@ -1,4 +1,4 @@
-"""What went wrong in a run, and what was done about it: lines of `events.jsonl` as sentences, and counts of metrics."""
+"""What happened in a run beside its steps: lines of `events.jsonl` as sentences, and counts of metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from roll_like.metrics import files
 from roll_like.metrics.names import describe
-from roll_like.metrics.progress import duration, number
+from roll_like.metrics.progress import duration, number, startup_line
 from roll_like.metrics.runs import Run
 
 #: Events of a run that a page shows at most: the last ones.
@@ -24,7 +24,7 @@ class Event:
     """Something that happened.
 
     Attributes:
-        kind: `warning`, `hang`, `recovery`, `rewind`, `end` or another one.
+        kind: `started`, `warning`, `hang`, `recovery`, `rewind`, `end` or another one.
         step: The last step before it.
         after: Time since the run's start, as text.
         text: What happened.
@@ -55,6 +55,10 @@ def sentence(event: Mapping[str, Any]) -> str:
         return _SENTENCES[event["kind"]](event)
     except (KeyError, TypeError, ValueError, AttributeError):  # of a plugin, or another version: shown as it is
         return json.dumps(files.plain({key: event[key] for key in event if key not in _KNOWN}), ensure_ascii=False)
+
+
+def _started(event: Mapping[str, Any]) -> str:
+    return startup_line(event["phases"])
 
 
 def _warning(event: Mapping[str, Any]) -> str:
@@ -101,4 +105,11 @@ def failures_of(runs: Sequence[Run]) -> dict[str, str]:
     }
 
 
-_SENTENCES = {"warning": _warning, "hang": _hang, "recovery": _recovery, "rewind": _rewind, "end": _end}
+_SENTENCES = {
+    "started": _started,
+    "warning": _warning,
+    "hang": _hang,
+    "recovery": _recovery,
+    "rewind": _rewind,
+    "end": _end,
+}
