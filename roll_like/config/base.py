@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -12,11 +12,14 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    ValidationError,
     ValidationInfo,
     field_validator,
 )
 from pydantic_core import CoreSchema, core_schema
 
+from roll_like.config.explain import explain
+from roll_like.config.source import Source
 from roll_like.errors import PluginError
 from roll_like.registry import Registry
 
@@ -31,6 +34,44 @@ class ConfigModel(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, protected_namespaces=(), allow_inf_nan=False
     )
+
+    if not TYPE_CHECKING:  # type checkers know the fields
+
+        def __init__(self, **values: Any) -> None:
+            """Take the values of fields.
+
+            Raises:
+                ConfigError: Everything that is wrong with them, in one message.
+            """
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise explain(error, type(self), Source(values, label=f"{type(self).__name__}(…)")) from None
+
+        # pydantic validates nested sections itself, so that their errors have whole paths
+        __init__.__pydantic_base_init__ = True
+
+        @classmethod
+        def model_validate(cls, obj: Any, **options: Any) -> Self:
+            """Return the configuration that a mapping of values stands for.
+
+            Raises:
+                ConfigError: Everything that is wrong with it, in one message.
+            """
+            try:
+                return super().model_validate(obj, **options)
+            except ValidationError as error:
+                values = obj if isinstance(obj, Mapping) else {}
+                raise explain(error, cls, Source(dict(values), label=cls.__name__)) from None
+
+    @classmethod
+    def from_values(cls, values: Any) -> Self:
+        """Return the same for who knows where the values were written.
+
+        Raises:
+            ValidationError: Everything that is wrong with it, as pydantic lists it.
+        """
+        return super().model_validate(values)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -139,7 +180,7 @@ class PluginSetting:
             config = self.config_of(value)
         except PluginError as error:
             raise ValueError(f"{error.message}; {error.fix}") from error
-        return config.model_validate({"type": value} if isinstance(value, str) else {"type": self.default, **value})
+        return config.from_values({"type": value} if isinstance(value, str) else {"type": self.default, **value})
 
     def _closed_schema(self, name: str) -> dict[str, Any]:
         whole = self.config_of(name).model_json_schema()

@@ -17,7 +17,6 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from roll_like.config.base import PluginSetting
 from roll_like.config.other_names import translated
 from roll_like.config.source import KeyPath, Source, dotted
 from roll_like.errors import ConfigError, PluginError
@@ -48,9 +47,10 @@ def explain(error: ValidationError, root: type[BaseModel], source: Source) -> Co
         source: What was written, and where.
     """
     found = _merged(error.errors(include_url=False))
-    problems = [_problem(details, root, source) for details in found if not _follows(details, found)]
-    if len(problems) == 1:
-        return ConfigError(problems[0])
+    found = [details for details in found if not _follows(details, found)]
+    if len(found) == 1:
+        return ConfigError(_problem(found[0], root, source))
+    problems = [_problem(details, root, source).removesuffix(f" [{source.label}]") for details in found]
     listed = "\n".join(f"  {number}. {problem}" for number, problem in enumerate(problems, 1))
     return ConfigError(f"{len(problems)} problems in {source.label}:\n{listed}")
 
@@ -260,9 +260,10 @@ def _item(annotation: Any, kinds: tuple[type, ...]) -> tuple[Any, Sequence[Any]]
 
 def _section(annotation: Any, metadata: Sequence[Any], value: Any) -> type[BaseModel] | None:
     for mark in (*metadata, *_marks(annotation)):
-        if isinstance(mark, PluginSetting):
+        if (config_of := getattr(mark, "config_of", None)) is not None:  # of a `PluginSetting`
             try:
-                return mark.config_of({} if value is None else value)
+                section: type[BaseModel] = config_of({} if value is None else value)
+                return section
             except (PluginError, ValueError):
                 return None  # the missing or unknown name is a problem of its own, reported at its own key
     members = _members(annotation)

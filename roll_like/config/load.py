@@ -36,7 +36,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> PipelineConf
     import_plugins(source.values.get("import", ()))
     config_class = _config_class(source)
     try:
-        return config_class.model_validate(source.values)
+        return config_class.from_values(source.values)
     except ValidationError as error:
         raise explain(error, config_class, source) from error
 

@@ -11,10 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from roll_like.config.run import ScheduleConfig
-from roll_like.errors import FAILED, OK, DataError
+from roll_like.errors import FAILED, OK, ConfigError, DataError
 from roll_like.metrics import files
 from roll_like.metrics.console import Console, Mode, make_console
 from roll_like.metrics.progress import Progress, number
@@ -194,7 +192,7 @@ def _evaluations(folder: Path, total: int) -> list[int]:
         return []
     try:
         schedule = ScheduleConfig(**{key: section[key] for key in ScheduleConfig.model_fields if key in section})
-    except ValidationError:
+    except ConfigError:
         return []
     return [step for step in range(total + 1) if schedule.due(step, total)]
 

@@ -18,7 +18,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
-from pydantic import ValidationError
 
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.errors import ConfigError, DataError, RefusedAnswerError, RewardError, RollLikeError
@@ -187,10 +186,9 @@ def _made(reward: Any, settings: Mapping[str, Any] | RewardConfig | None) -> tup
     else:
         try:
             config = plugin.Config.model_validate({"type": name, **(settings or {})} | _fixed_type(plugin))
-        except ValidationError as error:
-            problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        except ConfigError as error:
             raise ConfigError(
-                f"the settings of the reward {name!r} are wrong: {problems}",
+                f"the settings of the reward {name!r} are wrong: {error.message}",
                 fix="give them: `roll-like check-reward NAME key=value`, `--config FILE`, or `settings=` from Python",
             ) from error
     try:

@@ -10,11 +10,11 @@ import pytest
 import torch
 from distillation_cases import VOCABULARY, DistillationCase, ours
 from distillation_samples import distillation_loss, make_pair
-from pydantic import ValidationError
 from torch import Tensor
 
 from roll_like.algorithms.distillation.base import Outcomes
 from roll_like.algorithms.kl import divergence
+from roll_like.errors import ConfigError
 
 
 def case(tokens: int = 3, *, k: int = 3, temperature: float = 1.0, all_k: bool = False) -> DistillationCase:
@@ -36,7 +36,7 @@ def test_the_ends_of_the_jensen_shannon_divergence() -> None:
         assert at_the_end(given, 0.0)[0].item() == pytest.approx(forward, rel=1e-5)
     assert ours(given, "js", beta=1e-5)[0].item() == pytest.approx(nearer, rel=1e-3)
     for beta in (0.0, 1.0):
-        with pytest.raises(ValidationError):
+        with pytest.raises(ConfigError):
             ours(given, "js", beta=beta)
 
 

@@ -8,7 +8,6 @@ import torch
 from algorithm_samples import make_inputs, same_cases
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from roll_like.algorithms.correction import (
     ImportanceWeight,
@@ -18,6 +17,7 @@ from roll_like.algorithms.correction import (
 )
 from roll_like.algorithms.losses import policy_objective
 from roll_like.config.algorithm import CorrectionConfig
+from roll_like.errors import ConfigError
 from roll_like.registry import LOSSES
 from roll_like.values import Max, merge, reduce
 
@@ -201,7 +201,7 @@ def test_rejection_alone_and_in_bypass_mode():
     ],
 )
 def test_bounds_that_make_no_sense_are_refused(config, message):
-    with pytest.raises(ValidationError, match=message):
+    with pytest.raises(ConfigError, match=message):
         CorrectionConfig(**config)
 
 

@@ -10,11 +10,10 @@ import torch
 from algorithm_samples import make_policy_sample, same_cases
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from roll_like.algorithms.kl import KLController, KLEstimator, divergence, token_penalties
 from roll_like.config.algorithm import KLConfig
-from roll_like.errors import EngineError
+from roll_like.errors import ConfigError, EngineError
 
 
 @pytest.mark.parametrize(
@@ -134,5 +133,5 @@ def test_an_adaptive_coefficient_follows_by_hand():
     ],
 )
 def test_settings_without_an_effect_are_refused(config, message):
-    with pytest.raises(ValidationError, match=message):
+    with pytest.raises(ConfigError, match=message):
         KLConfig(**config)

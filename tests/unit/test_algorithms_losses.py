@@ -9,13 +9,12 @@ import torch
 from algorithm_samples import make_inputs, same_cases
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from roll_like.algorithms.correction import Corrected, ImportanceWeight, no_correction
 from roll_like.algorithms.losses import KLTerm, LossInputs, PolicyLoss, TokenLosses, policy_objective
 from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.config.base import PluginConfig
-from roll_like.errors import EngineError
+from roll_like.errors import ConfigError, EngineError
 from roll_like.registry import LOSSES
 from roll_like.values import Mean, merge, reduce
 
@@ -73,7 +72,7 @@ def test_ppo_counts_what_it_clips():
     "settings", [{"clip_low": 1.0}, {"clip_low": -0.1}, {"clip_high": -0.1}, {"dual_clip": 1.0}, {"dual_clip": 1.2}]
 )
 def test_ppo_refuses_bounds_that_make_no_sense(settings):
-    with pytest.raises(ValidationError, match="clip"):
+    with pytest.raises(ConfigError, match="clip"):
         ppo(**settings)
 
 

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import torch
 from algorithm_samples import make_inputs, make_policy_sample
-from pydantic import ValidationError
 from torch import Tensor
 
 from roll_like.algorithms.correction import ImportanceWeight
 from roll_like.algorithms.kl import KLEstimator
 from roll_like.algorithms.losses import BatchTokens, KLTerm, LossInputs, PolicyLoss, policy_objective
-from roll_like.errors import EngineError
+from roll_like.errors import ConfigError, EngineError
 from roll_like.registry import LOSSES
 
 PAIR = {"sequence_N": torch.tensor([0, 0, 1]), "sequences": 2}
@@ -185,7 +184,7 @@ def test_clip_cov_leaves_out_drawn_tokens_of_the_band() -> None:
     assert gradient == approx([0.0, -1.0, 1.0, 0.0])
     _, gradient = evaluated("clip_cov", make_inputs([-1.0, -3.0, -1.0, -3.0], **given), low=1.5, high=2.0)
     assert gradient == approx([-1.0, -1.0, 1.0, 1.0])
-    with pytest.raises(ValidationError, match="band is empty"):
+    with pytest.raises(ConfigError, match="band is empty"):
         loss_of("clip_cov", low=2.0, high=1.0)
 
 

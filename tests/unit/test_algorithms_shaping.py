@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from algorithm_samples import make_group
-from pydantic import ValidationError
 
 from roll_like.algorithms.advantages.base import policy_samples
 from roll_like.algorithms.shaping import RewardShaping, RunningMoments, shape_advantages, trained_on
 from roll_like.config.algorithm import AdvantageShapingConfig, DifficultyConfig, MaskConfig, RewardShapingConfig
+from roll_like.errors import ConfigError
 from roll_like.types import Group, Scored, StopReason
 from roll_like.values import reduce
 
@@ -154,7 +154,7 @@ def test_a_domain_may_have_a_band_of_its_own() -> None:
 
 
 def test_an_empty_band_is_refused() -> None:
-    with pytest.raises(ValidationError, match="set low below high"):
+    with pytest.raises(ConfigError, match="set low below high"):
         MaskConfig(difficulty={"of": "mean", "low": 0.8, "high": 0.2})
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import psutil
 import pytest
 from config_files import MINIMAL, changed
-from pydantic import ValidationError
 from rich.console import Console
 
 from roll_like import cli
@@ -286,7 +285,7 @@ def test_memory_is_measured_without_a_context_on_the_gpu(tmp_path: Path, monkeyp
 @pytest.mark.parametrize("key", ["gpu", "gpu_memory_gib"])
 def test_gpus_of_a_run_on_cpu_are_refused(key: str) -> None:
     value = "H100" if key == "gpu" else 24
-    with pytest.raises(ValidationError, match=r"resources\.device is cpu, so this has no effect"):
+    with pytest.raises(ConfigError, match=r"resources\.device is cpu, so this has no effect"):
         RLVRConfig.model_validate(changed(MINIMAL, **{f"resources__{key}": value}))
 
 

@@ -21,7 +21,7 @@ LAKE: dict[str, Any] = {"id": "roll_like/FrozenLake-v0", "kwargs": {"size": 3}}
 
 
 def config(**changes: Any) -> AgenticConfig:
-    return AgenticConfig.model_validate(changed(MINIMAL_AGENTIC, **changes))
+    return AgenticConfig.from_values(changed(MINIMAL_AGENTIC, **changes))
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_rewards_and_a_judge_are_part_of_the_plan_and_nothing_is_without() -> No
     plain = config()
     assert "judge" not in [role.name for role in plain.roles]
     assert (plain.rewards.use, plain.processes) == ((), {"environment workers": 1})
-    assert AgenticConfig.model_validate(plain.model_dump(mode="json", by_alias=True)) == plain  # as a run writes it
+    assert AgenticConfig.from_values(plain.model_dump(mode="json", by_alias=True)) == plain  # as a run writes it
 
 
 def test_the_check_makes_rewards_and_finds_those_that_need_a_row() -> None:

@@ -29,12 +29,12 @@ ON_POLICY = {
 
 def refused(config: type, values: dict[str, Any]) -> str:
     with pytest.raises(ValidationError) as caught:
-        config.model_validate(values)
+        config.from_values(values)
     return "\n".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in caught.value.errors())
 
 
 def test_teachers_are_found_by_domain() -> None:
-    config = DistillConfig.model_validate(
+    config = DistillConfig.from_values(
         changed(
             OFFLINE,
             resources__device_mapping={"training": "0"},
@@ -52,7 +52,7 @@ def test_teachers_are_found_by_domain() -> None:
 
 
 def test_a_teacher_is_no_part_of_the_student() -> None:
-    config = DistillConfig.model_validate(changed(OFFLINE, model__keep_layers=[0, 3], model__revision="abc"))
+    config = DistillConfig.from_values(changed(OFFLINE, model__keep_layers=[0, 3], model__revision="abc"))
     teacher = teacher_model(config.model, config.teachers["large"])
     assert (teacher.path, teacher.keep_layers, teacher.revision) == ("org/large", None, None)
     assert config.evaluation is None
@@ -88,20 +88,20 @@ def test_what_cannot_be_taught(changes: dict[str, Any], message: str) -> None:
 
 
 def test_a_student_alone_needs_no_rewards_and_no_groups() -> None:
-    config = OnPolicyDistillConfig.model_validate(changed(ON_POLICY, rollout__samples_per_prompt=1))
+    config = OnPolicyDistillConfig.from_values(changed(ON_POLICY, rollout__samples_per_prompt=1))
     assert config.rewards.use == ()
     assert config.distillation.use == "advantage"
     assert [role.name for role in config.roles[1:]] == ["inference", "teacher large"]
 
 
 def test_the_loss_holds_the_teachers_divergence() -> None:
-    config = OnPolicyDistillConfig.model_validate(
+    config = OnPolicyDistillConfig.from_values(
         changed(ON_POLICY, distillation={"use": "loss", "weight": 0.5, "estimator": "k3"})
     )
     kl = config.with_teacher_in_loss().algorithm.kl
     assert (kl.use, kl.estimator, kl.straight_through, kl.coefficient) == ("loss", "k3", True, 0.5)
     assert config.algorithm.kl.use == "none"
-    beside = OnPolicyDistillConfig.model_validate(ON_POLICY)
+    beside = OnPolicyDistillConfig.from_values(ON_POLICY)
     assert beside.with_teacher_in_loss() is beside
 
 

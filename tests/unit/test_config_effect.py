@@ -92,8 +92,8 @@ def test_what_has_no_effect_is_refused(changes: dict[str, Any], key: str, why: s
     ],
 )
 def test_what_has_an_effect_is_accepted_and_so_is_its_resolved_form(changes: dict[str, Any]) -> None:
-    config = RLVRConfig.model_validate(changed(MINIMAL, **changes))
-    assert RLVRConfig.model_validate(config.model_dump(mode="json", by_alias=True)) == config
+    config = RLVRConfig.from_values(changed(MINIMAL, **changes))
+    assert RLVRConfig.from_values(config.model_dump(mode="json", by_alias=True)) == config
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_reward_model_has_no_logits(setting: str) -> None:
 def test_settings_that_act_through_a_ratio_that_is_always_1(
     algorithm: dict[str, Any], level: str, key: str, effect: str
 ) -> None:
-    config = RLVRConfig.model_validate(changed(MINIMAL, algorithm=algorithm))
+    config = RLVRConfig.from_values(changed(MINIMAL, algorithm=algorithm))
     [finding] = ratio_settings_without_effect(config.algorithm)
     assert (finding.level, finding.key) == (level, f"algorithm.loss.{key}")
     assert "every ratio is 1, so " in finding.message
@@ -157,7 +157,7 @@ def test_settings_that_act_through_a_ratio_that_is_always_1(
     ],
 )
 def test_settings_that_act_through_a_ratio_that_changes(algorithm: dict[str, Any]) -> None:
-    config = RLVRConfig.model_validate(changed(MINIMAL, algorithm=algorithm))
+    config = RLVRConfig.from_values(changed(MINIMAL, algorithm=algorithm))
     assert [*ratio_settings_without_effect(config.algorithm)] == []
 
 
@@ -172,7 +172,7 @@ def test_settings_that_act_through_a_ratio_that_changes(algorithm: dict[str, Any
 )
 def test_values_that_have_not_moved_are_not_clipped(critic: dict[str, Any], levels: list[str]) -> None:
     values = changed(MINIMAL, critic=critic, algorithm={"advantage": "gae"})
-    config = RLVRConfig.model_validate(values)
+    config = RLVRConfig.from_values(values)
     found = [finding for finding in check_settings(config, plan(config)) if finding.key == "critic.value_clip"]
     assert [finding.level for finding in found] == levels
     assert all("set critic.updates_per_step to 2 or more" in finding.message for finding in found)
@@ -180,7 +180,7 @@ def test_values_that_have_not_moved_are_not_clipped(critic: dict[str, Any], leve
 
 def assert_refused(config_class: type[Any], values: dict[str, Any], key: str, why: str) -> None:
     with pytest.raises(ValidationError) as caught:
-        config_class.model_validate(values)
+        config_class.from_values(values)
     [error] = caught.value.errors()
     assert ".".join(map(str, error["loc"])) == key
     assert why in error["msg"]

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
-from roll_like import cli
+from roll_like import RLVRConfig, cli
 from roll_like.check.machine import ranges
+from roll_like.config.sections import ModelConfig, OptimizerConfig
+from roll_like.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "configs" / "rlvr_quickstart.yaml"
@@ -72,3 +75,28 @@ def test_a_run_to_continue_is_looked_for_in_a_check(tmp_path: Path, capsys: pyte
 
 def test_devices_are_listed_as_ranges() -> None:
     assert [ranges([]), ranges([3]), ranges([5, 4, 0, 1, 9])] == ["", "3", "0-1, 4-5, 9"]
+
+
+def test_python_says_what_yaml_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mistakes = {"learning_rate": 1e-5, "steps": 0, "model": {"path": "x", "dtype": "fp16"}}
+    values = yaml.safe_load(QUICKSTART.read_text()) | mistakes
+    file = tmp_path / "mistakes.yaml"
+    file.write_text(yaml.safe_dump(values))
+    assert cli.main(["run", "--config", str(file)]) == 2
+    told = [line.split(" [")[0] for line in capsys.readouterr().err.splitlines()[1:]]
+    assert told[
+        0
+    ] == "  1. model.dtype: found 'fp16'; expected 'auto', 'float32', 'bfloat16' or 'float16'; did you " + (
+        "mean 'float16'?"
+    )
+    for make in (lambda: RLVRConfig(**values), lambda: RLVRConfig.model_validate(values)):
+        with pytest.raises(ConfigError, match="3 problems in RLVRConfig") as caught:
+            make()
+        assert str(caught.value).splitlines()[1:] == told
+
+
+def test_a_section_from_python(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="^dtype: found 'fp16'; .*; did you mean 'float16'"):
+        ModelConfig(path="x", dtype="fp16")
+    with pytest.raises(ConfigError, match="^lr_rate: unknown key; did you mean `lr`"):
+        OptimizerConfig.model_validate({"lr_rate": 1})

@@ -67,9 +67,9 @@ class Billion:
 def test_what_cannot_work_is_refused(
     kind: type[BaseModel], base: dict[str, Any], changes: dict[str, Any], key: str, expected: str
 ) -> None:
-    kind.model_validate(base)
+    kind.from_values(base)
     with pytest.raises(ValidationError) as caught:
-        kind.model_validate(changed(base, **changes))
+        kind.from_values(changed(base, **changes))
     found = {".".join(map(str, error["loc"])): error["msg"] for error in caught.value.errors()}
     assert expected in found.get(key, ""), found
 
@@ -77,24 +77,24 @@ def test_what_cannot_work_is_refused(
 def test_adapters_are_the_trainers_and_not_the_critics() -> None:
     critic = changed(algorithm={"advantage": "gae"}, critic={"lora": {}})
     with pytest.raises(ValidationError, match=r"critic\.lora"):
-        RLVRConfig.model_validate(critic)
+        RLVRConfig.from_values(critic)
     for kind in (RLVRConfig, AgenticConfig, SFTConfig, DPOConfig):
         assert "lora" in kind.model_fields["training"].annotation.model_fields
 
 
 def test_a_reference_without_adapters_takes_no_devices_and_no_memory() -> None:
-    config = RLVRConfig.model_validate(WITH_KL)
+    config = RLVRConfig.from_values(WITH_KL)
     assert [role.name for role in config.roles] == ["training", "inference"]
-    assert [role.name for role in DPOConfig.model_validate(PAIRS).roles] == ["training"]
-    beside = RLVRConfig.model_validate(changed(WITH_KL, reference={}))
+    assert [role.name for role in DPOConfig.from_values(PAIRS).roles] == ["training"]
+    beside = RLVRConfig.from_values(changed(WITH_KL, reference={}))
     assert [role.name for role in beside.roles] == ["training", "inference", "reference"]
     # its default budget is the trainer's business: samples may be longer than a reference model's micro-batch
     long = changed(WITH_KL, rollout__max_response_tokens=9000, training__max_tokens_per_micro_batch=10_000)
-    RLVRConfig.model_validate(long)
+    RLVRConfig.from_values(long)
 
 
 def test_memory_is_that_of_the_frozen_model_and_of_trained_adapters() -> None:
-    config = RLVRConfig.model_validate(changed(WITH_KL, training__lora__rank=8))
+    config = RLVRConfig.from_values(changed(WITH_KL, training__lora__rank=8))
     parts = dict(plan(config, Billion()).memory[0].parts)
     adapters = 8 * 2**20
     assert trained_parameters(config, Billion()) == adapters
@@ -108,7 +108,7 @@ def test_memory_is_that_of_the_frozen_model_and_of_trained_adapters() -> None:
 def test_the_check_counts_adapters_and_names_the_layers_that_there_are(tiny_model: Path) -> None:
     def checked(**lora: Any) -> tuple[list[Finding], int]:
         findings: list[Finding] = []
-        config = DPOConfig.model_validate(changed(PAIRS, model={"path": str(tiny_model)}, training={"lora": lora}))
+        config = DPOConfig.from_values(changed(PAIRS, model={"path": str(tiny_model)}, training={"lora": lora}))
         _, shape = check_model(config, findings)
         assert shape is not None
         return findings, trained_parameters(config, shape)

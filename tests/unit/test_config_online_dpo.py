@@ -31,7 +31,7 @@ JUDGE = {"type": "llm_judge", "judges": [{"url": "judge", "model": "judge"}]}
 
 
 def config(**changes: Any) -> OnlineDPOConfig:
-    return OnlineDPOConfig.model_validate(changed(MINIMAL, **changes))
+    return OnlineDPOConfig.from_values(changed(MINIMAL, **changes))
 
 
 def problems(**changes: Any) -> dict[str, str]:

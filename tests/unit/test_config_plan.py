@@ -25,7 +25,7 @@ TWO_NODES = changed(
     reference={"workers": 4},
 )
 
-ON_CPU = RLVRConfig.model_validate(
+ON_CPU = RLVRConfig.from_values(
     changed(
         TWO_NODES,
         resources={"device": "cpu", "devices_per_node": 8, "device_mapping": {"training": "0-3", "inference": "4-7"}},
@@ -54,7 +54,7 @@ def text_of(made: Plan) -> str:
 
 
 def test_roles_divide_their_spans() -> None:
-    training, inference, reference = RLVRConfig.model_validate(TWO_NODES).roles
+    training, inference, reference = RLVRConfig.from_values(TWO_NODES).roles
     assert [training.devices_of(worker) for worker in range(4)] == [(0,), (1,), (2,), (3,)]
     assert [inference.devices_of(worker) for worker in range(2)] == [(4, 5), (6, 7)]
     assert [inference.node_of(worker) for worker in range(2)] == [1, 1]
@@ -65,7 +65,7 @@ def test_roles_divide_their_spans() -> None:
 
 
 def test_without_a_reference_model_there_are_two_roles() -> None:
-    assert [role.name for role in RLVRConfig.model_validate(MINIMAL).roles] == ["training", "inference"]
+    assert [role.name for role in RLVRConfig.from_values(MINIMAL).roles] == ["training", "inference"]
 
 
 WITH_CRITIC = changed(
@@ -78,7 +78,7 @@ WITH_CRITIC = changed(
 
 
 def test_a_critic_is_a_role_with_its_own_devices_and_memory() -> None:
-    config = RLVRConfig.model_validate(WITH_CRITIC)
+    config = RLVRConfig.from_values(WITH_CRITIC)
     critic = config.roles[-1]
     assert (critic.name, critic.workers_key, str(critic.devices)) == ("critic", "critic.workers", "6-7")
     line = plan(config.model_copy(update={"resources": ON_CPU.resources}), Billion()).memory[-1]
@@ -90,7 +90,7 @@ def test_a_critic_is_a_role_with_its_own_devices_and_memory() -> None:
 
 def test_a_critic_sits_with_the_trainer_unless_told_otherwise() -> None:
     made = changed(algorithm={"advantage": "gae"}, critic={})
-    training, _, critic = RLVRConfig.model_validate(made).roles
+    training, _, critic = RLVRConfig.from_values(made).roles
     assert critic.devices == training.devices
 
 
@@ -107,17 +107,17 @@ def test_a_critic_sits_with_the_trainer_unless_told_otherwise() -> None:
 )
 def test_a_critic_that_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        RLVRConfig.model_validate(changed(WITH_CRITIC, **changes))
+        RLVRConfig.from_values(changed(WITH_CRITIC, **changes))
 
 
 def test_a_critic_on_cpu_offloads_nothing() -> None:
     wrong = changed(algorithm={"advantage": "gae"}, critic={"zero_stage": 1, "offload": "optimizer"})
     with pytest.raises(ValidationError, match="moves states from a GPU to host memory"):
-        RLVRConfig.model_validate(wrong)
+        RLVRConfig.from_values(wrong)
 
 
 def test_batch_arithmetic() -> None:
-    made = plan(RLVRConfig.model_validate(TWO_NODES))
+    made = plan(RLVRConfig.from_values(TWO_NODES))
     assert (made.samples_per_step, made.samples_per_update) == (32, 16)
     assert (made.steps, made.updates) == (10, 20)
     assert made.max_tokens_per_step == 32 * (64 + 32)
@@ -128,7 +128,7 @@ def test_batch_arithmetic() -> None:
 
 
 def test_colocated_and_idle_devices() -> None:
-    made = plan(RLVRConfig.model_validate(changed(resources__devices_per_node=4)))
+    made = plan(RLVRConfig.from_values(changed(resources__devices_per_node=4)))
     assert made.placement == "colocated"
     assert made.idle_devices == (2, 3)
 
@@ -158,7 +158,7 @@ def test_memory_in_float32_on_cpu(stage: int, weights: int, gradients: int, opti
         training={"zero_stage": stage, "workers": 2},
         inference={"type": "vllm", "kv_cache_gib": 3},
     )
-    training, inference = plan(RLVRConfig.model_validate(config), Billion()).memory
+    training, inference = plan(RLVRConfig.from_values(config), Billion()).memory
     gib = 2**30
     found = dict(training.parts)
     assert (found["weights"], found["gradients"], found["optimizer"]) == (
@@ -170,7 +170,7 @@ def test_memory_in_float32_on_cpu(stage: int, weights: int, gradients: int, opti
 
 
 def test_render_shows_figures_workers_and_memory() -> None:
-    text = text_of(plan(RLVRConfig.model_validate(TWO_NODES), Billion()))
+    text = text_of(plan(RLVRConfig.from_values(TWO_NODES), Billion()))
     assert "Memory" not in text, "GPUs have a plan of their own"
     assert "optimizer 3.00" in text_of(plan(ON_CPU, Billion()))
     assert "8 prompts × 4 = 32" in text
@@ -182,6 +182,6 @@ def test_render_shows_figures_workers_and_memory() -> None:
 
 
 def test_render_on_cpu_counts_threads() -> None:
-    text = text_of(plan(RLVRConfig.model_validate(MINIMAL)))
+    text = text_of(plan(RLVRConfig.from_values(MINIMAL)))
     assert "threads of each" in text
     assert "colocated on 2 CPU cores" in text

@@ -31,7 +31,7 @@ LAKE = "roll_like/FrozenLake-v0"
 
 
 def config(*environments: dict[str, Any], **changes: Any) -> AgenticConfig:
-    return AgenticConfig.model_validate(changed(MINIMAL_AGENTIC, environments=list(environments), **changes))
+    return AgenticConfig.from_values(changed(MINIMAL_AGENTIC, environments=list(environments), **changes))
 
 
 def problems(*environments: dict[str, Any], **changes: Any) -> dict[str, str]:
@@ -74,7 +74,7 @@ def test_a_program_becomes_what_episodes_are_played_by() -> None:
 
 def test_a_resolved_configuration_is_valid_again() -> None:
     parsed = config({"program": COMMAND}, {"id": LAKE, "name": "both", "program": COMMAND})
-    assert AgenticConfig.model_validate(yaml.safe_load(dump_config(parsed))) == parsed
+    assert AgenticConfig.from_values(yaml.safe_load(dump_config(parsed))) == parsed
 
 
 @pytest.mark.parametrize(

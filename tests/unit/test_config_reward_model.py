@@ -25,7 +25,7 @@ MINIMAL: dict[str, Any] = {
 
 
 def config(**changes: Any) -> RewardModelRunConfig:
-    return RewardModelRunConfig.model_validate(changed(MINIMAL, **changes))
+    return RewardModelRunConfig.from_values(changed(MINIMAL, **changes))
 
 
 @pytest.mark.parametrize(

@@ -20,14 +20,14 @@ EVALUATION: dict[str, Any] = {"sources": [{"path": "eval.jsonl"}]}
 def problems(values: dict[str, Any]) -> dict[str, str]:
     """Return each violated key's message."""
     with pytest.raises(ValidationError) as caught:
-        RLVRConfig.model_validate(values)
+        RLVRConfig.from_values(values)
     return {".".join(map(str, error["loc"])): error["msg"] for error in caught.value.errors()}
 
 
 def test_the_bases_of_these_tests_are_valid() -> None:
-    assert RLVRConfig.model_validate(MINIMAL).steps == 10
-    assert RLVRConfig.model_validate(CUDA).training.workers == 4
-    assert RLVRConfig.model_validate(changed(evaluation=EVALUATION)).evaluation is not None
+    assert RLVRConfig.from_values(MINIMAL).steps == 10
+    assert RLVRConfig.from_values(CUDA).training.workers == 4
+    assert RLVRConfig.from_values(changed(evaluation=EVALUATION)).evaluation is not None
 
 
 @pytest.mark.parametrize(
@@ -415,7 +415,7 @@ def test_a_wrong_combination_says_why_and_what_to_use(values: dict[str, Any], ke
     ],
 )
 def test_right_combinations_are_accepted(values: dict[str, Any]) -> None:
-    RLVRConfig.model_validate(values)
+    RLVRConfig.from_values(values)
 
 
 def test_all_violations_are_reported_at_once() -> None:

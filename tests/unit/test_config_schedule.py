@@ -30,7 +30,7 @@ def asynchronous(
 
 def problems(config: type, values: dict[str, Any]) -> dict[str, str]:
     with pytest.raises(ValidationError) as caught:
-        config.model_validate(values)
+        config.from_values(values)
     return {".".join(map(str, error["loc"])): error["msg"] for error in caught.value.errors()}
 
 
@@ -46,7 +46,7 @@ def problems(config: type, values: dict[str, Any]) -> dict[str, str]:
     ],
 )
 def test_what_can_be_asynchronous(config: type, values: dict[str, Any]) -> None:
-    assert config.model_validate(values).rollout.schedule.type == "async"
+    assert config.from_values(values).rollout.schedule.type == "async"
 
 
 @pytest.mark.parametrize(
@@ -129,12 +129,12 @@ def test_an_engine_that_cannot_pause_needs_devices_of_its_own(monkeypatch: pytes
     assert "trainer and engines share the devices 0-1" in message["rollout.schedule.type"]
     assert "the engine 'hf' cannot" in message["rollout.schedule.type"]
     assert "give resources.device_mapping.inference devices of its own, or set type: sync" in str(message)
-    RLVRConfig.model_validate(asynchronous(inference={"type": "hf"}))
-    RLVRConfig.model_validate(changed(inference={"type": "hf"}))
+    RLVRConfig.from_values(asynchronous(inference={"type": "hf"}))
+    RLVRConfig.from_values(changed(inference={"type": "hf"}))
 
 
 def found(**changes: Any) -> list[tuple[str, str, str]]:
-    config = RLVRConfig.model_validate(asynchronous(**changes))
+    config = RLVRConfig.from_values(asynchronous(**changes))
     return [(finding.level, finding.key, finding.message) for finding in doubtful_staleness(config)]
 
 
@@ -144,7 +144,7 @@ def test_a_check_says_how_many_updates_samples_lag_behind() -> None:
     assert "lag 2 optimizer updates behind: 2 versions of 1 each" in message
     ((_, _, message),) = found(algorithm={"updates_per_step": 4})
     assert "lag 11 optimizer updates behind: 2 versions of 4 each, and the 3 before the last of the step" in message
-    assert list(doubtful_staleness(RLVRConfig.model_validate(MINIMAL))) == []
+    assert list(doubtful_staleness(RLVRConfig.from_values(MINIMAL))) == []
 
 
 @pytest.mark.parametrize(

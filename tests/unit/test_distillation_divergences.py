@@ -11,11 +11,11 @@ from algorithm_samples import same_cases
 from distillation_samples import distillation_loss
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from torch import Tensor
 
 from roll_like.algorithms.distillation.base import DistillationConfig, DistillationLoss, Outcomes
 from roll_like.algorithms.distillation.divergences import LIKELY
+from roll_like.errors import ConfigError
 from roll_like.registry import DISTILLATION_LOSSES
 
 #: The teacher's and the student's distribution over three tokens.
@@ -210,7 +210,7 @@ def test_every_option_has_a_description_and_its_bounds(name: str):
         {"unknown": 1},
         {"type": "other"},
     ):
-        with pytest.raises(ValidationError):
+        with pytest.raises(ConfigError):
             config(**wrong)
 
 
@@ -225,7 +225,7 @@ def test_every_option_has_a_description_and_its_bounds(name: str):
     ],
 )
 def test_options_out_of_range(name: str, wrong: dict[str, float]):
-    with pytest.raises(ValidationError):
+    with pytest.raises(ConfigError):
         distillation_loss(name, **wrong)
 
 

@@ -7,7 +7,6 @@ import time
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 from reward_support import completion, outcomes, row, value
 
 from roll_like import RewardResult
@@ -17,7 +16,7 @@ from roll_like.builtin.rewards.format import Format, FormatConfig
 from roll_like.builtin.rewards.length import Length, LengthConfig
 from roll_like.builtin.rewards.multiple_choice import MultipleChoice, MultipleChoiceConfig, choice
 from roll_like.builtin.rewards.repetition import Repetition, RepetitionConfig, repeated_share
-from roll_like.errors import DataError, RewardError
+from roll_like.errors import ConfigError, DataError, RewardError
 from roll_like.registry import REWARDS
 
 TAGS = {"tags": ("think", "answer")}
@@ -219,7 +218,7 @@ def test_a_pattern_that_never_ends_loses_its_sample_alone() -> None:
 
 
 def test_a_pattern_that_is_none_is_refused() -> None:
-    with pytest.raises(ValidationError, match="not a valid regular expression"):
+    with pytest.raises(ConfigError, match="not a valid regular expression"):
         ExactMatchConfig(pattern="(")
 
 
@@ -322,7 +321,7 @@ def test_a_pattern_that_an_empty_response_matches_pays_it_nothing() -> None:
     ],
 )
 def test_settings_of_format_that_make_no_sense(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
+    with pytest.raises(ConfigError, match=message):
         FormatConfig(**settings)
 
 
@@ -343,7 +342,7 @@ def test_length_without_a_buffer_is_a_step() -> None:
 
 
 def test_a_length_that_nothing_can_have_is_refused() -> None:
-    with pytest.raises(ValidationError, match="no length is without penalty"):
+    with pytest.raises(ConfigError, match="no length is without penalty"):
         LengthConfig(max_tokens=100, buffer_tokens=90, min_tokens=20)
 
 

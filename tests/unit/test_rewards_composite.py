@@ -8,14 +8,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import pytest
-from pydantic import ValidationError
 from reward_support import completion, outcomes, row
 
 from roll_like import Completion, Outcome, Reward, RewardConfig, RewardResult, register_reward
 from roll_like.builtin.rewards.composite import Composite, CompositeConfig
 from roll_like.config.rewards import RewardsConfig
 from roll_like.config.schema import json_schema
-from roll_like.errors import DataError, RewardError
+from roll_like.errors import ConfigError, DataError, RewardError
 from roll_like.registry import REWARDS
 
 SEEN: dict[str, list[str]] = {}
@@ -182,7 +181,7 @@ def test_the_schema_of_the_configuration_is_finite() -> None:
     ],
 )
 def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
+    with pytest.raises(ConfigError, match=message):
         CompositeConfig.model_validate(settings)
 
 

@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 from episodes import episode
 from judge_server import JudgeServer, judge_server
-from pydantic import ValidationError
 from reward_support import completion, outcomes, row
 
 from roll_like import Completion, Outcome, RewardResult, check_reward
 from roll_like.builtin.rewards import judge_prompts
 from roll_like.builtin.rewards.judge_client import MalformedError, parse_object
 from roll_like.builtin.rewards.llm_judge import LLMJudge, LLMJudgeConfig, _matches
-from roll_like.errors import DataError, RewardError
+from roll_like.errors import ConfigError, DataError, RewardError
 from roll_like.registry import REWARDS
 from roll_like.rewards.scorer import to_completion
 
@@ -287,7 +286,7 @@ def test_everyone_has_enough_opponents_and_no_pair_comes_twice(size: int, oppone
 )
 def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> None:
     judges = [{"url": "http://localhost/v1", "model": "m"}]
-    with pytest.raises(ValidationError, match=message):
+    with pytest.raises(ConfigError, match=message):
         LLMJudgeConfig.model_validate({"judges": judges, **settings})
 
 

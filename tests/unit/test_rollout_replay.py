@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from config_files import MINIMAL, changed
-from pydantic import ValidationError
 from test_rollout_source import collected
 from test_rollout_storage import assert_same
 from test_run_state import FakeMetrics
@@ -108,7 +107,7 @@ def test_a_replay_has_a_trainer_and_nothing_else(tmp_path: Path) -> None:
 
 
 def problems(config: type[Any], values: dict[str, Any]) -> str:
-    with pytest.raises(ValidationError) as caught:
+    with pytest.raises(ConfigError) as caught:
         config.model_validate(values)
     return str(caught.value)
 

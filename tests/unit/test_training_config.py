@@ -3,9 +3,9 @@
 from typing import Literal
 
 import pytest
-from pydantic import ValidationError
 
 from roll_like.config.sections import CriticConfig, OptimizerConfig, TrainingConfig
+from roll_like.errors import ConfigError
 from roll_like.training.deepspeed import DeepSpeedBackend, deepspeed_config
 from roll_like.training.optimizer import learning_rate
 
@@ -62,8 +62,8 @@ def test_a_critic_has_the_engines_options_and_its_own() -> None:
     assert critic.value_clip is None
     assert CriticConfig().value_clip == 0.2
     assert deepspeed_config(critic, "float32", 1000)["zero_optimization"]["stage"] == 2
-    with pytest.raises(ValidationError, match="logprob_chunk_tokens"):
+    with pytest.raises(ConfigError, match="logprob_chunk_tokens"):
         CriticConfig(logprob_chunk_tokens=7)
     for wrong in ({"value_clip": 0}, {"warmup_steps": -1}, {"updates_per_step": 0}):
-        with pytest.raises(ValidationError):
+        with pytest.raises(ConfigError):
             CriticConfig(**wrong)
