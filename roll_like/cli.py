@@ -337,13 +337,15 @@ def _check_env(arguments: argparse.Namespace) -> int:
 
     from roll_like.config.load import import_plugins
     from roll_like.envs import check_env
+    from roll_like.envs.registration import make_any
 
     import_plugins(arguments.modules)
     options = {}
     for override in arguments.overrides:
         key, _, value = override.partition("=")
         options[key] = yaml.safe_load(value)
-    report = check_env(arguments.id, **options)
+    # an option of the environment may be called as one of `check_env`
+    report = check_env(partial(make_any, arguments.id, **options))
     report.show(Console())
     return OK if report.ok else FAILED
 

@@ -86,7 +86,7 @@ def _load_one(
             f"{source.path} is not checked: it is not a local path, so it needs network; rows and fields are checked "
             "when the run starts"
         )
-        findings.append(Finding("note", key, message))
+        findings.append(Finding("warning", key, message))
         return None
     try:
         tasks = load_source(source, renderer or RowsOnly(), limit, key)

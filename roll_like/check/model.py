@@ -224,7 +224,7 @@ def localised(config: ModelConfig, key: str, findings: list[Finding]) -> ModelCo
         return config.model_copy(update={"path": str(directory)})
     findings.append(
         Finding(
-            "note",
+            "warning",
             key,
             f"{config.path} is not checked: it is not a local path and not in the Hugging Face cache, so it needs "
             "network; it is downloaded when the run starts",

@@ -83,6 +83,7 @@ class EnvReport:
 
 def check_env(
     env: str | AnyEnv | Callable[[], AnyEnv],
+    /,
     *,
     policy: Policy | None = None,
     seeds: Sequence[int] = tuple(range(_MIN_SEEDS)),
@@ -109,7 +110,7 @@ def check_env(
     made = functools.partial(make_any, env, **kwargs) if isinstance(env, str) else env
     maker, played = (None, made) if isinstance(made, gymnasium.Env) else (made, made())
     findings = Findings()
-    name = env if isinstance(env, str) else str(played)
+    name = str(played) if played.spec is None else played.spec.id
     if not probes.probe_spaces(played, findings):
         played.close()
         return EnvReport(env_id=name, findings=tuple(findings.found), figures={}, first_observation="")

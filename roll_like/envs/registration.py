@@ -25,7 +25,7 @@ GROUP = "gymnasium.envs"
 _NEAREST = 3
 
 
-def make_env(env_id: str, **kwargs: Any) -> AnyEnv:
+def make_env(env_id: str, /, **kwargs: Any) -> AnyEnv:
     """Return the environment registered as `env_id`: text observations and text actions.
 
     Args:
@@ -50,7 +50,7 @@ def make_env(env_id: str, **kwargs: Any) -> AnyEnv:
     return env
 
 
-def make_any(env_id: str, **kwargs: Any) -> AnyEnv:
+def make_any(env_id: str, /, **kwargs: Any) -> AnyEnv:
     """Return the environment registered as `env_id`, whatever its spaces are.
 
     Raises:

@@ -218,6 +218,12 @@ def test_check_env_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> Non
     assert "roll_like/FrozenLake-v0" in "".join(capsys.readouterr())
 
 
+@pytest.mark.parametrize("name", ["env", "env_id", "policy", "seeds"])
+def test_options_of_an_environment_are_its_own(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check-env", "roll_like/FrozenLake-v0", f"{name}=3"]) == 1
+    assert f"environment 'roll_like/FrozenLake-v0' has no option '{name}'; " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -81,10 +81,12 @@ def test_a_model_that_is_not_there(make: Make, path: str, expected: str) -> None
     assert expected in only(make(model={"path": path}))
 
 
-def test_a_hub_model_without_network_is_a_note_and_rows_are_checked_still(make: Make, files: Path) -> None:
+def test_a_hub_model_without_network_is_a_warning_and_rows_are_checked_still(make: Make, files: Path) -> None:
     lines(files / "train.jsonl", {"prompt": "x"})
     report = make(model={"path": "org/not-in-the-cache"})
-    assert "note: model.path: org/not-in-the-cache is not checked" in only(report, "note")
+    model, rows = map(str, report.warnings)
+    assert model.startswith("warning: model.path: org/not-in-the-cache is not checked")
+    assert "the data has 1" in rows
     assert "train.jsonl:1" in only(report)
     assert report.plan.memory == ()
 
@@ -246,9 +248,9 @@ def test_a_missing_data_file(make: Make) -> None:
     assert "correct data.sources.2.path" in report.errors[1].message
 
 
-def test_a_hub_dataset_is_a_note(make: Make) -> None:
+def test_a_hub_dataset_is_a_warning(make: Make) -> None:
     report = make(data__sources=[{"path": "org/dataset"}])
-    assert "note: data.sources.0: org/dataset is not checked" in only(report, "note")
+    assert "warning: data.sources.0: org/dataset is not checked" in only(report, "warning")
     assert report.errors == []
 
 
@@ -467,6 +469,9 @@ def test_gpu_examples_are_accepted_without_a_gpu(
     monkeypatch.chdir(ROOT)
     assert cli.main(["run", "--config", f"configs/{name}.yaml", "--check"]) == 0
     captured = capsys.readouterr()
-    assert "Qwen/Qwen2.5-7B-Instruct" in captured.out
     assert "1,024 / 4 = 256" in captured.out
-    assert captured.err == ""
+    told = captured.err.splitlines()
+    assert len(told) == 3
+    assert told[0].startswith("warning: model.path: Qwen/Qwen2.5-7B-Instruct is not checked")
+    assert told[1].startswith("warning: data.sources.0: ")
+    assert captured.out.endswith("no error, and 3 warnings: see above\n")
