@@ -18,9 +18,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sysconfig
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 from pydantic import Field
@@ -29,6 +31,12 @@ from roll_like.config.base import PluginConfig
 from roll_like.errors import PluginError, RewardError
 from roll_like.registry import REWARDS
 from roll_like.types import Message, StopReason, Task, TurnRecord
+
+#: Folders of code that no plugin's author looks for a mistake in.
+_NOT_THEIRS = (
+    *(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "purelib", "platlib")),
+    f"{Path(__file__).resolve().parents[1]}/",
+)
 
 
 class RewardConfig(PluginConfig):
@@ -208,8 +216,14 @@ def register_reward(name: str) -> Callable[[Any], Any]:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error with the end of its traceback, so that a plugin's author finds the line."""
-    return "".join(traceback.format_exception(error, limit=-3)).strip()
+    """Return an error in one line, with the innermost line of the plugin's own code that it passed through.
+
+    Lines of installed packages, of Python's library and of roll_like are left out where there are others.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THEIRS)]
+    where = "".join(f" ({frame.filename}:{frame.lineno}, `{frame.line}`)" for frame in (own or frames)[-1:])
+    return f"{type(error).__name__}: {error}{where}"
 
 
 def failure(error: BaseException) -> RewardError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import traceback
 from dataclasses import dataclass
 
 from roll_like.cluster.driver_loop import DriverLoop
@@ -70,9 +69,7 @@ def _explained(error: RewardError, task: Task) -> str:
     cause = error.__cause__
     if cause is None:
         return error.message
-    frames = traceback.extract_tb(cause.__traceback__)
-    where = f" ({frames[-1].filename}:{frames[-1].lineno}, `{frames[-1].line}`)" if frames else ""
-    what = f"{type(cause).__name__}: {cause}{where}"
+    what = error.message
     if isinstance(cause, KeyError):
         return f"{what}; completion.metadata has {_names(task)}, and the reference answer is completion.answer"
     if isinstance(cause, TypeError | AttributeError) and _is_of_another_library(cause):

@@ -137,8 +137,9 @@ def test_a_failure_once_of_twice() -> None:
             raise ConnectionError("gone")
         return honest(completion)
 
-    report = check_reward(flaky, CASES)
-    assert report.suspicious == ["cannot be scored (once of twice): ConnectionError: gone"]
+    (found,) = check_reward(flaky, CASES).suspicious
+    assert found.startswith(f"cannot be scored (once of twice): ConnectionError: gone ({__file__}:")
+    assert found.endswith(', `raise ConnectionError("gone")`)')
 
 
 def test_a_penalty_pays_nothing_at_best() -> None:

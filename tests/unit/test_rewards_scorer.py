@@ -1,4 +1,5 @@
 import asyncio
+import json
 import math
 import threading
 import time
@@ -172,8 +173,16 @@ def test_a_function_loses_only_the_sample_that_raises(add: Add) -> None:
     assert [(s.trajectory.sample_index, s.reward) for s in scored.samples] == [(0, 1.0), (2, 1.0)]
     (failure,) = scored.failures
     assert (failure.stage, failure.name, failure.origin) == ("reward", "custom", "data.jsonl:1")
-    assert "ValueError: cannot read this" in failure.error
-    assert "in picky" in failure.error
+    assert failure.error.startswith(f"ValueError: cannot read this ({__file__}:")
+
+
+def test_a_failure_is_shown_at_the_authors_line_not_at_a_librarys(add: Add) -> None:
+    def reads_json(completion: Completion) -> float:
+        return float(json.loads(completion.text))
+
+    (failure,) = score(make_group("{"), RewardConfig(type=add(reads_json))).failures
+    assert failure.error.startswith("JSONDecodeError: ")
+    assert failure.error.endswith(", `return float(json.loads(completion.text))`)")
 
 
 def test_a_class_that_raises_loses_the_group_and_earlier_failures_stay(add: Add) -> None:
