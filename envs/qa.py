@@ -6,8 +6,8 @@ import math
 import re
 from typing import Any, Literal, TypeAlias
 
-from roll_like.builtin.envs.rows import read_rows
 from roll_like.builtin.envs.single_turn import AnswerStyle, SingleTurn
+from roll_like.envs import TaskRows, read_task_rows
 from roll_like.errors import DataError, EnvError
 
 #: `exact`: the same words; `number`: the same number; `contains`: the reference stands in the answer.
@@ -20,16 +20,18 @@ _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 class QA(SingleTurn):
     r"""`roll_like/QA-v0`.
 
-    Seed n asks row n modulo the number of rows, so that seeds that count up walk through the file.
+    Seed n asks row n modulo the number of rows, so that seeds that count up walk through the dataset.
 
     Args:
-        path: JSON-lines file, relative to where the run is started.
+        path: File, directory or hub dataset with the rows; a file is relative to where the run is started.
         prompt: Field of the question.
         answer: Field of the reference answer: one, or a list of which each is right.
         match: What counts as the same.
         style: Where the answer stands: `<answer>…</answer>`, `\boxed{…}`, or the whole text.
         invalid_penalty: What a text without an answer costs.
         system_prompt: First message of the conversation; default: how to answer.
+        held_out: So many rows, the last ones, are asked in evaluations only, and no others are.
+        split: Split of a hub dataset.
     """
 
     def __init__(
@@ -42,19 +44,21 @@ class QA(SingleTurn):
         style: AnswerStyle = "tag",
         invalid_penalty: float = 0.0,
         system_prompt: str | None = None,
+        held_out: int = 0,
+        split: str = "train",
     ) -> None:
         super().__init__(style=style, invalid_penalty=invalid_penalty, system_prompt=system_prompt)
         if match not in MATCHES:
             raise EnvError(f"unknown match {match!r}", fix=f"match is one of {', '.join(MATCHES)}")
-        self._rows = read_rows(path, (prompt, answer))
+        rows = read_task_rows(path, (prompt, answer), split=split)
+        self.rows = TaskRows(rows, held_out=held_out)
         self._prompt, self._answer, self._match = prompt, answer, match
-        for row in self._rows:
+        for row in rows:
             _check(references(row[answer]), match, row["origin"])
 
     def ask(self, seed: int | None) -> tuple[str, dict[str, Any]]:
-        """Return the question of row `seed` modulo their number; of any row without a seed."""
-        at = int(self.np_random.integers(len(self._rows))) if seed is None else seed % len(self._rows)
-        row = self._rows[at]
+        """Return the question of a seed's row; of any row without a seed."""
+        row = self.rows.row(seed, self.np_random)
         self._right = references(row[self._answer])
         return str(row[self._prompt]), {"state": row["origin"]}
 

@@ -11,9 +11,8 @@ import gymnasium
 from gymnasium.error import ResetNeeded
 
 from roll_like.builtin.envs.qa import MATCHES, Match, references, same
-from roll_like.builtin.envs.rows import read_rows
 from roll_like.builtin.envs.single_turn import AnswerStyle, read_answer
-from roll_like.envs import Commands, FreeText
+from roll_like.envs import Commands, FreeText, TaskRows, read_task_rows
 from roll_like.errors import DataError, EnvError
 from roll_like.tools import (
     AnyCall,
@@ -49,7 +48,8 @@ class Tools(gymnasium.Env[str, str]):
     what a turn called and what it was told.
 
     Args:
-        path: JSON-lines file of tasks. A row may have a `script`: the turns, as texts, with which it can be solved.
+        path: File, directory or hub dataset of tasks. A row may have a `script`: the turns, as texts, with which it can
+            be solved.
         tools: Tools by name, or sections such as `{type: search, corpus: FILE}`: see docs/tools.md.
         prompt: Field of the task.
         answer: Field of the reference answer: one, or a list of which each is right.
@@ -66,6 +66,8 @@ class Tools(gymnasium.Env[str, str]):
             template. For templates that do not know tools.
         result_role: Role of results; `user` for templates without a role `tool`.
         examples: So many tasks with a `script`, the last of the file, are shown solved before each task, and never set.
+        held_out: So many of the others, the last ones, are set in evaluations only, and no others are.
+        split: Split of a hub dataset.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 - Gymnasium declares it so
@@ -89,6 +91,8 @@ class Tools(gymnasium.Env[str, str]):
         describe_tools: bool = False,
         result_role: Role = "tool",
         examples: int = 0,
+        held_out: int = 0,
+        split: str = "train",
     ) -> None:
         if match not in MATCHES:
             raise EnvError(f"unknown match {match!r}", fix=f"match is one of {', '.join(MATCHES)}")
@@ -105,7 +109,8 @@ class Tools(gymnasium.Env[str, str]):
         self._configs = read_tool_configs(tools, "the environment's tools")
         self._limits = {"timeout": tool_timeout, "max_characters": max_characters}
         self._host: ToolHost | None = None
-        self._rows, shown = _split(read_rows(path, (prompt, answer)), examples, path)
+        rows, shown = _split(read_task_rows(path, (prompt, answer), split=split), examples, path)
+        self.rows = TaskRows(rows, held_out=held_out)
         self._schemas = self._tools().schemas
         self.tools = [] if describe_tools else self._schemas
         self.system_prompt = system_prompt
@@ -114,15 +119,14 @@ class Tools(gymnasium.Env[str, str]):
         self._examples = [message for row in shown for message in self._solved(row)]
         self.observation_space = FreeText()
         self.action_space = Commands([*map(_empty_call, self._schemas), "<answer>0</answer>"])
-        self._row: dict[str, Any] | None = None  # None: no episode is open
+        self._row: Mapping[str, Any] | None = None  # None: no episode is open
         self._turn = 0
         self._state = ""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Set a task: row `seed` modulo their number, any one without a seed."""
+        """Set a task: a seed's row, any one without a seed."""
         super().reset(seed=seed, options=options)
-        at = int(self.np_random.integers(len(self._rows))) if seed is None else seed % len(self._rows)
-        self._row, self._turn = self._rows[at], 0
+        self._row, self._turn = self.rows.row(seed, self.np_random), 0
         self._state = str(self._row["origin"])
         task = str(self._row[self._prompt])
         return task, {"state": self._state, "messages": [*self._examples, {"role": "user", "content": task}]}

@@ -138,6 +138,7 @@ from roll_like.envs import History as History
 from roll_like.envs import Instructions as Instructions
 from roll_like.envs import ScaledReward as ScaledReward
 from roll_like.envs import Success as Success
+from roll_like.envs import TaskRows as TaskRows
 from roll_like.envs import TextWrapper as TextWrapper
 from roll_like.envs import TokenLimit as TokenLimit
 from roll_like.envs import TurnLimit as TurnLimit
@@ -145,6 +146,7 @@ from roll_like.envs import check_env as check_env
 from roll_like.envs import make_env as make_env
 from roll_like.envs import read_action as read_action
 from roll_like.envs import read_tag as read_tag
+from roll_like.envs import read_task_rows as read_task_rows
 from roll_like.envs import write_action as write_action
 from roll_like.errors import CheckpointError as CheckpointError
 from roll_like.errors import ConfigError as ConfigError

@@ -23,6 +23,9 @@ IntArray: TypeAlias = npt.NDArray[np.int32]
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
+#: First seed of evaluations in environments, unless configured otherwise; training counts its seeds from 0.
+EVALUATION_SEED = 1_000_000
+
 
 class Message(TypedDict):
     """One chat message, as chat templates take it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,11 @@ from roll_like.check.data import each_reward, task_suits
 from roll_like.check.findings import Finding, Report, failed
 from roll_like.config.load import import_plugins
 from roll_like.data.chat import Renderer
+from roll_like.envs import TaskRows
 from roll_like.errors import RollLikeError
 from roll_like.rewards.base import RewardConfig
 from roll_like.rewards.scorer import scores_task
+from roll_like.types import EVALUATION_SEED
 
 
 def environment_findings(
@@ -30,13 +32,55 @@ def environment_findings(
 ) -> Iterator[Finding]:
     """Yield what is wrong: environments are begun once, from their first seed; programs are found; rewards made."""
     import_plugins(config.import_)
+    rows: dict[str, TaskRows] = {}
     for index, environment in enumerate(config.environments):
-        yield from _playable(config, environment, environment.first_seed, f"environments.{index}", renderer)
+        yield from _playable(config, environment, environment.first_seed, f"environments.{index}", renderer, rows)
     evaluation = config.evaluation
     for index, environment in enumerate(evaluation.environments if evaluation is not None else ()):
         key = f"evaluation.environments.{index}"
-        yield from _playable(config, environment, evaluation.first_seed if evaluation else 0, key, renderer)
+        yield from _playable(config, environment, evaluation.first_seed if evaluation else 0, key, renderer, rows)
+    yield from _rows_apart(config, rows)
     yield from each_reward(config, partial(_scorable, config))
+
+
+def _rows_apart(config: AgenticConfig, found: Mapping[str, TaskRows]) -> Iterator[Finding]:
+    """Yield where an evaluation sets rows that are trained on.
+
+    Args:
+        config: The configuration.
+        found: The rows of environments that have some, by their keys.
+    """
+    if config.evaluation is None:
+        return
+    keyed = {f"environments.{index}": one for index, one in enumerate(config.environments)}
+    trained = {_source(one): found[key] for key, one in keyed.items() if key in found}
+    if config.evaluation.environments:
+        keyed = {f"evaluation.environments.{index}": one for index, one in enumerate(config.evaluation.environments)}
+    for key, environment in keyed.items():
+        if key not in found or (source := _source(environment)) not in trained:
+            continue
+        kept, held_out = trained[source].held_out, found[key].held_out
+        if not kept or not held_out:
+            text = (
+                f"evaluations set rows of {source[0]} that are trained on too; set held_out to so many rows that are "
+                "kept for evaluations, or evaluate on another file"
+            )
+            yield Finding("warning", f"{key}.kwargs", text)
+        elif held_out > kept:
+            text = f"found {held_out}, and training holds out {kept} rows of {source[0]}; set the same number"
+            yield Finding("error", f"{key}.kwargs.held_out", text)
+        elif config.evaluation.first_seed < EVALUATION_SEED:
+            text = (
+                f"found {config.evaluation.first_seed}; rows that are held out are set by seeds from {EVALUATION_SEED} "
+                "on; remove the key"
+            )
+            yield Finding("error", "evaluation.first_seed", text)
+
+
+def _source(environment: EnvironmentConfig) -> tuple[str, str]:
+    """Return the dataset of an environment that has one, and its split."""
+    kwargs = environment.kwargs
+    return str(kwargs.get("path")), str(kwargs.get("split", "train"))
 
 
 def _scorable(config: AgenticConfig, reward: Any, section: RewardConfig, key: str) -> Iterator[Finding]:
@@ -58,15 +102,20 @@ def _scorable(config: AgenticConfig, reward: Any, section: RewardConfig, key: st
 
 
 def _playable(
-    config: AgenticConfig, environment: EnvironmentConfig, seed: int, key: str, renderer: Renderer | None
+    config: AgenticConfig,
+    environment: EnvironmentConfig,
+    seed: int,
+    key: str,
+    renderer: Renderer | None,
+    rows: dict[str, TaskRows],
 ) -> Iterator[Finding]:
-    """Yield what is wrong with one entry: its environment, its program, or both."""
+    """Yield what is wrong with one entry: its environment, its program, or both; and keep its rows, if it has some."""
     spec, hosted = spec_of(environment), environment_spec_of(environment)
     if isinstance(spec, ProgramSpec):
         yield from _found(spec, f"{key}.program")
         renderer = None  # what the policy is shown is the program's business
     if hosted is not None:
-        yield from _begun(config, hosted, seed, key, renderer)
+        yield from _begun(config, hosted, seed, key, renderer, rows)
 
 
 def _found(spec: ProgramSpec, key: str) -> Iterator[Finding]:
@@ -84,7 +133,12 @@ def _found(spec: ProgramSpec, key: str) -> Iterator[Finding]:
 
 
 def _begun(
-    config: AgenticConfig, environment: EnvironmentSpec, seed: int, key: str, renderer: Renderer | None
+    config: AgenticConfig,
+    environment: EnvironmentSpec,
+    seed: int,
+    key: str,
+    renderer: Renderer | None,
+    rows: dict[str, TaskRows],
 ) -> Iterator[Finding]:
     """Begin one episode, and yield why that fails, or why it cannot be played."""
     try:
@@ -93,6 +147,8 @@ def _begun(
         yield failed(key, error)
         return
     try:
+        if hosted.rows is not None:
+            rows[key] = hosted.rows
         started = hosted.reset(seed)
         tokens = None if renderer is None else len(renderer.encode(renderer.render(started.messages, started.tools)))
     except RollLikeError as error:

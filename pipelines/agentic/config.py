@@ -18,9 +18,7 @@ from roll_like.config.run import NAME_PATTERN, Rule
 from roll_like.config.sections import PositiveFloat, PositiveInt, ResourcesConfig
 from roll_like.config.violations import Violation
 from roll_like.registry import ADVANTAGES, PIPELINES
-
-#: First seed of evaluations: training counts up from 0, and few-shot examples are from beyond.
-EVALUATION_SEED = 1_000_000
+from roll_like.types import EVALUATION_SEED
 
 
 class ProgramConfig(ConfigModel):

@@ -95,11 +95,16 @@ def labelled_samples(preferences: Iterable[Preference]) -> Iterator[LabelledSamp
             yield LabelledSample(sample=each.rejected, label=False)
 
 
+_WORDS = {"true": True, "1": True, "false": False, "0": False}
+
+
 def _label(row: Row, source: LabelledSource, key: str) -> bool:
     require_fields(row, {source.label_field: f"{key}.label_field"})
     label = row.fields[source.label_field]
     if label in (0, 1) and isinstance(label, int):
         return bool(label)
+    if isinstance(label, str) and label.lower() in _WORDS:  # of a table
+        return _WORDS[label.lower()]
     raise DataError(
         f"{row.origin}: expected true or false (or 1 or 0) in {source.label_field!r}, found {short(label)}",
         fix=f"correct the row, or {key}.label_field",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,6 +84,9 @@ def _margin(row: Row, source: ScoredPairSource, key: str) -> float:
         return 0.0
     require_fields(row, {source.margin_field: f"{key}.margin_field"})
     value = row.fields[source.margin_field]
+    if isinstance(value, str):  # of a table
+        with suppress(ValueError):
+            value = float(value)
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0:
         return float(value)
     raise DataError(

@@ -20,7 +20,7 @@ from roll_like.agents.env_manager import EnvironmentLost
 from roll_like.agents.episode import EnvironmentSpec, Started, Stepped
 from roll_like.cluster import Cluster, WorkerDied
 from roll_like.config.load import import_plugins
-from roll_like.envs import make_env, system_prompt_of, tools_of
+from roll_like.envs import TaskRows, make_env, system_prompt_of, tools_of
 from roll_like.errors import EnvError
 from roll_like.rewards.base import describe_error
 
@@ -100,6 +100,12 @@ class HostedEnvironment:
 
     def __init__(self, spec: EnvironmentSpec) -> None:
         self._env = make_env(spec.env_id, **dict(spec.kwargs))
+
+    @property
+    def rows(self) -> TaskRows | None:
+        """The rows that it sets tasks from, if it does."""
+        rows = getattr(self._env.unwrapped, "rows", None)
+        return rows if isinstance(rows, TaskRows) else None
 
     def reset(self, seed: int) -> Started:
         """Begin an episode."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from roll_like.check.gpu_plan import GPUReport
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*|[\w-]+")
-_FILE_SUFFIXES = {".json", ".jsonl", ".parquet", ".gz", ".zst", ".gguf"}
+_FILE_SUFFIXES = {".json", ".jsonl", ".parquet", ".csv", ".tsv", ".gz", ".zst", ".gguf"}
 
 
 def failed(key: str, error: RollLikeError) -> Finding:

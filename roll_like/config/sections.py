@@ -70,7 +70,9 @@ class ModelConfig(ConfigModel):
 class SourceConfig(ConfigModel):
     """One dataset."""
 
-    path: str = Field(description="A `.jsonl` or `.parquet` file, a directory of them, or a hub dataset id.")
+    path: str = Field(
+        description="A file (`.jsonl`, `.json`, `.csv`, `.tsv`, `.parquet`), a directory of them, or a hub dataset id."
+    )
     name: str | None = Field(default=None, description="Name in metrics; default: stem of its path.")
     split: str = Field(default="train", description="Split of a hub dataset.")
     weight: PositiveFloat = Field(default=1.0, description="Share of this source among all, relative to the others.")

@@ -12,6 +12,16 @@ from roll_like.data.chat import ChatMessage
 from roll_like.data.rows import Row
 from roll_like.errors import DataError
 
+_SHAREGPT_ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "observation": "tool",
+}
+
 
 def read_messages(row: Row, field: str, role: str, key: str, *, plain: bool = False) -> list[ChatMessage]:
     """Return the messages in a field of a row.
@@ -29,6 +39,8 @@ def read_messages(row: Row, field: str, role: str, key: str, *, plain: bool = Fa
     value = row.fields[field]
     if isinstance(value, str):
         return [{"role": role, "content": value}]
+    if isinstance(value, Mapping):
+        value = [value]
     if isinstance(value, list) and value:
         return [
             _message(entry, f"{row.origin}: message {index} in {field!r}", plain=plain)
@@ -132,6 +144,8 @@ def _message(entry: Any, place: str, *, plain: bool) -> ChatMessage:
         raise DataError(f"{place}: expected {{role, content}}, found {short(entry)}", fix="correct the row")
     # Parquet gives every message the fields that any message has, as null
     message = {name: value for name, value in entry.items() if value is not None}
+    if "role" not in message and "from" in message:
+        message = dict(_of_sharegpt(message, place))
     if not isinstance(message.get("role"), str):
         raise DataError(f"{place}: expected a text in 'role', found {short(entry.get('role'))}", fix="correct the row")
     further = sorted(message.keys() - {"role", "content"})
@@ -145,13 +159,37 @@ def _message(entry: Any, place: str, *, plain: bool) -> ChatMessage:
         message["tool_calls"] = [_call(call, place) for call in calls]
     else:
         message.pop("tool_calls", None)
+    if isinstance(message.get("content"), list):
+        message["content"] = _joined(message["content"], place)
     content = message.setdefault("content", "" if message["role"] == "assistant" and not plain else None)
     if not isinstance(content, str):
         raise DataError(
-            f"{place}: expected a text in 'content', found {short(content)}",
-            fix="correct the row: messages are texts; join the parts of a list",
+            f"{place}: expected a text in 'content', found {short(content)}", fix="correct the row: messages are texts"
         )
     return message
+
+
+def _of_sharegpt(message: Mapping[str, Any], place: str) -> ChatMessage:
+    """Return a message of ShareGPT's, which has `from` and `value`, as one with a role and a content."""
+    role = _SHAREGPT_ROLES.get(str(message["from"]).lower())
+    if role is None:
+        raise DataError(
+            f"{place}: expected one of {', '.join(_SHAREGPT_ROLES)} in 'from', found {short(message['from'])}",
+            fix="correct the row",
+        )
+    others = {name: value for name, value in message.items() if name not in ("from", "value")}
+    return {"role": role, "content": message.get("value"), **others}
+
+
+def _joined(parts: Sequence[Any], place: str) -> str:
+    """Return the text of a content in parts, as OpenAI's API takes it."""
+    for part in parts:
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise DataError(
+                f"{place}: expected parts {{type: text, text: …}} in 'content', found {short(part)}",
+                fix="correct the row: messages are texts",
+            )
+    return "".join(part["text"] for part in parts)
 
 
 def _call(call: Any, place: str) -> Mapping[str, Any]:

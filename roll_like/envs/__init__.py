@@ -21,6 +21,7 @@ from roll_like.envs.check import EnvReport, check_env
 from roll_like.envs.probes import Finding
 from roll_like.envs.prompts import FewShot, History, Instructions
 from roll_like.envs.registration import make_env, registered
+from roll_like.envs.rows import TaskRows, read_task_rows
 from roll_like.envs.scripts import examples, scripted_action, system_prompt_of, tools_of
 from roll_like.envs.spaces import Commands, FreeText
 from roll_like.envs.wrappers import (
@@ -45,6 +46,7 @@ __all__ = [
     "Instructions",
     "ScaledReward",
     "Success",
+    "TaskRows",
     "TextWrapper",
     "TokenLimit",
     "TurnLimit",
@@ -53,6 +55,7 @@ __all__ = [
     "make_env",
     "read_action",
     "read_tag",
+    "read_task_rows",
     "registered",
     "scripted_action",
     "system_prompt_of",

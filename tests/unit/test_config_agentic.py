@@ -16,6 +16,7 @@ from roll_like.builtin.pipelines.agentic.check import environment_findings
 from roll_like.builtin.pipelines.agentic.config import AgenticConfig
 from roll_like.check import Report, check
 from roll_like.config.plan import plan
+from roll_like.types import EVALUATION_SEED
 
 LAKE: dict[str, Any] = {"id": "roll_like/FrozenLake-v0", "kwargs": {"size": 3}}
 
@@ -221,3 +222,35 @@ def test_a_reward_is_not_asked_about_environments_that_it_does_not_score() -> No
     made = config(environments=[LAKE, other], rewards={"use": [{"type": "math", "sources": ["other"]}]})
     (finding,) = environment_findings(made, None, Report(plan(made), []))
     assert "episodes of 'other'" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("trained", "evaluation", "expected"),
+    [
+        ({"held_out": 3}, {}, None),
+        ({}, {}, ("warning", "environments.0.kwargs", "evaluations set rows of")),
+        ({"held_out": 3}, {"held_out": 2}, None),
+        ({"held_out": 3}, {"held_out": 4}, ("error", "evaluation.environments.0.kwargs.held_out", "holds out 3 rows")),
+        ({"held_out": 3}, {"held_out": 0}, ("warning", "evaluation.environments.0.kwargs", "are trained on too")),
+        ({"held_out": 3}, {"first_seed": 500}, ("error", "evaluation.first_seed", "by seeds from 1000000 on")),
+        ({}, {"path": "other.jsonl"}, None),
+    ],
+)
+def test_rows_that_are_evaluated_are_not_trained_on(
+    trained: dict[str, Any],
+    evaluation: dict[str, Any],
+    expected: tuple[str, str, str] | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("rows.jsonl", "other.jsonl"):
+        Path(name).write_text("".join(f'{{"prompt": "{n}?", "answer": "{n}"}}\n' for n in range(9)))
+    section: dict[str, Any] = {"seeds": 2, "first_seed": evaluation.get("first_seed", EVALUATION_SEED)}
+    if kwargs := {key: value for key, value in evaluation.items() if key != "first_seed"}:
+        section["environments"] = [{"id": "roll_like/QA-v0", "name": "m", "kwargs": {"path": "rows.jsonl", **kwargs}}]
+    qa = {"id": "roll_like/QA-v0", "kwargs": {"path": "rows.jsonl", **trained}}
+    made = config(environments=[qa], evaluation=section)
+    found = list(environment_findings(made, None, Report(plan(made), [])))
+    assert [(one.level, one.key) for one in found] == ([] if expected is None else [expected[:2]])
+    assert expected is None or expected[2] in found[0].message

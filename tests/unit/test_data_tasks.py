@@ -165,13 +165,13 @@ def test_a_source_that_is_not_there(tokenizer, spelling, message):
 
 
 def test_files_that_cannot_be_read(tmp_path, tokenizer):
-    (tmp_path / "table.csv").write_text("prompt\na\n")
+    (tmp_path / "table.xlsx").write_text("prompt\na\n")
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "binary.jsonl").write_bytes(b'{"prompt": "\xff\xfe"}\n')
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 but nothing else")
     (tmp_path / "none").mkdir()
     for name, message in {
-        "table.csv": "expected a file that ends in .jsonl",
+        "table.xlsx": "expected a file that ends in .jsonl",
         "empty.jsonl": "holds no rows",
         "binary.jsonl": "cannot be read",
         "broken.parquet": "cannot be read",

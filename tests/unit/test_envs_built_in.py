@@ -401,7 +401,7 @@ def test_one_of_several_answers_is_enough(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        (None, {}, "no such file"),
+        (None, {}, "there is no file or directory"),
         ("\n", {}, "has no rows"),
         ('{"prompt": "a", "answer": 1}\n{"prompt": "b"}', {}, ":2: the field 'answer' is missing; found prompt"),
         ("{", {}, ":1: not JSON"),

@@ -1,0 +1,90 @@
+"""Rows of a dataset, for environments that set a task from each.
+
+    class Riddles(gymnasium.Env[str, str]):
+        def __init__(self, path: str, held_out: int = 0) -> None:
+            self.rows = TaskRows(read_task_rows(path, ("prompt", "answer")), held_out=held_out)
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            self.row = self.rows.row(seed, self.np_random)
+            return self.row["prompt"], {"state": self.row["origin"]}
+
+A run gives every episode of a group the same seed, and so the same row.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from roll_like.config.sections import DataSource
+from roll_like.data.rows import read_rows
+from roll_like.errors import DataError, EnvError
+from roll_like.types import EVALUATION_SEED
+
+
+@functools.lru_cache(maxsize=8)
+def read_task_rows(path: str, required: tuple[str, ...], *, split: str = "train") -> tuple[dict[str, Any], ...]:
+    """Return the rows of a dataset, read once per process, each with its place as `origin`.
+
+    Args:
+        path: A file, a directory or a hub dataset, as sources of `data` have it.
+        required: Fields that each row must have.
+        split: Split of a hub dataset.
+
+    Raises:
+        DataError: There is no such dataset, it has no rows, or a row lacks a field.
+    """
+    rows = []
+    for row in read_rows(DataSource(path=path, split=split), "kwargs"):
+        for name in required:
+            if row.fields.get(name) is None:
+                has = ", ".join(key for key, value in row.fields.items() if value is not None)
+                raise DataError(f"{row.origin}: the field {name!r} is missing; found {has or 'none'}")
+        rows.append({**row.fields, "origin": row.origin})
+    if not rows:
+        raise DataError(f"{path} has no rows", fix="correct `path` of the environment's kwargs")
+    return tuple(rows)
+
+
+class TaskRows:
+    """Which row each seed sets: seeds that count up walk through the rows, and begin anew after the last.
+
+    >>> rows = TaskRows([{"n": 0}, {"n": 1}, {"n": 2}], held_out=1)
+    >>> [rows.row(seed)["n"] for seed in (0, 1, 2, EVALUATION_SEED, EVALUATION_SEED + 1)]
+    [0, 1, 0, 2, 2]
+
+    Args:
+        rows: At least one.
+        held_out: So many rows at the end are set by the seeds of evaluations only, which are `EVALUATION_SEED` and
+            those above it, and no other row is; 0 sets all rows by all seeds.
+
+    Raises:
+        EnvError: No row would be left to train on.
+    """
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]], *, held_out: int = 0) -> None:
+        if not 0 <= held_out < len(rows):
+            raise EnvError(
+                f"held_out is {held_out}, and there are {len(rows)} rows",
+                fix="hold out fewer rows than there are, or 0 to evaluate on those that are trained on",
+            )
+        self.held_out = held_out
+        self._trained = rows[: len(rows) - held_out]
+        self._evaluated = rows[len(rows) - held_out :]
+
+    def row(self, seed: int | None, generator: np.random.Generator | None = None) -> Mapping[str, Any]:
+        """Return the row of a seed; without one, any row that is trained on.
+
+        Args:
+            seed: Of an episode.
+            generator: Draws where there is no seed.
+        """
+        if seed is None:
+            return self._trained[int((generator or np.random.default_rng()).integers(len(self._trained)))]
+        if seed >= EVALUATION_SEED and self._evaluated:
+            return self._evaluated[(seed - EVALUATION_SEED) % len(self._evaluated)]
+        return self._trained[seed % len(self._trained)]
