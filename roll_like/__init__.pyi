@@ -239,6 +239,8 @@ from roll_like.training.rank import TrainingRank as TrainingRank
 from roll_like.training.start import rank_spec as rank_spec
 from roll_like.training.start import start_engine as start_engine
 from roll_like.training.start import start_trainer as start_trainer
+from roll_like.types import Callbacks as Callbacks
+from roll_like.types import CheckReport as CheckReport
 from roll_like.types import Failure as Failure
 from roll_like.types import Group as Group
 from roll_like.types import Message as Message

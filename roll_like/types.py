@@ -10,14 +10,17 @@ arrays over a trajectory's tokens are named with the suffix `_T` in function bod
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 IntArray: TypeAlias = npt.NDArray[np.int32]
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -284,6 +287,22 @@ class ReferencedSample(PolicySample):
     reference_logprobs: FloatArray
 
 
+class CheckReport(Protocol):
+    """What a check of a configuration found; as a text it is what `--check` prints."""
+
+    @property
+    def errors(self) -> Sequence[Any]:
+        """What stops a run; each has a `key` and a `message`."""
+
+    @property
+    def warnings(self) -> Sequence[Any]:
+        """What may not be meant."""
+
+    @property
+    def verdict(self) -> str:
+        """What it comes to, where there are no errors."""
+
+
 class RunSummary(Protocol):
     """What a run came to."""
 
@@ -293,6 +312,19 @@ class RunSummary(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Callbacks:
+    """What a notebook or a script does while a run goes on; an error that one raises ends the run.
+
+    Attributes:
+        on_step: Called after each training step with its number, from 1, and its figures.
+        on_evaluation: Called after each evaluation with the number of finished steps, and the evaluation's figures.
+    """
+
+    on_step: Callable[[int, Mapping[str, float]], object] | None = None
+    on_evaluation: Callable[[int, Mapping[str, float]], object] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RunResult:
     """What a run left behind.
 
@@ -301,6 +333,7 @@ class RunResult:
         directory: Its folder.
         summary: Its `figures` are those of `summary.json`; None when no step was finished.
         metrics: One dictionary a step, as in `metrics.jsonl`.
+        evaluations: The number of finished steps and the figures of each evaluation, as in `evaluations.jsonl`.
         stopped: Whether SIGTERM ended it before its last step.
     """
 
@@ -308,4 +341,27 @@ class RunResult:
     directory: Path
     summary: RunSummary | None
     metrics: Sequence[Mapping[str, float]]
+    evaluations: Sequence[tuple[int, Mapping[str, float]]]
     stopped: bool
+
+    def frame(self, kind: Literal["steps", "evaluations"] = "steps") -> DataFrame:
+        """Return a table with a row for each training step or evaluation, and a column for each metric."""
+        from pandas import DataFrame, Index
+
+        if kind == "steps":
+            return DataFrame(list(self.metrics), index=Index(range(1, len(self.metrics) + 1), name="step"))
+        steps = Index([step for step, _ in self.evaluations], name="step")
+        return DataFrame([values for _, values in self.evaluations], index=steps)
+
+    def __repr__(self) -> str:
+        """Return its name, how far it came, what it learned, and where it is."""
+        parts = [f"{len(self.metrics)} steps" + (", stopped" if self.stopped else "")]
+        figures = {} if self.summary is None else self.summary.figures
+        for what, names in {
+            "reward": ("reward_first", "reward_last"),
+            "evaluation": ("eval_before", "eval_after"),
+        }.items():
+            first, last = map(figures.get, names)
+            if first is not None and last is not None:
+                parts.append(f"{what} {first:.3g} → {last:.3g}")
+        return f"RunResult({self.name}: {', '.join(parts)}; {self.directory})"

@@ -7,9 +7,9 @@ another machine has is a note, not an error: a configuration for GPUs is checked
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
-from roll_like.check.findings import Finding, Report
+from roll_like.check.findings import Finding, Report, show
 from roll_like.check.gpu_plan import check_gpus, gpu_report
 from roll_like.check.machine import (
     check_engine,
@@ -37,9 +37,6 @@ from roll_like.data.chat import Renderer
 from roll_like.errors import ConfigError
 from roll_like.models.precision import settled
 from roll_like.models.shape import ModelShape
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
 PolicyT = TypeVar("PolicyT", bound=PolicyGradientConfig)
@@ -113,27 +110,6 @@ def refuse_errors(report: Report) -> Report:
         listed = (f"  {number}. {error.key}: {error.message}" for number, error in enumerate(report.errors, 1))
         raise ConfigError("\n".join([f"{len(report.errors)} problems; nothing was started:", *listed]))
     return report
-
-
-def show(report: Report, out: Console, err: Console) -> None:
-    """Print errors and warnings to `err`, notes and (without errors) the plan to `out`; that of GPUs always."""
-    order = {"error": 0, "warning": 1, "note": 2}
-    for finding in sorted(report.findings, key=lambda finding: order[finding.level]):
-        style = {"error": "red", "warning": "yellow", "note": "dim"}[finding.level]
-        console = out if finding.level == "note" else err
-        console.print(str(finding), style=style, markup=False, highlight=False, soft_wrap=True)
-    if report.errors:
-        count = len(report.errors)
-        err.print(f"{count} problem{'s' * (count != 1)} found; nothing was started", style="bold red")
-        if report.gpus is not None:  # says where what does not fit comes from
-            out.print(report.gpus.render())
-    else:
-        for source in report.sources:
-            out.print(f"tasks of {source}", markup=False, highlight=False, soft_wrap=True)
-        out.print(report.plan.render())
-        if report.gpus is not None:
-            out.print(report.gpus.render())
-        out.print(report.verdict, style="bold yellow" if report.warnings else "bold green")
 
 
 __all__ = ["Finding", "Report", "check", "check_run", "refuse_errors", "show"]

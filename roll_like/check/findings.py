@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from rich.console import Console
 
 from roll_like.config.plan import Plan
 from roll_like.config.violations import Finding
@@ -32,7 +35,7 @@ def is_hub_id(path: str) -> bool:
     return not local.exists() and local.suffix not in _FILE_SUFFIXES and _HUB_ID.fullmatch(path) is not None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Report:
     """What a check found, the run's plan, what became of the rows of each source that could be read, and its GPUs."""
 
@@ -58,8 +61,35 @@ class Report:
             return "no problem found"
         return f"no error, and {len(self.warnings)} warning{'s' * (len(self.warnings) > 1)}: see above"
 
+    def __repr__(self) -> str:
+        """Return what `--check` prints."""
+        console = Console(file=io.StringIO(), width=100, record=True)
+        show(self, console, console)
+        return console.export_text().rstrip()
+
     def _of(self, level: str) -> list[Finding]:
         return [finding for finding in self.findings if finding.level == level]
 
 
-__all__ = ["Finding", "Report", "failed", "is_hub_id"]
+def show(report: Report, out: Console, err: Console) -> None:
+    """Print errors and warnings to `err`, notes and (without errors) the plan to `out`; that of GPUs always."""
+    order = {"error": 0, "warning": 1, "note": 2}
+    for finding in sorted(report.findings, key=lambda finding: order[finding.level]):
+        style = {"error": "red", "warning": "yellow", "note": "dim"}[finding.level]
+        console = out if finding.level == "note" else err
+        console.print(str(finding), style=style, markup=False, highlight=False, soft_wrap=True)
+    if report.errors:
+        count = len(report.errors)
+        err.print(f"{count} problem{'s' * (count != 1)} found; nothing was started", style="bold red")
+        if report.gpus is not None:  # says where what does not fit comes from
+            out.print(report.gpus.render())
+    else:
+        for source in report.sources:
+            out.print(f"tasks of {source}", markup=False, highlight=False, soft_wrap=True)
+        out.print(report.plan.render())
+        if report.gpus is not None:
+            out.print(report.gpus.render())
+        out.print(report.verdict, style="bold yellow" if report.warnings else "bold green")
+
+
+__all__ = ["Finding", "Report", "failed", "is_hub_id", "show"]

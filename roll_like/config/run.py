@@ -25,7 +25,7 @@ from roll_like.config.violations import Violation, raise_violations
 from roll_like.errors import ConfigError
 
 if TYPE_CHECKING:
-    from roll_like.types import RunResult
+    from roll_like.types import Callbacks, CheckReport, RunResult
 
 #: What a run's folder may be called.
 NAME_PATTERN = r"^[A-Za-z0-9._-]+$"
@@ -133,11 +133,25 @@ class RunConfig(PipelineConfig):
         """Return the same configuration for another model."""
         return self.model_copy(update={"model": self.model.at(model)})
 
-    def run(self, *, resume: str | None = None) -> RunResult:
+    def check(self) -> CheckReport:
+        """Return every problem that can be known before a run, and its plan; printed, it is what `--check` prints."""
+        report: CheckReport = self.pipeline_class().check(self)
+        return report
+
+    def run(self, *, resume: str | None = None, callbacks: Callbacks | None = None) -> RunResult:
         """Train, from a notebook or a script, and return the metrics.
 
         Args:
             resume: Name of a run to continue, or `""` for this configuration's own.
+            callbacks: What is called after each step and each evaluation.
         """
-        result: RunResult = self.pipeline_class().launch(self, resume=resume)
+        called = {} if callbacks is None else {"callbacks": callbacks}  # a pipeline of others may not know them
+        result: RunResult = self.pipeline_class().launch(self, resume=resume, **called)
         return result
+
+    def __repr__(self) -> str:
+        """Return what tells one configuration from another; `dump_config` writes all of it."""
+        run = self.output_dir / self.name
+        return f"{type(self).__name__}({run}, model {self.model.path}, seed {self.seed})"
+
+    __str__ = __repr__

@@ -72,6 +72,8 @@ class MetricsManager:
         self.summary: Summary | None = None
         #: Step and figures of every training step, those before a resumption included.
         self.history: list[tuple[int, dict[str, float]]] = []
+        #: Number of finished steps and figures of every evaluation, those before a resumption included.
+        self.evaluations: list[tuple[int, dict[str, float]]] = []
         self._config = config
         self._run_dir = run_dir
         self._run_name = run_name
@@ -182,6 +184,7 @@ class MetricsManager:
         """Take the figures of an evaluation after `step` training steps (`eval/avg`, …), and return them reduced."""
         values = reduce(merge(parts))
         self._record(files.EVALUATIONS, step, values)
+        self.evaluations.append((step, values))
         self.console.evaluation(step, values)
         return values
 
@@ -315,7 +318,8 @@ class MetricsManager:
             if number.isdigit() and int(number) > self._step:
                 path.unlink()
         for record in files.read(self._run_dir / files.EVALUATIONS):
-            self._progress.add_evaluation(int(record["step"]), files.values_of(record))
+            self.evaluations.append((int(record["step"]), files.values_of(record)))
+            self._progress.add_evaluation(*self.evaluations[-1])
         for record in files.read(self._run_dir / files.METRICS):
             values = files.values_of(record)
             self.history.append((int(record["step"]), values))

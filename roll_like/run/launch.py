@@ -19,17 +19,21 @@ from roll_like.run.folder import find_run, locked
 from roll_like.run.signals import StopSignal
 from roll_like.run.snapshots import Snapshots
 from roll_like.run.state import RunContext, RunState
+from roll_like.types import Callbacks
 from roll_like.values import Max, Metric, Sum
 
 
 @contextmanager
-def running(config: RunConfig, resume: str | None, *, began: float | None = None) -> Iterator[RunContext]:
+def running(
+    config: RunConfig, resume: str | None, *, began: float | None = None, callbacks: Callbacks | None = None
+) -> Iterator[RunContext]:
     """Hold a run's folder, its metrics, Ray and the hardware; whatever happens, nothing is left running.
 
     Args:
         config: The validated configuration, with its number of steps.
         resume: None starts anew; "" continues the run of this name; else the run (or folder) to continue.
         began: When the run began, on the monotonic clock; default: now.
+        callbacks: What is called after each step and each evaluation.
 
     Raises:
         RollLikeError: The run to continue does not exist, its folder is in use, or the hardware is not there.
@@ -83,6 +87,7 @@ def running(config: RunConfig, resume: str | None, *, began: float | None = None
             store=store,
             snapshots=snapshots,
             resumed=checkpoint,
+            callbacks=callbacks,
         )
         resources.report = state.recovered
         nodes = stack.enter_context(

@@ -23,7 +23,7 @@ from roll_like.run.recovery import Recovery
 from roll_like.run.signals import StopRequested
 from roll_like.run.state import Evaluates, RunContext, RunState
 from roll_like.training.engine import TrainingEngine
-from roll_like.types import RunResult
+from roll_like.types import Callbacks, RunResult
 from roll_like.values import reduce
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
@@ -77,12 +77,13 @@ class Pipeline(ABC, Generic[ConfigT]):
         return config
 
     @classmethod
-    def launch(cls, config: ConfigT, *, resume: str | None = None) -> RunResult:
+    def launch(cls, config: ConfigT, *, resume: str | None = None, callbacks: Callbacks | None = None) -> RunResult:
         """Check the configuration, then train in a folder of its own.
 
         Args:
             config: The validated configuration.
             resume: None starts anew; "" continues the latest run of this name; else the run to continue.
+            callbacks: What is called after each step and each evaluation.
 
         Raises:
             ConfigError: The check found errors; nothing was started.
@@ -93,7 +94,7 @@ class Pipeline(ABC, Generic[ConfigT]):
             resolve_model(config.model)  # downloads it: its sizes say whether the run fits on its GPUs
             refuse_errors(cls.check(config))
         config, stopped = settled(cls.with_steps(config)), False
-        with running(config, resume, began=began) as run:
+        with running(config, resume, began=began, callbacks=callbacks) as run:
             state = run.state
             with state.interruptible():
                 pipeline = cls.build(config, run)
@@ -116,6 +117,7 @@ class Pipeline(ABC, Generic[ConfigT]):
             directory=state.directory,
             summary=state.metrics.summary,
             metrics=[values for _, values in state.metrics.history],
+            evaluations=state.metrics.evaluations,
             stopped=stopped,
         )
 

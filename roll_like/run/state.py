@@ -29,7 +29,7 @@ from roll_like.run.checkpoint import Checkpoint, CheckpointClock, CheckpointStor
 from roll_like.run.signals import StopRequested, StopSignal
 from roll_like.run.snapshots import Snapshots
 from roll_like.training.engine import TrainingEngine
-from roll_like.types import Group, Scored
+from roll_like.types import Callbacks, Group, Scored
 from roll_like.values import Last, Max, Metric, Metrics, Sum
 
 #: Checkpoints in a row that could not be written for want of space, until the run ends.
@@ -80,6 +80,7 @@ class RunState:
         store: Its checkpoints on disk.
         snapshots: Its newest state in memory.
         resumed: The checkpoint to continue from.
+        callbacks: What is called after each step and each evaluation.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class RunState:
         store: CheckpointStore,
         snapshots: Snapshots,
         resumed: Checkpoint | None,
+        callbacks: Callbacks | None = None,
     ) -> None:
         self.directory = directory
         self.metrics = metrics
@@ -103,6 +105,7 @@ class RunState:
         self.reached = self.first_step
         self._config = config
         self._signal = signal
+        self._callbacks = callbacks or Callbacks()
         self._store = store
         self._snapshots = snapshots
         self._resumed = resumed
@@ -243,6 +246,8 @@ class RunState:
             self.metrics.log_rollouts(self.finished, rollout_rows(self._sampled))
         self._sampled = []
         self._watch(values)
+        if self._callbacks.on_step is not None:
+            self._callbacks.on_step(self.finished, values)
         return values
 
     def _watch(self, values: Mapping[str, float]) -> None:
@@ -320,6 +325,8 @@ class RunState:
         if collected is not None:
             self.metrics.log_rollouts(self.finished, rollout_rows(collected.groups), kind="eval")
         self._score = evaluator.score(values)
+        if self._callbacks.on_evaluation is not None:
+            self._callbacks.on_evaluation(self.finished, values)
 
     def interruptible(self) -> AbstractContextManager[None]:
         """Let SIGTERM cut this block short."""

@@ -1,0 +1,60 @@
+"""What a notebook shows of configurations, checks and runs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from config_files import MINIMAL
+
+from roll_like import RLVRConfig, RunResult
+from roll_like.builtin.pipelines.rlvr.config import RLVRConfig as RLVR
+from roll_like.check.findings import Finding, Report
+from roll_like.config.plan import plan
+
+
+def result(**changes: Any) -> RunResult:
+    figures = {"reward_first": 0.25, "reward_last": 0.8751, "eval_before": None, "eval_after": None}
+    values: dict[str, Any] = {
+        "name": "demo",
+        "directory": Path("runs/demo"),
+        "summary": SimpleNamespace(figures=figures),
+        "metrics": [{"train/loss": 2.0}, {"train/loss": 1.0, "train/grad_norm": math.nan}],
+        "evaluations": [(0, {"eval/avg": 0.25}), (2, {"eval/avg": 0.5})],
+        "stopped": False,
+    }
+    return RunResult(**(values | changes))
+
+
+def test_a_result_is_shown_in_a_line() -> None:
+    assert repr(result()) == "RunResult(demo: 2 steps, reward 0.25 → 0.875; runs/demo)"
+    figures = {"reward_first": 0.0, "reward_last": 1.0, "eval_before": 0.25, "eval_after": 0.5}
+    stopped = result(summary=SimpleNamespace(figures=figures), stopped=True)
+    assert repr(stopped) == "RunResult(demo: 2 steps, stopped, reward 0 → 1, evaluation 0.25 → 0.5; runs/demo)"
+    assert repr(result(summary=None, metrics=[])) == "RunResult(demo: 0 steps; runs/demo)"
+
+
+def test_metrics_as_a_table() -> None:
+    steps = result().frame()
+    assert steps.index.name == "step"
+    assert steps["train/loss"].to_dict() == {1: 2.0, 2: 1.0}
+    assert steps["train/grad_norm"].isna().tolist() == [True, True]
+    assert result().frame("evaluations")["eval/avg"].to_dict() == {0: 0.25, 2: 0.5}
+    assert result(metrics=[], evaluations=[]).frame().empty
+
+
+def test_a_configuration_is_shown_in_a_line() -> None:
+    config = RLVRConfig(**MINIMAL)
+    assert repr(config) == str(config) == f"RLVRConfig(runs/{config.name}, model {config.model.path}, seed 0)"
+
+
+def test_a_report_is_shown_as_a_check_prints_it() -> None:
+    report = Report(plan(RLVR(**MINIMAL), None), [Finding("warning", "steps", "few")])
+    lines = repr(report).splitlines()
+    assert lines[0] == "warning: steps: few"
+    assert lines[1].startswith("Plan of ")
+    assert lines[-1] == "no error, and 1 warning: see above"
+    wrong = Report(report.plan, [Finding("error", "steps", "none")])
+    assert str(wrong).splitlines() == ["error: steps: none", "1 problem found; nothing was started"]
