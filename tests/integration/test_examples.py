@@ -32,6 +32,10 @@ def test_every_notebook_runs(path: Path, tmp_path: Path) -> None:
     if path.stem == "rlvr_from_python":
         assert [step["step"] for step in steps] == [1, 2]
         assert all(0 < step["rollout/reward/mean"] < 1 for step in steps)
+        printed = "".join(output.get("text", "") for output in outputs)
+        assert "no problem found" in printed
+        for step in steps:  # by a callback
+            assert f"step {step['step']}: reward {step['rollout/reward/mean']:.3f}" in printed
     else:  # an agentic run that learns
         assert [step["step"] for step in steps] == list(range(1, 15))
         assert summary["eval_after"] > summary["eval_before"] + 0.2
