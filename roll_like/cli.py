@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -59,14 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments, further = parser.parse_known_args(argv)
     _take_overrides(parser, arguments, further)
     _refuse_contradictions(parser, arguments)
-    command: Callable[[argparse.Namespace], int] | None = arguments.command
+    command: Callable[[argparse.Namespace], int] = arguments.command
     try:
-        if command is not None:
-            return command(arguments)
-        config = _load(arguments)  # `run`
-        if arguments.check:
-            return _check(config, arguments.resume)
-        return _run(arguments, config)
+        return command(arguments)
     except RollLikeError as error:
         _report(error, debug=arguments.debug)
         if isinstance(error, ConfigError | PluginError):
@@ -88,7 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    run = _add(commands, "run", None, "train, or check a configuration")  # `main` does this one itself
+    run = _add(commands, "run", _run, "train, or check a configuration")
     _add_config(run)
     run.add_argument("--check", action="store_true", help="find every problem and print the plan; start nothing")
     run.add_argument(
@@ -103,6 +99,18 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         metavar="N",
         help="run with --resume auto, and up to N times again if a process or a machine is lost",
+    )
+
+    run.add_argument("--print-config", action="store_true", help="print the whole configuration as YAML; start nothing")
+
+    sweep = _add(commands, "sweep", _sweep, "train every combination of some values, one run after the other")
+    _add_config(sweep)
+    sweep.add_argument(
+        "--over",
+        action="append",
+        required=True,
+        metavar="key=[value,…]",
+        help="values of a key; may be given several times",
     )
 
     evaluate = _add(commands, "eval", _evaluate, "measure a model on the evaluation tasks")
@@ -162,9 +170,7 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _add(
-    commands: Any, name: str, command: Callable[[argparse.Namespace], int] | None, text: str
-) -> argparse.ArgumentParser:
+def _add(commands: Any, name: str, command: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
     parser.set_defaults(command=command)
     parser.add_argument("--debug", action="store_true", help="print the traceback of an error too")
@@ -207,11 +213,21 @@ def _refuse_contradictions(parser: argparse.ArgumentParser, arguments: argparse.
         parser.error(f"--restart {restart}: expected how often the run may be started again, 1 or more")
     if arguments.resume is not None:
         parser.error("--restart continues the latest run of this configuration by itself; leave --resume out")
+    if arguments.check or arguments.print_config:
+        option = "--check" if arguments.check else "--print-config"
+        parser.error(f"{option} starts nothing, so there is nothing to restart; leave one of the two out")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    config = _load(arguments)
+    if arguments.print_config:
+        return _print_config(config)
     if arguments.check:
-        parser.error("--check starts nothing, so there is nothing to restart; leave one of the two out")
+        return _check(config, arguments.resume)
+    return _train(arguments, config)
 
 
-def _run(arguments: argparse.Namespace, config: PipelineConfig) -> int:
+def _train(arguments: argparse.Namespace, config: PipelineConfig) -> int:
     from roll_like.config.run import RunConfig
     from roll_like.run.folder import AUTO, announcement, is_finished, latest_run
 
@@ -291,6 +307,44 @@ def _check(config: PipelineConfig, resume: str | None) -> int:
     report = pipeline.check(config)
     show(report, Console(), Console(stderr=True))
     return FAILED if report.errors else OK
+
+
+def _print_config(config: PipelineConfig) -> int:
+    from roll_like.config.load import dump_config
+
+    sys.stdout.write(dump_config(config))
+    return OK
+
+
+def _sweep(arguments: argparse.Namespace) -> int:
+    """Train each run in a process of its own; one that is finished already is not trained again."""
+    from rich.console import Console
+
+    from roll_like.config.load import load_config
+    from roll_like.config.run import RunConfig
+    from roll_like.metrics.reports.comparison import compare
+    from roll_like.run.folder import AUTO
+    from roll_like.run.sweep import swept_runs
+
+    config = _load(arguments)
+    if not isinstance(config, RunConfig):
+        raise ConfigError(f"runs of pipeline: {config.pipeline!r} have no name, so they cannot be swept over")
+    runs = swept_runs(config.name, arguments.over)
+    for run in runs:  # a mistake in the last one is found before the first one starts
+        load_config(arguments.config, [*arguments.overrides, *run.overrides])
+    codes = {}
+    command = [sys.executable, "-m", "roll_like.cli", "run", "--config", str(arguments.config), "--resume", AUTO]
+    for number, run in enumerate(runs, 1):
+        print(f"run {number} of {len(runs)}: {' '.join(run.overrides[:-1])}", flush=True)
+        codes[run.name] = subprocess.call([*command, *arguments.overrides, *run.overrides])
+    finished = [config.output_dir / name for name, code in codes.items() if code == OK]
+    if len(finished) > 1:
+        console = Console(highlight=False)
+        console.print(*compare(finished).tables(console.width))
+    failed = [f"{name} (exit code {code})" for name, code in codes.items() if code != OK]
+    if failed:
+        print(f"error: {len(failed)} of {len(runs)} runs failed: {', '.join(failed)}", file=sys.stderr)
+    return FAILED if failed else OK
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:

@@ -326,7 +326,7 @@ def test_an_exit_code_says_whether_to_try_again(
 def test_restarts_need_a_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = cli.build_parser().parse_args(["run", "--config", "x.yaml", "--restart", "2"])
     with pytest.raises(errors.ConfigError, match="is no RunConfig"):
-        cli._run(arguments, PipelineConfig(pipeline="mine"))
+        cli._train(arguments, PipelineConfig(pipeline="mine"))
 
 
 def test_a_shell_that_completes_a_line_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
