@@ -355,7 +355,8 @@ class RunResult:
 
     def __repr__(self) -> str:
         """Return its name, how far it came, what it learned, and where it is."""
-        parts = [f"{len(self.metrics)} steps" + (", stopped" if self.stopped else "")]
+        count = len(self.metrics)
+        parts = [f"{count} step{'s' * (count != 1)}" + (", stopped" if self.stopped else "")]
         figures = {} if self.summary is None else self.summary.figures
         for what, names in {
             "reward": ("reward_first", "reward_last"),

@@ -20,7 +20,7 @@ import torch
 from config_files import RecordingPipeline
 from documented_keys import documented_keys
 
-from roll_like import Completion, cli, errors
+from roll_like import Completion, RunResult, cli, errors
 from roll_like.builtin.pipelines.agentic.config import AgenticConfig
 from roll_like.builtin.pipelines.distill.config import DistillConfig
 from roll_like.builtin.pipelines.dpo.config import DPOConfig
@@ -189,8 +189,15 @@ def test_the_readmes_python_builds_a_run(monkeypatch: pytest.MonkeyPatch, capsys
         @classmethod
         def launch(cls, config: RLVRConfig, resume: str | None = None) -> Any:
             super().launch(config, resume)
-            figures = SimpleNamespace(figures={"reward_last": 0.75})
-            return SimpleNamespace(summary=figures, metrics=[{"train/entropy": 1.5}])
+            figures = SimpleNamespace(figures={"reward_first": 0.5, "reward_last": 0.75})
+            return RunResult(
+                name="run",
+                directory=Path("runs/run"),
+                summary=figures,
+                metrics=[{"rollout/reward/mean": 0.625}],
+                evaluations=[],
+                stopped=False,
+            )
 
     monkeypatch.setattr(RLVRConfig, "pipeline_class", lambda self: Recorder)
     (snippet,) = (block for block in blocks(ROOT / "README.md", "python") if "RLVRConfig(" in block)
@@ -200,7 +207,8 @@ def test_the_readmes_python_builds_a_run(monkeypatch: pytest.MonkeyPatch, capsys
     RecordingPipeline.calls.clear()
     assert (command, resumed) == ("launch", None)
     assert (ROOT / config.data.sources[0].path).is_file()
-    assert capsys.readouterr().out == "0.75 1.5\n"
+    printed = capsys.readouterr().out
+    assert printed.startswith("RunResult(run: 1 step, reward 0.5 → 0.75; runs/run) step\n1    0.625\n")
 
 
 @pytest.mark.usefixtures("own_registries")
