@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TypeAlias, TypeVar
 
+from roll_like.check.disk import DiskUse
 from roll_like.check.findings import Finding, Report, show
 from roll_like.check.gpu_plan import check_gpus, gpu_report
 from roll_like.check.machine import (
@@ -86,8 +87,9 @@ def check_run(
     renderer = None if tokenizer is None else Renderer(tokenizer, template_options=config.model.template_options)
     report = Report(planned(config, shape), findings)
     findings += further(config, renderer, shape, report)
+    report.disk = None if shape is None else DiskUse.of(config, shape)
     # a machine without the weights is not the one that will write checkpoints
-    findings += check_output(config, None if model is None else shape)
+    findings += check_output(config, None if model is None else report.disk)
     findings += check_hardware(config, report.plan)
     report.gpus = gpu_report(config, report.plan, role_shapes(config, shape))
     if report.gpus is not None:

@@ -17,6 +17,7 @@ from roll_like.data.tasks import SourceReport
 from roll_like.errors import RollLikeError
 
 if TYPE_CHECKING:
+    from roll_like.check.disk import DiskUse
     from roll_like.check.gpu_plan import GPUReport
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*|[\w-]+")
@@ -43,6 +44,7 @@ class Report:
     findings: list[Finding] = field(default_factory=list)
     sources: list[SourceReport | RowsReport] = field(default_factory=list)
     gpus: GPUReport | None = None
+    disk: DiskUse | None = None
 
     @property
     def errors(self) -> list[Finding]:
@@ -89,6 +91,8 @@ def show(report: Report, out: Console, err: Console) -> None:
         out.print(report.plan.render())
         if report.gpus is not None:
             out.print(report.gpus.render())
+        if report.disk is not None:
+            out.print(str(report.disk), highlight=False, soft_wrap=True)
         out.print(report.verdict, style="bold yellow" if report.warnings else "bold green")
 
 

@@ -6,10 +6,11 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 
+from roll_like.check.disk import DiskUse
 from roll_like.check.findings import Finding, failed
 from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.config.inference import DEFAULT_ENGINE, engines_share_gpus
-from roll_like.config.plan import GIB, Plan, bytes_per_value, trained_parameters
+from roll_like.config.plan import GIB, Plan
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.run import RunConfig
 from roll_like.config.schedule import AsyncSchedule, ReplaySchedule
@@ -17,7 +18,6 @@ from roll_like.config.sections import CriticConfig, TrainerConfig
 from roll_like.errors import ConfigError
 from roll_like.inference.plugin import EnginePlugin
 from roll_like.models.precision import cpu_has_bfloat16
-from roll_like.models.shape import ModelShape
 from roll_like.registry import INFERENCE_ENGINES, LOSSES
 from roll_like.rollout.replay import require_recorded
 
@@ -48,7 +48,7 @@ def check_replay(config: SamplingRunConfig, replay: ReplaySchedule) -> Iterator[
         yield failed("rollout.schedule.path", error)
 
 
-def check_output(config: RunConfig, shape: ModelShape | None) -> Iterator[Finding]:
+def check_output(config: RunConfig, use: DiskUse | None) -> Iterator[Finding]:
     """Yield what keeps the run from writing its folder: no directory, no permission, no space."""
     folder = (config.output_dir / config.name).expanduser().absolute()
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
@@ -56,24 +56,16 @@ def check_output(config: RunConfig, shape: ModelShape | None) -> Iterator[Findin
         what = "is not a directory" if not there.is_dir() else "may not be written to"
         yield Finding("error", "output_dir", f"{there} {what}; set output_dir to a folder that can be written to")
         return
-    if shape is None:
+    if use is None:
         return
-    saved = config.checkpoint
-    width = bytes_per_value(config)
-    moved = trained_parameters(config, shape) + (len(config.trained) - 1) * shape.parameters
-    one = moved * (width + (8 if width == 4 else 12))
-    written = bool(saved.every or saved.every_minutes) or saved.at_end
-    kept = (saved.keep + (saved.keep_best and config.evaluation is not None)) if written else 0
-    export = shape.parameters * width if saved.export else 0
     free = shutil.disk_usage(there).free
-    # the new one is complete before an old one goes
-    least, most = (one if written else 0) + export, one * (kept + 1 if written else 0) + export
-    if free < most:
+    if free < use.most:
         yield Finding(
-            "error" if free < least else "warning",
+            "error" if free < use.least else "warning",
             "output_dir",
-            f"{there} has {free / GIB:.1f} GiB free; a checkpoint takes about {one / GIB:.1f} GiB, and the run up to "
-            f"{most / GIB:.1f} GiB with checkpoint.keep: {saved.keep}; free some, or set output_dir to a larger disk",
+            f"{there} has {free / GIB:.1f} GiB free; a checkpoint takes about {use.checkpoint / GIB:.1f} GiB, and the "
+            f"run up to {use.most / GIB:.1f} GiB with checkpoint.keep: {config.checkpoint.keep}; free some, or set "
+            "output_dir to a larger disk",
         )
 
 

@@ -14,6 +14,7 @@ from roll_like import Reward, cli, register_reward
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.check import Report, check, refuse_errors
 from roll_like.check.data import prompt_findings
+from roll_like.check.disk import DiskUse
 from roll_like.errors import ConfigError
 from roll_like.registry import REWARDS
 
@@ -246,6 +247,22 @@ def test_a_missing_data_file(make: Make) -> None:
     assert [finding.key for finding in report.errors] == ["data.sources.0", "data.sources.2"]
     assert "there is no file or directory a.jsonl" in report.errors[0].message
     assert "correct data.sources.2.path" in report.errors[1].message
+
+
+def test_what_a_run_writes_is_said_before(make: Make) -> None:
+    gib = 2.0**30
+    assert str(DiskUse(3 * gib, 2, gib / 4)) == (
+        "on disk: 2 checkpoints of 3 GiB, exported model 0.25 GiB; at most 9.2 GiB at a time"
+    )
+    assert str(DiskUse(3 * gib, 1, 0)) == "on disk: 1 checkpoint of 3 GiB; at most 6 GiB at a time"
+    assert str(DiskUse(3 * gib, 0, gib)) == "on disk: exported model 1 GiB; at most 1 GiB at a time"
+    assert str(DiskUse(gib, 0, 0)) == "on disk: no checkpoint, no model"
+    report = make(checkpoint={"keep": 3, "keep_best": False})
+    assert report.disk is not None
+    assert (report.disk.kept, report.disk.least) == (3, report.disk.checkpoint + report.disk.export)
+    assert f"on disk: 3 checkpoints of {report.disk.checkpoint / gib:.2g} GiB" in repr(report)
+    nothing = make(checkpoint={"every_minutes": 0, "at_end": False, "export": False})
+    assert "on disk: no checkpoint, no model" in repr(nothing)
 
 
 def test_a_hub_dataset_is_a_warning(make: Make) -> None:

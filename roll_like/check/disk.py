@@ -1,0 +1,58 @@
+"""What a run writes to disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roll_like.config.plan import GIB, bytes_per_value, trained_parameters
+from roll_like.config.run import RunConfig
+from roll_like.models.shape import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class DiskUse:
+    """What a run writes beside its figures, which are small.
+
+    Attributes:
+        checkpoint: Of one checkpoint. Bytes.
+        kept: How many checkpoints are kept.
+        export: Of the exported model. Bytes.
+    """
+
+    checkpoint: float
+    kept: int
+    export: float
+
+    @classmethod
+    def of(cls, config: RunConfig, shape: ModelShape) -> DiskUse:
+        """Return that of a run with a model of these sizes."""
+        saved = config.checkpoint
+        width = bytes_per_value(config)
+        moved = trained_parameters(config, shape) + (len(config.trained) - 1) * shape.parameters
+        written = bool(saved.every or saved.every_minutes) or saved.at_end
+        return cls(
+            checkpoint=moved * (width + (8 if width == 4 else 12)),
+            kept=saved.keep + (saved.keep_best and config.evaluation is not None) if written else 0,
+            export=shape.parameters * width if saved.export else 0,
+        )
+
+    @property
+    def least(self) -> float:
+        """What a run takes that writes one checkpoint. Bytes."""
+        return (self.checkpoint if self.kept else 0) + self.export
+
+    @property
+    def most(self) -> float:
+        """What a run takes while it writes a checkpoint; the new one is complete before an old one goes. Bytes."""
+        return (self.checkpoint * (self.kept + 1) if self.kept else 0) + self.export
+
+    def __str__(self) -> str:
+        """Return it for people."""
+        parts = []
+        if self.kept:
+            parts.append(f"{self.kept} checkpoint{'s' * (self.kept != 1)} of {self.checkpoint / GIB:.2g} GiB")
+        if self.export:
+            parts.append(f"exported model {self.export / GIB:.2g} GiB")
+        if not parts:
+            return "on disk: no checkpoint, no model"
+        return f"on disk: {', '.join(parts)}; at most {self.most / GIB:.2g} GiB at a time"
