@@ -21,8 +21,9 @@ from typing import Any, Self
 from roll_like.config.sections import MetricsConfig
 from roll_like.errors import ConfigError, PluginError
 from roll_like.metrics import files
-from roll_like.metrics.console import Console, make_console
+from roll_like.metrics.console import Console, LiveConsole, make_console
 from roll_like.metrics.progress import STEP_PHASES, Progress
+from roll_like.metrics.rollout_text import sample_line
 from roll_like.metrics.rollouts import KINDS, ROLLOUT_FIELDS, Kind, read_rollouts, rollout_steps, spread, with_ids
 from roll_like.metrics.runs import CONFIG
 from roll_like.metrics.sinks import Payload, Sink
@@ -200,6 +201,8 @@ class MetricsManager:
             if missing:
                 raise ValueError(f"rollout row {index} of step {step} has no {', '.join(sorted(missing))}")
         named = with_ids(step, kind, kept)
+        if kind == "step" and named and isinstance(self.console, LiveConsole):
+            self.console.sample(sample_line(named[step % len(named)]))
         self._rollouts.send(step, {"kind": kind, "rows": named})
         chosen = spread(named, self._config.traces_per_step)
         for sink in self._traces.values() if chosen else ():

@@ -16,12 +16,14 @@ from typing import Any, TypeAlias
 from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.text import Text
 
-from roll_like.metrics import files
+from roll_like.metrics import files, progress
 from roll_like.metrics.rollouts import Row, message_text, solved
 
 #: Who says something, or what it is, and the text.
 Block: TypeAlias = tuple[str, str]
 
+#: Characters of an answer that are shown.
+ANSWER_CHARACTERS = 300
 #: Columns before a text, for who says it.
 _GUTTER = 10
 #: Equal lines beside each other that a comparison keeps around a difference.
@@ -44,6 +46,17 @@ def printable(text: str) -> str:
 
     lines = text.replace("\r\n", "\n").split("\n")
     return "\n".join(_UNPRINTABLE.sub(escape, line).expandtabs(4) for line in lines)
+
+
+def sample_line(row: Mapping[str, Any]) -> str:
+    """Return a rollout in one line: its id, reward and reference, and how its text begins."""
+    text = " ".join(printable(str(row["text"])).split())
+    if len(text) > ANSWER_CHARACTERS:
+        text = f"{text[:ANSWER_CHARACTERS]}…"
+    reference = (
+        "" if row.get("reference") is None else f", reference {' '.join(printable(str(row['reference'])).split())}"
+    )
+    return f"{row['id']}: reward {progress.number(float(row['reward']))}{reference}: {text or '(empty)'}"
 
 
 def wrapped(text: str, width: int) -> list[str]:

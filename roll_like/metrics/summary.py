@@ -82,7 +82,8 @@ class Summary:
 
     def _before_after(self) -> Table:
         figures = self.figures
-        table = Table(title=f"{figures['name']}: {figures['steps']} steps, {duration(figures['seconds'])}")
+        steps = f"{figures['steps']} step{'s' * (figures['steps'] != 1)}"
+        table = Table(title=f"{figures['name']}: {steps}, {duration(figures['seconds'])}")
         for heading in ("", "before", "after", "change"):
             table.add_column(heading, justify="right" if heading else "left")
         for name, (before, after) in figures["before_after"].items():

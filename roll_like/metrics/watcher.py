@@ -15,8 +15,8 @@ from roll_like.config.run import ScheduleConfig
 from roll_like.errors import FAILED, OK, ConfigError, DataError
 from roll_like.metrics import files
 from roll_like.metrics.console import Console, Mode, make_console
-from roll_like.metrics.progress import Progress, number
-from roll_like.metrics.rollout_text import printable
+from roll_like.metrics.progress import Progress
+from roll_like.metrics.rollout_text import printable, sample_line
 from roll_like.metrics.rollouts import read_rollouts
 from roll_like.metrics.runs import is_running, read_config, read_run
 from roll_like.metrics.summary import status_of, summarise
@@ -26,8 +26,6 @@ from roll_like.metrics.tail import Tail
 INTERVAL = 1.0
 #: Steps, evaluations and warnings that were there before, and are shown when a watcher comes.
 LAST_LINES, LAST_WARNINGS = 8, 3
-#: Characters of an answer that are shown.
-ANSWER_CHARACTERS = 300
 _WATCHED = (files.METRICS, files.EVALUATIONS, files.EVENTS)
 
 
@@ -172,17 +170,6 @@ class _View:
         if rows:
             self._console.sample(sample_line(rows[step % len(rows)]))
         self._sampled = step
-
-
-def sample_line(row: Mapping[str, Any]) -> str:
-    """Return a rollout in one line: its id, reward and reference, and how its text begins."""
-    text = " ".join(printable(str(row["text"])).split())
-    if len(text) > ANSWER_CHARACTERS:
-        text = f"{text[:ANSWER_CHARACTERS]}…"
-    reference = (
-        "" if row.get("reference") is None else f", reference {' '.join(printable(str(row['reference'])).split())}"
-    )
-    return f"{row['id']}: reward {number(float(row['reward']))}{reference}: {text or '(empty)'}"
 
 
 def _evaluations(folder: Path, total: int) -> list[int]:

@@ -18,6 +18,7 @@ from roll_like.config.base import PluginConfig
 from roll_like.config.sections import MetricsConfig
 from roll_like.errors import ConfigError
 from roll_like.metrics import files
+from roll_like.metrics.console import LiveConsole
 from roll_like.metrics.manager import MetricsManager
 from roll_like.metrics.names import describe
 from roll_like.metrics.sinks import Sink
@@ -416,3 +417,16 @@ def test_the_phase_reaches_the_console(tmp_path: Path, capsys: pytest.CaptureFix
     with manager(tmp_path / "demo") as metrics:
         metrics.phase("starting engines")
     assert "starting engines …" in capsys.readouterr().out
+
+
+def test_the_live_view_shows_an_answer_of_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(LiveConsole, "sample", lambda self, text: shown.append(text))
+    rows = [{"task_id": f"t:{n}", "prompt": "p", "text": f"answer {n}", "reward": n, "reference": "3"} for n in (0, 1)]
+    for mode in ("live", "plain"):
+        config = MetricsConfig(trackers=(), console=mode)
+        with MetricsManager(config, tmp_path / mode, "demo", 4, PARAMS) as metrics:
+            metrics.log(1, reward(0.5))
+            metrics.log_rollouts(1, rows)
+            metrics.log_rollouts(1, rows, kind="eval")
+    assert shown == ["1/1.0: reward 1.000, reference 3: answer 1"]
