@@ -1,4 +1,4 @@
-"""The command line: run, check, evaluate, export, try rewards, look at runs, list plugins, write the schema.
+"""The command line: run, check, evaluate, export, try rewards, look at runs, write files to start from.
 
 Nothing heavy is imported here: `roll-like --help` answers at once, each command imports what it needs.
 """
@@ -28,6 +28,7 @@ from roll_like.errors import (
     RollLikeError,
 )
 from roll_like.metrics.commands import add_commands
+from roll_like.starters.commands import add_init
 
 if TYPE_CHECKING:
     from roll_like.config.base import PipelineConfig
@@ -138,6 +139,7 @@ def build_parser() -> argparse.ArgumentParser:
     environment.add_argument("overrides", nargs="*", metavar="key=value", help="one of its options, such as size=3")
     _add_import(environment)
 
+    add_init(partial(_add, commands))
     add_commands(partial(_add, commands))
 
     schema = _add(commands, "schema", _schema, "write the JSON Schema of a pipeline's configuration")
