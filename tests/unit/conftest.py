@@ -10,6 +10,18 @@ from roll_like.cluster.progress import PROGRESS, Work
 from roll_like.registry import PIPELINES
 
 
+@pytest.fixture(autouse=True)
+def _own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Forget modules that a test wrote: the next one may write others of the same names."""
+    path, known = list(sys.path), set(sys.modules)
+    yield
+    sys.path[:] = path
+    folder = str(tmp_path_factory.getbasetemp())
+    for name in set(sys.modules) - known:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(folder):
+            del sys.modules[name]
+
+
 @pytest.fixture
 def progress(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, Work]]:
     """What the page of this process shows from now on: (`begin` or `tick`, phase, kind of work)."""
