@@ -28,6 +28,7 @@ from roll_like.errors import (
     RollLikeError,
 )
 from roll_like.metrics.commands import add_commands
+from roll_like.serving.commands import add_serving
 from roll_like.starters.commands import add_init
 
 if TYPE_CHECKING:
@@ -141,6 +142,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     add_init(partial(_add, commands))
     add_commands(partial(_add, commands))
+    add_serving(partial(_add, commands))
 
     schema = _add(commands, "schema", _schema, "write the JSON Schema of a pipeline's configuration")
     schema.add_argument("--pipeline", default="rlvr", help="name of the pipeline (default: rlvr)")

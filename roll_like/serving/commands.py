@@ -1,0 +1,70 @@
+"""The commands that use what a run has trained: their options, and what each calls.
+
+Nothing heavy is imported here: `roll-like --help` reads this file too.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from roll_like.errors import OK
+from roll_like.metrics.commands import Add
+
+
+def add_serving(add: Add) -> None:
+    """Add `chat` and `serve`."""
+    chat = add("chat", _chat, "talk to the model of a run in the terminal")
+    _add_model(chat)
+    chat.add_argument("--system", metavar="TEXT", help="system message; default: that of the run's data")
+    chat.add_argument("--temperature", type=float, help="0 is greedy; default: that of the run's rollouts, else 1")
+    chat.add_argument("--max-tokens", type=int, default=512, metavar="N", help="longest answer (default: 512)")
+
+    serve = add("serve", _serve, "serve the model of a run with vLLM's OpenAI-compatible server")
+    _add_model(serve)
+    serve.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)"
+    )
+    serve.add_argument("--port", type=int, default=8000, help="TCP port to listen on (default: 8000)")
+    serve.add_argument(
+        "--vllm",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="option of `vllm serve`, such as --vllm=--max-model-len=2048",
+    )
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="name of a run, its folder, or the directory of an exported model")
+    parser.add_argument(
+        "--output-dir", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs (default: runs)"
+    )
+
+
+def _chat(arguments: argparse.Namespace) -> int:
+    from roll_like.serving.chat import AGAIN, lines_of_a_terminal, start_chat, talk
+    from roll_like.serving.trained import trained_model
+
+    trained = trained_model(arguments.run, arguments.output_dir, command="chat")
+    temperature = arguments.temperature
+    if temperature is None:
+        temperature = 1.0 if trained.temperature is None else trained.temperature
+    system = trained.system_prompt if arguments.system is None else arguments.system
+    print(f"{trained.name}, temperature {temperature:g}; {AGAIN} begins anew, Ctrl-D ends")
+    chat = start_chat(trained, temperature=temperature, max_tokens=arguments.max_tokens, system=system)
+    talk(chat, lines_of_a_terminal(), prompt="> ")
+    return OK
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from roll_like.serving.serve import serve
+    from roll_like.serving.trained import trained_model
+
+    serve(
+        trained_model(arguments.run, arguments.output_dir, command="serve"),
+        arguments.host,
+        arguments.port,
+        arguments.vllm,
+    )
+    return OK

@@ -1,0 +1,46 @@
+"""vLLM's own server on what a run has trained."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from roll_like.serving.trained import TrainedModel
+
+#: vLLM's setting of its key-value cache on CPU, in GiB.
+_CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
+
+
+def serve_command(model: TrainedModel, host: str, port: int, further: Sequence[str]) -> list[str]:
+    """Return the command line of vLLM's server.
+
+    Args:
+        model: What is served.
+        host: Address to listen on.
+        port: TCP port to listen on.
+        further: Options of `vllm serve`, which come last and so have the last word.
+    """
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model.directory)]
+    command += ["--served-model-name", model.name, "--host", host, "--port", str(port)]
+    if model.template_options:
+        command += ["--default-chat-template-kwargs", json.dumps(dict(model.template_options))]
+    return [*command, *further]
+
+
+def serve_environment(model: TrainedModel, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the server: on CPU with the key-value cache that the run had, unless it names one."""
+    if not model.on_cpu or model.kv_cache_gib is None or _CPU_CACHE in environment:
+        return dict(environment)
+    return {**environment, _CPU_CACHE: f"{max(1, round(model.kv_cache_gib))}"}
+
+
+def serve(model: TrainedModel, host: str, port: int, further: Sequence[str]) -> None:
+    """Become vLLM's server."""
+    command = serve_command(model, host, port, further)
+    print(f"{model.name} at http://{host}:{port}/v1 (Ctrl-C ends it)")
+    if model.system_prompt is not None:
+        print(f"trained with the system message: {model.system_prompt}")
+    sys.stdout.flush()
+    os.execve(command[0], command, serve_environment(model, os.environ))

@@ -1,0 +1,89 @@
+"""The model that a run has trained, and what its configuration says of how to ask it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from roll_like.errors import ConfigError
+from roll_like.metrics.runs import find_run, read_config
+
+#: Where a run exports its model to, in its folder.
+MODEL = "model"
+#: Pipelines whose models give numbers, not texts.
+_SCORES = frozenset({"reward_model"})
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """A directory in the format of Hugging Face, and the settings that it was trained with.
+
+    Attributes:
+        directory: The model's.
+        name: Of its run; of the directory where that is no run's.
+        template_options: Variables of its chat template.
+        system_prompt: The system message that was put before each prompt, if all data had the same one.
+        temperature: That it was sampled at; None where it was not sampled from.
+        on_cpu: Whether the run was on CPU.
+        kv_cache_gib: Key-value cache of the run's engines, where it was on CPU. GiB.
+    """
+
+    directory: Path
+    name: str
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    system_prompt: str | None = None
+    temperature: float | None = None
+    on_cpu: bool = False
+    kv_cache_gib: float | None = None
+
+
+def trained_model(run: str, output_dir: Path, *, command: str) -> TrainedModel:
+    """Return what a run has trained.
+
+    Args:
+        run: A run's name or folder, or the directory of an exported model.
+        output_dir: Folder of runs.
+        command: Who asks, for messages.
+
+    Raises:
+        ConfigError: There is no such run, it has exported no model, or its model is no language model.
+        DataError: Its configuration cannot be read.
+    """
+    if (Path(run) / "config.json").is_file():
+        directory = Path(run).resolve()
+        folder = directory.parent
+        if directory.name != MODEL:
+            return TrainedModel(directory, directory.name)
+    else:
+        folder = find_run(run, output_dir, command=command).resolve()
+        directory = folder / MODEL
+    config = read_config(folder)
+    if not (directory / "config.json").is_file():
+        raise ConfigError(
+            f"{command} {run}: there is no model in {directory}; a run exports it when it ends (checkpoint.export)",
+            fix=f"export a checkpoint of it: roll-like export --checkpoint {folder}/checkpoints/STEP -o {directory}",
+        )
+    if config.get("pipeline") in _SCORES:
+        raise ConfigError(
+            f"{command} {run}: the model of pipeline: {config['pipeline']} gives scores, not texts",
+            fix="use it as the reward `reward_model` of a run; docs/tutorials/reward_model.md shows how",
+        )
+    prompts = {source.get("system_prompt") for source in _at(config, "data", "sources") or ()}
+    return TrainedModel(
+        directory=directory,
+        name=folder.name,
+        template_options=_at(config, "model", "template_options") or {},
+        system_prompt=prompts.pop() if len(prompts) == 1 else None,
+        temperature=_at(config, "rollout", "temperature"),
+        on_cpu=_at(config, "resources", "device") == "cpu",
+        kv_cache_gib=_at(config, "inference", "kv_cache_gib"),
+    )
+
+
+def _at(config: Mapping[str, Any], *keys: str) -> Any:
+    value: Any = config
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value

@@ -1,0 +1,139 @@
+"""Talking to what a run has trained, and serving it."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from run_folders import make_run
+
+from roll_like import cli
+from roll_like.errors import ConfigError
+from roll_like.serving.chat import start_chat
+from roll_like.serving.serve import serve_command, serve_environment
+from roll_like.serving.trained import TrainedModel, trained_model
+
+CONFIG = {
+    "model": {"path": "x", "template_options": {"enable_thinking": False}},
+    "data": {"sources": [{"path": "a", "system_prompt": "Be short."}, {"path": "b", "system_prompt": "Be short."}]},
+    "rollout": {"temperature": 0.7},
+    "resources": {"device": "cpu"},
+    "inference": {"kv_cache_gib": 1.4},
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    folder = make_run(tmp_path / "runs" / "sums", config=CONFIG)
+    shutil.copytree(tiny_model, folder / "model")
+    return folder
+
+
+def test_a_run_is_found_by_name_folder_and_model(run: Path, tmp_path: Path) -> None:
+    expected = TrainedModel(
+        directory=run / "model",
+        name="sums",
+        template_options={"enable_thinking": False},
+        system_prompt="Be short.",
+        temperature=0.7,
+        on_cpu=True,
+        kv_cache_gib=1.4,
+    )
+    for given in ("sums", str(run), "runs/sums/model"):
+        assert trained_model(given, Path("runs"), command="chat") == expected
+    exported = shutil.copytree(run / "model", tmp_path / "exported")
+    assert trained_model("exported", Path("runs"), command="chat") == TrainedModel(exported, "exported")
+
+
+def test_data_with_several_system_messages_suggest_none(run: Path) -> None:
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["data"]["sources"][0]["system_prompt"] = None
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    assert trained_model("sums", Path("runs"), command="chat").system_prompt is None
+
+
+def test_what_has_no_model_to_talk_to_says_why(run: Path) -> None:
+    with pytest.raises(ConfigError, match="serve suns: there is no run in runs/suns"):
+        trained_model("suns", Path("runs"), command="serve")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump(config | {"pipeline": "reward_model"}))
+    with pytest.raises(ConfigError, match="pipeline: reward_model gives scores, not texts"):
+        trained_model("sums", Path("runs"), command="chat")
+    shutil.rmtree(run / "model")
+    with pytest.raises(
+        ConfigError, match=r"there is no model in .*/runs/sums/model; .*\n.*roll-like export --checkpoint"
+    ):
+        trained_model("sums", Path("runs"), command="chat")
+
+
+def test_the_servers_command_and_environment(run: Path) -> None:
+    model = trained_model("sums", Path("runs"), command="serve")
+    command = serve_command(model, "127.0.0.1", 8001, ["--max-model-len=64"])
+    assert command == [
+        *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(run / "model")),
+        *("--served-model-name", "sums", "--host", "127.0.0.1", "--port", "8001"),
+        *("--default-chat-template-kwargs", '{"enable_thinking": false}', "--max-model-len=64"),
+    ]
+    assert serve_environment(model, {"A": "b"}) == {"A": "b", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    assert serve_environment(model, {"VLLM_CPU_KVCACHE_SPACE": "9"}) == {"VLLM_CPU_KVCACHE_SPACE": "9"}
+    assert serve_environment(TrainedModel(Path("x"), "x"), {}) == {}
+
+
+def test_the_command_becomes_the_server(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(os, "execve", lambda *arguments: started.append(arguments))
+    assert cli.main(["serve", "sums", "--port", "8002", "--vllm=--max-model-len=64", "--vllm=--dtype=float32"]) == 0
+    ((program, command, _),) = started
+    assert program == sys.executable
+    assert command[-2:] == ["--max-model-len=64", "--dtype=float32"]
+    printed = capsys.readouterr().out
+    assert "sums at http://127.0.0.1:8002/v1" in printed
+    assert "trained with the system message: Be short." in printed
+
+
+def test_a_conversation_in_the_terminal(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Hi\n\nAgain\n/new\nHi\n"))
+    assert cli.main(["chat", "sums", "--temperature", "0", "--max-tokens", "5"]) == 0
+    heading, *lines = capsys.readouterr().out.splitlines()
+    assert heading == "sums, temperature 0; /new begins anew, Ctrl-D ends"
+    answers = "\n".join(lines).split("> ")[1:]
+    assert len(answers) == 6  # the last one is the end of the input
+    assert answers[0] == answers[4] != ""
+
+
+def test_turns_are_remembered_until_a_new_beginning(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = trained_model("sums", Path("runs"), command="chat")
+    chat = start_chat(model, temperature=0.7, max_tokens=3, system="Be kind.")
+    shown: list[list[dict[str, str]]] = []
+    render = chat.renderer.render
+    monkeypatch.setattr(
+        chat.renderer,
+        "render",
+        lambda messages, tools: shown.append([dict(one) for one in messages]) or render(messages, tools),
+    )
+    first = chat.say("One")
+    chat.say("Two")
+    chat.begin()
+    chat.say("Three")
+    system = {"role": "system", "content": "Be kind."}
+    assert shown == [
+        [system, {"role": "user", "content": "One"}],
+        [
+            system,
+            {"role": "user", "content": "One"},
+            {"role": "assistant", "content": first},
+            {"role": "user", "content": "Two"},
+        ],
+        [system, {"role": "user", "content": "Three"}],
+    ]
