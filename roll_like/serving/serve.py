@@ -22,7 +22,8 @@ def serve_command(model: TrainedModel, host: str, port: int, further: Sequence[s
         port: TCP port to listen on.
         further: Options of `vllm serve`, which come last and so have the last word.
     """
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model.directory)]
+    # `vllm serve` looks up the version of a package called vllm, and vLLM for CPUs is called otherwise
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model.directory)]
     command += ["--served-model-name", model.name, "--host", host, "--port", str(port)]
     if model.template_options:
         command += ["--default-chat-template-kwargs", json.dumps(dict(model.template_options))]

@@ -77,7 +77,7 @@ def test_the_servers_command_and_environment(run: Path) -> None:
     model = trained_model("sums", Path("runs"), command="serve")
     command = serve_command(model, "127.0.0.1", 8001, ["--max-model-len=64"])
     assert command == [
-        *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(run / "model")),
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(run / "model")),
         *("--served-model-name", "sums", "--host", "127.0.0.1", "--port", "8001"),
         *("--default-chat-template-kwargs", '{"enable_thinking": false}', "--max-model-len=64"),
     ]
