@@ -299,7 +299,7 @@ class CheckReport(Protocol):
         """What may not be meant."""
 
     @property
-    def verdict(self) -> str:
+    def conclusion(self) -> str:
         """What it comes to, where there are no errors."""
 
 

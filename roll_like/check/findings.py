@@ -57,7 +57,7 @@ class Report:
         return self._of("warning")
 
     @property
-    def verdict(self) -> str:
+    def conclusion(self) -> str:
         """What a report without errors comes to, in a few words."""
         if not self.warnings:
             return "no problem found"
@@ -93,7 +93,7 @@ def show(report: Report, out: Console, err: Console) -> None:
             out.print(report.gpus.render())
         if report.disk is not None:
             out.print(str(report.disk), highlight=False, soft_wrap=True)
-        out.print(report.verdict, style="bold yellow" if report.warnings else "bold green")
+        out.print(report.conclusion, style="bold yellow" if report.warnings else "bold green")
 
 
 __all__ = ["Finding", "Report", "failed", "is_hub_id", "show"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, get_args
 
 from pydantic import (
@@ -43,10 +44,8 @@ class ConfigModel(BaseModel):
             Raises:
                 ConfigError: Everything that is wrong with them, in one message.
             """
-            try:
+            with _explained(type(self), values, f"{type(self).__name__}(…)"):
                 super().__init__(**values)
-            except ValidationError as error:
-                raise explain(error, type(self), Source(values, label=f"{type(self).__name__}(…)")) from None
 
         # pydantic validates nested sections itself, so that their errors have whole paths
         __init__.__pydantic_base_init__ = True
@@ -58,11 +57,8 @@ class ConfigModel(BaseModel):
             Raises:
                 ConfigError: Everything that is wrong with it, in one message.
             """
-            try:
+            with _explained(cls, obj, cls.__name__):
                 return super().model_validate(obj, **options)
-            except ValidationError as error:
-                values = obj if isinstance(obj, Mapping) else {}
-                raise explain(error, cls, Source(dict(values), label=cls.__name__)) from None
 
     @classmethod
     def from_values(cls, values: Any) -> Self:
@@ -80,6 +76,22 @@ class ConfigModel(BaseModel):
         if isinstance(value, bool) and not _takes_bool(cls.model_fields[info.field_name or ""].annotation):
             raise ValueError(f"expected something other than true or false, found {str(value).lower()}")
         return value
+
+
+@contextmanager
+def _explained(root: type[BaseModel], values: Any, label: str) -> Iterator[None]:
+    """Raise what pydantic finds as one ConfigError.
+
+    Args:
+        root: The class that is validated against.
+        values: What is validated.
+        label: What stands for the file.
+    """
+    try:
+        yield
+    except ValidationError as error:
+        written = dict(values) if isinstance(values, Mapping) else {}
+        raise explain(error, root, Source(written, label=label)) from None
 
 
 class PipelineConfig(ConfigModel):

@@ -142,14 +142,15 @@ def _nearest(path: KeyPath, root: type[BaseModel], values: Mapping[str, Any]) ->
     key, section = str(path[-1]), path[:-1]
     parent = section_at(section, root, values)
     siblings = list(_keys(parent)) if parent is not None else []
-    everywhere = [known for known in all_keys(root, values) if known[:-1] != section]
+    keys = list(all_keys(root, values))
+    everywhere = [known for known in keys if known[:-1] != section]
     same_name = [dotted(known) for known in everywhere if known[-1] == key]
     near = difflib.get_close_matches(key, siblings, n=1, cutoff=0.75)
     if near:
         return f"; did you mean `{dotted((*section, near[0]))}`?"
     if same_name:
         return f"; `{key}` belongs to {' or '.join(same_name[:3])}"
-    if (other := translated(key, {dotted(known) for known in all_keys(root, values)})) is not None:
+    if (other := translated(key, {dotted(known) for known in keys})) is not None:
         return f"; {other}"
     near = difflib.get_close_matches(key, siblings, n=1, cutoff=0.6)
     if near:

@@ -37,21 +37,22 @@ def add_commands(add: Add) -> None:
 
     watch = add("watch", _watch, "follow a run that goes on; of one that has ended, print the summary")
     watch.add_argument("run", metavar="RUN", help="name of a run, or its folder")
-    _add_output_dir(watch)
+    add_output_dir(watch)
 
     ui = add("ui", _ui, "serve the MLflow user interface on the store of the runs")
     ui.add_argument("run", nargs="?", metavar="RUN", help="run whose store is served; default: that of all runs")
-    _add_output_dir(ui)
+    add_output_dir(ui)
     ui.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)")
     ui.add_argument("--port", type=int, default=5000, help="TCP port to listen on (default: 5000)")
 
 
 def _add_runs(parser: argparse.ArgumentParser, text: str) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help=text)
-    _add_output_dir(parser)
+    add_output_dir(parser)
 
 
-def _add_output_dir(parser: argparse.ArgumentParser) -> None:
+def add_output_dir(parser: argparse.ArgumentParser) -> None:
+    """Add the folder in which runs are looked up by their names."""
     parser.add_argument(
         "--output-dir", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs (default: runs)"
     )
@@ -59,7 +60,7 @@ def _add_output_dir(parser: argparse.ArgumentParser) -> None:
 
 def _add_rollouts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="name of a run, or its folder")
-    _add_output_dir(parser)
+    add_output_dir(parser)
     one = parser.add_mutually_exclusive_group()
     one.add_argument("--show", metavar="ID", help="print one whole, turn by turn")
     one.add_argument("--diff", nargs=2, metavar=("ID", "ID"), help="compare two, side by side")

@@ -151,7 +151,9 @@ class MetricsManager:
             return
         begun, self._startup = self._startup, None
         ends = [*(at for _, at in begun[1:]), time.monotonic()]
-        phases = {name: end - at for (name, at), end in zip(begun, ends, strict=True)}
+        phases: dict[str, float] = {}
+        for (name, at), end in zip(begun, ends, strict=True):  # a phase may be said again, with what is done of it
+            phases[name] = phases.get(name, 0.0) + end - at
         if phases:
             self.console.started(phases)
             self.event("started", phases=phases)

@@ -64,7 +64,7 @@ def _await_start(folder: Path, wait: Callable[[float], None]) -> None:
 
 
 def _follow(folder: Path, mode: Mode, wait: Callable[[float], None]) -> None:
-    """Show what is written, until nobody holds the folder's lock. A run that is continued is shown anew."""
+    """Show what is written, until its process releases the folder's lock. A run that is continued is shown anew."""
     while True:
         view = _View(folder, mode)
         try:

@@ -215,6 +215,27 @@ def register_reward(name: str) -> Callable[[Any], Any]:
     return add
 
 
+def given_completion(
+    text: str, *, messages: Sequence[Message], answer: str | None, metadata: Mapping[str, Any]
+) -> Completion:
+    """Return an answer that no model has sampled, as rewards see it; its tokens are its words.
+
+    Args:
+        text: The answer.
+        messages: What is answered.
+        answer: The reference answer, if there is one.
+        metadata: The other fields of the row.
+    """
+    return Completion(
+        text=text,
+        messages=tuple(messages),
+        answer=answer,
+        metadata=metadata,
+        stop_reason=StopReason.STOP,
+        response_tokens=len(text.split()),
+    )
+
+
 def describe_error(error: BaseException) -> str:
     """Return an error in one line, with the innermost line of the plugin's own code that it passed through.
 

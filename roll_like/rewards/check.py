@@ -22,10 +22,18 @@ import numpy as np
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.errors import ConfigError, DataError, RefusedAnswerError, RewardError, RollLikeError
 from roll_like.registry import REWARDS
-from roll_like.rewards.base import Completion, Reward, RewardCase, RewardConfig, RewardResult, reward_class
+from roll_like.rewards.base import (
+    Completion,
+    Reward,
+    RewardCase,
+    RewardConfig,
+    RewardResult,
+    given_completion,
+    reward_class,
+)
 from roll_like.rewards.call import ResultOrError, RewardCaller
 from roll_like.rewards.cases import general_hostile, read_cases
-from roll_like.types import Message, StopReason, Task
+from roll_like.types import Message, Task
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -322,14 +330,7 @@ def _instability(kind: Kind, trials: list[_Trial], slow: float) -> Iterator[str]
 
 
 def _completion(case: RewardCase, text: str) -> Completion:
-    return Completion(
-        text=text,
-        messages=_messages(case),
-        answer=case.answer,
-        metadata=case.metadata,
-        stop_reason=StopReason.STOP,
-        response_tokens=len(text.split()),
-    )
+    return given_completion(text, messages=_messages(case), answer=case.answer, metadata=case.metadata)
 
 
 def _messages(case: RewardCase) -> tuple[Message, ...]:

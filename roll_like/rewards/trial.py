@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.errors import RefusedAnswerError, RewardError
-from roll_like.rewards.base import SIGNATURE, Completion, Reward
+from roll_like.rewards.base import SIGNATURE, Reward, given_completion
 from roll_like.rewards.call import RewardCaller
-from roll_like.types import StopReason, Task
+from roll_like.types import Task
 
 #: How long a reward may take to be tried. Seconds.
 TRIAL_SECONDS = 5.0
@@ -47,21 +47,11 @@ def try_reward(reward: Reward, task: Task) -> Trial:
     failures = {}
     with DriverLoop() as loop:
         for name, text in tried.items():
-            (outcome,), _ = loop.run(caller.call([_completion(task, text)]))
+            completion = given_completion(text, messages=task.messages, answer=task.answer, metadata=task.metadata)
+            (outcome,), _ = loop.run(caller.call([completion]))
             if isinstance(outcome, RewardError) and not isinstance(outcome, RefusedAnswerError):
                 failures[name] = _explained(outcome, task)
     return Trial(failures, tuple(tried))
-
-
-def _completion(task: Task, text: str) -> Completion:
-    return Completion(
-        text=text,
-        messages=task.messages,
-        answer=task.answer,
-        metadata=task.metadata,
-        stop_reason=StopReason.STOP,
-        response_tokens=len(text.split()),
-    )
 
 
 def _explained(error: RewardError, task: Task) -> str:

@@ -6,10 +6,9 @@ Nothing heavy is imported here: `roll-like --help` reads this file too.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from roll_like.errors import OK
-from roll_like.metrics.commands import Add
+from roll_like.metrics.commands import Add, add_output_dir
 
 
 def add_serving(add: Add) -> None:
@@ -37,9 +36,7 @@ def add_serving(add: Add) -> None:
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="name of a run, its folder, or the directory of an exported model")
-    parser.add_argument(
-        "--output-dir", type=Path, default=Path("runs"), metavar="DIR", help="folder of runs (default: runs)"
-    )
+    add_output_dir(parser)
 
 
 def _chat(arguments: argparse.Namespace) -> int:
