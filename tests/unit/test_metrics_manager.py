@@ -103,6 +103,8 @@ def test_how_long_the_start_took_is_said_once(tmp_path: Path, capsys: pytest.Cap
     began = time.monotonic() - 7.2
     with manager(tmp_path / "demo", began=began) as metrics:
         metrics.phase("starting workers")
+        time.sleep(0.05)
+        metrics.phase("starting workers", 1, 2)
         metrics.started()
         metrics.phase("generating", 0, 8)
         metrics.started()
@@ -110,6 +112,7 @@ def test_how_long_the_start_took_is_said_once(tmp_path: Path, capsys: pytest.Cap
     (event,) = [event for event in files.read(tmp_path / "demo" / files.EVENTS) if event["kind"] == "started"]
     assert list(event["phases"]) == ["checking", "opening metrics trackers", "starting workers"]
     assert event["phases"]["checking"] >= 7.2
+    assert event["phases"]["starting workers"] >= 0.05, "said twice, counted once"
     assert sum(event["phases"].values()) <= event["elapsed"]
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("started in ")]
     assert re.fullmatch(r"started in \d+s: checking [78]s, opening metrics trackers \d+s, starting workers \d+s", line)
