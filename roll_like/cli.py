@@ -295,14 +295,17 @@ def _load(arguments: argparse.Namespace) -> PipelineConfig:
 def _check(config: PipelineConfig, resume: str | None) -> int:
     from rich.console import Console
 
-    from roll_like.check import show
     from roll_like.config.run import RunConfig
+    from roll_like.models.imports import quick_imports
     from roll_like.run.folder import require_run
 
     if isinstance(config, RunConfig):
         require_run(config, resume)
 
-    pipeline = config.pipeline_class()
+    with quick_imports():
+        from roll_like.check import show
+
+        pipeline = config.pipeline_class()
     if not hasattr(pipeline, "check"):
         raise ConfigError(
             f"pipeline: {config.pipeline!r} has no check of its own; the file itself is valid",

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from roll_like.config.sections import ModelConfig
 from roll_like.data.chat import Renderer
 from roll_like.errors import ConfigError
+from roll_like.models.imports import quick_imports
 from roll_like.models.modules import COMPLETE
 from roll_like.models.shape import ModelShape, load_model_shape
 
@@ -76,6 +77,7 @@ def resolve_model(config: ModelConfig, *, say: Callable[[str], None] | None = No
     return ResolvedModel(path=path, tokenizer_path=_resolve_tokenizer(config, say) or path, label=config.path)
 
 
+@quick_imports()
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """Return the model's tokenizer, with `model.chat_template` applied.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from roll_like.config.sections import Precision, Task
 from roll_like.errors import ConfigError
+from roll_like.models.imports import quick_imports
 from roll_like.models.quiet import quiet
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 COMPLETE = "set model.path to a directory with config.json, *.safetensors and a tokenizer"
 
 
+@quick_imports()
 def load_model_config(path: Path, *, trust_remote_code: bool = False) -> PretrainedConfig:
     """Return what transformers reads in `path/config.json`.
 
@@ -79,7 +81,9 @@ def load_for_training(
     Raises:
         ConfigError: The directory does not hold such a model.
     """
-    import torch
+    with quick_imports():
+        import torch
+        import transformers.modeling_utils  # noqa: F401 - what loading a model would import
 
     with quiet():
         try:

@@ -17,6 +17,7 @@ from roll_like.algorithms.lazy import torch  # the registry imports this file to
 from roll_like.config.sections import Precision, TrainerConfig
 from roll_like.config.states import StateBytes, StateSizes
 from roll_like.config.violations import Violation
+from roll_like.models.imports import quick_imports
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training import deepspeed_states
 from roll_like.training.host_copies import tensors_within
@@ -111,7 +112,8 @@ class DeepSpeedBackend(BackendPlugin):
 
     def join(self) -> None:
         """Meet the other ranks; the process's environment says where."""
-        with without("mlflow"):  # its autotuner, unused here, would import it: a second and 100 MB a rank
+        # its autotuner, unused here, would import mlflow: a second and 100 MB a rank
+        with quick_imports(), without("mlflow"):
             import deepspeed  # takes seconds, and reads the environment
 
         if self._device == "cpu":

@@ -32,6 +32,7 @@ from roll_like.inference.vllm.arguments import engine_arguments, sleeps, vllm_en
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.process_output import ProcessOutput
 from roll_like.inference.weight_transfer.shared_memory import LocalBuckets
+from roll_like.models.imports import quick_imports
 from roll_like.types import FloatArray, IntArray, Segment, StopReason
 
 _STOP_REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH, "abort": StopReason.ABORTED}
@@ -359,8 +360,9 @@ def plain_words(error: BaseException) -> str:
 
 
 def _build(arguments: dict[str, Any]) -> Any:
-    from vllm import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
+    with quick_imports():
+        from vllm import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
 
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments, disable_log_stats=True))
 
