@@ -156,6 +156,7 @@ from roll_like.errors import EngineError as EngineError
 from roll_like.errors import EnvError as EnvError
 from roll_like.errors import GenerationError as GenerationError
 from roll_like.errors import GuardError as GuardError
+from roll_like.errors import HubError as HubError
 from roll_like.errors import NonFiniteGradientError as NonFiniteGradientError
 from roll_like.errors import PluginError as PluginError
 from roll_like.errors import RefusedAnswerError as RefusedAnswerError

@@ -15,6 +15,7 @@
     │   └── NonFiniteGradientError (RuntimeError)  several gradients were not finite; the weights are
     ├── WeightSyncError    (RuntimeError)  trainer and inference hold different weights
     ├── GuardError         (RuntimeError)  figures say that learning breaks down, and a guard ends the run
+    ├── HubError           (OSError)       the hub of Hugging Face cannot be reached, or did not take what was sent
     └── CheckpointError    (OSError)       a checkpoint cannot be written or read
         └── DiskFullError      (OSError)       not written for want of space, and a later attempt may succeed
 
@@ -119,6 +120,10 @@ class WeightSyncError(RollLikeError, RuntimeError):
 
 class GuardError(RollLikeError, RuntimeError):
     """Figures of a step say that learning breaks down, and `guards.stop` names that guard."""
+
+
+class HubError(RollLikeError, OSError):
+    """The hub of Hugging Face cannot be reached, or did not take what was sent."""
 
 
 class CheckpointError(RollLikeError, OSError):

@@ -20,7 +20,7 @@ from roll_like.config.rules_effect import prompts_are_shared_anyway
 from roll_like.config.rules_rewards import PROMPT_RULES
 from roll_like.config.rules_schedule import only_synchronous
 from roll_like.config.run import NAME_PATTERN, Rule, ScheduleConfig
-from roll_like.config.sections import PositiveFloat, PositiveInt, ReferenceSection
+from roll_like.config.sections import PositiveFloat, PositiveInt, ReferenceSection, Steps
 from roll_like.config.training_data import PairData
 from roll_like.config.violations import Violation
 from roll_like.errors import ConfigError
@@ -62,7 +62,7 @@ class PairsConfig(ConfigModel):
     epochs: PositiveFloat | None = Field(
         default=None, description="Passes over the pairs of one iteration; or set `steps`. Default: one."
     )
-    steps: PositiveInt | None = Field(default=None, description="Steps of one iteration; or set `epochs`.")
+    steps: Steps | None = Field(default=None, description="Steps of one iteration; or set `epochs`.")
 
     def steps_for(self, pairs: int, pairs_per_step: int) -> int:
         """Return how many steps an iteration lasts that has so many pairs."""
@@ -88,7 +88,8 @@ class PairEvaluationConfig(ScheduleConfig, PairData):
 def _iterations_last(config: OnlineDPOConfig) -> Iterator[Violation]:
     if config.pairs.epochs is not None and config.pairs.steps is not None:
         yield Violation(
-            ("pairs", "steps"), "an iteration lasts a number of `steps`, or of `epochs`, and both are set; set one"
+            ("pairs", "steps"),
+            "an iteration lasts a number of `steps`, or of `epochs`, and both are set; set one of them to null",
         )
 
 

@@ -117,6 +117,8 @@ def _describe(details: ErrorDetails, path: KeyPath, root: type[BaseModel], value
     )
     if kind in {"model_type", "model_attributes_type"}:
         expected = "expected a section of `key: value` lines"
+    if kind == "int_parsing_size":
+        expected = "expected a smaller number"
     if kind in {"tuple_type", "list_type"}:
         expected = f"expected a list; write `[{found}]`" if isinstance(found, str | int | float) else "expected a list"
     if kind == "literal_error":

@@ -12,7 +12,7 @@ from pydantic import Field
 from roll_like.config.rules import RUN_RULES, ranks_have_work
 from roll_like.config.rules_effect import prompts_are_shared_anyway
 from roll_like.config.run import Rule, RunConfig, ScheduleConfig
-from roll_like.config.sections import PositiveFloat, PositiveInt, TrainerResourcesConfig
+from roll_like.config.sections import PositiveFloat, Steps, TrainerResourcesConfig
 from roll_like.config.training_data import RowLimits, RowSource
 from roll_like.config.violations import Violation
 
@@ -20,9 +20,15 @@ SourceT = TypeVar("SourceT", bound=RowSource)
 
 
 def _steps_or_epochs(config: OfflineRunConfig) -> Iterator[Violation]:
-    if (config.steps is None) == (config.epochs is None):
-        found = "both are set" if config.steps is not None else "neither is set"
-        yield Violation(("steps",), f"a run lasts a number of `steps`, or of `epochs`, and {found}; set one of them")
+    if config.steps is None and config.epochs is None:
+        found = "neither is set; set one of them"
+    elif config.steps is not None and config.epochs is not None:
+        found = (
+            f"both are set; keep steps: {config.steps} with epochs: null, or epochs: {config.epochs:g} with steps: null"
+        )
+    else:
+        return
+    yield Violation(("steps",), f"a run lasts a number of `steps`, or of `epochs`, and {found}")
 
 
 def _ranks_have_work(config: OfflineRunConfig) -> Iterator[Violation]:
@@ -43,7 +49,7 @@ class OfflineRunConfig(RunConfig):
 
     rules: ClassVar[tuple[Rule, ...]] = (*RUN_RULES, _steps_or_epochs, _ranks_have_work, prompts_are_shared_anyway)
 
-    steps: PositiveInt | None = Field(default=None, description="Steps to train; or set `epochs`.")
+    steps: Steps | None = Field(default=None, description="Steps to train; or set `epochs`.")
     epochs: PositiveFloat | None = Field(
         default=None, description="Passes over the data, as many steps as that takes; or set `steps`."
     )

@@ -20,6 +20,7 @@ from roll_like.config.sections import (
     ResourcesConfig,
     SamplingConfig,
     SamplingResourcesConfig,
+    Steps,
     TrainerConfig,
 )
 
@@ -105,7 +106,7 @@ class EvaluationSchedule(ScheduleConfig):
 class SamplingRunConfig(RunConfig):
     """What runs have in common whose policy samples groups with inference engines of its own."""
 
-    steps: PositiveInt = Field(description="Steps to train.")
+    steps: Steps = Field(description="Steps to train.")
     rollout: GroupRolloutConfig
     inference: InferenceConfig = Field(default_factory=default_engine, description="The engine that samples.")
     resources: SamplingResourcesConfig

@@ -20,6 +20,7 @@ Task = Literal["text-generation", "text-classification"]
 #: How the layers of a trained model attend: `TrainerConfig.attention`.
 Attention = Literal["auto", "dense", "varlen", "flex"]
 PositiveInt = Annotated[int, Field(ge=1)]
+Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -420,7 +421,11 @@ class CheckpointConfig(ConfigModel):
     )
     keep: PositiveInt = Field(default=2, description="How many of the latest to keep.")
     keep_best: bool = Field(default=True, description="Also keep the one with the best evaluation score.")
-    at_end: bool = Field(default=True, description="Write one after the last step.")
+    at_end: bool | Literal["auto"] = Field(
+        default="auto",
+        description="Write one after the last step. `auto`: yes, unless the whole run took less than `every_minutes` "
+        "and its model is exported. Such a run writes no checkpoint; continuing it with more `steps` repeats it.",
+    )
     export: bool = Field(default=True, description="Write a Hugging Face directory after the last step.")
 
 

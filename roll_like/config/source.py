@@ -107,15 +107,11 @@ def _parse(path: Path, extended_by: Path | None) -> Source:
         values = OmegaConf.to_container(OmegaConf.create(text)) if text.strip() else {}
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except RecursionError:
-        raise ConfigError(f"{path}: values are nested too deeply to be read", fix="remove brackets") from None
+        raise ConfigError(
+            f"{path}: values are nested too deeply to be read", fix="nest sections and lists less"
+        ) from None
     except yaml.MarkedYAMLError as error:
-        if (number := _no_break_space(text)) is not None:
-            raise ConfigError(
-                f"{path}:{number}: not valid YAML: a no-break space (U+00A0) stands where a space belongs",
-                fix="type the space again; copying from a web page brings such characters along",
-            ) from error
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigError(f"{path}{line}: not valid YAML: {error.problem}", fix="correct the line") from error
+        raise _not_yaml(path, text, error) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}", fix="correct the file") from error
     except OmegaConfBaseException as error:
@@ -130,6 +126,18 @@ def _parse(path: Path, extended_by: Path | None) -> Source:
         if not isinstance(key, str):
             raise ConfigError(f"{path}: expected names as keys, found {key!r}", fix=_write_keys())
     return Source({str(key): value for key, value in values.items()}, places, str(path))
+
+
+def _not_yaml(path: Path, text: str, error: yaml.MarkedYAMLError) -> ConfigError:
+    if (number := _no_break_space(text)) is not None:
+        return ConfigError(
+            f"{path}:{number}: not valid YAML: a no-break space (U+00A0) stands where a space belongs",
+            fix="type the space again; copying from a web page brings such characters along",
+        )
+    line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+    if "'\\t'" in (error.problem or ""):
+        return ConfigError(f"{path}{line}: not valid YAML: a tab stands where spaces belong", fix="indent with spaces")
+    return ConfigError(f"{path}{line}: not valid YAML: {error.problem}", fix="correct the line")
 
 
 def _no_break_space(text: str) -> int | None:

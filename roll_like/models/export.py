@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roll_like.config.sections import Precision, Task
 from roll_like.errors import CheckpointError
+from roll_like.models.card import CARD, CURVES, ModelCard, render_model_card
 from roll_like.models.checkpoint_names import converted
 from roll_like.models.classifier import classifier_config
 from roll_like.models.lora import Adapter
@@ -29,50 +27,6 @@ if TYPE_CHECKING:
 
 #: Where an exported model keeps its adapters alone.
 ADAPTER_FOLDER = "adapter"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCard:
-    """What is known of the run that made a model.
-
-    Attributes:
-        name: Name of the run.
-        base_model: What was trained, as the user spelt it.
-        pipeline: `rlvr`, `dpo`, …
-        steps: Training steps done.
-        evaluation: Metric name → (before, after); None where it was not measured.
-        figures: Further numbers of the run, by metric name.
-        config_yaml: The resolved configuration.
-    """
-
-    name: str
-    base_model: str
-    pipeline: str
-    steps: int
-    evaluation: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
-    figures: Mapping[str, float] = field(default_factory=dict)
-    config_yaml: str = ""
-
-
-def render_model_card(card: ModelCard, task: Task = "text-generation") -> str:
-    """Return the card as Markdown, with the metadata header that the hub reads."""
-    header = ["library_name: transformers", f"pipeline_tag: {task}"]
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", card.base_model):  # the hub takes nothing but its own ids here
-        header.append(f"base_model: {json.dumps(card.base_model)}")
-    header += ["tags:", "- roll_like", "- reinforcement-learning", f"- {card.pipeline}"]
-    lines = ["---", *header, "---", "", f"# {card.name}", ""]
-    lines += [f"`{card.base_model}` after {card.steps} steps of the `{card.pipeline}` pipeline of roll_like.", ""]
-    if card.evaluation:
-        lines += ["## Evaluation", "", "| metric | before | after |", "|---|---|---|"]
-        lines += [f"| {name} | {_figure(old)} | {_figure(new)} |" for name, (old, new) in card.evaluation.items()]
-        lines.append("")
-    if card.figures:
-        lines += ["## Training", "", "| figure | value |", "|---|---|"]
-        lines += [f"| {name} | {_figure(value)} |" for name, value in card.figures.items()]
-        lines.append("")
-    if card.config_yaml:
-        lines += ["## Configuration", "", "```yaml", card.config_yaml.rstrip("\n"), "```", ""]
-    return "\n".join(lines)
 
 
 def save_hf_directory(
@@ -97,7 +51,7 @@ def save_hf_directory(
         config: The model's configuration.
         tokenizer: The tokenizer, with the chat template to keep.
         out_dir: Where to write; an earlier export there is replaced.
-        card: The run, for README.md; none is written without it.
+        card: The run, for README.md and its picture; none is written without it.
         dtype: Precision to write; default: as the weights are.
         base_dir: Directory of the starting model, whose generation settings are kept.
         trust_remote_code: Whether the model's class comes with the model.
@@ -129,7 +83,9 @@ def save_hf_directory(
         if base_dir is not None and (base_dir / "generation_config.json").is_file():
             shutil.copyfile(base_dir / "generation_config.json", temporary / "generation_config.json")
         if card is not None:
-            (temporary / "README.md").write_text(render_model_card(card, task), encoding="utf-8")
+            (temporary / CARD).write_text(render_model_card(card, task), encoding="utf-8")
+            if card.curves is not None:
+                shutil.copyfile(card.curves, temporary / CURVES)
         if adapter is not None:
             adapter.write(temporary / ADAPTER_FOLDER)
         _sync(temporary)
@@ -218,7 +174,3 @@ def _swap(temporary: Path, out_dir: Path) -> None:
         shutil.rmtree(old)
     else:
         temporary.rename(out_dir)
-
-
-def _figure(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}"

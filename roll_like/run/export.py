@@ -12,12 +12,13 @@ from roll_like.config.load import load_config
 from roll_like.config.run import RunConfig
 from roll_like.errors import CheckpointError
 from roll_like.models.classifier import load_classifier
-from roll_like.models.export import ModelCard, save_hf_directory
+from roll_like.models.export import save_hf_directory
 from roll_like.models.load import ResolvedModel, from_anywhere, load_tokenizer, resolve_model
 from roll_like.models.lora import Adapter, adapter_parameters, add_adapters, load_adapters, named_weights
 from roll_like.models.modules import load_causal_lm, load_model_config
 from roll_like.models.precision import precision_of
 from roll_like.registry import TRAINING_BACKENDS
+from roll_like.run.card import model_card
 from roll_like.run.checkpoint import read_checkpoint
 from roll_like.training.plugin import BackendPlugin, LazyTensors
 
@@ -41,13 +42,6 @@ def export_checkpoint(checkpoint: Path, output: Path) -> None:
     found = read_checkpoint(checkpoint)
     config: Any = load_config(checkpoint / "config.yaml")  # of whichever pipeline: all have a name and a model
     model = resolve_model(config.model)
-    card = ModelCard(
-        name=config.name,
-        base_model=config.model.path,
-        pipeline=config.pipeline,
-        steps=found.step,
-        config_yaml=(checkpoint / "config.yaml").read_text(),
-    )
     weights: Any = merged_weights(checkpoint, config.training.backend)
     adapter = None
     if config.training.lora is not None:
@@ -57,7 +51,7 @@ def export_checkpoint(checkpoint: Path, output: Path) -> None:
         load_model_config(model.path, trust_remote_code=config.model.trust_remote_code),
         load_tokenizer(config.model),
         output,
-        card,
+        model_card(config, found.step),
         dtype=precision_of(config),
         base_dir=model.path,
         trust_remote_code=config.model.trust_remote_code,

@@ -13,9 +13,10 @@ from roll_like.cluster.driver_loop import rare_garbage_collection
 from roll_like.cluster.node_watch import RoleMemory
 from roll_like.config.load import dump_config
 from roll_like.config.run import RunConfig
+from roll_like.errors import ConfigError
 from roll_like.metrics.manager import MetricsManager
 from roll_like.run.checkpoint import CheckpointStore
-from roll_like.run.folder import find_run, locked
+from roll_like.run.folder import find_run, is_finished, locked
 from roll_like.run.signals import StopSignal
 from roll_like.run.snapshots import Snapshots
 from roll_like.run.state import RunContext, RunState
@@ -36,7 +37,8 @@ def running(
         callbacks: What is called after each step and each evaluation.
 
     Raises:
-        RollLikeError: The run to continue does not exist, its folder is in use, or the hardware is not there.
+        RollLikeError: The run to continue does not exist or is finished without a checkpoint, its folder is in use, or
+            the hardware is not there.
     """
     directory, resumed_run = find_run(config, resume)
     with ExitStack() as stack:
@@ -48,6 +50,12 @@ def running(
             directory / "checkpoints", keep=checkpoints.keep, keep_best=checkpoints.keep_best, warn=warnings.append
         )
         checkpoint = store.latest() if resumed_run else None
+        if resumed_run and checkpoint is None and is_finished(directory, config):
+            raise ConfigError(
+                f"{directory} is finished, and has no checkpoint to continue from",
+                fix="train it anew with more `steps`, or leave --resume out; checkpoint.at_end: true writes a checkpoint "
+                "after the last step of a short run too",
+            )
         (directory / "config.yaml").write_text(dump_config(config))
         signal = stack.enter_context(StopSignal())
         metrics = stack.enter_context(

@@ -11,13 +11,12 @@ from typing import Any, Generic, Self, TypeVar
 
 from roll_like.check import Report, refuse_errors
 from roll_like.cluster import ResourceManager
-from roll_like.config.load import dump_config
 from roll_like.config.run import RunConfig
 from roll_like.errors import RollLikeError
 from roll_like.metrics.summary import Summary, write_summary
-from roll_like.models.export import ModelCard
 from roll_like.models.load import resolve_model
 from roll_like.models.precision import settled
+from roll_like.run.card import model_card
 from roll_like.run.launch import measuring, running
 from roll_like.run.recovery import Recovery
 from roll_like.run.signals import StopRequested
@@ -141,21 +140,5 @@ class Pipeline(ABC, Generic[ConfigT]):
 
     def export(self, directory: Path, summary: Summary) -> None:
         """Write the trained model as a Hugging Face directory, with a card of the run."""
-        self.trained.export(directory, self.config.model, model_card(self.config, summary))
-
-
-def model_card(config: RunConfig, summary: Summary) -> ModelCard:
-    """Return what is known of a run, for the directory of its model."""
-    figures = summary.figures
-    measured = "eval/avg" if figures["eval_loss_after"] is None else "eval/loss"
-    before, after = ("eval_before", "eval_after") if measured == "eval/avg" else ("eval_loss_before", "eval_loss_after")
-    accuracy = {name: tuple(pair) for name, pair in figures["before_after"].items() if name == "eval/accuracy"}
-    return ModelCard(
-        name=str(figures["name"]),
-        base_model=config.model.path,
-        pipeline=config.pipeline,
-        steps=int(figures["steps"]),
-        evaluation={measured: (figures[before], figures[after]), **accuracy},
-        figures={name: figures[name] for name in ("reward_first", "reward_last") if figures[name] is not None},
-        config_yaml=dump_config(config),
-    )
+        card = model_card(self.config, int(summary.figures["steps"]), summary)
+        self.trained.export(directory, self.config.model, card)

@@ -226,8 +226,16 @@ class RunState:
             yield step
             if not self.replaying:
                 self._keep_step()
-        if self._config.checkpoint.at_end:
+        if self._wanted_at_end():
             self.write_checkpoint()
+
+    def _wanted_at_end(self) -> bool:
+        settings = self._config.checkpoint
+        if settings.at_end != "auto":
+            return settings.at_end
+        self._settle(wait=True)
+        short = self._written_at is None and settings.every == 0 and settings.every_minutes > 0
+        return not (short and settings.export)
 
     def log(self, step: int, *parts: Metrics) -> dict[str, float]:
         """Finish a step: hand its figures on, and take the driver's states for a checkpoint."""

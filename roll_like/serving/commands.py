@@ -12,7 +12,7 @@ from roll_like.metrics.commands import Add, add_output_dir
 
 
 def add_serving(add: Add) -> None:
-    """Add `chat` and `serve`."""
+    """Add `chat`, `serve` and `push`."""
     chat = add("chat", _chat, "talk to the model of a run in the terminal")
     _add_model(chat)
     chat.add_argument("--system", metavar="TEXT", help="system message; default: that of the run's data")
@@ -32,6 +32,11 @@ def add_serving(add: Add) -> None:
         metavar="OPTION",
         help="option of `vllm serve`, such as --vllm=--max-model-len=2048",
     )
+
+    push = add("push", _push, "upload the model of a run to the Hugging Face hub, with its card")
+    _add_model(push)
+    push.add_argument("repo", nargs="?", metavar="REPO", help="OWNER/NAME; default: your account, the run's name")
+    push.add_argument("--public", action="store_true", help="let everyone read a new repository (default: private)")
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
@@ -64,4 +69,14 @@ def _serve(arguments: argparse.Namespace) -> int:
         arguments.port,
         arguments.vllm,
     )
+    return OK
+
+
+def _push(arguments: argparse.Namespace) -> int:
+    from roll_like.serving.push import push
+    from roll_like.serving.trained import trained_model
+
+    trained = trained_model(arguments.run, arguments.output_dir, command="push", scores=True)
+    address = push(trained.directory, arguments.repo or trained.name, public=arguments.public)
+    print(f"{trained.directory} is at {address}")
     return OK

@@ -39,13 +39,14 @@ class TrainedModel:
     kv_cache_gib: float | None = None
 
 
-def trained_model(run: str, output_dir: Path, *, command: str) -> TrainedModel:
+def trained_model(run: str, output_dir: Path, *, command: str, scores: bool = False) -> TrainedModel:
     """Return what a run has trained.
 
     Args:
         run: A run's name or folder, or the directory of an exported model.
         output_dir: Folder of runs.
         command: Who asks, for messages.
+        scores: Whether a model that gives scores will do.
 
     Raises:
         ConfigError: There is no such run, it has exported no model, or its model is no language model.
@@ -65,7 +66,7 @@ def trained_model(run: str, output_dir: Path, *, command: str) -> TrainedModel:
             f"{command} {run}: there is no model in {directory}; a run exports it when it ends (checkpoint.export)",
             fix=f"export a checkpoint of it: roll-like export --checkpoint {folder}/checkpoints/STEP -o {directory}",
         )
-    if config.get("pipeline") in _SCORES:
+    if not scores and config.get("pipeline") in _SCORES:
         raise ConfigError(
             f"{command} {run}: the model of pipeline: {config['pipeline']} gives scores, not texts",
             fix="use it as the reward `reward_model` of a run; docs/tutorials/reward_model.md shows how",

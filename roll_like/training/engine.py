@@ -13,7 +13,7 @@ from roll_like.cluster import Cluster, WorkerDied
 from roll_like.cluster.health import Report, RestartBudget, brief, to_stderr
 from roll_like.config.sections import ModelConfig
 from roll_like.errors import WorkerError
-from roll_like.models.export import ModelCard
+from roll_like.models.card import ModelCard
 from roll_like.training.interface import BatchT, Objective, Share, State, StepT, Update
 from roll_like.training.layout import Layout, MicroBatch, micro_batches, per_sample
 from roll_like.training.rank import TrainingRank

@@ -22,8 +22,9 @@ from roll_like.cluster.progress import PROGRESS, shared_phase
 from roll_like.config.load import import_plugins
 from roll_like.config.sections import ModelConfig
 from roll_like.errors import CheckpointError, ConfigError, DiskFullError, EngineError
+from roll_like.models.card import ModelCard
 from roll_like.models.checkpoint_names import TensorGroup, checkpoint_tensors, tensor_groups
-from roll_like.models.export import ModelCard, save_hf_directory
+from roll_like.models.export import save_hf_directory
 from roll_like.models.load import from_anywhere, load_tokenizer
 from roll_like.models.lora import Adapter, NamedWeight, adapter_parameters, adapters_off, named_weights
 from roll_like.registry import TRAINING_BACKENDS

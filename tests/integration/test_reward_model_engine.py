@@ -19,8 +19,8 @@ from roll_like.builtin.rewards.reward_model import RewardModel, RewardModelConfi
 from roll_like.cluster import ResourceManager
 from roll_like.config.sections import DeviceRange, ModelConfig, TrainingConfig
 from roll_like.data.chat import Renderer
+from roll_like.models.card import ModelCard
 from roll_like.models.classifier import load_classifier
-from roll_like.models.export import ModelCard
 from roll_like.models.load import load_tokenizer
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.interface import RankSpec

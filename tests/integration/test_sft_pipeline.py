@@ -45,3 +45,25 @@ def test_a_run_learns_and_one_that_was_killed_goes_on(tmp_path: Path, tiny_model
     code, output = run_here(config, "--resume")
     assert code == 0, output
     assert losses(halves / "runs" / "tiny") == pytest.approx(losses(run), rel=1e-4)
+
+
+def test_a_short_run_keeps_its_model_only_and_is_repeated_to_go_on(tmp_path: Path, tiny_model: Path) -> None:
+    config = write_sft_run(tmp_path, tiny_model, steps=1, checkpoint={})
+    code, output = run_here(config)
+    assert code == 0, output
+    run = tmp_path / "runs" / "tiny"
+    assert not (run / "checkpoints").exists()
+    assert (run / "model" / "model.safetensors").is_file()
+    (first,) = losses(run)
+
+    code, output = run_here(config, "--resume")
+    assert code == 2
+    assert f"{run} is finished, and has no checkpoint to continue from" in output
+    assert losses(run) == [first]
+
+    code, output = run_here(config, "--resume", "steps=2", "checkpoint.at_end=true")
+    assert code == 0, output
+    assert "has no checkpoint yet; the run starts from its first step" in output
+    assert len(losses(run)) == 2
+    assert losses(run)[0] == pytest.approx(first, rel=1e-3)
+    assert (run / "checkpoints" / "step_000002").is_dir()

@@ -21,7 +21,7 @@ from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
 from roll_like.cluster import ResourceManager
 from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.config.sections import DeviceRange, ModelConfig, TrainingConfig
-from roll_like.models.export import ModelCard
+from roll_like.models.card import ModelCard
 from roll_like.policy_gradient.objective import PolicyObjective
 from roll_like.registry import PREFERENCE_LOSSES
 from roll_like.run.export import merged_weights

@@ -1,4 +1,4 @@
-"""The wheel holds one package and nothing else, and works beside a user's folders `envs`, `rewards`, `pipelines`."""
+"""The source distribution gives a wheel of one package and nothing else, which works beside a user's own folders."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 import venv
 import zipfile
@@ -39,14 +40,32 @@ def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, so that leftovers of earlier builds cannot get in."""
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a source distribution, and a wheel built from it.
+
+    It is built from a copy with links, as a checkout has them; leftovers of earlier builds cannot get in.
+    """
     copy = tmp_path_factory.mktemp("source") / "copy"
-    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*LEFT_OUT))
-    built = run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", copy / "out", cwd=copy)
+    shutil.copytree(ROOT, copy, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    built = run(sys.executable, "-m", "build", "--no-isolation", "--outdir", copy / "out", cwd=copy)
     assert built.returncode == 0, built.stdout + built.stderr
-    (file,) = (copy / "out").iterdir()
+    return copy / "out"
+
+
+@pytest.fixture(scope="module")
+def wheel(distributions: Path) -> Path:
+    (file,) = distributions.glob("*.whl")
     return file
+
+
+@pytest.fixture(scope="module")
+def sources(distributions: Path) -> set[str]:
+    """The files of the source distribution."""
+    (file,) = distributions.glob("*.tar.gz")
+    with tarfile.open(file) as archive:
+        members = archive.getmembers()
+    assert all(member.isfile() or member.isdir() for member in members), "links that other systems may not unpack"
+    return {member.name.partition("/")[2] for member in members if member.isfile()}
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +111,16 @@ def test_it_holds_one_package_and_nothing_else(wheel: Path) -> None:
     }
     assert {name for name in names if ".dist-info/" not in name} == sources
     assert {"roll_like/py.typed", "roll_like/__init__.pyi", "roll_like/builtin/rewards/math.py"} <= sources
+    assert any(name.startswith("roll_like/starters/templates/") for name in sources)
+    assert any(name.startswith("roll_like/metrics/reports/templates/") for name in sources)
+
+
+def test_the_source_distribution_has_what_a_wheel_is_built_from(wheel: Path, sources: set[str]) -> None:
+    packaged = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("roll_like/")}
+    assert packaged <= sources
+    made = {"PKG-INFO", "setup.cfg"}
+    written = {"CHANGELOG.md", "CITATION.cff", "LICENSE", "MANIFEST.in", "README.md", "pyproject.toml"}
+    assert {name for name in sources - packaged if not name.startswith("roll_like.egg-info/")} == made | written
 
 
 def test_its_metadata_names_licence_command_and_extras(wheel: Path) -> None:
@@ -104,6 +133,11 @@ def test_its_metadata_names_licence_command_and_extras(wheel: Path) -> None:
     assert set(metadata.get_all("Provides-Extra", [])) == set(PROJECT["optional-dependencies"])
     assert "LICENSE" in texts
     assert "roll-like = roll_like.cli:main" in archive.read(texts["entry_points.txt"]).decode()
+
+
+def test_the_command_says_its_version_in_a_folder_of_another_project(installed: Path, users_folder: Path) -> None:
+    done = run(installed / "roll-like", "--version", cwd=users_folder)
+    assert done.stdout == f"roll-like {PROJECT['version']}\n", done.stderr
 
 
 def test_help_works_beside_packages_of_the_same_names(installed: Path, users_folder: Path) -> None:

@@ -252,15 +252,22 @@ def test_a_missing_data_file(make: Make) -> None:
 def test_what_a_run_writes_is_said_before(make: Make) -> None:
     gib = 2.0**30
     assert str(DiskUse(3 * gib, 2, gib / 4)) == (
-        "on disk: 2 checkpoints of 3 GiB, exported model 0.25 GiB; at most 9.2 GiB at a time"
+        "on disk: exported model 0.25 GiB, 2 checkpoints of 3 GiB; at most 9.2 GiB at a time"
+    )
+    assert str(DiskUse(3 * gib, 2, gib / 4, none_below=10)) == (
+        "on disk: exported model 0.25 GiB, 2 checkpoints of 3 GiB, if the run takes more than 10 minutes; "
+        "at most 9.2 GiB at a time"
     )
     assert str(DiskUse(3 * gib, 1, 0)) == "on disk: 1 checkpoint of 3 GiB; at most 6 GiB at a time"
     assert str(DiskUse(3 * gib, 0, gib)) == "on disk: exported model 1 GiB; at most 1 GiB at a time"
     assert str(DiskUse(gib, 0, 0)) == "on disk: no checkpoint, no model"
     report = make(checkpoint={"keep": 3, "keep_best": False})
     assert report.disk is not None
-    assert (report.disk.kept, report.disk.least) == (3, report.disk.checkpoint + report.disk.export)
-    assert f"on disk: 3 checkpoints of {report.disk.checkpoint / gib:.2g} GiB" in repr(report)
+    assert (report.disk.kept, report.disk.least) == (3, report.disk.export)  # it may be short
+    assert f"3 checkpoints of {report.disk.checkpoint / gib:.2g} GiB, if the run takes more than" in repr(report)
+    every = make(checkpoint={"keep": 3, "keep_best": False, "every": 2}).disk
+    assert every is not None
+    assert every.least == every.checkpoint + every.export
     nothing = make(checkpoint={"every_minutes": 0, "at_end": False, "export": False})
     assert "on disk: no checkpoint, no model" in repr(nothing)
 

@@ -20,7 +20,8 @@ QUICKSTART = ROOT / "configs" / "rlvr_quickstart.yaml"
     ("override", "expected"),
     [
         ("seed=4294967296", "seed: found 4294967296; expected a number less than 4294967296"),
-        ("steps=1e26", "steps: found 1e+26; "),
+        ("steps=1e26", "steps: found 1e+26; expected a smaller number"),
+        ("steps=1000000000000", "steps: found 1000000000000; expected a number less than or equal to 1000000000"),
         ("rollout.temperature=1e9", "expected a number less than or equal to 100"),
         (
             "algorithm.kl.coefficient=0.1",

@@ -31,7 +31,7 @@ def config(**changes: Any) -> SFTConfig:
     ("changes", "key", "expected"),
     [
         ({"steps": None}, "steps", "neither is set; set one of them"),
-        ({"epochs": 2}, "steps", "both are set; set one of them"),
+        ({"epochs": 2}, "steps", "both are set; keep steps: 10 with epochs: null, or epochs: 2 with steps: null"),
         (
             {"training": {"max_tokens_per_micro_batch": 100}},
             "training.max_tokens_per_micro_batch",

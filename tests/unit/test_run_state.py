@@ -89,7 +89,7 @@ def make(
 ) -> tuple[RunState, Any]:
     metrics: Any = FakeMetrics()
     metrics.history = list(enumerate(history, 1))
-    settings = {"every": 0, "every_minutes": 0, "at_end": False, **checkpoint}
+    settings = {"every": 0, "every_minutes": 0, "at_end": False, "export": False, **checkpoint}
     config: Any = SimpleNamespace(
         total_steps=steps, checkpoint=SimpleNamespace(**settings), guards=GuardsConfig(**(guards or {}))
     )
@@ -125,6 +125,37 @@ def test_a_full_disk_is_tried_again_when_the_next_checkpoint_is_due(tmp_path: Pa
         "the checkpoint of step 2",
     ]
     assert all("No space left on device; the run goes on, and tries again" in text for text in metrics.warnings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ({}, []),  # a run of no time
+        ({"export": False}, [2]),  # its only result
+        ({"at_end": True}, [2]),
+        ({"at_end": False, "export": False}, []),
+        ({"every_minutes": 0}, [2]),
+        ({"every": 3}, [2]),
+        ({"every": 1}, [1, 2]),
+    ],
+)
+def test_a_short_run_whose_model_is_exported_writes_no_checkpoint(
+    tmp_path: Path, settings: dict[str, Any], steps: list[int]
+) -> None:
+    state, _ = make(tmp_path, 2, **{"every_minutes": 10, "at_end": "auto", "export": True, **settings})
+    state.keep([Disk()])
+    run(state)
+    assert written(tmp_path) == [f"step_{step:06d}" for step in steps]
+
+
+def test_a_run_that_wrote_a_checkpoint_writes_one_at_its_end(tmp_path: Path) -> None:
+    state, _ = make(tmp_path, 2, every_minutes=10, at_end="auto", export=True)
+    state.keep([Disk()])
+    for step in state.steps():
+        state.log(step, {})
+        if step == 0:
+            state.write_checkpoint()
+    assert written(tmp_path) == ["step_000001", "step_000002"]
 
 
 def test_the_third_full_disk_in_a_row_ends_the_run(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from roll_like.config.plan import plan
 from roll_like.config.sections import ModelConfig, Precision, TrainerConfig, TrainingConfig
 from roll_like.config.violations import Violation
 from roll_like.errors import CheckpointError, ConfigError, EngineError
-from roll_like.models.export import ModelCard
+from roll_like.models.card import ModelCard
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.run.export import merged_weights
 from roll_like.training.deepspeed import without
