@@ -219,6 +219,36 @@ async def test_stop_strings_and_limits_end_a_response(engine: SGLangEngine) -> N
         await engine.submit([request("long", max_tokens=240)])
 
 
+def test_what_sglang_says_of_a_request_is_checked(tiny_model: Path) -> None:
+    engine = SGLangEngine(SGLangConfig(), spec(tiny_model))
+    engine._tokenizer = Words()
+    drawn = [(-0.5, 7, None), (-1.5, 8, None), (-2.5, 9, None)]
+
+    def told(**changes: Any) -> Generation:
+        meta = {"finish_reason": {"type": "stop"}, "weight_version": "2", "output_token_logprobs": drawn}
+        return engine._generation(request("one"), {"meta_info": meta | changes})
+
+    whole = told()
+    assert (whole.token_ids.tolist(), whole.logprobs.tolist()) == ([7, 8, 9], [-0.5, -1.5, -2.5])
+    assert whole.segments == (Segment(start=0, end=3, policy_version=2),)
+    # the stop string ended with the second token
+    spans = [{"version": "1", "start": 0, "end": 1}, {"version": "2", "start": 1, "end": 2}]
+    cut = told(completion_tokens=2, weight_versions=spans)
+    assert [(each.end, each.policy_version) for each in cut.segments] == [(1, 1), (2, 2)]
+    assert cut.token_ids.tolist() == [7, 8]
+    with pytest.raises(GenerationError, match="policy versions of 2 tokens of 3"):
+        told(weight_versions=spans)
+    with pytest.raises(GenerationError, match=r"ended the request with .*out of memory"):
+        told(finish_reason={"type": "abort", "status_code": 500, "message": "out of memory"})
+    with pytest.raises(GenerationError, match="ended the request with None, after 3 tokens"):
+        told(finish_reason=None)
+
+
+class Words:
+    def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:
+        return " ".join(map(str, tokens))
+
+
 async def test_a_prompt_is_shared_and_said_to_be(engine: SGLangEngine) -> None:
     first = (await generate(engine, request("first")))["first"]
     assert (first.cached_prompt_tokens, (await generate(engine, request("next")))["next"].cached_prompt_tokens) == (

@@ -207,6 +207,7 @@ class SGLangEngine(TaskEngine):
         meta = answer["meta_info"]
         reason = (meta["finish_reason"] or {}).get("type")
         drawn = meta.get("output_token_logprobs") or []
+        drawn = drawn[: meta.get("completion_tokens", len(drawn))]  # without what came after a stop string
         tokens = [entry[1] for entry in drawn]
         if reason not in _STOP_REASONS or (reason == "abort" and "status_code" in meta["finish_reason"]):
             raise GenerationError(
@@ -221,8 +222,9 @@ class SGLangEngine(TaskEngine):
             for span in spans
             if span["start"] < min(span["end"], len(tokens))
         )
-        if tokens and segments[-1:] and segments[-1].end != len(tokens):
-            raise GenerationError(f"SGLang tells the versions of {segments[-1].end} tokens of {len(tokens)}")
+        versioned = segments[-1].end if segments else 0
+        if versioned != len(tokens):
+            raise GenerationError(f"SGLang tells the policy versions of {versioned} tokens of {len(tokens)}")
         decoded = self._tokenizer.decode(tokens, skip_special_tokens=True)
         return Generation(
             request_id=request.request_id,

@@ -32,4 +32,6 @@ def load_bucket(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None
         WeightSyncError: Its bytes are not those that were sent.
     """
     ((text, _),) = named_tensors
-    model.load_weights(iter(read_bucket(BucketInfo(**json.loads(text)))))
+    device = next(model.parameters()).device  # where SGLang would have them; one tensor at a time
+    tensors = read_bucket(BucketInfo(**json.loads(text)))
+    model.load_weights((name, tensor.to(device)) for name, tensor in tensors)

@@ -26,6 +26,9 @@ class Model:
         self.module = load_causal_lm(path, dtype).requires_grad_(False).eval()
         self._weights = CheckpointWeights(self.module)
 
+    def parameters(self) -> Iterable[Tensor]:
+        return self.module.parameters()
+
     @torch.inference_mode()
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         for name, tensor in weights:

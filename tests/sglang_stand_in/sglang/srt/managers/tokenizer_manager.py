@@ -33,6 +33,7 @@ class ReqState:
                 {**span, "end": min(span["end"], count)} for span in meta["weight_versions"] if span["start"] < count
             ]
             meta |= {"weight_versions": spans, "weight_version": spans[-1]["version"]}
+        meta["completion_tokens"] = len(self.output_ids)
         meta |= {"input_token_logprobs": self.input_logprobs, "output_token_logprobs": self.output_logprobs}
         self.reports.put_nowait({"output_ids": self.output_ids, **report})
 
