@@ -177,6 +177,7 @@ from roll_like.inference.interface import JudgeServer as JudgeServer
 from roll_like.inference.interface import PolledEngine as PolledEngine
 from roll_like.inference.interface import Sampling as Sampling
 from roll_like.inference.plugin import EnginePlugin as EnginePlugin
+from roll_like.inference.sglang.config import SGLangConfig as SGLangConfig
 from roll_like.inference.vllm.config import VLLMConfig as VLLMConfig
 from roll_like.inference.weight_transfer.fingerprint import fingerprint as fingerprint
 from roll_like.inference.weight_transfer.interface import WeightTransfer as WeightTransfer

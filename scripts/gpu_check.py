@@ -153,6 +153,26 @@ CHECKS = (
         needs=(*FOR_TRAINING, "vllm", QUICKSTART_MODEL),
         bounds={"eval/avg change": (0.1, None), "mismatch/logprob_difference": (None, 0.05)},
     ),
+    # in an environment of its own (docs/backends.md), where the checks of vLLM are skipped
+    Check(
+        "sglang",
+        300,
+        "GRPO, trainer and SGLang in turns on one GPU, weights through shared memory, every sync probed",
+        run_of(
+            "rlvr_1gpu",
+            "inference.type=sglang",
+            "inference.mem_fraction_static=0.3",
+            "metrics.trackers=[]",
+            "metrics.console=plain",
+        ),
+        figures_of_run,
+        needs=(*FOR_TRAINING, "sglang", QUICKSTART_MODEL),
+        bounds={
+            "eval/avg change": (0.1, None),
+            "mismatch/logprob_difference": (None, 0.05),
+            "sync/probe": (None, 0.1),
+        },
+    ),
     Check(
         "engine",
         300,
@@ -265,7 +285,7 @@ CHECKS = (
 _PROBE = """
 import importlib.metadata as metadata, json, platform, sys
 found = {"python": platform.python_version()}
-for name in ("torch", "vllm", "deepspeed", "ray", "transformers", "triton"):
+for name in ("torch", "vllm", "sglang", "deepspeed", "ray", "transformers", "triton"):
     try:
         found[name] = metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -303,6 +323,11 @@ def machine_of() -> dict[str, Any]:
     return found
 
 
+def longest(checks: Sequence[Check]) -> float:
+    """Return the seconds that checks may take in one environment, which has one of vLLM and SGLang."""
+    return max(sum(check.seconds for check in checks if other not in check.needs) for other in ("vllm", "sglang"))
+
+
 def refuse(sentence: str) -> NoReturn:
     """End the program: nothing can be checked here."""
     print(f"gpu-check: {sentence}; nothing was run", file=sys.stderr)
@@ -322,7 +347,7 @@ def main() -> int:
     if options.list:
         for check in checks:
             print(f"{check.name:10} {check.seconds:4.0f} s  {check.about}")
-        print(f"{'together':10} {sum(check.seconds for check in checks):4.0f} s")
+        print(f"{'together':10} {longest(checks):4.0f} s, where vLLM or SGLang is installed")
         return 0
     machine = machine_of()
     out = (options.out or ROOT / "runs" / "gpu_check" / time.strftime("%Y-%m-%d_%H-%M-%S")).absolute()

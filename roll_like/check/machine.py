@@ -117,7 +117,6 @@ def check_settings(config: PolicyGradientConfig, made: Plan) -> Iterator[Finding
     yield from warm_up_that_never_ends("training", config.training, made.updates - sat_out)
     yield from ratio_settings_without_effect(config.algorithm)
     yield from doubtful_staleness(config)
-    yield from truncated_sampling(config)
 
 
 def doubtful_rates(config: RunConfig) -> Iterator[Finding]:
@@ -224,21 +223,6 @@ def sleep_without_effect(config: RunConfig) -> Iterator[Finding]:
         else:
             continue
         yield Finding("warning", f"{section}.sleep", f"has no effect: {why}; remove the key")
-
-
-def truncated_sampling(config: PolicyGradientConfig) -> Iterator[Finding]:
-    """Yield sampling from less than the whole distribution, which the trainer computes with."""
-    for key, whole in {"top_p": 1.0, "top_k": 0}.items():
-        value = getattr(config.rollout, key)
-        if value != whole:
-            yield Finding(
-                "warning",
-                f"rollout.{key}",
-                f"{value} leaves tokens out when sampling, and the engine's log-probabilities are those of the "
-                "remaining ones, renormalised; the trainer computes over the whole vocabulary. Importance weights "
-                "(algorithm.correction) correct for the difference, mismatch/* shows it, and tokens outside are never "
-                f"explored; set it to {whole:g}, and lower rollout.temperature for less exploration",
-            )
 
 
 def warm_up_that_never_ends(section: str, settings: TrainerConfig, updates: int) -> Iterator[Finding]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from roll_like.config.base import ConfigModel
-from roll_like.config.sections import PositiveInt
+from roll_like.config.sections import PositiveFloat, PositiveInt
 
 GuardName = Literal["mismatch", "grad_norm", "reward", "entropy", "truncation", "zero_variance"]
 
@@ -24,4 +24,13 @@ class GuardsConfig(ConfigModel):
     patience: PositiveInt = Field(
         default=20,
         description="Steps in a row that reward, entropy, truncation or zero variance must be bad. Steps.",
+    )
+    mismatch_limit: PositiveFloat = Field(
+        default=1.0,
+        description="`mismatch` finds a `mismatch/kl` above this, for three steps in a row. Nats per token.",
+    )
+    mismatch_growth: Annotated[float, Field(gt=1)] = Field(
+        default=5.0,
+        description="It also finds one above this many times the median of the first 20 steps, or of 0.0001 nats where "
+        "that is less.",
     )

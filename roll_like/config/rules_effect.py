@@ -61,19 +61,17 @@ def correction_corrects_something(config: PolicyGradientConfig) -> Iterator[Viol
         )
 
 
-def truncated_sampling_is_corrected(config: PolicyGradientConfig) -> Iterator[Violation]:
-    """Yield truncated sampling whose renormalised log-probabilities nothing corrects for."""
-    rollout, algorithm = config.rollout, config.algorithm
-    if algorithm.old_logprobs != "behaviour" and algorithm.correction.type != "none":
-        return
-    key, value = ("old_logprobs", "auto") if algorithm.old_logprobs == "behaviour" else ("correction.type", "truncated")
+def sampling_is_not_truncated(config: SamplingRunConfig) -> Iterator[Violation]:
+    """Yield sampling from less than the distribution that the trainer computes."""
     for name, whole in (("top_p", 1.0), ("top_k", 0)):
-        if getattr(rollout, name) != whole:
+        value = getattr(config.rollout, name)
+        if value != whole:
             yield Violation(
                 ("rollout", name),
-                "engines report log-probabilities of the truncated, renormalised distribution, and the trainer "
-                f"computes over the whole vocabulary; only importance weights correct for that: set "
-                f"algorithm.{key}: {value}, or {name}: {whole:g}",
+                f"{value:g} leaves tokens out when answers are sampled, and the trainer computes probabilities over "
+                "the whole vocabulary: importance ratios and KL terms would compare different distributions, and no "
+                f"weight corrects for tokens that are never sampled; set it to {whole:g}. For less exploration lower "
+                "rollout.temperature, which the trainer follows (evaluation.top_p may be below 1)",
             )
 
 
@@ -114,4 +112,4 @@ def kl_penalty_is_somewhere(config: PolicyGradientConfig) -> Iterator[Violation]
 EFFECT_RULES = (gpus_are_used, schedule_reaches_its_end, evaluation_goes_through_everything)
 
 #: Settings without effect in a run that trains a policy on groups of its samples.
-POLICY_EFFECT_RULES = (correction_corrects_something, truncated_sampling_is_corrected, kl_penalty_is_somewhere)
+POLICY_EFFECT_RULES = (correction_corrects_something, sampling_is_not_truncated, kl_penalty_is_somewhere)

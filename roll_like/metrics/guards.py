@@ -18,6 +18,8 @@ USUAL_STEPS = 20
 NEWEST = 0.1
 #: Steps in a row in which engine and trainer must disagree.
 MISMATCH_STEPS = 3
+#: A usual mismatch below this counts as this: growth from nearly nothing says nothing. Nats.
+LEAST_MISMATCH = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,7 @@ class Guards:
     def __init__(self, config: GuardsConfig) -> None:
         self._config = config
         self._found: dict[GuardName, Callable[[Values], str | None]] = {
-            "mismatch": _Mismatch().found,
+            "mismatch": _Mismatch(config.mismatch_limit, config.mismatch_growth).found,
             "grad_norm": _GradNorm().found,
             "reward": _Reward(config.patience).found,
             "entropy": _Entropy(config.patience).found,
@@ -143,9 +145,11 @@ class NothingLearned:
 
 
 class _Mismatch:
-    """Engine and trainer disagree about the same tokens more than they did at first."""
+    """Engine and trainer disagree about the same tokens more than they may, or more than they did at first."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: float, growth: float) -> None:
+        self._limit = limit
+        self._growth = growth
         self._usual: list[float] = []
         self._steps = 0
 
@@ -156,13 +160,15 @@ class _Mismatch:
         if len(self._usual) < USUAL_STEPS:
             self._usual.append(now)
         usual = median(self._usual)
-        bad = now > 1 or (len(self._usual) == USUAL_STEPS and now > 5 * max(usual, 1e-4))
+        grown = self._growth * max(usual, LEAST_MISMATCH)
+        bad = not now <= self._limit or (len(self._usual) == USUAL_STEPS and now > grown)  # NaN is bad too
         self._steps = self._steps + 1 if bad else 0
         if self._steps < MISMATCH_STEPS:
             return None
         return (
-            f"mismatch/kl is {now:.3g} nats, and was {usual:.3g} in the first steps: engine and trainer compute "
-            "different probabilities of the same tokens; compare their precisions, and look at sync/probe"
+            f"mismatch/kl is {now:.3g} nats, and was {usual:.3g} in the first steps (guards.mismatch_limit is "
+            f"{self._limit:g}, mismatch_growth {self._growth:g}): engine and trainer compute different probabilities "
+            "of the same tokens; compare their precisions, and look at sync/probe"
         )
 
 

@@ -7,6 +7,7 @@ sequence. An engine that keeps keys and values of the old weights fails the comp
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +17,14 @@ import numpy as np
 import pytest
 import torch
 from engine_thread import MAX_MODEL_LEN, EngineThread, float_spec
+from sglang_engine import stand_in, tokens_of
 
 from roll_like.inference.hf.config import HFConfig
 from roll_like.inference.hf.engine import HFEngine
 from roll_like.inference.interface import GenerateRequest, Generation, Sampling
+from roll_like.inference.sglang.config import SGLangConfig
+from roll_like.inference.sglang.engine import SGLangEngine
+from roll_like.inference.weight_transfer.probe import Probe
 from roll_like.inference.weight_transfer.shared_memory import SharedMemoryTransfer
 from roll_like.inference.weight_transfer.sync import WeightSync
 from roll_like.models.modules import load_causal_lm
@@ -44,10 +49,22 @@ class Versions:
     def __init__(self, path: Path, engine: EngineThread) -> None:
         self._path = path
         self._sender = SharedMemoryTransfer(engine, 1 << 16).connect(self, rank=0)
-        self._sync = WeightSync(self._sender.send, engine)
+        self._sync = WeightSync(self._sender.send, engine, probe=self._probe(engine))
         self._prepared: dict[int, Any] = {}  # by seed
         self._models: dict[int, Any] = {}  # by version
         self._model: Any = None
+
+    def _probe(self, engine: EngineThread) -> Probe | None:
+        """Return what stands in for the fingerprints of an engine that has none."""
+        if not isinstance(engine.engine, SGLangEngine):
+            return None
+        return Probe(tokens=PROMPT[::-1].copy(), trainer=self._logprobs, tolerance=TOLERANCE, every=1)
+
+    @torch.no_grad()
+    def _logprobs(self, tokens_T: np.ndarray) -> np.ndarray:
+        ids_T = torch.from_numpy(tokens_T.astype(np.int64))
+        logprobs_TV = torch.log_softmax(self._model(ids_T[None]).logits[0, :-1], -1)
+        return logprobs_TV.gather(1, ids_T[1:, None])[:, 0].numpy()
 
     def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self._model.named_parameters():
@@ -90,10 +107,15 @@ class Versions:
         self._sender.close()
 
 
-@pytest.fixture(scope="module", params=["vllm", "hf"])
+@pytest.fixture(scope="module", params=["vllm", "hf", "sglang"])
 def engine(request: pytest.FixtureRequest, float_model: Path) -> Iterator[EngineThread]:
     if request.param == "vllm":
         yield request.getfixturevalue("vllm")
+        return
+    if request.param == "sglang":
+        config = SGLangConfig(max_running=SLOTS, deterministic=True)
+        with stand_in(), EngineThread(SGLangEngine(config, float_spec(float_model))) as engine:
+            yield engine
         return
     with EngineThread(HFEngine(HFConfig(max_running=SLOTS), float_spec(float_model))) as engine:
         yield engine
@@ -132,6 +154,8 @@ async def tokens_so_far(engine: Any) -> dict[str, int]:
     """Return how many tokens each unfinished request has."""
     if isinstance(engine, HFEngine):
         return {name: len(sample.tokens) for name, sample in engine._samples.items()}
+    if isinstance(engine, SGLangEngine):
+        return tokens_of(engine)
     states = engine._llm.output_processor.request_states.values()
     return {state.external_req_id: state.detokenizer.num_output_tokens() for state in states}
 
@@ -207,6 +231,17 @@ def keep_keys_and_values(engine: EngineThread, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(broken, "finish_weight_update", keeping_finish)
         return
 
+    if isinstance(broken, SGLangEngine):
+        io_struct = importlib.import_module("sglang.srt.managers.io_struct")
+        pause, flushed = io_struct.PauseGenerationReqInput, io_struct.FlushCacheReqOutput(success=True)
+
+        async def nothing_flushed() -> Any:
+            return flushed
+
+        monkeypatch.setattr(io_struct, "PauseGenerationReqInput", lambda mode: pause(mode="in_place"))
+        monkeypatch.setattr(broken._manager, "flush_cache", nothing_flushed)
+        return
+
     async def keeping_start() -> None:
         await broken._llm.pause_generation(mode="keep", clear_cache=False)
         await broken._llm.start_weight_update()
@@ -232,7 +267,7 @@ def test_keys_and_values_that_are_kept_would_be_found(
     errors = [versions.errors(item, results[item.request_id]) for item in crossing]
     assert max(error[first] for error in errors) < TOLERANCE
     assert min(error[second] for error in errors if second in error) > FAR
-    if results["later"].cached_prompt_tokens:  # vLLM shares prompts between requests, also with those of before
+    if results["later"].cached_prompt_tokens:  # these engines share prompts between requests, also with those of before
         assert versions.errors(later, results["later"])[second] > FAR
     assert bool(results["later"].cached_prompt_tokens) != isinstance(engine.engine, HFEngine)
 

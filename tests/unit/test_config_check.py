@@ -358,8 +358,6 @@ def test_engine_arguments_are_those_of_vllm(make: Make, monkeypatch: pytest.Monk
     [
         ({"inference": {"sleep": False}}, "inference.sleep", "resources.device is cpu, where there is no GPU memory"),
         ({"training": {"sleep": True}}, "training.sleep", "resources.device is cpu, so states are in host memory"),
-        ({"rollout__top_p": 0.9}, "rollout.top_p", "renormalised; the trainer computes over the whole vocabulary"),
-        ({"rollout__top_k": 20}, "rollout.top_k", "tokens outside are never explored; set it to 0"),
         (
             {"rollout__redundant_samples": 3},
             "rollout.redundant_samples",

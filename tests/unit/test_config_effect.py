@@ -8,11 +8,30 @@ import pytest
 from config_files import MINIMAL, MINIMAL_AGENTIC, changed
 from pydantic import ValidationError
 
-from roll_like import AgenticConfig, RewardModelRunConfig, RLVRConfig, SFTConfig
+from roll_like import (
+    AgenticConfig,
+    OnlineDPOConfig,
+    OnPolicyDistillConfig,
+    RewardModelRunConfig,
+    RLVRConfig,
+    SFTConfig,
+)
 from roll_like.check.machine import check_settings, ratio_settings_without_effect
 from roll_like.config.plan import plan
 
 EVALUATION = {"sources": [{"path": "eval.jsonl"}]}
+ON_POLICY_DISTILL = {
+    **{key: value for key, value in MINIMAL.items() if key != "rewards"},
+    "pipeline": "on_policy_distill",
+    "teachers": {"one": {"path": "org/teacher"}},
+}
+ONLINE_DPO = {
+    **MINIMAL,
+    "pipeline": "online_dpo",
+    "rollout": {"prompts_per_iteration": 8, "samples_per_prompt": 4, "max_response_tokens": 32},
+    "pairs": {"pairs_per_step": 4},
+    "reference": {},
+}
 SFT = {
     "pipeline": "sft",
     "steps": 2,
@@ -53,16 +72,6 @@ SFT = {
             "remove level (reject has a level of its own)",
         ),
         (
-            {"rollout__top_p": 0.9, "algorithm": {"correction": {"type": "none"}}},
-            "rollout.top_p",
-            "set algorithm.correction.type: truncated",
-        ),
-        (
-            {"rollout__top_k": 20, "algorithm": {"old_logprobs": "behaviour"}},
-            "rollout.top_k",
-            "set algorithm.old_logprobs: auto",
-        ),
-        (
             {"evaluation": {"sources": [{"path": "eval.jsonl", "weight": 2.0}]}},
             "evaluation.sources.0.weight",
             "goes through every row once",
@@ -83,7 +92,7 @@ def test_what_has_no_effect_is_refused(changes: dict[str, Any], key: str, why: s
             "domains": {"train": {"rewards": ["ifeval"], "drop_zero_variance_groups": True}},
         },
         {"algorithm": {"old_logprobs": "behaviour"}},
-        {"rollout__top_p": 0.9, "rollout__top_k": 20},
+        {"evaluation": {**EVALUATION, "top_p": 0.9}},
         {"algorithm": {"old_logprobs": "behaviour", "correction": {"type": "none"}}},
         {"algorithm": {"old_logprobs": "recompute", "correction": {"cap": 3.0}}},
         {"algorithm": {"correction": {"type": "none", "cap": 2.0, "level": "token"}}},
@@ -94,6 +103,34 @@ def test_what_has_no_effect_is_refused(changes: dict[str, Any], key: str, why: s
 def test_what_has_an_effect_is_accepted_and_so_is_its_resolved_form(changes: dict[str, Any]) -> None:
     config = RLVRConfig.from_values(changed(MINIMAL, **changes))
     assert RLVRConfig.from_values(config.model_dump(mode="json", by_alias=True)) == config
+
+
+@pytest.mark.parametrize(
+    ("config_class", "minimal"),
+    [(RLVRConfig, MINIMAL), (AgenticConfig, MINIMAL_AGENTIC), (OnPolicyDistillConfig, ON_POLICY_DISTILL)],
+)
+@pytest.mark.parametrize(
+    ("key", "value", "remedy"),
+    [
+        ("top_p", 0.9, "0.9 leaves tokens out when answers are sampled"),
+        ("top_k", 20, "set it to 0. For less exploration lower"),
+    ],
+)
+def test_what_the_trainer_compares_probabilities_of_is_sampled_from_the_whole_distribution(
+    config_class: Any, minimal: dict[str, Any], key: str, value: float, remedy: str
+) -> None:
+    assert_refused(config_class, changed(minimal, **{f"rollout__{key}": value}), f"rollout.{key}", remedy)
+    for correction in ({"type": "truncated"}, {"type": "none"}):  # no weights correct for what is never sampled
+        values = changed(minimal, **{f"rollout__{key}": value}, algorithm__correction=correction)
+        assert_refused(config_class, values, f"rollout.{key}", "no weight corrects")
+    with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
+        config_class.from_values(changed(minimal, rollout__min_p=0.1))
+
+
+def test_pairs_may_be_sampled_in_any_way() -> None:
+    """Their losses compare the answers' probabilities before and after, and never how likely they were sampled."""
+    values = changed(ONLINE_DPO, rollout__top_p=0.9, rollout__top_k=20)
+    assert OnlineDPOConfig.from_values(values).rollout.top_p == 0.9
 
 
 @pytest.mark.parametrize(

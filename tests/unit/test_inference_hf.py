@@ -24,7 +24,7 @@ from roll_like.inference.interface import (
     Sampling,
     response_text,
 )
-from roll_like.inference.vllm.process_output import ProcessOutput
+from roll_like.inference.process_output import ProcessOutput
 from roll_like.inference.weight_transfer.shared_memory import SharedMemory, as_payload, bucket_size, fill_bucket
 from roll_like.models.modules import load_causal_lm
 from roll_like.types import Segment, StopReason

@@ -47,6 +47,18 @@ def test_a_mismatch_that_grows_is_found_after_three_steps() -> None:
     assert alarms("mismatch/kl", [1.1] * 3, stop=("mismatch",))[0] == [(3, "mismatch", True)]
 
 
+def test_the_limits_of_a_mismatch_are_settings() -> None:
+    drift = [0.02, 0.02, 0.06, 0.06, 0.06]
+    assert alarms("mismatch/kl", drift)[0] == []
+    assert alarms("mismatch/kl", drift, mismatch_limit=0.06)[0] == []
+    assert alarms("mismatch/kl", drift, mismatch_limit=0.05, stop=("mismatch",))[0] == [(5, "mismatch", True)]
+    grown = [*[0.02] * 20, *[0.05] * 3]
+    assert alarms("mismatch/kl", grown)[0] == []
+    assert alarms("mismatch/kl", grown, mismatch_growth=2.0)[0] == [(23, "mismatch", False)]
+    assert alarms("mismatch/kl", [*[1e-5] * 20, *[4e-4] * 3])[0] == []  # 40 times next to nothing
+    assert alarms("mismatch/kl", [nan] * 3)[0] == [(3, "mismatch", False)]
+
+
 def test_one_update_ten_times_the_usual_is_found_and_the_next_is_healthy_again() -> None:
     found, guards = alarms("train/grad_norm", [*[1.0] * 25, 10.5])
     assert found == [(26, "grad_norm", False)]

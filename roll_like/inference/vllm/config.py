@@ -33,6 +33,7 @@ OWNED_ENGINE_ARGS = {
 #: vLLM's arguments that cannot be changed, and why.
 FIXED_ENGINE_ARGS = {
     "logprobs_mode": "log-probabilities are those of the sampling distribution, which training needs",
+    "logits_processors": "the trainer does not follow what they do to the distribution that tokens are drawn from",
     "worker_extension_cls": "weight updates come in through it",
     "weight_transfer_config": "weights.push() uses it",
     "disable_log_stats": "nothing reads vLLM's statistics",

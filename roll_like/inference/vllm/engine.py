@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import resource_tracker
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -21,28 +21,24 @@ from roll_like.errors import GenerationError, WeightSyncError
 from roll_like.inference.interface import (
     EngineDied,
     EngineSpec,
-    FailedGeneration,
     Fingerprints,
     GenerateRequest,
     Generation,
-    PolledEngine,
     response_text,
 )
+from roll_like.inference.process_output import ProcessOutput
+from roll_like.inference.task_engine import TaskEngine
 from roll_like.inference.vllm.arguments import engine_arguments, sleeps, vllm_environment
 from roll_like.inference.vllm.config import VLLMConfig
-from roll_like.inference.vllm.process_output import ProcessOutput
 from roll_like.inference.weight_transfer.shared_memory import LocalBuckets
 from roll_like.models.imports import quick_imports
 from roll_like.types import FloatArray, IntArray, Segment, StopReason
 
 _STOP_REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH, "abort": StopReason.ABORTED}
 _CLOSE_SECONDS = 10.0
-#: How often a call that vLLM's process has not answered looks whether that is alive. Seconds.
-DEATH_SECONDS = 1.0
-R = TypeVar("R")
 
 
-class VLLMEngine(PolledEngine):
+class VLLMEngine(TaskEngine):
     """Generates with vLLM.
 
     Its environment (`vllm_environment`) should be set before the process imports torch; variables that are
@@ -59,9 +55,7 @@ class VLLMEngine(PolledEngine):
         self._llm: Any = None
         self._tokenizer: Any = None
         self._output = ProcessOutput()
-        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._cache_asleep = False
-        self._frozen = False
         self._buckets = LocalBuckets()
         self._probes = 0
 
@@ -97,10 +91,7 @@ class VLLMEngine(PolledEngine):
         """End vLLM's processes and this engine's tasks."""
         llm, self._llm = self._llm, None
         self._death = self._death or EngineDied("the engine was closed")
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._end_tasks()
         if llm is not None:
             llm.shutdown(timeout=_CLOSE_SECONDS)
             llm.engine_core.resources.ctx.destroy(linger=0)  # vLLM leaves its sockets' context to the collector
@@ -112,13 +103,6 @@ class VLLMEngine(PolledEngine):
 
     # ---- generating ----------------------------------------------------------------------------
 
-    async def submit(self, requests: Sequence[GenerateRequest]) -> None:
-        """Take requests. See `InferenceEngine.submit`."""
-        self._check(requests, self._tasks)
-        for request in requests:
-            self._tasks[request.request_id] = asyncio.create_task(self._serve(request))
-        self._show()
-
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Stop requests. See `InferenceEngine.abort`."""
         self._require_alive()
@@ -126,36 +110,19 @@ class VLLMEngine(PolledEngine):
         known = [request_id for request_id in request_ids if request_id in self._tasks]
         await self._answered(self._llm.abort(known))
 
-    async def _serve(self, request: GenerateRequest) -> None:
-        """Run one request; its outcome, whatever it is, goes to `poll`."""
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        outcome: Generation | FailedGeneration
-        try:
-            outcome = await self._generate(request)
-        except EngineDeadError:
-            self._die()
-            return
-        except Exception as error:  # noqa: BLE001 - whatever vLLM raises over one request fails that request
-            cause = error.__cause__ or error
-            outcome = FailedGeneration(
-                request_id=request.request_id,
-                error=GenerationError(f"request {request.request_id} failed: {type(cause).__name__}: {cause}"),
-            )
-        finally:
-            self._tasks.pop(request.request_id, None)
-            self._show()
-        self._finished.append(outcome)
-        self._arrived.set()
-
     async def _generate(self, request: GenerateRequest) -> Generation:
         from vllm.inputs.engine import tokens_input
+        from vllm.v1.engine.exceptions import EngineDeadError
 
         completion: Any = None
         cached = 0
         prompt = tokens_input(request.prompt_ids.tolist())
-        async for output in self._llm.generate(prompt, _sampling_params(request), request.request_id):
-            completion, cached = output.outputs[0], output.num_cached_tokens or 0
+        try:
+            async for output in self._llm.generate(prompt, _sampling_params(request), request.request_id):
+                completion, cached = output.outputs[0], output.num_cached_tokens or 0
+        except EngineDeadError:
+            self._die()
+            self._require_alive()
         tokens = [] if completion is None else list(completion.token_ids)
         logprobs = [] if completion is None else _sampled_logprobs(completion)
         if completion is None or completion.finish_reason not in _STOP_REASONS or len(tokens) != len(logprobs):
@@ -309,28 +276,6 @@ class VLLMEngine(PolledEngine):
             raise WeightSyncError(f"the inference engine refused the weights: {error}") from error
 
     # ---- state ---------------------------------------------------------------------------------
-
-    async def _answered(self, call: Coroutine[Any, Any, R]) -> R:
-        """Return what vLLM's process answers. vLLM itself waits for ever if that dies meanwhile.
-
-        Raises:
-            EngineDied: It has died.
-        """
-        answer = asyncio.ensure_future(call)
-        while not answer.done():
-            await asyncio.wait({answer}, timeout=DEATH_SECONDS)
-            if not answer.done() and self._llm.errored:
-                answer.cancel()
-                self._require_alive()
-        return answer.result()
-
-    def _freeze(self, frozen: bool) -> None:
-        self._frozen = frozen
-        self._show()
-
-    def _show(self) -> None:
-        """Show the watchdog whether tokens are due: requests of a frozen engine wait."""
-        PROGRESS.hold("generate", bool(self._tasks) and not self._frozen)
 
     def _die(self) -> None:
         if self._death is None:

@@ -1,0 +1,144 @@
+"""From our configuration to SGLang's environment variables and arguments. Imports neither torch nor SGLang."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib.util
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from roll_like.errors import ConfigError, GenerationError
+from roll_like.inference.sglang.config import SGLangConfig
+
+if TYPE_CHECKING:
+    from roll_like.inference.interface import EngineSpec
+
+#: What the extra `sglang` of pyproject.toml installs: the version whose calls the tests know.
+TESTED = "0.5.23"
+#: What SGLang calls inside its schedulers to load a bucket.
+LOADER = "roll_like.inference.sglang.loader.load_bucket"
+INSTALL = f'install it into an environment of its own: pip install "roll-like[sglang]" (sglang {TESTED})'
+
+
+def installed_version() -> str | None:
+    """Return the version of the package `sglang`; None if it is not installed."""
+    try:
+        return version("sglang")
+    except PackageNotFoundError:
+        return None
+
+
+def require_version() -> None:
+    """Raise if SGLang is missing, or is older than the calls of this engine.
+
+    Raises:
+        GenerationError: Says what was found and what to install.
+    """
+    found = installed_version()
+    if found is None:
+        raise GenerationError("the package sglang is not installed here, and inference.type is sglang", fix=INSTALL)
+    if not can_serve(found):
+        raise GenerationError(
+            f"sglang {found} is installed, and this engine is written for {TESTED}, whose weight updates are sessions",
+            fix=INSTALL,
+        )
+
+
+def can_serve(found: str) -> bool:
+    """Return whether a version is at least `TESTED` and of the same series.
+
+    >>> [can_serve(version) for version in ("0.5.22", "0.5.23", "0.5.24.post1", "0.6.0")]
+    [False, True, True, False]
+    """
+    numbers, tested = _numbers(found), _numbers(TESTED)
+    return numbers[:2] == tested[:2] and numbers >= tested
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    parts = []
+    for part in text.split(".")[:3]:
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        parts.append(int(digits or -1))
+    return tuple(parts)
+
+
+def engine_arguments(config: SGLangConfig, spec: EngineSpec) -> dict[str, Any]:
+    """Return keyword arguments for `sglang.srt.entrypoints.engine.Engine`, which are those of its `ServerArgs`.
+
+    Raises:
+        ConfigError: `inference.engine_args` has a name that SGLang does not know; names the first, and the nearest.
+    """
+    for name, hint in unknown_arguments(config.engine_args).items():
+        raise ConfigError(
+            f"inference.engine_args: the installed SGLang has no argument {name!r}; {hint}",
+            fix="correct the name, or remove it",
+        )
+    arguments: dict[str, Any] = {
+        "model_path": spec.model_path,
+        "tokenizer_path": spec.tokenizer_path,
+        "dtype": spec.dtype,
+        "context_length": spec.max_model_len,
+        "max_running_requests": config.max_running,
+        "mem_fraction_static": config.mem_fraction_static,
+        "tp_size": spec.tensor_parallel_size,
+        "trust_remote_code": spec.trust_remote_code,
+        "random_seed": spec.seed,
+        "enable_deterministic_inference": config.deterministic,
+        "custom_weight_loader": [LOADER],
+        "weight_version": "0",
+        "sampling_defaults": "openai",  # not those of the model's generation_config.json
+        "log_level": "error",
+    }
+    if not config.cuda_graphs:
+        arguments |= {"cuda_graph_backend_decode": "disabled", "cuda_graph_backend_prefill": "disabled"}
+    if sleeps(config, spec):
+        # the backup makes `resume` possible without an update
+        arguments |= {"enable_memory_saver": True, "enable_weights_cpu_backup": True}
+    return {**arguments, **config.engine_args}
+
+
+def sleeps(config: SGLangConfig, spec: EngineSpec) -> bool:
+    """Return whether the engine frees its GPU memory while the trainer works."""
+    return spec.shares_gpus and config.sleep is not False
+
+
+def unknown_arguments(chosen: Iterable[str]) -> dict[str, str]:
+    """Return the names that the installed SGLang does not have as server arguments, each with a hint."""
+    known = known_arguments()
+    hints = {}
+    for name in chosen:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hints[name] = f"did you mean {near[0]!r}?" if near else "see SGLang's documentation of server arguments"
+    return hints
+
+
+def known_arguments() -> set[str]:
+    """Return the fields of SGLang's `ServerArgs`, read from its source: importing it takes many seconds."""
+    spec = importlib.util.find_spec("sglang")
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    return {name for folder in folders for name in server_arguments(Path(folder))}
+
+
+def server_arguments(package: Path) -> set[str]:
+    """Return the fields of `ServerArgs` in an SGLang package: annotations of the classes that it is assembled from."""
+    return {
+        statement.target.id
+        for file in sorted((package / "srt" / "arg_groups" / "fields").glob("*.py"))
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef)
+        for statement in node.body
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+    }
+
+
+def sglang_environment() -> dict[str, str]:
+    """Return the variables that an engine's process needs from its first moment."""
+    return {
+        # log-probabilities of the distribution that tokens are drawn from, temperature applied
+        "SGLANG_RETURN_ORIGINAL_LOGPROB": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+    }

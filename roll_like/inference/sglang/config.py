@@ -1,0 +1,125 @@
+"""SGLang's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from roll_like.config.inference import (
+    NCCL,
+    OBJECT_STORE,
+    SHARED_MEMORY,
+    EngineCapabilities,
+    EngineConfig,
+    engines_share_gpus,
+)
+from roll_like.config.sections import Fraction, PositiveInt, SamplingResourcesConfig
+from roll_like.config.violations import Violation
+
+#: SGLang's arguments that a key of ours sets.
+OWNED_ENGINE_ARGS = {
+    "model_path": "model.path",
+    "tokenizer_path": "model.tokenizer",
+    "dtype": "model.dtype",
+    "context_length": "inference.max_model_len",
+    "max_running_requests": "inference.max_running",
+    "mem_fraction_static": "inference.mem_fraction_static",
+    "disable_cuda_graph": "inference.cuda_graphs",
+    "cuda_graph_backend_decode": "inference.cuda_graphs",
+    "cuda_graph_backend_prefill": "inference.cuda_graphs",
+    "enable_deterministic_inference": "inference.deterministic",
+    "enable_memory_saver": "inference.sleep",
+    "enable_weights_cpu_backup": "inference.sleep",
+    "tp_size": "resources.device_mapping.inference and inference.replicas",
+    "random_seed": "seed",
+    "trust_remote_code": "model.trust_remote_code",
+}
+#: SGLang's arguments that cannot be changed, and why.
+FIXED_ENGINE_ARGS = {
+    "custom_weight_loader": "weight updates come in through it",
+    "weight_version": "it counts the policy's versions",
+    "load_format": "weights are loaded from model.path",
+    "skip_tokenizer_init": "responses are decoded with the tokenizer, and stop strings need it",
+    "incremental_streaming_output": "the engine reads whole responses",
+    "sampling_defaults": "a request says everything of how it is sampled",
+    "preferred_sampling_params": "a request says everything of how it is sampled",
+    "dp_size": "weights reach one copy of the model; set inference.replicas instead",
+    "pp_size": "weight updates have not been written for pipeline stages",
+    "nnodes": "one engine runs on the GPUs of one node",
+    "disaggregation_mode": "an engine that only computes prompts, or only decodes, cannot generate alone",
+    "speculative_algorithm": "weights of a draft model are not updated",
+    "tokenizer_worker_num": "the engine talks to one tokenizer process, its own",
+    "enable_custom_logit_processor": "the trainer does not follow what one does to the distribution of tokens",
+    "allow_auto_truncate": "a prompt that was cut would be trained as if it had not been",
+    "device": "resources.device is cuda",
+    "base_gpu_id": "Ray shows a replica its own GPUs only",
+}
+#: Share of a GPU's memory that an engine may keep while a trainer works on the same GPU.
+MOST_KEPT = 0.6
+
+
+class SGLangConfig(EngineConfig):
+    """SGLang generates, on NVIDIA GPUs (extra `sglang`). No GPU has run it yet: docs/backends.md."""
+
+    capabilities: ClassVar[EngineCapabilities] = EngineCapabilities(
+        weight_transports=(NCCL, SHARED_MEMORY, OBJECT_STORE),
+        tensor_parallel=True,
+        sleep=True,
+        pause=True,
+        prompt_logprobs=True,
+    )
+    gpu_memory_key: ClassVar[str] = "mem_fraction_static"
+
+    type: Literal["sglang"] = Field(default="sglang", description="This engine.")
+    max_running: PositiveInt = Field(default=128, description="Sequences that one engine decodes at a time.")
+    mem_fraction_static: Fraction = Field(
+        default=0.5, description="Share of a GPU's memory for one engine's weights and key-value cache."
+    )
+    cuda_graphs: bool = Field(default=False, description="Capture CUDA graphs: decodes faster, starts later.")
+    deterministic: bool = Field(
+        default=False,
+        description="Kernels whose results do not depend on the batch. SGLang follows a request's seed only with them; "
+        "without, two runs with one `seed` sample differently.",
+    )
+    sleep: bool | None = Field(
+        default=None,
+        description="Free GPU memory while a trainer works on the same GPUs. Default: yes; nothing sleeps where "
+        "trainer and engines share no GPU.",
+    )
+    engine_args: dict[str, Any] = Field(
+        default={}, description="Further arguments of SGLang's `ServerArgs`, passed through; names are checked."
+    )
+
+    @property
+    def gpu_share(self) -> float:
+        """Share of a GPU's memory that SGLang takes, weights included."""
+        return self.mem_fraction_static
+
+    @field_validator("engine_args")
+    @classmethod
+    def _not_set_elsewhere(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for key in value:
+            if key in OWNED_ENGINE_ARGS:
+                raise ValueError(f"{key!r} is set by `{OWNED_ENGINE_ARGS[key]}`; remove it from engine_args")
+            if key in FIXED_ENGINE_ARGS:
+                raise ValueError(f"{key!r} cannot be changed: {FIXED_ENGINE_ARGS[key]}; remove it from engine_args")
+        return value
+
+    def violations(self, resources: SamplingResourcesConfig) -> Iterator[Violation]:
+        """Yield a run on CPU, and an engine that stays awake and leaves a colocated trainer too little memory."""
+        if resources.device == "cpu":
+            yield Violation(
+                ("inference", "type"),
+                "SGLang's packages compute on NVIDIA GPUs only, and resources.device is cpu; set resources.device: "
+                "cuda, or inference.type: vllm or hf",
+            )
+        equal = resources.device_mapping.training == resources.device_mapping.inference
+        share = self.mem_fraction_static
+        if engines_share_gpus(resources) and equal and self.sleep is False and share > MOST_KEPT:
+            yield Violation(
+                ("inference", "sleep"),
+                f"the engine shares its GPUs with the trainer and would keep {share:.0%} of their memory while it "
+                f"trains; set sleep: true, mem_fraction_static to {MOST_KEPT} or less, or disjoint device ranges",
+            )

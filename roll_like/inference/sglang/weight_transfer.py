@@ -1,0 +1,143 @@
+"""GPUs that trainer and engines do not share: rank 0 broadcasts in a process group with SGLang's schedulers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from roll_like.cluster.progress import PROGRESS, Work
+from roll_like.inference.interface import InferenceEngine
+from roll_like.inference.weight_transfer.fingerprint import fingerprint
+from roll_like.inference.weight_transfer.interface import SendReport, WeightSource, buckets_of
+
+if TYPE_CHECKING:
+    from roll_like.cluster import ClusterHandle
+
+#: Tensors that are announced in one call, and that an engine holds until they are loaded. Bytes.
+BUCKET_BYTES = 512 << 20
+GROUP = "roll_like_weights"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SGLangTransfer:
+    """Broadcasts from trainer rank 0 to every GPU of every engine.
+
+    Args:
+        engines: The engines.
+        gpus_per_engine: GPUs of one engine.
+        address: Host of trainer rank 0.
+        port: Free port there.
+        backend: Of the process group: `nccl`, or `gloo` in tests.
+        bucket_bytes: Size of one bucket.
+    """
+
+    engines: ClusterHandle[InferenceEngine]
+    gpus_per_engine: int
+    address: str
+    port: int
+    backend: str = "nccl"
+    bucket_bytes: int = BUCKET_BYTES
+
+    @property
+    def world_size(self) -> int:
+        """Trainer rank 0 and all GPUs of all engines."""
+        return 1 + len(self.engines) * self.gpus_per_engine
+
+    def connect(self, source: WeightSource, rank: int) -> SGLangSender:
+        """Connect to the engines: opens the process group on rank 0."""
+        return SGLangSender(self, source, rank)
+
+    def places(self) -> list[dict[str, Any]]:
+        """Return what each engine needs to join: its GPUs follow those of the engine before it."""
+        return [
+            {
+                "master_address": self.address,
+                "master_port": self.port,
+                "rank_offset": 1 + engine * self.gpus_per_engine,
+                "world_size": self.world_size,
+                "group_name": GROUP,
+                "backend": self.backend,
+            }
+            for engine in range(len(self.engines))
+        ]
+
+
+class SGLangSender:
+    """One rank's end; see `WeightSender`."""
+
+    def __init__(self, transfer: SGLangTransfer, source: WeightSource, rank: int) -> None:
+        self._transfer = transfer
+        self._source = source
+        self._rank = rank
+        self._group: Any = None
+        if rank != 0:
+            return
+        # the function that SGLang's schedulers call too: names of stores and prefixes of keys have to be equal
+        from sglang.srt.utils import init_custom_process_group
+
+        host = f"[{transfer.address}]" if ":" in transfer.address else transfer.address
+        with ThreadPoolExecutor(1, thread_name_prefix="weight-sync") as thread, PROGRESS.phase("connect_weights"):
+            joining = thread.submit(transfer.engines.scatter, InferenceEngine.init_weight_transfer, transfer.places())
+            self._group = init_custom_process_group(
+                backend=transfer.backend,
+                init_method=f"tcp://{host}:{transfer.port}",
+                world_size=transfer.world_size,
+                rank=0,
+                group_name=GROUP,
+            )
+            joining.result()
+
+    def send(self, salt: int) -> SendReport:
+        """Gather on every rank; announce and broadcast on rank 0."""
+        buckets = buckets_of(self._source.full_weights(), self._transfer.bucket_bytes)
+        if self._rank != 0:
+            deque(buckets, maxlen=0)
+            return SendReport(fingerprints={}, bytes=0, buckets=0)
+        fingerprints: dict[str, str] = {}
+        total = count = 0
+        try:
+            with ThreadPoolExecutor(1, thread_name_prefix="weight-sync") as thread:
+                for tensors in buckets:
+                    self._broadcast(thread, tensors)
+                    fingerprints.update((name, fingerprint(tensor, salt)) for name, tensor in tensors)
+                    total += sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
+                    count += 1
+        except BaseException:
+            # the other ranks are gathering, and would wait forever for this one
+            deque(buckets, maxlen=0)
+            raise
+        return SendReport(fingerprints=fingerprints, bytes=total, buckets=count)
+
+    def _broadcast(self, thread: ThreadPoolExecutor, tensors: Sequence[tuple[str, Tensor]]) -> None:
+        """Send one bucket; returns when every engine has loaded it."""
+        import torch.distributed
+
+        info = {
+            "names": [name for name, _ in tensors],
+            "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in tensors],
+            "shapes": [list(tensor.shape) for _, tensor in tensors],
+            "group_name": GROUP,
+        }
+        device = "cuda" if self._transfer.backend == "nccl" else "cpu"
+        engines = self._transfer.engines
+        with PROGRESS.phase("send_weights", Work.ELSEWHERE):
+            loading = thread.submit(engines.everywhere, InferenceEngine.update_weights, info)
+            # kept until all have arrived; not waited for before the engines answer, since one that refuses never joins
+            whole = [tensor.detach().to(device).contiguous() for _, tensor in tensors]
+            sent = [torch.distributed.broadcast(each, src=0, group=self._group, async_op=True) for each in whole]
+            loading.result()
+            for work in sent:
+                work.wait()
+
+    def close(self) -> None:
+        """Leave the process group."""
+        if self._group is not None:
+            import torch.distributed
+
+            torch.distributed.destroy_process_group(self._group)
+            self._group = None
