@@ -15,10 +15,14 @@ from test_rollout_storage import assert_same
 from tests_support import group, scored, task
 
 from roll_like.algorithms.advantages.base import policy_samples
+from roll_like.algorithms.kl import KLController
+from roll_like.config.algorithm import AlgorithmConfig
+from roll_like.policy_gradient.advantages import Advantages
 from roll_like.policy_gradient.pipeline import PolicyGradientPipeline
+from roll_like.registry import ADVANTAGES
 from roll_like.rollout.replay import tokens_stem
 from roll_like.rollout.storage import read_groups, read_groups_and_values, write_groups
-from roll_like.types import Group, Part, PolicySample, Scored, Segment, TrainingValues
+from roll_like.types import Group, Part, PolicySample, Scored, Segment, StopReason, TrainingValues
 from roll_like.viewer.tokens import step_tokens, token_texts
 
 
@@ -152,6 +156,27 @@ def test_values_come_back_exactly_and_go_with_their_groups(run_dir: Path) -> Non
     tokens = step_tokens(run_dir, 1, decode)["1/0.0"]
     assert "trained" not in tokens
     assert set(tokens["pieces"][1]) == {"turn", "texts", "versions", "engine"}
+
+
+@pytest.mark.parametrize(("warmup_steps", "trained"), [(0, [True, False, True, True]), (1, [False] * 4)])
+def test_an_update_says_which_samples_it_uses(warmup_steps: int, trained: list[bool]) -> None:
+    first, second = a_step()
+    cut = replace(first.samples[1], trajectory=replace(rewritten().trajectory, stop_reason=StopReason.LENGTH))
+    groups = [replace(first, samples=(first.samples[0], cut, first.samples[2])), second]
+    algorithm = AlgorithmConfig.model_validate({"mask": {"truncated": True}})
+    plugin = ADVANTAGES.get("reinforce")
+    estimator = plugin(plugin.Config())
+    assigned = Advantages(
+        estimator,
+        algorithm,
+        KLController(algorithm.kl),
+        None,
+        max_response_tokens=8,
+        warmup_steps=warmup_steps,
+    ).assign(groups)
+    assert assigned.trained == trained
+    # the sample that was cut has two parts, and neither is trained on
+    assert [sample.reward for sample in assigned.samples] == [1.0, 0.5, 0.0] * (warmup_steps == 0)
 
 
 def test_a_warm_up_uses_no_sample_and_a_repeated_step_computes_nothing() -> None:
