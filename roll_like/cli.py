@@ -30,6 +30,7 @@ from roll_like.errors import (
 from roll_like.metrics.commands import add_commands
 from roll_like.serving.commands import add_serving
 from roll_like.starters.commands import add_init
+from roll_like.viewer.commands import add_rollouts
 
 if TYPE_CHECKING:
     from roll_like.config.base import PipelineConfig
@@ -142,6 +143,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     add_init(partial(_add, commands))
     add_commands(partial(_add, commands))
+    add_rollouts(partial(_add, commands))
     add_serving(partial(_add, commands))
 
     schema = _add(commands, "schema", _schema, "write the JSON Schema of a pipeline's configuration")

@@ -208,6 +208,23 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingValues:
+    """What training made of the tokens of a step's samples, in the order of its groups and of their samples.
+
+    Attributes:
+        logprobs: Log-probabilities under the weights that the step began with, one array [T] a sample, in nats; 0
+            where not sampled.
+        advantages: What the update weighed the tokens with, one array [T] a sample; 0 where not sampled, and in samples
+            that it did not use.
+        trained: Whether the update used each sample: masks leave some out, and the warm-up of a critic all.
+    """
+
+    logprobs: list[FloatArray]
+    advantages: list[FloatArray]
+    trained: list[bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """A sample that infrastructure lost; counted, never trained on.
 

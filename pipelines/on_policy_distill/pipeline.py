@@ -43,12 +43,13 @@ class OnPolicyDistillPipeline(PolicyGradientPipeline[OnPolicyDistillConfig]):
             with workers.training():
                 assigned = workers.advantages.assign(collected.groups)
                 scored = self.teachers.score(assigned.samples, collected.groups)
+                values = self.training_values(collected.groups, assigned.trained, scored.samples)
                 report = workers.actor.train_step(with_reference(scored.samples, workers.kl_reference))
             sync = workers.push()
             rollout = rollout_metrics(collected, sync.version - 1)
             metrics = rollout if has_rewards else without_rewards(rollout)
             state.log(step, metrics, assigned.metrics, scored.metrics, report, sync.metrics)
-            state.keep_rollouts(collected)
+            state.keep_rollouts(collected, values)
             state.evaluate(self.evaluator)
 
     @classmethod

@@ -153,7 +153,8 @@ def _answers_are_sampled(config: OnlineDPOConfig) -> Iterator[Violation]:
     if config.rollout.save_tokens:
         yield Violation(
             ("rollout", "save_tokens"),
-            "rollouts with tokens are recorded to be replayed, and online DPO cannot replay them; remove it",
+            "rollouts with tokens are recorded to be replayed, and online DPO cannot replay them; remove it and "
+            "save_logprobs",
         )
 
 

@@ -33,11 +33,12 @@ class RLVRPipeline(PolicyGradientPipeline[RLVRConfig]):
                 collected = self.rollouts.collect(step)
             with workers.training():
                 assigned = workers.advantages.assign(collected.groups)
+                values = self.training_values(collected.groups, assigned.trained, assigned.samples)
                 report = workers.actor.train_step(with_reference(assigned.samples, workers.kl_reference))
             sync = workers.push()
             rollout = rollout_metrics(collected, sync.version - 1)
             state.log(step, rollout, assigned.metrics, report, sync.metrics)
-            state.keep_rollouts(collected)
+            state.keep_rollouts(collected, values)
             state.evaluate(self.evaluator)
 
     @classmethod

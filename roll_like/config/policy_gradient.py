@@ -54,6 +54,12 @@ class GroupRolloutConfig(SamplingConfig):
         description="Write the groups of each step with tokens and log-probabilities to the run's `rollouts/`, so that "
         "`schedule: {type: replay}` can train on them again. 13 bytes a token, plus the text.",
     )
+    save_logprobs: bool = Field(
+        default=False,
+        description="With `save_tokens`, also write each token's log-probability under the trainer's weights and its "
+        "advantage, for the page of `roll-like rollouts RUN -o PAGE.html`. Costs one more forward pass a step, and 8 "
+        "bytes a token.",
+    )
 
     @property
     @abstractmethod
@@ -74,6 +80,12 @@ class GroupRolloutConfig(SamplingConfig):
                 f"{self.product_key} is {written}, but {self.groups_key} × {self.samples_key} = "
                 f"{self.groups} × {self.samples_per_group} = {product}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _logprobs_have_tokens(self) -> Self:
+        if self.save_logprobs and not self.save_tokens:
+            raise ValueError("save_logprobs adds to the tokens that save_tokens writes; set save_tokens: true as well")
         return self
 
     @model_validator(mode="after")

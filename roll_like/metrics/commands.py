@@ -21,8 +21,6 @@ REPORT = "report.html"
 
 def add_commands(add: Add) -> None:
     """Add every command about runs."""
-    _add_rollouts(add("rollouts", _rollouts, "show what a run's policy wrote: list, one whole, two compared"))
-
     report = add("report", _report, "write one page about a run, or about the seeds of one experiment")
     _add_runs(report, "run, by its name or folder; several are seeds of one experiment")
     report.add_argument(
@@ -58,45 +56,6 @@ def add_output_dir(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_rollouts(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="name of a run, or its folder")
-    add_output_dir(parser)
-    one = parser.add_mutually_exclusive_group()
-    one.add_argument("--show", metavar="ID", help="print one whole, turn by turn")
-    one.add_argument("--diff", nargs=2, metavar=("ID", "ID"), help="compare two, side by side")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line instead")
-    wanted = parser.add_argument_group("what a list holds")
-    wanted.add_argument("--step", metavar="N|A:B", help="of one step, or from A to B; A: and :B are open")
-    wanted.add_argument("--kind", choices=("train", "evaluate"), help="of training or of evaluations; default: both")
-    wanted.add_argument("--domain", metavar="NAME", help="of one domain or environment")
-    wanted.add_argument(
-        "--reward", metavar="MIN:MAX", help="with a reward in these bounds (--reward=-1:0 for negative)"
-    )
-    solved = wanted.add_mutually_exclusive_group()
-    solved.add_argument("--success", action="store_const", const=True, help="that solved their task")
-    solved.add_argument("--failure", action="store_const", const=False, dest="success", help="that did not")
-    wanted.add_argument("--limit", type=int, metavar="N", help="at most N, 0 for all (default: 50; all with --json)")
-
-
-def _rollouts(arguments: argparse.Namespace) -> int:
-    from roll_like.metrics.browse import Rollouts, Wanted, browse, find_rollouts, read_range
-
-    ranges = {}
-    if arguments.step is not None:
-        ranges["steps"] = read_range("--step", arguments.step, int)
-    if arguments.reward is not None:
-        ranges["rewards"] = read_range("--reward", arguments.reward)
-    browse(
-        Rollouts(find_rollouts(arguments.run, arguments.output_dir)),
-        Wanted(kind=arguments.kind, domain=arguments.domain, success=arguments.success, **ranges),
-        show=arguments.show,
-        diff=arguments.diff,
-        limit=arguments.limit,
-        as_json=arguments.json,
-    )
-    return OK
-
-
 def _report(arguments: argparse.Namespace) -> int:
     from roll_like.metrics.reports.page import write_page
     from roll_like.metrics.reports.report import report_page
@@ -106,7 +65,7 @@ def _report(arguments: argparse.Namespace) -> int:
     page, notes = report_page(folders)
     path = arguments.output or folders[0] / REPORT
     write_page(path, page)
-    _warn(notes)
+    warn(notes)
     print(f"written: {path}")
     return OK
 
@@ -122,7 +81,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         write_comparison(comparison, arguments.output)
     console = Console(highlight=False)
     console.print(*comparison.tables(console.width))
-    _warn(comparison.notes)
+    warn(comparison.notes)
     if arguments.output is not None:
         print(f"written: {arguments.output}")
     return OK
@@ -141,6 +100,7 @@ def _ui(arguments: argparse.Namespace) -> int:
     return serve(find_store(arguments.run, arguments.output_dir), arguments.host, arguments.port)
 
 
-def _warn(notes: Sequence[str]) -> None:
+def warn(notes: Sequence[str]) -> None:
+    """Print warnings to standard error."""
     for note in notes:
         print(f"warning: {note}", file=sys.stderr)

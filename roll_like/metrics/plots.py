@@ -58,7 +58,7 @@ def draw_curves(path: Path, name: str, steps: Sequence[Record], evaluations: Seq
         axis.set_visible(False)
     for axis in axes:
         axis.set_xlabel("step")
-        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(axis="y", color="#e6e6e6", linewidth=0.8)
         axis.set_axisbelow(True)
@@ -90,8 +90,11 @@ def series(records: Sequence[Record], name: str) -> tuple[list[int], list[float]
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
-    """Return the mean over a centred window of an eighth of the run (at least three steps)."""
-    radius = max(1, len(values) // 16)
+    """Return the mean over a centred window of an eighth of the run (at least three steps).
+
+    Of fewer than six steps each stays as it is: such a window would be most of the run.
+    """
+    radius = max(1, len(values) // 16) if len(values) >= 6 else 0
     return [float(np.mean(values[max(0, i - radius) : i + radius + 1])) for i in range(len(values))]
 
 

@@ -25,10 +25,12 @@ class Assigned:
     Attributes:
         samples: With advantages; without what masks leave out, and none while a critic warms up.
         metrics: Figures of shaping, penalties, masks, advantages and the critic.
+        trained: Whether each sample of the groups is among them.
     """
 
     samples: list[PolicySample]
     metrics: Metrics
+    trained: list[bool]
 
 
 class Advantages:
@@ -74,14 +76,17 @@ class Advantages:
         shaped, figures = self._shaping.apply(groups)
         penalties, kl_figures = self._penalties(groups)
         assigned = self._estimator.assign(shaped, penalties)
-        trained = by_parts(flatten(groups), chosen)
-        samples = [sample for sample, kept in zip(assigned, trained, strict=True) if kept]
+        kept = by_parts(flatten(groups), chosen)
+        samples = [sample for sample, stays in zip(assigned, kept, strict=True) if stays]
         samples, advantage_figures = shape_advantages(samples, self._algorithm.advantage_shaping)
         learned = self._estimator.learn()
         self._steps += 1
-        if self._steps <= self._warmup_steps:
-            samples = []
-        return Assigned(samples=samples, metrics={**masked, **figures, **kl_figures, **advantage_figures, **learned})
+        warming_up = self._steps <= self._warmup_steps
+        return Assigned(
+            samples=[] if warming_up else samples,
+            metrics={**masked, **figures, **kl_figures, **advantage_figures, **learned},
+            trained=[kept and not warming_up for kept in chosen],
+        )
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps: steps so far, running statistics, KL coefficient."""

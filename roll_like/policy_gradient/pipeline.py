@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from roll_like.algorithms.advantages.base import by_parts, flatten, joined, policy_samples
 from roll_like.config.policy_gradient import PolicyGradientConfig
 from roll_like.policy_gradient.workers import Workers
 from roll_like.rollout.source import RolloutSource
 from roll_like.run.pipeline import Pipeline
 from roll_like.run.state import Evaluates
 from roll_like.training.engine import TrainingEngine
+from roll_like.types import Group, PolicySample, Scored, TrainingValues
 
 ConfigT = TypeVar("ConfigT", bound=PolicyGradientConfig)
 
@@ -33,3 +36,26 @@ class PolicyGradientPipeline(Pipeline[ConfigT]):
     def trained(self) -> TrainingEngine[Any]:
         """The policy."""
         return self.workers.actor
+
+    def training_values(
+        self, groups: Sequence[Group[Scored]], trained: Sequence[bool], samples: Sequence[PolicySample]
+    ) -> TrainingValues | None:
+        """Return what training makes of each token, before the weights move; None unless it is to be written.
+
+        Args:
+            groups: What the step trains on.
+            trained: Whether the update uses each of their samples.
+            samples: What it learns from: the parts of those that it uses, in order.
+        """
+        if not self.config.rollout.save_logprobs or self.run_state.replaying:
+            return None
+        scored, everything, used = flatten(groups), policy_samples(groups), iter(samples)
+        advantages = [
+            next(used).advantages if kept else sample.advantages  # which are 0
+            for sample, kept in zip(everything, by_parts(scored, trained), strict=True)
+        ]
+        return TrainingValues(
+            logprobs=joined(scored, self.workers.actor.logprobs(everything)),
+            advantages=joined(scored, advantages),
+            trained=list(trained),
+        )

@@ -121,11 +121,15 @@ def evaluation_metrics(collected: Collected, k: int) -> dict[str, Metric]:
     return metrics
 
 
-def rollout_rows(groups: Sequence[Group[Scored]]) -> list[dict[str, Any]]:
+def rollout_rows(groups: Sequence[Group[Scored]], policy_version: int | None = None) -> list[dict[str, Any]]:
     """Return groups as rows that people can read, one a sample.
 
     An episode's row has its `turns` (records as plain JSON), `return`, `cuts`, the environment's `seed` and, where the
     environment reports it, `success`; its `text` is the transcript after the first prompt.
+
+    Args:
+        groups: What was sampled.
+        policy_version: Version of the weights that train on them; `staleness` counts from it. None: nothing does.
     """
     return [
         {
@@ -144,6 +148,7 @@ def rollout_rows(groups: Sequence[Group[Scored]]) -> list[dict[str, Any]]:
             **({} if group.task.answer is None else {"reference": group.task.answer}),
             "stop_reason": str(sample.trajectory.stop_reason),
             "policy_version": sample.trajectory.policy_version,
+            **({} if policy_version is None else {"staleness": policy_version - sample.trajectory.policy_version}),
             **(_episode(group.task, sample) if sample.record else {}),
         }
         for group in groups

@@ -26,12 +26,23 @@ import numpy as np
 import numpy.typing as npt
 
 from roll_like.errors import CheckpointError, DataError
-from roll_like.types import Failure, Group, Part, Scored, Segment, StopReason, Task, Trajectory, TurnRecord
+from roll_like.types import (
+    Failure,
+    Group,
+    Part,
+    Scored,
+    Segment,
+    StopReason,
+    Task,
+    TrainingValues,
+    Trajectory,
+    TurnRecord,
+)
 
 FORMAT = 1
 
 #: Types whose fields are written by name. `Task` is one too, once for all that refer to it.
-_RECORDS = (Group, Scored, Trajectory, Segment, Part, TurnRecord, Failure)
+_RECORDS = (Group, Scored, Trajectory, Segment, Part, TurnRecord, Failure, TrainingValues)
 _FIELDS = {record: tuple(field.name for field in fields(record)) for record in (*_RECORDS, Task)}
 #: Kinds of dtype that a file without pickles can hold: bool, integers, floats.
 _KINDS = "biuf"
@@ -41,7 +52,7 @@ _Json: TypeAlias = Any
 _Array: TypeAlias = npt.NDArray[Any]
 
 
-def write_groups(stem: Path, groups: Sequence[Group[Scored]]) -> None:
+def write_groups(stem: Path, groups: Sequence[Group[Scored]], values: TrainingValues | None = None) -> None:
     """Write groups to `STEM.npz` and `STEM.json`, in place of an earlier pair of that name.
 
     The JSON file is removed first and written last, so that a killed process leaves a whole pair or none.
@@ -49,6 +60,7 @@ def write_groups(stem: Path, groups: Sequence[Group[Scored]]) -> None:
     Args:
         stem: The path without an ending; its directory exists.
         groups: What to write.
+        values: What training made of their tokens, if that is to be written too.
 
     Raises:
         DataError: A field holds a value that would not come back equal; names task and field.
@@ -56,7 +68,8 @@ def write_groups(stem: Path, groups: Sequence[Group[Scored]]) -> None:
     """
     packer = _Packer()
     packed = [packer.group(group) for group in groups]
-    text = json.dumps({"format": FORMAT, "groups": packed}, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    content = {"format": FORMAT, "groups": packed, "values": packer.values(values)}
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     arrays, described = _paths(stem)
     described.unlink(missing_ok=True)
     with _Replacing(arrays) as file:
@@ -71,6 +84,15 @@ def read_groups(stem: Path) -> list[Group[Scored]]:
     Raises:
         CheckpointError: The files are missing, damaged, or of another version of this package.
     """
+    return read_groups_and_values(stem)[0]
+
+
+def read_groups_and_values(stem: Path) -> tuple[list[Group[Scored]], TrainingValues | None]:
+    """Return the same, and what training made of their tokens, if that was written.
+
+    Raises:
+        CheckpointError: The files are missing, damaged, or of another version of this package.
+    """
     arrays, described = _paths(stem)
     try:
         with arrays.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
@@ -79,12 +101,13 @@ def read_groups(stem: Path) -> list[Group[Scored]]:
         if content["format"] != FORMAT:
             raise ValueError(f"its format is {content['format']}, and this version reads {FORMAT}")
         groups: list[Group[Scored]] = content["groups"]
+        values: TrainingValues | None = content.get("values")
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, zipfile.BadZipFile) as error:
         raise CheckpointError(
             f"{described} and {arrays.name} hold no rollouts that can be read: {error}",
             fix="both files must come from one run of this version of roll_like",
         ) from error
-    return groups
+    return groups, values
 
 
 def has_groups(stem: Path) -> bool:
@@ -158,6 +181,10 @@ class _Packer:
         """
         self._task, self._path = group.task, []
         return self._pack(group)
+
+    def values(self, values: TrainingValues | None) -> _Json:
+        """Return what training made of the groups' tokens as JSON."""
+        return self._pack(values)
 
     def flat_arrays(self) -> dict[str, _Array]:
         """Return all arrays, joined by dtype."""

@@ -29,7 +29,7 @@ from roll_like.run.checkpoint import Checkpoint, CheckpointClock, CheckpointStor
 from roll_like.run.signals import StopRequested, StopSignal
 from roll_like.run.snapshots import Snapshots
 from roll_like.training.engine import TrainingEngine
-from roll_like.types import Callbacks, Group, Scored
+from roll_like.types import Callbacks, Group, Scored, TrainingValues
 from roll_like.values import Last, Max, Metric, Metrics, Sum
 
 #: Checkpoints in a row that could not be written for want of space, until the run ends.
@@ -295,8 +295,12 @@ class RunState:
         if collected is not None:
             self._sampled += collected.groups
 
-    def keep_rollouts(self, collected: Collected) -> None:
+    def keep_rollouts(self, collected: Collected, values: TrainingValues | None = None) -> None:
         """Write the samples of the step that was just logged: for people, and if configured to be replayed.
+
+        Args:
+            collected: The step's groups.
+            values: What training made of their tokens, if that is to be written too.
 
         Raises:
             DataError: A sample holds what cannot be written to be replayed; names task and field.
@@ -304,11 +308,12 @@ class RunState:
         """
         if self._again:
             return
-        self.metrics.log_rollouts(self.finished, rollout_rows(collected.groups))
+        # the first step trains version 1
+        self.metrics.log_rollouts(self.finished, rollout_rows(collected.groups, self.finished))
         if isinstance(self._config, SamplingRunConfig) and self._config.rollout.save_tokens:
             stem = tokens_stem(self.directory, self.finished)
             try:
-                write_groups(stem, collected.groups)
+                write_groups(stem, collected.groups, values)
             except OSError as error:
                 raise CheckpointError(
                     f"the rollouts of step {self.finished} cannot be written to {stem.parent}: "

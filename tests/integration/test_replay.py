@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hygiene import nothing_left
-from run_config import read_lines, run_here, write_episodes_run, write_on_policy_distill_run, write_run
+from run_config import (
+    command_here,
+    read_lines,
+    run_here,
+    write_episodes_run,
+    write_on_policy_distill_run,
+    write_run,
+)
+
+from roll_like.rollout.replay import tokens_stem
+from roll_like.rollout.storage import read_groups_and_values
+from roll_like.types import Group, Scored, TrainingValues
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("warm_ray")]
 
@@ -50,7 +64,60 @@ def test_answers_are_replayed(tmp_path: Path, tiny_model: Path) -> None:
 
 
 def test_episodes_are_replayed(tmp_path: Path, tiny_model: Path) -> None:
-    check_replay(tmp_path, write_episodes_run(tmp_path, tiny_model))
+    changes = ("rollout.save_tokens=true", "rollout.save_logprobs=true")
+    check_replay(tmp_path, write_episodes_run(tmp_path, tiny_model), *changes)
+    runs = tmp_path / "runs"
+    for step, figures in enumerate(read_lines(runs / "tiny" / "metrics.jsonl"), start=1):
+        groups, values = read_groups_and_values(tokens_stem(runs / "tiny", step))
+        assert values is not None
+        check_values(groups, values, figures)
+        # the second step of the replay was done after a resumption
+        again = read_groups_and_values(tokens_stem(runs / "again", step))[1]
+        assert again is not None
+        np.testing.assert_array_equal(np.concatenate(again.logprobs), np.concatenate(values.logprobs))
+        np.testing.assert_array_equal(np.concatenate(again.advantages), np.concatenate(values.advantages))
+    check_page(tmp_path)
+
+
+def check_values(groups: list[Group[Scored]], values: TrainingValues, figures: dict[str, Any]) -> None:
+    """Compare what was saved of a step with what the engine reported and with the step's own figures."""
+    samples = [sample.trajectory for group in groups for sample in group.samples]
+    sampled = np.concatenate([one.sampled for one in samples])
+    engine = np.concatenate([one.logprobs for one in samples])
+    trainer, advantages = np.concatenate(values.logprobs), np.concatenate(values.advantages)
+    assert trainer.shape == advantages.shape == sampled.shape
+    assert values.trained == [True] * len(samples)
+    assert not trainer[~sampled].any()
+    assert not advantages[~sampled].any()
+    # the weights are those that the engine sampled with: after the update they are not
+    difference = np.abs(trainer - engine)[sampled].astype(np.float64)
+    assert difference.max() < 1e-4
+    assert np.abs(engine[sampled]).mean() > 0.1
+    assert figures["mismatch/logprob_difference"] == pytest.approx(difference.mean(), abs=1e-6)
+    assert figures["mismatch/kl"] == pytest.approx((np.expm1(difference) - difference).mean(), abs=1e-8)
+    assert advantages[sampled].any()
+
+
+def check_page(directory: Path) -> None:
+    """Write the page of the recorded run, and compare its tokens' texts with the rollouts' own."""
+    code, output = command_here(directory, "rollouts", "tiny", "-o", "page.html")
+    assert code == 0, output
+    page = (directory / "page.html").read_text()
+    (data,) = re.findall(r'id="data">(.*?)</script>', page)
+    rows = [row for row in json.loads(data) if row["kind"] == "train"]
+    assert len(rows) == 32
+    for row in rows:
+        assert row["staleness"] == 0
+        said: dict[int, str] = {}
+        for piece in row["saved"]["pieces"]:
+            if not isinstance(piece, str):
+                said[piece["turn"]] = said.get(piece["turn"], "") + "".join(piece["texts"])
+        for turn, record in enumerate(row["turns"]):
+            # special tokens, such as the one that ends a turn, are no part of its text
+            assert re.sub(r"<pad>|<\|im_start\|>|<\|im_end\|>", "", said[turn]) == record["text"]
+        assert (
+            sum(len(piece["texts"]) for piece in row["saved"]["pieces"] if not isinstance(piece, str)) == row["tokens"]
+        )
 
 
 @pytest.mark.slow

@@ -203,6 +203,7 @@ def test_the_bases_of_these_tests_are_valid() -> None:
         (changed(rollout__max_in_flight=3), "rollout.max_in_flight", "cannot hold one group of 4"),
         (changed(rollout__samples_per_step=30), "rollout", "8 × 4 = 32"),
         (changed(rollout__drop_zero_variance_groups=True), "rollout", "set max_oversampling above 1"),
+        (changed(rollout__save_logprobs=True), "rollout", "set save_tokens: true as well"),
         # batches and lengths
         (
             changed(algorithm={"updates_per_step": 3}),

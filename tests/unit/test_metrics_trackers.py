@@ -73,9 +73,11 @@ def test_mlflow_keeps_figures_parameters_and_files(runs: Path, capfd: pytest.Cap
     assert run.info.status == "FINISHED"
     assert run.info.run_name == "first"
     assert run.data.metrics["rollout/reward/mean"] == 0.75
+    assert min(run.data.metrics) == "0 reward/training"  # MLflow's pages sort charts by their names
+    assert [point.value for point in client.get_metric_history(run_id, "0 reward/training")] == [0.5, 0.75]
     assert run.data.metrics["eval/pass_4"] == 1.0
     assert math.isnan(run.data.metrics["train/loss"])
-    assert len(run.data.metrics) == 1203
+    assert len(run.data.metrics) == 1204
     assert run.data.params["use.0.type"] == "math"
     assert client.get_experiment(run.info.experiment_id).name == "rlvr"
     assert [file.path for file in client.list_artifacts(run_id)] == ["summary.json"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +162,6 @@ def comparison_page(comparison: Comparison) -> str:
     return render(
         "comparison.html",
         title=f"{len(labels)} runs",
-        version=version("roll-like"),
         labels=labels,
         legend=legend_of(labels),
         notes=comparison.notes,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -62,17 +63,18 @@ def legend_of(labels: Sequence[str]) -> tuple[tuple[str, int, bool], ...]:
     return tuple((label, index % COLOURS, index // COLOURS % len(DASHES) > 0) for index, label in enumerate(labels))
 
 
-def render(template: str, **content: Any) -> str:
+def render(template: str, *, folder: Path | None = None, **content: Any) -> str:
     """Return a page.
 
     Args:
-        template: Name of a file in `templates/`.
+        template: Name of a file in `templates/`, or in `folder`.
+        folder: Where else templates are.
         content: What the template names; all text in it is escaped.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        loader=FileSystemLoader([Path(__file__).parent / "templates", *([] if folder is None else [folder])]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -80,7 +82,7 @@ def render(template: str, **content: Any) -> str:
     )
     # control characters, and those that turn the direction of what follows, are no text
     environment.filters["printable"] = lambda text: printable(str(text))
-    return environment.get_template(template).render(**content)
+    return environment.get_template(template).render(version=version("roll-like"), **content)
 
 
 def write_page(path: Path, text: str) -> None:

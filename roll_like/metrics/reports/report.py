@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -95,7 +94,6 @@ def report_page(folders: Sequence[Path]) -> tuple[str, list[str]]:
     page = render(
         "report.html",
         title=_title([run.name for run in runs]),
-        version=version("roll-like"),
         statuses=list(dict.fromkeys(map(status_of, runs))),
         pipeline=pipelines[0],
         facts=_facts(found),

@@ -69,7 +69,7 @@ def draw_lines(axis: Any, lines: Sequence[Line], colours: Sequence[str]) -> None
 def style_axis(axis: Any, *, ink: str, grid: str) -> None:
     """Give an axis whole steps, a light grid and no frame on the right and on top."""
     axis.set_xlabel("step", color=ink)
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axis.spines[["top", "right"]].set_visible(False)
     axis.spines[["left", "bottom"]].set_color(grid)
     axis.tick_params(color=grid, labelcolor=ink)

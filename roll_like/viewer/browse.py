@@ -256,8 +256,6 @@ def browse(
         ConfigError: There is no rollout of an id.
         DataError: A file cannot be read.
     """
-    if limit is not None and limit < 0:
-        raise ConfigError(f"--limit {limit}: expected a number of rollouts", fix="write --limit 0 for all")
     if not (show is None and diff is None) and (wanted != Wanted() or limit is not None):
         raise ConfigError(
             "--show and --diff name their rollouts by id, --step and the like choose what a list holds",
@@ -284,6 +282,11 @@ def browse(
     except BrokenPipeError:
         # the reader has closed the pipe; what is left in the buffer would fail again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    warn_of_damage(rollouts)
+
+
+def warn_of_damage(rollouts: Rollouts) -> None:
+    """Say to standard error which of the files that were read end in the middle of a line."""
     for path in rollouts.damaged:
         print(f"warning: the last line of {path} is half written and was left out", file=sys.stderr)
 
@@ -302,10 +305,10 @@ def _list(screen: Screen, rollouts: Rollouts, wanted: Wanted, limit: int | None,
             _print(screen, [*([table_head()] if count == 0 else []), listed(row, domain_of(row), screen.width)])
         count += 1
     if count == 0:
-        print(_nothing(rollouts), file=sys.stderr)
+        print(nothing_found(rollouts), file=sys.stderr)
 
 
-def _nothing(rollouts: Rollouts) -> str:
+def nothing_found(rollouts: Rollouts) -> str:
     """Say why a list is empty."""
     if rollouts.looked_at == 0:
         steps = {_NAMES[kind]: rollout_steps(rollouts.run_dir, kind) for kind in KINDS}

@@ -16,10 +16,10 @@ from tests_support import group, task
 from roll_like import cli
 from roll_like.errors import ConfigError
 from roll_like.metrics import files
-from roll_like.metrics.browse import PIPE_WIDTH, read_range
 from roll_like.metrics.rollout_text import printable, wrapped
 from roll_like.metrics.rollouts import with_ids
 from roll_like.rollout.metrics import rollout_rows
+from roll_like.viewer.browse import PIPE_WIDTH, read_range
 
 CALL = {"name": "calculator", "arguments": {"expression": "1+1"}, "result": "2", "error": False}
 BROKEN = {"name": "", "arguments": "calc(", "result": "cannot be read", "error": True}
