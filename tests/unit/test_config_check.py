@@ -110,7 +110,6 @@ def test_a_hub_model_without_network_is_a_warning_and_rows_are_checked_still(mak
         ({}, {"workers": 2, "sequence_parallel": 2}, None),
         ({"num_attention_heads": 1, "num_key_value_heads": 1}, {"workers": 2, "sequence_parallel": 2}, "1 query heads"),
         ({"layer_types": ["chunked_attention", "full_attention"]}, {}, "layers of the model are of the type chunked_"),
-        ({"final_logit_softcapping": 30.0}, {}, "config.json has final_logit_softcapping: 30.0"),
     ],
 )
 def test_layers_that_rows_are_not_for(
