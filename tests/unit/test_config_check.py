@@ -353,6 +353,22 @@ def test_engine_arguments_are_those_of_vllm(make: Make, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
+    ("attention", "prompt", "said"),
+    [
+        ("auto", 9000, "auto is dense here, with a mask of L × L bytes a row: 0.08 GiB for a sample of 9032 tokens"),
+        ("dense", 9000, "dense is dense here"),
+        ("varlen", 9000, None),
+        ("auto", 100, None),
+    ],
+)
+def test_masks_of_long_rows_are_a_warning(make: Make, attention: str, prompt: int, said: str | None) -> None:
+    rollout = {"rollout__max_prompt_tokens": prompt, "rollout__max_response_tokens": 32}
+    report = make(training={"attention": attention, "max_tokens_per_micro_batch": 16384}, **rollout)
+    found = [each.message for each in report.warnings if each.key == "training.attention"]
+    assert [said in message for message in found] == ([True] if said else [])
+
+
+@pytest.mark.parametrize(
     ("changes", "key", "why"),
     [
         ({"inference": {"sleep": False}}, "inference.sleep", "resources.device is cpu, where there is no GPU memory"),
