@@ -362,7 +362,7 @@ def test_engine_arguments_are_those_of_vllm(make: Make, monkeypatch: pytest.Monk
     ],
 )
 def test_masks_of_long_rows_are_a_warning(make: Make, attention: str, prompt: int, said: str | None) -> None:
-    rollout = {"rollout__max_prompt_tokens": prompt, "rollout__max_response_tokens": 32}
+    rollout = {"data__max_prompt_tokens": prompt, "rollout__max_response_tokens": 32}
     report = make(training={"attention": attention, "max_tokens_per_micro_batch": 16384}, **rollout)
     found = [each.message for each in report.warnings if each.key == "training.attention"]
     assert [said in message for message in found] == ([True] if said else [])
