@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+    from torch import Tensor
 
 IntArray: TypeAlias = npt.NDArray[np.int32]
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -383,3 +384,25 @@ class RunResult:
             if first is not None and last is not None:
                 parts.append(f"{what} {first:.3g} → {last:.3g}")
         return f"RunResult({self.name}: {', '.join(parts)}; {self.directory})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitTransform:
+    """What a model does to the products of its output layer: cap · tanh(scale · product / cap), or scale · product.
+
+    Attributes:
+        scale: 1 for most models.
+        cap: Bound of logits (Gemma 2, arXiv:2408.00118, section 2: soft-capping); None without one.
+    """
+
+    scale: float = 1.0
+    cap: float | None = None
+
+    def of(self, products: Tensor) -> Tensor:
+        """Return the logits, in the precision of the products."""
+        logits = products * self.scale
+        return logits if self.cap is None else (logits / self.cap).tanh() * self.cap
+
+
+#: What most models do: nothing.
+PLAIN_LOGITS = LogitTransform()

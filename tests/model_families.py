@@ -45,10 +45,51 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         **_EXPERTS,
     },
     "lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    "vaultgemma": {"attn_logit_softcapping": None, "query_pre_attn_scalar": 8, **_LAYERS},
+    "nanochat": {"final_logit_softcapping": None},
+    "cohere": {"logit_scale": 1.0},
+    "cohere2": {"logit_scale": 1.0, **_LAYERS},
+    "granite": {},
+    "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "hyperclovax": {},
+    "minicpm3": {
+        "dim_model_base": 32,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 8,
+    },
     "llama4_text": {"attention_chunk_size": WINDOW, "intermediate_size_mlp": 48, "num_local_experts": 2},
 }
+#: Families that scale or bound their logits, or may, and what makes them.
+CHANGED_LOGITS: dict[str, dict[str, float]] = {
+    "gemma2": {"final_logit_softcapping": 3.0},
+    "gemma3_text": {"final_logit_softcapping": 2.0},
+    "vaultgemma": {"final_logit_softcapping": 2.0},
+    "nanochat": {"final_logit_softcapping": 1.0},
+    "cohere": {"logit_scale": 0.25},
+    "cohere2": {"logit_scale": 3.0},
+    "granite": {"logits_scaling": 8.0},
+    "granitemoe": {"logits_scaling": 4.0},
+    "hyperclovax": {"logits_scaling": 0.25},
+    "minicpm3": {"dim_model_base": 16},
+}
 #: Families whose layers see all of a sample, or a window of it.
-ATTENDING = tuple(name for name in _FAMILIES if name not in ("qwen3_next", "lfm2", "llama4_text"))
+ATTENDING = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "mistral",
+    "gemma2",
+    "gemma3_text",
+    "olmo2",
+    "olmo3",
+    "phi3",
+    "gpt_oss",
+)
 #: Those of them with windows.
 WINDOWED = tuple(name for name in ATTENDING if "sliding_window" in _FAMILIES[name])
 #: Those of them that bound their scores or have attention sinks.

@@ -61,6 +61,8 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "cohere": ("CohereForCausalLM", "CohereConfig", {"hidden_size": 128, "tie_word_embeddings": True}),
+    "granite": ("GraniteForCausalLM", "GraniteConfig", {"hidden_size": 128, "logits_scaling": 8.0}),
     "olmo2": ("Olmo2ForCausalLM", "Olmo2Config", {"hidden_size": 128}),
     "phi3": ("Phi3ForCausalLM", "Phi3Config", {"hidden_size": 128}),
     "gpt_oss": (

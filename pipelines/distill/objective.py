@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from roll_like.training.language_model import LanguageModelObjective
 from roll_like.training.layout import MicroBatch, micro_batches
 from roll_like.training.policy import TokenLogprobHead, tensors_of
 from roll_like.training.rank import TrainingRank
-from roll_like.types import TrainingSample
+from roll_like.types import LogitTransform, TrainingSample
 from roll_like.values import Metrics, merge
 
 
@@ -41,16 +41,17 @@ class Projection:
     Attributes:
         weight_VE: In the teacher's precision.
         bias_V: None where it has none.
+        logits: What the teacher does to the products.
     """
 
     weight_VE: Tensor
     bias_V: Tensor | None
+    logits: LogitTransform
 
     def to(self, device: torch.device | str) -> Projection:
         """Return it on another device."""
-        return Projection(
-            weight_VE=self.weight_VE.to(device), bias_V=None if self.bias_V is None else self.bias_V.to(device)
-        )
+        bias_V = None if self.bias_V is None else self.bias_V.to(device)
+        return replace(self, weight_VE=self.weight_VE.to(device), bias_V=bias_V)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +85,7 @@ class TeacherObjective(LanguageModelObjective[Any, MicroBatch]):
             chunk_tokens=self.settings.logprob_chunk_tokens,
             chunk_vocab=self.settings.logprob_chunk_vocab,
             bias=head.bias,
+            logits=head.logits,
         )
         assert found.entropy_N is not None, "computed with the top-k"
         return TopKAnswers(
@@ -96,7 +98,7 @@ class TeacherObjective(LanguageModelObjective[Any, MicroBatch]):
         """Return the output projection."""
         head = model.module.head
         bias = None if head.bias is None else head.bias.detach()
-        return Projection(weight_VE=head.weight.detach(), bias_V=bias).to("cpu")
+        return Projection(weight_VE=head.weight.detach(), bias_V=bias, logits=head.logits).to("cpu")
 
 
 def teacher_answers(teacher: TrainingEngine[Any], samples: Sequence[TrainingSample]) -> Answers:
@@ -181,6 +183,7 @@ class DistillationHead(TokenLogprobHead):
             bias=self.bias,
             targets_N=targets_N,
             weights_N=target.weights_N,
+            logits=self.logits,
         )
         return losses.losses_N, dict(losses.metrics)
 
@@ -248,4 +251,6 @@ class DistillationObjective(LanguageModelObjective[Sequence[TeacherScored], Teac
         projection = self.projections[batch.teacher]
         # as precise as the teacher computed them
         hidden_NE = model.tensor(answers.hidden_NE).to(projection.weight_VE.dtype)
-        return TeacherHead(hidden_NE=hidden_NE, weight_VE=projection.weight_VE, bias=projection.bias_V)
+        return TeacherHead(
+            hidden_NE=hidden_NE, weight_VE=projection.weight_VE, bias=projection.bias_V, logits=projection.logits
+        )

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from roll_like.types import PLAIN_LOGITS, LogitTransform
+
 #: Elements of a block that are worked on at a time. On CPU two float32 tiles stay within the last
 #: cache, which makes the softmax several times faster; on GPUs large kernels are.
 CPU_TILE = 1 << 20
@@ -27,12 +29,14 @@ class Cut:
         chunk_tokens: Rows of a block, at most.
         chunk_vocab: Columns of a block, at most.
         keep: Whether a backward pass may follow.
+        logits: What the model does to products before the temperature.
     """
 
     temperature: float
     chunk_tokens: int
     chunk_vocab: int
     keep: bool = False
+    logits: LogitTransform = PLAIN_LOGITS
 
     def tokens(self, count: int) -> list[slice]:
         """Cut into equal parts, so that the last block, which may be kept, is no small rest."""
@@ -63,6 +67,10 @@ class Blocks:
         cut: Sizes of the blocks.
         buffer: Memory of an earlier instance for the same shapes.
         temporaries: Tensors of a tile's size that the work on it makes; tiles are that much smaller.
+
+    Attributes:
+        temperature: What products with their bias are divided by: the cut's, over the scale of the model's logits.
+        cap: Bound of the final logits: the model's, over the temperature. None without one.
     """
 
     def __init__(
@@ -75,7 +83,10 @@ class Blocks:
         *,
         temporaries: int = 1,
     ) -> None:
-        self.hidden_ND, self.weight_VD, self.bias, self.temperature = hidden_ND, weight_VD, bias, cut.temperature
+        self.hidden_ND, self.weight_VD, self.bias = hidden_ND, weight_VD, bias
+        self.temperature = cut.temperature / cut.logits.scale
+        self.cap = None if cut.logits.cap is None else cut.logits.cap / cut.temperature
+        temporaries += self.cap is not None  # the slope
         self.tokens, self.vocabulary = cut.tokens(len(hidden_ND)), cut.vocabulary(len(weight_VD))
         rows, columns = _longest(self.tokens), _longest(self.vocabulary)
         self.buffer = hidden_ND.new_empty(rows * columns) if buffer is None else buffer
@@ -105,7 +116,16 @@ class Blocks:
                 tile.add_(self.bias[columns])
             if self.temperature != 1.0:
                 tile.div_(self.temperature)
+            if self.cap is not None:
+                tile.div_(self.cap).tanh_().mul_(self.cap)
             yield rows, tile, scratch
+
+    def slope(self, tile: Tensor) -> Tensor | None:
+        """Return the derivative of final logits for those without the cap, from the former; None where it is 1.
+
+        y = c · tanh(z / c), so dy/dz = 1 − (y/c)².
+        """
+        return None if self.cap is None else torch.div(tile, self.cap).square_().neg_().add_(1.0)
 
     def add(self, total: Tensor, part: Tensor) -> None:
         """Add a product in low precision to a sum in float32, tile by tile."""

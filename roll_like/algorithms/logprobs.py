@@ -3,14 +3,17 @@
 A vocabulary of 50,000 and 4,000 tokens make 200 million logits; the model's weights are fewer. Here
 the output projection, the softmax and their gradients run in blocks of tokens × vocabulary:
 
-    logits_nv = (hidden_n · weight_v + bias_v) / temperature
+    logits_nv = f(hidden_n · weight_v + bias_v) / temperature
     logprob_n = logits_n[target_n] − logsumexp(logits_n)
     entropy_n = −Σ_v p_nv · log p_nv
     ∂/∂logits_nv = g_n·(δ_v,target − p_nv) − e_n·p_nv·(log p_nv + entropy_n)     for upstream g, e
 
+f is the identity, but for models that scale or bound their logits (`LogitTransform`).
+
 The backward pass computes blocks again from the hidden states. What is kept between the passes is at
 most one block, the last: as large as the block that exists during the forward pass anyway, and where
-one block holds the whole batch nothing is computed twice.
+one block holds the whole batch nothing is computed twice. With bounded logits none is kept, because
+their slope does not follow from probabilities.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from torch.autograd.function import once_differentiable
 
 from roll_like.algorithms.blocks import Blocks, Cut
 from roll_like.errors import ConfigError, EngineError
+from roll_like.types import PLAIN_LOGITS, LogitTransform
 
 
 def token_logprobs(
@@ -36,6 +40,7 @@ def token_logprobs(
     chunk_tokens: int,
     chunk_vocab: int,
     bias: Tensor | None = None,
+    logits: LogitTransform = PLAIN_LOGITS,
 ) -> tuple[Tensor, Tensor]:
     """Return the log-probability of each target and the entropy at each position, in nats, shape [N].
 
@@ -53,6 +58,7 @@ def token_logprobs(
         chunk_tokens: Rows of logits that exist at a time, at most.
         chunk_vocab: Columns of logits that exist at a time, at most.
         bias: Of the output projection, shape [V].
+        logits: What the model does to the products.
 
     Raises:
         ConfigError: A setting is out of range.
@@ -63,7 +69,7 @@ def token_logprobs(
             f"log-probabilities at temperature {temperature} are not defined; a positive number was expected",
             fix="set rollout.temperature above 0 for training",
         )
-    cut = Cut(temperature, chunk_tokens, chunk_vocab, keep=torch.is_grad_enabled())
+    cut = Cut(temperature, chunk_tokens, chunk_vocab, keep=torch.is_grad_enabled(), logits=logits)
     _check_shapes(hidden_ND, weight_VD, targets_N, bias)
     weight_VD = weight_VD.to(hidden_ND.dtype)  # mixed precision: a master weight in float32
     logprobs_N, entropy_N = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
@@ -97,7 +103,7 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, bias: Tensor | None, targets_N: Tensor, cut: Cut
     ) -> tuple[Tensor, Tensor]:
         blocks = Blocks(hidden_ND, weight_VD, bias, cut)
-        keep = cut.keep and any(ctx.needs_input_grad) and len(blocks.vocabulary) == 1
+        keep = cut.keep and any(ctx.needs_input_grad) and len(blocks.vocabulary) == 1 and blocks.cap is None
         logsumexp_N, logprobs_N, entropy_N = (hidden_ND.new_zeros(len(hidden_ND), dtype=blocks.wide) for _ in range(3))
         with torch.autocast(hidden_ND.device.type, enabled=False):
             for rows in blocks.tokens:
@@ -233,6 +239,7 @@ class _Gradients:
         # exact where the policy is nearly certain, where p − 1 would round to 0
         minus_rest_C1 = torch.expm1(self.logprobs_N[rows, None])
         for tile_rows, tile, scratch in self.blocks.tiles(block_CK, columns):
+            slope = self.blocks.slope(tile)
             tile.sub_(self.logsumexp_N[rows][tile_rows, None])
             if self.grad_entropy_N is not None:
                 scratch.copy_(tile).add_(self.entropy_N[rows][tile_rows, None])
@@ -244,5 +251,7 @@ class _Gradients:
             tile.scatter_(1, at, torch.where(inside_C1[tile_rows], minus_rest_C1[tile_rows], present))
             if self.grad_entropy_N is not None:
                 tile.mul_(self.grad_logprobs_N[rows][tile_rows, None]).add_(scratch)
+            if slope is not None:
+                tile.mul_(slope)
             block_CK[tile_rows] = tile
         return block_CK

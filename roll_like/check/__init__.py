@@ -20,6 +20,7 @@ from roll_like.check.machine import (
     check_settings,
     doubtful_rates,
     idle_devices,
+    long_masks,
     sleep_without_effect,
 )
 from roll_like.check.model import (
@@ -96,6 +97,7 @@ def check_run(
         findings += check_gpus(config, report.gpus)
     findings += idle_devices(report.plan)
     findings += doubtful_rates(config)
+    findings += long_masks(config)
     findings += sleep_without_effect(config)
     return report
 

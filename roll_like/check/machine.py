@@ -10,7 +10,7 @@ from roll_like.check.disk import DiskUse
 from roll_like.check.findings import Finding, failed
 from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.config.inference import DEFAULT_ENGINE, engines_share_gpus
-from roll_like.config.plan import GIB, Plan
+from roll_like.config.plan import GIB, Plan, bytes_per_value
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.run import RunConfig
 from roll_like.config.schedule import AsyncSchedule, ReplaySchedule
@@ -20,6 +20,7 @@ from roll_like.inference.plugin import EnginePlugin
 from roll_like.models.precision import cpu_has_bfloat16
 from roll_like.registry import INFERENCE_ENGINES, LOSSES
 from roll_like.rollout.replay import require_recorded
+from roll_like.training.rows import MAX_SHARED_ROW_TOKENS
 
 #: A learning rate above this is no rate of any language model.
 MOST_LR = 0.1
@@ -145,6 +146,21 @@ def doubtful_rates(config: RunConfig) -> Iterator[Finding]:
             f"the run has {steps} steps, fewer than {schedule.every}: there are evaluations before and after it only; "
             "lower it to see how the model changes meanwhile",
         )
+
+
+def long_masks(config: RunConfig) -> Iterator[Finding]:
+    """Yield samples so long that their attention mask is large, where another attention needs none."""
+    longest, auto_is_dense = config.longest_sample, config.resources.device == "cpu" or bytes_per_value(config) == 4
+    for section, trained in config.trained.items():
+        masked = trained.attention == "dense" or (trained.attention == "auto" and auto_is_dense)
+        if masked and trained.sequence_parallel == 1 and longest > MAX_SHARED_ROW_TOKENS:
+            other = "varlen" if auto_is_dense else "auto"
+            yield Finding(
+                "warning",
+                f"{section}.attention",
+                f"{trained.attention} is dense here, with a mask of L × L bytes a row: {longest**2 / GIB:.2f} GiB for "
+                f"a sample of {longest} tokens; {other} makes none, where the model allows it (docs/architecture.md)",
+            )
 
 
 def ratio_settings_without_effect(algorithm: AlgorithmConfig) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunCo
 from roll_like.config.run import RunConfig
 from roll_like.config.sections import ModelConfig, ReferenceSection
 from roll_like.errors import ConfigError, RollLikeError
-from roll_like.models.attention import AttentionLayers, refuse_changed_logits, refuse_undivided_heads
+from roll_like.models.attention import AttentionLayers, refuse_undivided_heads
 from roll_like.models.load import ModelShape, load_model_shape, load_tokenizer, resolve_model
 from roll_like.models.lora import adapted_width
 from roll_like.models.modules import empty_model, load_model_config
@@ -49,7 +49,7 @@ def _shape_without_weights(config: RunConfig, directory: Path, findings: list[Fi
 
 
 def _layers_fit(config: RunConfig, path: Path) -> Iterator[Finding]:
-    """Yield layers that rows of several samples are not for, and logits that training would compute otherwise."""
+    """Yield layers that rows of several samples are not for."""
     try:
         model = load_model_config(path, trust_remote_code=config.model.trust_remote_code)
         layers = AttentionLayers.of(model)
@@ -62,8 +62,6 @@ def _layers_fit(config: RunConfig, path: Path) -> Iterator[Finding]:
             if section.sequence_parallel > 1:
                 layers.refuse_joining("varlen")
                 refuse_undivided_heads(model, section.sequence_parallel)
-        if config.task == "text-generation":
-            refuse_changed_logits(model)
     except ConfigError as error:
         yield failed("model.path", error)
 

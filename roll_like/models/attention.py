@@ -20,13 +20,6 @@ RECURRENT = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
 #: Each token by itself.
 _TOKENWISE = frozenset({"moe", "mlp", "sparse", "dense"})
 _FULL, _WINDOW = "full_attention", "sliding_attention"
-#: Functions of logits, by the key that has them, with the value that changes nothing.
-_LOGIT_KEYS = {
-    "final_logit_softcapping": None,
-    "logit_scale": 1.0,
-    "logits_scaling": 1.0,
-    "lm_head_multiplier": 1.0,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,19 +114,3 @@ def refuse_undivided_heads(config: PretrainedConfig, ranks: int) -> None:
         f"heads and {keys} key heads",
         fix=f"set it to one of {', '.join(map(str, possible))}",
     )
-
-
-def refuse_changed_logits(config: PretrainedConfig) -> None:
-    """Raise a ConfigError for a model whose logits are more than its output projection.
-
-    Log-probabilities are computed from hidden states and that projection (`algorithms/logprobs.py`).
-    """
-    text: Any = config.get_text_config()
-    for key, neutral in _LOGIT_KEYS.items():
-        value = getattr(text, key, None)
-        if value and value != neutral:
-            raise ConfigError(
-                f"the model's config.json has {key}: {value}, which training does not apply to logits, so "
-                "log-probabilities would differ from those of inference",
-                fix="set model.path to a model without it",
-            )

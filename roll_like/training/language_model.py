@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from roll_like.config.sections import LoRAConfig, TrainerConfig, TrainingConfig
-from roll_like.models.attention import refuse_changed_logits, refuse_undivided_heads
+from roll_like.models.attention import refuse_undivided_heads
+from roll_like.models.logits import refuse_other_logits
 from roll_like.models.lora import add_adapters
 from roll_like.models.modules import load_causal_lm
 from roll_like.training.backbone import use_row_attention
@@ -39,9 +40,10 @@ class LanguageModelObjective(Objective[StepT, BatchT]):
         """Return the model with adapters where it has some, and a head that never holds all logits."""
         settings = self.settings
         loaded = load_causal_lm(Path(spec.model_path), dtype=spec.dtype, trust_remote_code=spec.trust_remote_code)
-        refuse_changed_logits(loaded.config)
+        model = prepared(loaded, spec, settings, settings.lora)
+        refuse_other_logits(model)
         return PolicyModule(
-            prepared(loaded, spec, settings, settings.lora),
+            model,
             chunk_tokens=settings.logprob_chunk_tokens,
             chunk_vocab=settings.logprob_chunk_vocab,
             head=self.head(),

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from roll_like.algorithms.logprobs import token_logprobs
+from roll_like.models.logits import logit_transform
 from roll_like.training.backbone import run_backbone
 from roll_like.training.layout import MicroBatch
 from roll_like.training.segments import RowSegments
 from roll_like.training.sequence_parallel import OwnTargets, SequenceParallel
+from roll_like.types import LogitTransform
 
 
 class TokenLogprobHead(nn.Module):
@@ -20,10 +22,11 @@ class TokenLogprobHead(nn.Module):
     It registers the head's own (perhaps tied) weight, so that ZeRO-3 gathers it around this module.
     """
 
-    def __init__(self, head: nn.Linear, *, chunk_tokens: int, chunk_vocab: int) -> None:
+    def __init__(self, head: nn.Linear, *, chunk_tokens: int, chunk_vocab: int, logits: LogitTransform) -> None:
         super().__init__()
         self.weight = head.weight
         self.bias = head.bias
+        self.logits = logits
         self.chunk_tokens = chunk_tokens
         self.chunk_vocab = chunk_vocab
 
@@ -37,6 +40,7 @@ class TokenLogprobHead(nn.Module):
             chunk_tokens=self.chunk_tokens,
             chunk_vocab=self.chunk_vocab,
             bias=self.bias,
+            logits=self.logits,
         )
 
 
@@ -81,7 +85,12 @@ class PolicyModule(RowModule):
     ) -> None:
         super().__init__()
         self.causal_lm = causal_lm
-        self.head = head(causal_lm.get_output_embeddings(), chunk_tokens=chunk_tokens, chunk_vocab=chunk_vocab)
+        self.head = head(
+            causal_lm.get_output_embeddings(),
+            chunk_tokens=chunk_tokens,
+            chunk_vocab=chunk_vocab,
+            logits=logit_transform(causal_lm.config),
+        )
 
     def forward(
         self,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hygiene import nothing_left
 from run_config import (
     evaluated,
@@ -24,6 +25,8 @@ from run_config import (
 )
 from safetensors.torch import load_file
 from tiny_model import make_tiny_model
+
+from roll_like import cli
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.usefixtures("warm_ray")]
 TRAINING = {
@@ -101,6 +104,14 @@ def test_adapters_sharded_over_two_ranks(tmp_path: Path, name: str) -> None:
     assert (run / "curves.png").stat().st_size > 10_000
     adapter = load_file(run / "model" / "adapter" / "adapter_model.safetensors")
     assert all(float(tensor.abs().max()) > 0 for key, tensor in adapter.items() if "lora_B" in key)
+    if case.write is write_sft_run:  # adapters of the shards are merged as those of the ranks were
+        checkpoint, merged_into = run / "checkpoints" / "step_000004", tmp_path / "merged"
+        assert cli.main(["export", "--checkpoint", str(checkpoint), "--output", str(merged_into)]) == 0
+        for file in ("model.safetensors", "adapter/adapter_model.safetensors"):
+            merged, exported = load_file(merged_into / file), load_file(run / "model" / file)
+            assert merged.keys() == exported.keys()
+            for key, tensor in exported.items():
+                torch.testing.assert_close(merged[key], tensor)
     if case.repeatable:
         assert evaluated(config, run / "model")["eval/loss"] == pytest.approx(evaluations[-1], rel=1e-3)
 

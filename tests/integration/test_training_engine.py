@@ -172,6 +172,30 @@ def test_training_goes_on_bit_for_bit_after_states_were_in_host_memory(
     assert [report["train/grad_norm"] for report in moved_reports] == [report["train/grad_norm"] for report in reports]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "backend"), [(2, "deepspeed"), (1, "fsdp2")])
+def test_a_frozen_base_moves_with_its_adapters(
+    resources: ResourceManager,
+    float_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    workers: int,
+    backend: str,
+) -> None:
+    """Of a base that is not sharded, a CPU maps the files, which a GPU does not: it has a copy."""
+    monkeypatch.delitem(HOSTS, TrainingRank)  # processes that have had no other engine before
+    options = {"workers": workers, "zero_stage": 3, "backend": backend, "lora": {"rank": 4}}
+    with engine(resources, float_model, **options) as trainer:
+        trainer.train_step(batch())
+        before = trainer.logprobs(batch())
+        trainer.offload("optimizer")
+        trainer.offload("weights")
+        assert trainer.cluster.everywhere(TrainingRank.ask, tensor_bytes) == [0] * workers
+        trainer.reload("weights")
+        trainer.reload("optimizer")
+        assert all(np.array_equal(*pair) for pair in zip(trainer.logprobs(batch()), before, strict=True))
+        trainer.train_step(batch())
+
+
 @pytest.mark.parametrize(
     ("workers", "zero_stage", "backend"),
     [

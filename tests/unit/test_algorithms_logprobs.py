@@ -13,15 +13,26 @@ from torch import Tensor
 from roll_like.algorithms import blocks as module
 from roll_like.algorithms.logprobs import token_logprobs
 from roll_like.errors import ConfigError, EngineError
+from roll_like.types import LogitTransform
 
 VOCABULARY, WIDTH = 37, 5
 
 
 def plain(
-    hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, bias: Tensor | None = None
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    temperature: float,
+    bias: Tensor | None = None,
+    *,
+    scale: float = 1.0,
+    cap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The plain way: all logits at once, gradients by autograd."""
-    logits = torch.nn.functional.linear(hidden, weight, bias) / temperature
+    logits = torch.nn.functional.linear(hidden, weight, bias) * scale
+    if cap is not None:
+        logits = torch.tanh(logits / cap) * cap
+    logits = logits / temperature
     logprobs = logits.log_softmax(-1)
     return logprobs.gather(1, targets[:, None]).squeeze(1), -(logprobs.exp() * logprobs).sum(-1)
 
@@ -54,6 +65,17 @@ def test_by_hand():
     # at temperature ½ the logits double: 1/10, 9/10
     logprobs, _ = token_logprobs(hidden, weight, torch.tensor([0]), temperature=0.5, chunk_tokens=4, chunk_vocab=4)
     assert logprobs.item() == pytest.approx(math.log(0.1))
+    # doubled by the model, and bounded by 1: 0 and tanh(2 log 3) = (81 − 1)/(81 + 1)
+    bounded, _ = token_logprobs(
+        hidden,
+        weight,
+        torch.tensor([0]),
+        temperature=1.0,
+        chunk_tokens=4,
+        chunk_vocab=4,
+        logits=LogitTransform(scale=2.0, cap=1.0),
+    )
+    assert bounded.item() == pytest.approx(-math.log(1 + math.exp(80 / 82)))
 
 
 @pytest.mark.parametrize("tile", [1, 80, 1 << 20])
@@ -65,15 +87,17 @@ def test_by_hand():
     chunk_vocab=st.sampled_from([1, 7, VOCABULARY - 1, VOCABULARY, 100]),
     temperature=st.sampled_from([1.0, 0.6, 2.0]),
     with_bias=st.booleans(),
+    scale=st.sampled_from([1.0, 0.25, 3.0]),
+    cap=st.sampled_from([None, 0.5, 4.0]),
 )
 def test_values_and_gradients_equal_the_plain_way(
-    tile, entropy, tokens, chunk_tokens, chunk_vocab, temperature, with_bias
+    tile, entropy, tokens, chunk_tokens, chunk_vocab, temperature, with_bias, scale, cap
 ):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "CPU_TILE", tile)
         hidden, weight, bias, targets = case(tokens)
         inputs = (hidden, weight, bias) if with_bias else (hidden, weight)
-        expected = plain(hidden, weight, targets, temperature, bias if with_bias else None)
+        expected = plain(hidden, weight, targets, temperature, bias if with_bias else None, scale=scale, cap=cap)
         found = token_logprobs(
             hidden,
             weight,
@@ -82,6 +106,7 @@ def test_values_and_gradients_equal_the_plain_way(
             chunk_tokens=chunk_tokens,
             chunk_vocab=chunk_vocab,
             bias=bias if with_bias else None,
+            logits=LogitTransform(scale=scale, cap=cap),
         )
         torch.testing.assert_close(found, expected)
         wanted = gradients(expected, inputs, entropy)

@@ -110,7 +110,6 @@ def test_a_hub_model_without_network_is_a_warning_and_rows_are_checked_still(mak
         ({}, {"workers": 2, "sequence_parallel": 2}, None),
         ({"num_attention_heads": 1, "num_key_value_heads": 1}, {"workers": 2, "sequence_parallel": 2}, "1 query heads"),
         ({"layer_types": ["chunked_attention", "full_attention"]}, {}, "layers of the model are of the type chunked_"),
-        ({"final_logit_softcapping": 30.0}, {}, "config.json has final_logit_softcapping: 30.0"),
     ],
 )
 def test_layers_that_rows_are_not_for(
@@ -351,6 +350,22 @@ def test_engine_arguments_are_those_of_vllm(make: Make, monkeypatch: pytest.Monk
     assert "did you mean 'enable_prefix_caching'?" in message
     monkeypatch.setattr("roll_like.inference.vllm.arguments.importlib.util.find_spec", lambda name: None)
     assert "vLLM is not installed here" in only(make(inference=wrong), "note")
+
+
+@pytest.mark.parametrize(
+    ("attention", "prompt", "said"),
+    [
+        ("auto", 9000, "auto is dense here, with a mask of L × L bytes a row: 0.08 GiB for a sample of 9032 tokens"),
+        ("dense", 9000, "dense is dense here"),
+        ("varlen", 9000, None),
+        ("auto", 100, None),
+    ],
+)
+def test_masks_of_long_rows_are_a_warning(make: Make, attention: str, prompt: int, said: str | None) -> None:
+    rollout = {"data__max_prompt_tokens": prompt, "rollout__max_response_tokens": 32}
+    report = make(training={"attention": attention, "max_tokens_per_micro_batch": 16384}, **rollout)
+    found = [each.message for each in report.warnings if each.key == "training.attention"]
+    assert [said in message for message in found] == ([True] if said else [])
 
 
 @pytest.mark.parametrize(

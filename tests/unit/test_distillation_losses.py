@@ -23,6 +23,7 @@ from roll_like.algorithms.distillation.teacher import Teacher, TeacherHead, Teac
 from roll_like.algorithms.losses.base import TokenLosses
 from roll_like.errors import ConfigError, EngineError
 from roll_like.registry import DISTILLATION_LOSSES
+from roll_like.types import LogitTransform
 from roll_like.values import merge, reduce
 
 NAMES = [name for name in DISTILLATION_LOSSES.names() if DISTILLATION_LOSSES.origin(name).startswith("roll_like.")]
@@ -81,6 +82,28 @@ def test_values_and_gradients_equal_those_of_all_logits(tile, name, tokens, chun
         torch.testing.assert_close(gradients(pair, found.losses_N), gradients(pair, expected))
         # a second backward pass finds what the first one needed
         torch.testing.assert_close(gradients(pair, found.losses_N), gradients(pair, expected))
+
+
+@pytest.mark.parametrize("kind", ["head", "top_k"])
+@pytest.mark.parametrize(("scale", "cap"), [(0.25, None), (1.0, 3.0), (2.0, 0.7)])
+@few_cases
+@given(chunk=chunks, temperature=st.sampled_from([1.0, 0.6, 2.0]), ce_weight=st.sampled_from([0.0, 0.3, 1.0]))
+def test_students_and_teachers_may_scale_and_bound_their_logits(kind, scale, cap, chunk, temperature, ce_weight):
+    pair, ours, theirs = make_pair(5, VOCABULARY), LogitTransform(scale=scale, cap=cap), LogitTransform(cap=2.0)
+    cut = {"chunk_tokens": chunk[0], "chunk_vocab": chunk[1]}
+    teacher: Teacher = replace(pair.head, logits=theirs)
+    if kind == "top_k":
+        head = (pair.teacher_hidden_NE, pair.teacher_weight_VE, VOCABULARY)
+        teacher = teacher_topk(*head, temperature=temperature, bias=pair.teacher_bias, logits=theirs, **cut)
+    given = {"temperature": temperature, "ce_weight": ce_weight}
+    found = losses_of(pair, teacher, "js", logits=ours, **given, **cut)
+    student_NV = pair.logits_NV * scale
+    if cap is not None:
+        student_NV = cap * torch.tanh(student_NV / cap)
+    teacher_NV = 2.0 * torch.tanh(pair.teacher_logits_NV / 2.0)
+    expected = plain_losses(distillation_loss("js", **given), student_NV, teacher_NV, pair.targets_N)
+    torch.testing.assert_close(found.losses_N, expected)
+    torch.testing.assert_close(gradients(pair, found.losses_N), gradients(pair, expected))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -269,6 +269,19 @@ def messages() -> list[str]:
     return found
 
 
+def test_what_could_go_wrong_on_gpus_names_files_that_exist() -> None:
+    page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    table = page.partition("## What could go wrong")[2].partition("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ") and not line.startswith("| without")]
+    assert len(rows) > 20
+    for row in rows:
+        _, _, prevented, tests, _ = row.split("|")
+        assert re.search(r"(unit|integration)/test_\w+\.py", tests), row
+        for folder, text in (("roll_like", prevented), ("tests", tests)):
+            for file in re.findall(r"`([\w/]+\.py)`", text):
+                assert (ROOT / folder / file).is_file(), file
+
+
 def test_quoted_messages_are_the_codes_own() -> None:
     texts = messages()
     rows = re.findall(r"^\| (.+?) \| ", (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8"), flags=re.M)

@@ -34,6 +34,8 @@ def test_deepspeed_settings() -> None:
     assert sharded["data_types"] == {"grad_accum_dtype": "fp32"}
     assert sharded["zero_optimization"]["offload_param"]["device"] == "cpu"
     assert sharded["gradient_clipping"] == 1.0
+    # else DeepSpeed refuses any optimizer but its own, which has to be compiled
+    assert sharded["zero_force_ds_cpu_optimizer"] is False
     assert deepspeed_config(TrainingConfig(), "float16", 1000)["fp16"]["enabled"]
 
 

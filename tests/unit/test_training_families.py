@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.attention.flex_attention as flex_attention
-from model_families import ATTENDING, CAPPED, RECURRENT, WINDOW, WINDOWED, make_family
+from model_families import ATTENDING, CAPPED, CHANGED_LOGITS, RECURRENT, WINDOW, WINDOWED, make_family
 
 from roll_like.config.run import ALWAYS_SHARED
 from roll_like.errors import ConfigError
-from roll_like.models.attention import AttentionLayers, refuse_changed_logits
+from roll_like.models.attention import AttentionLayers
+from roll_like.models.logits import logit_transform, refuse_other_logits
 from roll_like.training import sequences, varlen
 from roll_like.training.attention import use_dense_attention
 from roll_like.training.backbone import joins_rows, probe, use_row_attention
@@ -22,7 +23,7 @@ from roll_like.training.joined import KERNELS, joined_attention, use_joined_atte
 from roll_like.training.layout import micro_batches
 from roll_like.training.policy import PolicyModule, tensors_of
 from roll_like.training.segments import RowSegments, segment_mask
-from roll_like.types import TrainingSample
+from roll_like.types import PLAIN_LOGITS, TrainingSample
 
 #: Log-probabilities of the targets, [N], and the gradient of their weighted sum in each parameter.
 Computed = tuple[torch.Tensor, dict[str, torch.Tensor]]
@@ -363,10 +364,49 @@ def test_a_window_that_a_layer_does_not_ask_for_is_noticed() -> None:
         probe(model.base_model, AttentionLayers.of(model.config))
 
 
-@pytest.mark.parametrize(
-    ("family", "changes"), [("gemma2", {"final_logit_softcapping": 30.0}), ("llama", {"logits_scaling": 8.0})]
-)
-def test_models_that_change_their_logits_are_refused(family: str, changes: dict[str, float]) -> None:
-    refuse_changed_logits(make_family(family).config)
-    with pytest.raises(ConfigError, match=rf"config.json has {next(iter(changes))}: "):
-        refuse_changed_logits(make_family(family, **changes).config)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("family", "changes"), CHANGED_LOGITS.items())
+def test_scaled_and_bounded_logits_equal_those_of_transformers(
+    family: str, changes: dict[str, float], form: str
+) -> None:
+    refuse_other_logits(make_family(family, **changes))
+    logprobs, gradient = compared(family, form, for_rows, **changes)
+    assert logprobs < 1e-5
+    assert gradient < 1e-5
+
+
+@pytest.mark.parametrize(("family", "changes"), CHANGED_LOGITS.items())
+def test_logits_without_the_models_scale_or_bound_are_noticed(
+    family: str, changes: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roll_like.training.policy.logit_transform", lambda _: PLAIN_LOGITS)
+    monkeypatch.setattr("roll_like.models.logits.logit_transform", lambda _: PLAIN_LOGITS)
+    with pytest.raises(ConfigError, match="does to the products of its output layer what training does not know"):
+        refuse_other_logits(make_family(family, **changes))
+    assert compared(family, "each alone", for_rows, **changes)[0] > 0.01
+
+
+@pytest.mark.parametrize("family", [*ATTENDING, *RECURRENT])
+def test_logits_of_other_families_are_the_output_layers(family: str) -> None:
+    model = make_family(family)
+    assert logit_transform(model.config) == PLAIN_LOGITS
+    refuse_other_logits(model.to(torch.bfloat16))
+    refuse_other_logits(make_family(family, tie_word_embeddings=True))
+
+
+def test_a_bound_of_the_usual_size_is_noticed_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_family("gemma2", final_logit_softcapping=30.0).to(torch.bfloat16)
+    refuse_other_logits(model)
+    monkeypatch.setattr("roll_like.models.logits.logit_transform", lambda _: PLAIN_LOGITS)
+    with pytest.raises(ConfigError, match=r"Gemma2ForCausalLM .* logits differ by \d+% of the largest"):
+        refuse_other_logits(model)
+
+
+def test_logits_that_cannot_be_compared_are_refused() -> None:
+    model = make_family("llama")
+    model.forward = lambda input_ids, use_cache: model.base_model(input_ids).logits_of_its_own
+    with pytest.raises(
+        ConfigError, match=r"the logits of LlamaForCausalLM cannot be compared [^!]*'logits_of_its_own'"
+    ):
+        refuse_other_logits(model)
+    assert model.base_model(torch.zeros(1, 2).long()).last_hidden_state.shape == (1, 2, 32)

@@ -17,6 +17,7 @@ from roll_like.algorithms.distillation.student import ChosenLogits, FullDivergen
 from roll_like.algorithms.distillation.teacher import REST_FLOOR, Teacher, TeacherTopK
 from roll_like.algorithms.losses.base import TokenLosses
 from roll_like.errors import ConfigError, EngineError
+from roll_like.types import PLAIN_LOGITS, LogitTransform
 from roll_like.values import Mean, Metric, Sum
 
 
@@ -31,6 +32,7 @@ def distillation_losses(
     bias: Tensor | None = None,
     targets_N: Tensor | None = None,
     weights_N: Tensor | None = None,
+    logits: LogitTransform = PLAIN_LOGITS,
 ) -> TokenLosses:
     """Return the loss of each token, (1 − c)·T²·D(teacher, student) + c·CE, before weights, shape [N].
 
@@ -51,6 +53,7 @@ def distillation_losses(
         bias: Of the output projection, shape [V].
         targets_N: The token that the data has next at each position; needed with `ce_weight`.
         weights_N: Weight of each token; those of weight 0 are not computed and have loss 0.
+        logits: What the student does to the products.
 
     Returns:
         Losses, and figures of each token: `distill/divergence` (without T²), `distill/kl` (forward),
@@ -66,7 +69,7 @@ def distillation_losses(
             f"ce_weight is {loss.config.ce_weight:g}, and there are no target tokens",
             fix="give the data's own tokens, or set ce_weight to 0",
         )
-    cut = Cut(loss.config.temperature, chunk_tokens, chunk_vocab)
+    cut = Cut(loss.config.temperature, chunk_tokens, chunk_vocab, logits=logits)
     _check_shapes(hidden_ND, weight_VD, teacher, targets_N, weights_N)
     kept_N = None if weights_N is None or bool((weights_N != 0).all()) else weights_N != 0
     if kept_N is not None:

@@ -48,7 +48,7 @@ class ChosenLogits(torch.autograd.Function):
         cut: Cut,
     ) -> tuple[Tensor, ...]:
         """Stream over the vocabulary; `cut` says in what blocks, and T."""
-        plain = Cut(1.0, cut.chunk_tokens, cut.chunk_vocab)
+        plain = Cut(1.0, cut.chunk_tokens, cut.chunk_vocab, logits=cut.logits)
         blocks = Blocks(hidden_ND, weight_VD, bias, plain, temporaries=2)
         count, temperature = len(hidden_ND), cut.temperature
         chosen_NK = hidden_ND.new_zeros(ids_NK.shape, dtype=blocks.wide)
@@ -91,6 +91,7 @@ class ChosenLogits(torch.autograd.Function):
                 for part, tile, scratch in sums.blocks.tiles(block_CK, columns):
                     at = slice(rows.start + part.start, rows.start + part.stop)
                     gradient, places = scratch.zero_(), _Place(ids_NK[at], columns)
+                    slope = sums.blocks.slope(tile)
                     if others_N is not None:
                         logits = places.without(torch.div(tile, ctx.temperature, out=scratch))
                         gradient = logits.sub_(finite_rest_N[at, None]).exp_().mul_(others_N[at, None])
@@ -100,6 +101,8 @@ class ChosenLogits(torch.autograd.Function):
                     if hard_N is not None:
                         gradient.addcmul_(tile.sub_(total_N[at, None]).exp_(), -hard_N[at, None])
                         _Place(targets_N[at, None], columns).add(gradient, hard_N[at, None])
+                    if slope is not None:
+                        gradient.mul_(slope)
                     block_CK[part] = gradient
                 sums.add(rows, columns, block_CK)
         return *sums.results(), None, None, None
@@ -127,7 +130,7 @@ class FullDivergence(torch.autograd.Function):
         """Go through the tokens; `cut` says how many logits exist at a time, and T."""
         count = len(hidden_ND)
         rows = max(1, cut.chunk_tokens * min(cut.chunk_vocab, len(weight_VD)) // len(weight_VD))
-        whole = Cut(1.0, rows, len(weight_VD))
+        whole = Cut(1.0, rows, len(weight_VD), logits=cut.logits)
         blocks = Blocks(hidden_ND, weight_VD, bias, whole, temporaries=TEMPORARIES)
         divergence_N, logprob_N = (hidden_ND.new_full((count,), math.nan, dtype=blocks.wide) for _ in range(2))
         figures_FN = hidden_ND.new_zeros(2, count, dtype=blocks.wide)
@@ -172,6 +175,8 @@ class FullDivergence(torch.autograd.Function):
                     if hard_N is not None:
                         gradient_RV.addcmul_(tile.softmax(-1), -hard_N[at, None])
                         gradient_RV.scatter_add_(1, targets_N[at, None], hard_N[at, None])
+                    if (slope := blocks.slope(tile)) is not None:
+                        gradient_RV.mul_(slope)
                     block_CV[part] = gradient_RV
                 sums.add(rows, columns, block_CV)
         return *sums.results(), None, None, None, None
@@ -237,14 +242,15 @@ class _TeacherRows:
 
     def logprobs(self, rows: slice, temperature: float) -> Tensor:
         """Return log q at the temperature of rows that lie within one of the student's blocks, shape [R, V]."""
-        return (self._logits(rows).to(self.wide) / temperature).log_softmax(-1)
+        return (self._logits(rows) / temperature).log_softmax(-1)
 
     def _logits(self, rows: slice) -> Tensor:
         if not self.block.start <= rows.start < self.block.stop:
             self.block = next(block for block in self.blocks.tokens if block.start <= rows.start < block.stop)
             self.logits_CV = self.blocks.compute(self.block, slice(0, len(self.teacher.weight_VE)))
         logits_RV = self.logits_CV[rows.start - self.block.start : rows.stop - self.block.start]
-        return logits_RV if self.teacher.bias is None else logits_RV.to(self.wide) + self.teacher.bias.detach()
+        wide_RV = logits_RV.to(self.wide)
+        return self.teacher.logits.of(wide_RV if self.teacher.bias is None else wide_RV + self.teacher.bias.detach())
 
 
 class HeadGradients:
@@ -289,11 +295,14 @@ class HeadGradients:
             self.bias_V[columns] += (gradient_CK.t() @ scale_C1.to(gradient_CK.dtype)).flatten()
 
     def results(self) -> list[Tensor | None]:
-        """Return the three gradients in the dtypes of their tensors, None where not needed."""
+        """Return the three gradients in the dtypes of their tensors, None where not needed.
+
+        What was added up is for final logits without their cap; products are divided by the blocks' temperature.
+        """
         blocks = self.blocks
         totals = (self.hidden_ND, self.weight_VD, self.bias_V)
         likes = (blocks.hidden_ND, blocks.weight_VD, blocks.bias)
         return [
-            None if total is None or like is None else total.mul_(self.overall).to(like.dtype)
+            None if total is None or like is None else total.mul_(self.overall / blocks.temperature).to(like.dtype)
             for total, like in zip(totals, likes, strict=True)
         ]

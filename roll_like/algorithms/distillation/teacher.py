@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from roll_like.algorithms.blocks import Blocks, Cut
 from roll_like.errors import ConfigError, EngineError
+from roll_like.types import PLAIN_LOGITS, LogitTransform
 
 #: Log-probabilities in float32 cannot say that less than this is left for other tokens.
 REST_FLOOR = 2.0**-23
@@ -83,7 +84,7 @@ class TeacherTopK:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeacherHead:
-    """What the teacher's logits come from: hidden states [N, E] and output projection [V, E].
+    """What the teacher's logits come from: hidden states [N, E], output projection [V, E] and what it does to products.
 
     Full logits without anyone holding or sending them: the student's rank computes a block of the teacher's at a time.
     """
@@ -91,13 +92,14 @@ class TeacherHead:
     hidden_NE: Tensor
     weight_VE: Tensor
     bias: Tensor | None = None
+    logits: LogitTransform = PLAIN_LOGITS
 
     def __len__(self) -> int:
         return len(self.hidden_NE)
 
     def select(self, rows_N: Tensor) -> TeacherHead:
         """Return the rows where `rows_N` is true."""
-        return TeacherHead(hidden_NE=self.hidden_NE[rows_N], weight_VE=self.weight_VE, bias=self.bias)
+        return replace(self, hidden_NE=self.hidden_NE[rows_N])
 
     @property
     def vocabulary(self) -> int:
@@ -124,6 +126,7 @@ def teacher_topk(
     chunk_tokens: int,
     chunk_vocab: int,
     bias: Tensor | None = None,
+    logits: LogitTransform = PLAIN_LOGITS,
 ) -> TeacherTopK:
     """Return the teacher's K most likely tokens at each position, from its hidden states: what its worker sends.
 
@@ -139,13 +142,15 @@ def teacher_topk(
         chunk_tokens: Rows of logits that exist at a time, at most.
         chunk_vocab: Columns of logits that exist at a time, at most.
         bias: Of the output projection, shape [V].
+        logits: What the teacher does to the products.
 
     Raises:
         ConfigError: `k` is not in [1, V].
     """
     if not 1 <= k <= len(weight_VD):
         raise ConfigError(f"top-k of the teacher is {k}; 1 to {len(weight_VD)}, its vocabulary, was expected")
-    blocks = Blocks(hidden_ND, weight_VD.to(hidden_ND.dtype), bias, Cut(temperature, chunk_tokens, chunk_vocab))
+    cut = Cut(temperature, chunk_tokens, chunk_vocab, logits=logits)
+    blocks = Blocks(hidden_ND, weight_VD.to(hidden_ND.dtype), bias, cut)
     ids_NK = torch.empty(len(hidden_ND), k, dtype=torch.int32, device=hidden_ND.device)
     logprobs_NK = torch.empty(len(hidden_ND), k, dtype=blocks.wide, device=hidden_ND.device)
     entropy_N = torch.empty(len(hidden_ND), dtype=blocks.wide, device=hidden_ND.device)

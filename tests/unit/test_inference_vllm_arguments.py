@@ -1,0 +1,56 @@
+"""What vLLM is started with. vLLM itself is not imported."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+import roll_like
+from roll_like.inference.interface import EngineSpec
+from roll_like.inference.vllm.arguments import engine_arguments
+from roll_like.inference.vllm.config import VLLMConfig
+
+SPEC = EngineSpec(
+    model_path="/models/policy",
+    tokenizer_path="/models/policy",
+    dtype="bfloat16",
+    device="cuda",
+    threads=1,
+    tensor_parallel_size=1,
+    max_model_len=4096,
+    seed=0,
+)
+
+
+@pytest.mark.parametrize(("gpus", "backend"), [(1, None), (2, "mp"), (8, "mp")])
+def test_an_engine_of_several_gpus_has_processes_of_its_own(gpus: int, backend: str | None) -> None:
+    """Without the argument vLLM takes Ray in an actor, and with it GPUs of other replicas."""
+    arguments = engine_arguments(VLLMConfig(), dataclasses.replace(SPEC, tensor_parallel_size=gpus))
+    assert arguments["tensor_parallel_size"] == gpus
+    assert arguments.get("distributed_executor_backend") == backend
+
+
+def test_the_cache_has_a_share_of_a_gpu_or_a_size_on_cpu() -> None:
+    on_gpu = engine_arguments(VLLMConfig(gpu_memory_utilization=0.5), SPEC)
+    assert on_gpu["gpu_memory_utilization"] == 0.5
+    assert "kv_cache_memory_bytes" not in on_gpu
+    on_cpu = engine_arguments(VLLMConfig(kv_cache_gib=0.25), dataclasses.replace(SPEC, device="cpu"))
+    assert on_cpu["kv_cache_memory_bytes"] == 2**28
+    assert "gpu_memory_utilization" not in on_cpu
+
+
+def test_code_in_vllms_workers_asks_the_model_runner_for_the_model_only() -> None:
+    """Of what it reads of a worker, vLLM's runners on CPU and on GPU (V1 and V2) both have `get_model` alone."""
+    folder = Path(roll_like.__file__).parent / "inference" / "vllm"
+    asked = {
+        node.attr
+        for path in folder.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr == "model_runner"
+    }
+    assert asked == {"get_model"}
