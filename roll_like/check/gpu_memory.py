@@ -265,6 +265,8 @@ def _engine(
     """Return what an engine holds of one GPU, and its cache where that follows from the GPU's memory."""
     width, gpus = bytes_per_value(config), role.devices_per_worker
     weights = shape.parameters * width // gpus
+    if config.training.lora is not None and config.inference.sends_adapters is not False:
+        weights += trained_parameters(config, shape) * width
     running = min(config.inference.max_running, config.rollout.max_in_flight)
     # widest tensors of a forward pass, and float32 logits with two copies for the sampler
     inner = shape.intermediate_size * max(shape.experts, 1)

@@ -13,6 +13,7 @@ from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunCo
 from roll_like.config.run import RunConfig
 from roll_like.config.sections import ModelConfig, ReferenceSection
 from roll_like.errors import ConfigError, RollLikeError
+from roll_like.inference.adapters import adapter_choice
 from roll_like.models.attention import AttentionLayers, refuse_changed_logits, refuse_undivided_heads
 from roll_like.models.load import ModelShape, load_model_shape, load_tokenizer, resolve_model
 from roll_like.models.lora import adapted_width
@@ -142,6 +143,27 @@ def check_engines(config: SamplingRunConfig, shape: ModelShape | None) -> Iterat
             f"each engine would divide {shape.heads} attention heads among {engines} GPUs; use more replicas, or a "
             f"device range that leaves each a divisor of {shape.heads}",
         )
+
+
+def check_adapters(config: SamplingRunConfig, model: ModelConfig | None) -> Iterator[Finding]:
+    """Yield whether engines are sent adapters alone, in runs that train some.
+
+    Args:
+        config: The run's configuration.
+        model: The model with a local path; None where there is none.
+    """
+    if model is None:
+        return
+    try:
+        choice = adapter_choice(config, Path(model.path))
+    except ConfigError as error:
+        if not error.message.startswith("training.lora"):  # a finding of the model's
+            yield failed("inference.lora", error)
+        return
+    if choice.adapter is not None:
+        yield Finding("note", "inference.lora", "adapters alone are sent to the engines")
+    elif choice.reason and config.inference.sends_adapters is None:
+        yield Finding("note", "inference.lora", f"whole weights with merged adapters are sent: {choice.reason}")
 
 
 def _further_model(config: RunConfig, path: str, key: str, findings: list[Finding]) -> ModelShape | None:

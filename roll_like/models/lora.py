@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +78,16 @@ def adapted_width(causal_lm: Any, config: LoRAConfig) -> int:
         ConfigError: As `targets`.
     """
     layers = linear_layers(causal_lm)
-    return sum(sum(layers[name]) for name in _chosen(layers, targets(causal_lm, config)))
+    return sum(sum(layers[name]) for name in adapted_layers(causal_lm, config))
+
+
+def adapted_layers(causal_lm: Any, config: LoRAConfig) -> list[str]:
+    """Return the whole names of all layers that get adapters.
+
+    Raises:
+        ConfigError: As `targets`.
+    """
+    return _chosen(linear_layers(causal_lm), targets(causal_lm, config))
 
 
 def _chosen(layers: dict[str, tuple[int, int]], wanted: tuple[str, ...]) -> list[str]:
@@ -174,6 +183,24 @@ class NamedWeight:
             product = product.t()
         return weight.add(product, alpha=self.layer.scaling["default"]).to(dtype)
 
+    @property
+    def frozen(self) -> NamedWeight:
+        """The same without its adapter."""
+        return replace(self, layer=None)
+
+    def adapter(
+        self, dtype: torch.dtype, parts: Sequence[Tensor] | None = None, *, copy: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Return A and scale·B, shapes [r, in] and [out, r], for engines that multiply x with A and then with this.
+
+        Args:
+            dtype: Of the result. A and B are rounded to it before B is scaled, as they are in a forward pass.
+            parts: What A and B are where those are sharded: whole.
+            copy: For memory that is about to go.
+        """
+        down, up = (part.detach() for part in parts or self.parts[1:])
+        return down.to(dtype, copy=copy), (up.to(dtype).float() * self.layer.scaling["default"]).to(dtype)
+
 
 def named_weights(module: nn.Module) -> Iterator[NamedWeight]:
     """Yield what a model without adapters would have as `named_parameters`, in the same order."""
@@ -187,6 +214,16 @@ def named_weights(module: nn.Module) -> Iterator[NamedWeight]:
             yield NamedWeight(name, parameter)
         else:
             yield NamedWeight(f"{owner.removesuffix(_BASE)}.{kind}", parameter, layer if kind == "weight" else None)
+
+
+def adapter_names(weight: str) -> tuple[str, str]:
+    """Return the names that the matrices A and B beside a weight have in peft's files.
+
+    >>> adapter_names("layers.0.q_proj.weight")
+    ('layers.0.q_proj.lora_A.weight', 'layers.0.q_proj.lora_B.weight')
+    """
+    layer = weight.removesuffix(".weight")
+    return f"{layer}.lora_A.weight", f"{layer}.lora_B.weight"
 
 
 def adapter_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

@@ -1,0 +1,139 @@
+"""Adapters travel alone into a real vLLM engine: it computes what the merged model computes, update after update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engine_thread import EngineThread, float_spec
+
+from roll_like.config.sections import LoRAConfig
+from roll_like.inference.interface import AdapterSpec, GenerateRequest, Generation, Sampling
+from roll_like.inference.vllm.config import VLLMConfig
+from roll_like.inference.vllm.engine import VLLMEngine
+from roll_like.inference.weight_transfer.fingerprint import fingerprint
+from roll_like.inference.weight_transfer.interface import SendReport
+from roll_like.inference.weight_transfer.probe import Probe
+from roll_like.inference.weight_transfer.shared_memory import SharedMemoryTransfer
+from roll_like.inference.weight_transfer.sync import WeightSync
+from roll_like.models.lora import adapter_names, add_adapters, named_weights, targets
+from roll_like.models.modules import load_causal_lm
+
+pytestmark = pytest.mark.integration
+
+PROMPT = np.arange(20, 90, dtype=np.int32)
+#: Both sides compute in float32: the largest difference that was seen is 3e-6.
+TOLERANCE = 5e-5
+FAR = 0.05
+
+
+class AdapterTrainer:
+    """A transformers model with adapters in the trainer's place; it compares with merged matrices."""
+
+    def __init__(self, path: Path, **lora: Any) -> None:
+        self.config = LoRAConfig(**{"rank": 4, "alpha": 6, **lora})
+        self.model: Any = load_causal_lm(path, "float32")
+        self.merged: Any = load_causal_lm(path, "float32")
+        self.base: Any = load_causal_lm(path, "float32")
+        add_adapters(self.model, self.config, seed=3)
+        self._known = False
+
+    @property
+    def spec(self) -> AdapterSpec:
+        return AdapterSpec(rank=self.config.rank, modules=targets(self.base, self.config))
+
+    def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for weight in named_weights(self.model):
+            if weight.layer is not None:
+                yield from zip(adapter_names(weight.name), weight.adapter(torch.float32), strict=True)
+
+    @torch.no_grad()
+    def change(self, seed: int, scale: float = 0.1) -> None:
+        """Move all adapters, and merge them into the second model."""
+        generator = torch.Generator().manual_seed(seed)
+        for weight in named_weights(self.model):
+            for part in weight.parts[1:]:
+                part.add_(scale * torch.randn(part.shape, generator=generator))
+        state = {weight.name: weight.merged(torch.float32) for weight in named_weights(self.model)}
+        self.merged.load_state_dict(state, strict=False)
+
+    @torch.no_grad()
+    def logprobs(self, tokens: np.ndarray, model: Any = None) -> np.ndarray:
+        ids_T = torch.from_numpy(tokens.astype(np.int64))
+        logprobs_TV = torch.log_softmax((model or self.merged)(ids_T[None]).logits[0, :-1].float(), -1)
+        return logprobs_TV.gather(1, ids_T[1:, None])[:, 0].numpy()
+
+    def sync(self, engine: EngineThread, probe: Probe | None = None) -> WeightSync:
+        sender = SharedMemoryTransfer(engine, 1 << 12).connect(self, rank=0)
+
+        def send(salt: int) -> SendReport:
+            report = sender.send(salt)
+            base = {name: fingerprint(tensor, salt) for name, tensor in self.base.named_parameters()}
+            return replace(report, fingerprints={**report.fingerprints, **base})
+
+        return WeightSync(send, engine, probe=probe)
+
+
+def engine_of(path: Path, adapter: AdapterSpec) -> EngineThread:
+    config = VLLMConfig(kv_cache_gib=0.1, max_running=16)
+    return EngineThread(VLLMEngine(config, replace(float_spec(path), adapter=adapter)))
+
+
+@pytest.fixture(scope="module")
+def trainer(float_model: Path) -> AdapterTrainer:
+    return AdapterTrainer(float_model)
+
+
+@pytest.fixture(scope="module")
+def engine(float_model: Path, trainer: AdapterTrainer) -> Iterator[EngineThread]:
+    with engine_of(float_model, trainer.spec) as engine:
+        yield engine
+
+
+def request(name: str, tokens: int = 24, seed: int = 0) -> GenerateRequest:
+    return GenerateRequest(request_id=name, prompt_ids=PROMPT, sampling=Sampling(max_tokens=tokens), seed=seed)
+
+
+def sampled(engine: EngineThread, name: str) -> list[Generation]:
+    return list(engine.generate([request(f"{name}-{seed}", seed=seed) for seed in range(3)]).values())
+
+
+def error(trainer: AdapterTrainer, generations: list[Generation], model: Any = None) -> float:
+    """Return the largest difference of a sampled token's log-probability from a forward pass of the merged model."""
+    return max(
+        float(
+            np.abs(
+                trainer.logprobs(np.concatenate([PROMPT, item.token_ids]), model)[-len(item.token_ids) :]
+                - item.logprobs
+            ).max()
+        )
+        for item in generations
+    )
+
+
+def test_vllm_computes_with_the_adapter_what_the_merged_model_computes(
+    engine: EngineThread, trainer: AdapterTrainer
+) -> None:
+    assert error(trainer, sampled(engine, "start"), trainer.base) < TOLERANCE
+    probe = Probe(tokens=PROMPT[:64], trainer=trainer.logprobs, tolerance=1e-3, every=1)
+    sync = trainer.sync(engine, probe)
+    for version in (1, 2):
+        before = sampled(engine, f"before-{version}")
+        trainer.change(seed=version)
+        assert error(trainer, before) > FAR  # a stale adapter would be seen
+        report = sync.push()
+        generations = sampled(engine, f"after-{version}")
+        assert error(trainer, generations) < TOLERANCE
+        assert error(trainer, generations, trainer.base) > FAR
+        assert report.version == version
+        assert report.unchecked == ()
+        assert report.checked == 2 * 7 * 2 + len(list(trainer.base.named_parameters()))
+        assert report.bytes == sum(4 * each.numel() for _, each in trainer.full_weights())
+        assert report.probe is not None
+        assert report.probe < TOLERANCE
+        assert {segment.policy_version for item in generations for segment in item.segments} == {version}
