@@ -14,6 +14,7 @@ from roll_like.inference.plugin import EnginePlugin
 from roll_like.models.checkpoint_names import tensor_groups
 from roll_like.models.lora import adapted_layers
 from roll_like.models.modules import empty_model, load_model_config
+from roll_like.models.shape import load_model_shape
 from roll_like.registry import INFERENCE_ENGINES
 
 
@@ -49,7 +50,12 @@ def adapter_choice(config: SamplingRunConfig, model: Path) -> AdapterChoice:
     adapter, obstacle = _adapter(empty_model(loaded, config.model.trust_remote_code), lora)
     if obstacle is None:
         plugin: type[EnginePlugin] = INFERENCE_ENGINES.get(config.inference.type)
-        obstacle = plugin.adapter_obstacle((loaded.architectures or [""])[0], adapter)
+        obstacle = plugin.adapter_obstacle(
+            (loaded.architectures or [""])[0],
+            adapter,
+            device=config.resources.device,
+            experts=load_model_shape(model).experts > 0,
+        )
     if obstacle is None:
         return AdapterChoice(adapter)
     if wanted:

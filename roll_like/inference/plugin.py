@@ -75,7 +75,7 @@ class EnginePlugin:
         return SharedMemoryTransfer(engines, by_value=backend == OBJECT_STORE.name)
 
     @classmethod
-    def adapter_obstacle(cls, architecture: str, adapter: AdapterSpec) -> str | None:
+    def adapter_obstacle(cls, architecture: str, adapter: AdapterSpec, *, device: str, experts: bool) -> str | None:
         """Return what keeps the engine from being sent an adapter alone; None where it can be.
 
         An engine that can is given `EngineSpec.adapter`, and `update_weights` brings the adapter's tensors: of each
@@ -84,8 +84,10 @@ class EnginePlugin:
         Args:
             architecture: Of the model, as in its config.json.
             adapter: The adapter.
+            device: `cpu` or `cuda`.
+            experts: Whether the model is a mixture of experts.
         """
-        del architecture, adapter
+        del architecture, adapter, device, experts
         return "the engine takes whole weights only"
 
     @classmethod

@@ -47,8 +47,13 @@ def linear_layers(causal_lm: Any) -> dict[str, tuple[int, int]]:
     return found
 
 
-def targets(causal_lm: Any, config: LoRAConfig) -> tuple[str, ...]:
+def targets(causal_lm: Any, config: LoRAConfig, section: str = "training") -> tuple[str, ...]:
     """Return the names of layers that get adapters, as in `target_modules`: last parts of whole names.
+
+    Args:
+        causal_lm: The whole model, perhaps an empty one.
+        config: The `lora` section.
+        section: Where it is, for messages: `training` or `critic`.
 
     Raises:
         ConfigError: The model has no such layer; names those that it has.
@@ -57,50 +62,51 @@ def targets(causal_lm: Any, config: LoRAConfig) -> tuple[str, ...]:
     there = tuple(sorted({name.rpartition(".")[2] for name in layers}))
     if not there:
         raise ConfigError(
-            f"training.lora: {type(causal_lm).__name__} has no linear layers in numbered blocks",
+            f"{section}.lora: {type(causal_lm).__name__} has no linear layers in numbered blocks",
             fix="remove the section",
         )
     for wanted in config.target_modules or ():
         if not _chosen(layers, (wanted,)):
             near = difflib.get_close_matches(wanted, there, n=1)
             raise ConfigError(
-                f"training.lora.target_modules: the model has no linear layer {wanted!r} in its blocks; it has "
+                f"{section}.lora.target_modules: the model has no linear layer {wanted!r} in its blocks; it has "
                 f"{', '.join(there)}",
                 fix=f"use {near[0]!r}" if near else "use some of these, or leave the key out for all of them",
             )
     return there if config.target_modules is None else config.target_modules
 
 
-def adapted_width(causal_lm: Any, config: LoRAConfig) -> int:
+def adapted_width(causal_lm: Any, config: LoRAConfig, section: str = "training") -> int:
     """Return inputs plus outputs of all layers that get adapters: times the rank, that is what is trained.
 
     Raises:
         ConfigError: As `targets`.
     """
     layers = linear_layers(causal_lm)
-    return sum(sum(layers[name]) for name in adapted_layers(causal_lm, config))
+    return sum(sum(layers[name]) for name in adapted_layers(causal_lm, config, section))
 
 
-def adapted_layers(causal_lm: Any, config: LoRAConfig) -> list[str]:
+def adapted_layers(causal_lm: Any, config: LoRAConfig, section: str = "training") -> list[str]:
     """Return the whole names of all layers that get adapters.
 
     Raises:
         ConfigError: As `targets`.
     """
-    return _chosen(linear_layers(causal_lm), targets(causal_lm, config))
+    return _chosen(linear_layers(causal_lm), targets(causal_lm, config, section))
 
 
 def _chosen(layers: dict[str, tuple[int, int]], wanted: tuple[str, ...]) -> list[str]:
     return [name for name in layers if any(name == each or name.endswith(f".{each}") for each in wanted)]
 
 
-def add_adapters(causal_lm: Any, config: LoRAConfig, *, seed: int) -> None:
+def add_adapters(causal_lm: Any, config: LoRAConfig, *, seed: int, section: str = "training") -> None:
     """Freeze a model and add adapters to it, in place; they change nothing until they have been trained.
 
     Args:
         causal_lm: The whole model, on any device but the meta device.
-        config: The `training.lora` section.
+        config: The `lora` section.
         seed: Of the A matrices: the same on every rank, and in a resumed run.
+        section: Where it is, for messages: `training` or `critic`.
 
     Raises:
         ConfigError: The model has no such layers.
@@ -110,7 +116,7 @@ def add_adapters(causal_lm: Any, config: LoRAConfig, *, seed: int) -> None:
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        inject_adapter_in_model(_peft_config(causal_lm, config, targets(causal_lm, config)), causal_lm)
+        inject_adapter_in_model(_peft_config(causal_lm, config, targets(causal_lm, config, section)), causal_lm)
 
 
 def _peft_config(causal_lm: Any, config: LoRAConfig, names: tuple[str, ...], **more: Any) -> Any:

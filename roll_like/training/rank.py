@@ -342,7 +342,7 @@ class TrainingRank:
             CheckpointError: The disk is full or not writable.
         """
         spec, task, model = self._spec, self._objective.task, self._hf_model()
-        lora = None if spec.frozen else getattr(self._settings, "lora", None)
+        lora = None if spec.frozen else self._settings.lora
         trained = {} if lora is None else self._trained_weights()
         weights = self._parameters()
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +12,15 @@ import numpy as np
 import pytest
 import torch
 from engine_thread import EngineThread, float_spec
+from tiny_families import make_family
 
 from roll_like.config.sections import LoRAConfig
+from roll_like.errors import GenerationError, WeightSyncError
 from roll_like.inference.interface import AdapterSpec, GenerateRequest, Generation, Sampling
+from roll_like.inference.vllm import arguments
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.engine import VLLMEngine
+from roll_like.inference.vllm.plugin import VLLMPlugin
 from roll_like.inference.weight_transfer.fingerprint import fingerprint
 from roll_like.inference.weight_transfer.interface import SendReport
 from roll_like.inference.weight_transfer.probe import Probe
@@ -91,8 +96,10 @@ def trainer(float_model: Path) -> AdapterTrainer:
 
 @pytest.fixture(scope="module")
 def engine(float_model: Path, trainer: AdapterTrainer) -> Iterator[EngineThread]:
-    with engine_of(float_model, trainer.spec) as engine:
-        yield engine
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arguments, "WORKER_EXTENSION", "spoiled_adapter_worker.WorkerExtension")
+        with engine_of(float_model, trainer.spec) as engine:
+            yield engine
 
 
 def request(name: str, tokens: int = 24, seed: int = 0) -> GenerateRequest:
@@ -105,15 +112,13 @@ def sampled(engine: EngineThread, name: str) -> list[Generation]:
 
 def error(trainer: AdapterTrainer, generations: list[Generation], model: Any = None) -> float:
     """Return the largest difference of a sampled token's log-probability from a forward pass of the merged model."""
-    return max(
-        float(
-            np.abs(
-                trainer.logprobs(np.concatenate([PROMPT, item.token_ids]), model)[-len(item.token_ids) :]
-                - item.logprobs
-            ).max()
-        )
-        for item in generations
-    )
+    return max(float(np.abs(expected(trainer, item, model) - item.logprobs).max()) for item in generations)
+
+
+def expected(trainer: AdapterTrainer, generation: Generation, model: Any = None) -> np.ndarray:
+    """Return the log-probabilities of a response's tokens."""
+    tokens = np.concatenate([PROMPT, generation.token_ids])
+    return trainer.logprobs(tokens, model)[-len(generation.token_ids) :]
 
 
 def test_vllm_computes_with_the_adapter_what_the_merged_model_computes(
@@ -137,3 +142,91 @@ def test_vllm_computes_with_the_adapter_what_the_merged_model_computes(
         assert report.probe is not None
         assert report.probe < TOLERANCE
         assert {segment.policy_version for item in generations for segment in item.segments} == {version}
+
+
+async def tokens_so_far(engine: Any, name: str) -> int:
+    states = engine._llm.output_processor.request_states.values()
+    return max((s.detokenizer.num_output_tokens() for s in states if s.external_req_id == name), default=0)
+
+
+@pytest.mark.parametrize("sleeps", [False, True], ids=["while it serves", "after sleep"])
+def test_a_response_that_crosses_an_update_is_computed_again_with_the_new_adapter(
+    engine: EngineThread, trainer: AdapterTrainer, sleeps: bool
+) -> None:
+    sync, other = trainer.sync(engine), copy.deepcopy(trainer.merged)
+    trainer.change(seed=10)
+    first = sync.push().version
+    other.load_state_dict(trainer.merged.state_dict())
+    trainer.change(seed=11)
+    engine.run(engine.engine.submit([request("crossing", tokens=300, seed=5)]))
+    while engine.run(tokens_so_far(engine.engine, "crossing")) < 8:
+        pass
+    if sleeps:
+        engine.run(engine.engine.sleep())
+        engine.run(engine.engine.wake())
+    second = sync.push().version
+    generation = engine.collect(1)["crossing"]
+    assert [segment.policy_version for segment in generation.segments] == [first, second]
+    for segment, model in zip(generation.segments, (other, trainer.merged), strict=True):
+        own = slice(segment.start, segment.end)
+        assert np.abs(expected(trainer, generation, model) - generation.logprobs)[own].max() < TOLERANCE
+    later = slice(generation.segments[1].start, generation.segments[1].end)
+    assert np.abs(expected(trainer, generation, other) - generation.logprobs)[later].max() > FAR
+    sync.push()
+    [again] = engine.generate([request("again", tokens=4)]).values()
+    assert again.cached_prompt_tokens == 0  # keys and values of the adapter before are gone
+
+
+def test_a_changed_number_of_an_adapter_is_found_and_named(engine: EngineThread, trainer: AdapterTrainer) -> None:
+    sync = trainer.sync(engine)
+    sync.push()
+    llm: Any = engine.engine
+    finish = llm.finish_weight_update
+
+    async def spoiling_finish(version: int) -> None:
+        await finish(version)
+        await llm._llm.collective_rpc("spoil_adapter", args=("model.layers.1.self_attn.qkv_proj", 2, 1e-3))
+
+    with pytest.MonkeyPatch.context() as broken:
+        broken.setattr(llm, "finish_weight_update", spoiling_finish)
+        with pytest.raises(WeightSyncError, match=r"in 1 of .* tensors: model\.layers\.1\.self_attn\.v_proj\.lora_B"):
+            sync.push()
+    assert sync.push().unchecked == ()
+
+
+def test_an_adapter_of_a_layer_that_takes_none_is_refused(engine: EngineThread, trainer: AdapterTrainer) -> None:
+    weights = [*trainer.full_weights()]
+
+    class Strange:
+        def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+            yield from ((name.replace("up_proj", "sideways_proj"), tensor) for name, tensor in weights)
+
+    sender = SharedMemoryTransfer(engine, 1 << 16).connect(Strange(), rank=0)
+    with pytest.raises(
+        WeightSyncError, match=r"(?s)no adapter in 4 of the layers.*sideways_proj.*inference\.lora: false"
+    ):
+        WeightSync(sender.send, engine).push()
+    trainer.sync(engine).push()  # it goes on with the next one
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen2", "mistral_window", "gemma3_window", "phi3"])
+def test_adapters_of_other_families_alone_give_what_merged_weights_give(family: str, tmp_path: Path) -> None:
+    trainer = AdapterTrainer(make_family(family, tmp_path), rank=9, alpha=9, rslora=True)
+    architecture = trainer.base.config.architectures[0]
+    assert VLLMPlugin.adapter_obstacle(architecture, trainer.spec, device="cpu", experts=False) is None
+    with engine_of(tmp_path, trainer.spec) as engine:
+        sync = trainer.sync(engine)
+        trainer.change(seed=1)
+        report = sync.push()
+        generations = sampled(engine, "after")
+        assert error(trainer, generations) < 1e-3
+        assert error(trainer, generations, trainer.base) > FAR
+        assert report.checked > 2 * len(trainer.spec.modules)
+
+
+def test_a_layer_that_vllm_has_not_ends_the_start(float_model: Path) -> None:
+    spec = AdapterSpec(rank=4, modules=("q_proj", "sideways_proj"))
+    refusal = r"(?s)takes no adapter in the layers sideways_proj.*inference\.lora: false"
+    with pytest.raises(GenerationError, match=refusal), engine_of(float_model, spec):
+        pass

@@ -66,10 +66,12 @@ class VLLMPlugin(EnginePlugin):
         )
 
     @classmethod
-    def adapter_obstacle(cls, architecture: str, adapter: AdapterSpec) -> str | None:
+    def adapter_obstacle(cls, architecture: str, adapter: AdapterSpec, *, device: str, experts: bool) -> str | None:
         """Return what the installed vLLM lacks for an adapter."""
         if adapter.rank > ADAPTER_RANKS[-1]:
             return f"training.lora.rank is {adapter.rank}, and vLLM takes adapters up to rank {ADAPTER_RANKS[-1]}"
+        if experts and device == "cpu":
+            return "beside adapters vLLM computes mixtures of experts with Triton, which it has no CPU version of"
         layers = adapter_layers(architecture)
         if layers is None:
             return f"the installed vLLM takes no adapters for {architecture}"
