@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -230,3 +231,24 @@ def test_a_layer_that_vllm_has_not_ends_the_start(float_model: Path) -> None:
     refusal = r"(?s)takes no adapter in the layers sideways_proj.*inference\.lora: false"
     with pytest.raises(GenerationError, match=refusal), engine_of(float_model, spec):
         pass
+
+
+def test_a_product_on_cpu_is_that_of_each_tokens_own_adapter() -> None:
+    """vLLM's own code for CPUs gives tokens without an adapter the last one."""
+    generator = torch.Generator().manual_seed(0)
+    inputs_TD = torch.randn(5, 6, generator=generator)
+    downs = [torch.randn(2, 1, 3, 6, generator=generator) for _ in range(2)]
+    ups = [torch.randn(2, 1, width, 3, generator=generator) for width in (4, 2)]
+    slots = torch.tensor([0, -1, 1, 0, -1])
+    before = torch.randn(5, 6, generator=generator)
+    found = before.clone()
+    wrapper = SimpleNamespace(no_lora=False, token_lora_indices=slots)
+    from roll_like.inference.vllm.adapters import add_lora_linear  # imports vLLM
+
+    add_lora_linear(wrapper, found, inputs_TD, downs, ups, 0.5, (4, 2))
+    for token, slot in enumerate(slots.tolist()):
+        expected = before[token].clone()
+        if slot >= 0:
+            products = [up[slot, 0] @ (down[slot, 0] @ inputs_TD[token]) for down, up in zip(downs, ups, strict=True)]
+            expected += 0.5 * torch.cat(products)
+        torch.testing.assert_close(found[token], expected)

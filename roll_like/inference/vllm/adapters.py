@@ -144,10 +144,10 @@ def compute_adapters_on_cpu() -> None:
     vLLM's own code for CPUs copies both matrices for every token before it multiplies, and takes the last adapter for
     requests that have none.
     """
-    PunicaWrapperCPU.add_lora_linear = _add_lora_linear
+    PunicaWrapperCPU.add_lora_linear = add_lora_linear
 
 
-def _add_lora_linear(
+def add_lora_linear(
     self: Any,
     y: Tensor,
     x: Tensor,
