@@ -3,6 +3,7 @@
     python benchmarks/weight_sync.py                    # the quickstart's model
     python benchmarks/weight_sync.py --model DIRECTORY
     python benchmarks/weight_sync.py --running 32 --context 512
+    python benchmarks/weight_sync.py --rank 64          # of the adapters in the third part
 
 A sync is everything between freezing and going on: gathering, copying into shared memory, checksums on
 both sides, loading and packing in vLLM's process, resetting its prefix cache, and the comparison of every
@@ -13,6 +14,10 @@ The second part syncs while requests are under way, each at the start of its res
 Their keys and values are computed again with the new weights: `recompute_seconds` is the time from the sync's end
 to the first token of one more request, which waits behind all of them. `prefill_seconds` is what the same prompts
 took at first.
+
+The third part sends adapters of all linear layers alone (`training.lora`, `inference.lora`) to an engine of its own,
+and lets both engines generate the same prompts: an engine with an adapter computes two small products more in each
+layer, where merged weights need none.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,6 +48,7 @@ def parser() -> Options:
     arguments.add_argument("--bucket-mib", type=int, default=64, help="size of one bucket")
     arguments.add_argument("--running", type=int, default=16, help="requests under way in the second part")
     arguments.add_argument("--context", type=int, default=256, help="tokens of the prompt of each")
+    arguments.add_argument("--rank", type=int, default=16, help="rank of the adapters in the third part")
     return arguments
 
 
@@ -105,6 +112,16 @@ def main(options: argparse.Namespace) -> None:
         if turn >= 0:
             inflight.append((prefill, push, recompute))
     sender.close()
+    rates = {"merged": tokens_per_second(engine, options.repetitions, options.running, options.context)}
+    engine.close()
+    adapted = Adapters(load_causal_lm(Path(path), dtype), options.rank, dtype)
+    engine = Engine(INFERENCE_ENGINES.get(config.inference.type).engine()(config.inference, adapted.engine(spec)))
+    sender = SharedMemoryTransfer(engine, options.bucket_mib << 20).connect(adapted, rank=0)
+    sync = WeightSync(sender.send, engine)
+    adapter_pushes = [sync.push() for _ in range(options.repetitions + 1)][1:]
+    rates["adapters"] = tokens_per_second(engine, options.repetitions, options.running, options.context)
+    say(f"adapters {statistics.median(push.seconds for push in adapter_pushes):.3f} s, {rates} tokens/s")
+    sender.close()
     engine.close()
     seconds, plain = statistics.median(push.seconds for push in pushes), statistics.median(copies)
     size = pushes[0].bytes
@@ -126,9 +143,42 @@ def main(options: argparse.Namespace) -> None:
             "prefill_seconds": statistics.median(prefill for prefill, _, _ in inflight),
             "running_seconds": statistics.median(push for _, push, _ in inflight),
             "recompute_seconds": statistics.median(recompute for _, _, recompute in inflight),
+            "rank": options.rank,
+            "adapter_bytes": adapter_pushes[0].bytes,
+            "adapter_seconds": statistics.median(push.seconds for push in adapter_pushes),
+            "adapter_check_seconds": statistics.median(push.check_seconds for push in adapter_pushes),
+            "adapter_tensors_checked": adapter_pushes[0].checked,
+            "merged_tokens_per_second": rates["merged"],
+            "adapter_tokens_per_second": rates["adapters"],
             "dtype": dtype,
         },
     )
+
+
+def tokens_per_second(engine: Engine, repetitions: int, running: int, context: int) -> float:
+    """Return how many tokens an engine samples in a second, prefill included; the first turn does not count."""
+    from roll_like.inference.interface import GenerateRequest, Sampling
+
+    rates = []
+    for turn in range(-1, repetitions):
+        draw = np.random.default_rng(100 + turn)
+        requests = [
+            GenerateRequest(
+                request_id=f"{turn}-{index}",
+                prompt_ids=draw.integers(100, 1000, context).astype(np.int32),
+                sampling=Sampling(max_tokens=RESPONSE // 4),
+                seed=index,
+            )
+            for index in range(running)
+        ]
+        began, tokens, left = time.perf_counter(), 0, running
+        engine.run(engine.engine.submit(requests))
+        while left:
+            finished = engine.run(engine.engine.poll(60.0))
+            left -= len(finished)
+            tokens += sum(len(each.token_ids) for each in finished)
+        rates.append(tokens / (time.perf_counter() - began))
+    return statistics.median(rates[1:])
 
 
 def sync_while_running(
@@ -173,6 +223,38 @@ class Policy:
     def full_weights(self) -> Iterator[tuple[str, Any]]:
         for name, parameter in self._model.named_parameters():
             yield name, parameter.detach()
+
+
+class Adapters:
+    """A transformers model with adapters that have learned something, in the trainer's place."""
+
+    def __init__(self, model: Any, rank: int, dtype: str) -> None:
+        import torch
+
+        from roll_like.config.sections import LoRAConfig
+        from roll_like.models.lora import add_adapters, named_weights, targets
+
+        lora = LoRAConfig(rank=rank)
+        self._modules = targets(model, lora)
+        self._rank = rank
+        add_adapters(model, lora, seed=0)
+        self._weights = [weight for weight in named_weights(model) if weight.layer is not None]
+        self._dtype = getattr(torch, dtype)
+        with torch.no_grad():
+            for weight in self._weights:
+                weight.parts[2].normal_(std=1e-4)
+
+    def engine(self, spec: Any) -> Any:
+        """Return what an engine is told that takes these adapters."""
+        from roll_like.inference.interface import AdapterSpec
+
+        return replace(spec, adapter=AdapterSpec(rank=self._rank, modules=self._modules))
+
+    def full_weights(self) -> Iterator[tuple[str, Any]]:
+        from roll_like.models.lora import adapter_names
+
+        for weight in self._weights:
+            yield from zip(adapter_names(weight.name), weight.adapter(self._dtype), strict=True)
 
 
 def copy_seconds(policy: Policy, target: Sequence[Any]) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from roll_like.inference.weight_transfer.interface import SendReport
 from roll_like.training.rank import TrainingRank
 
 
@@ -37,3 +38,27 @@ def trained_weights(cluster: Any) -> dict[str, torch.Tensor]:
     cluster.everywhere(TrainingRank.connect_weights, _Reading())
     found: Any = cluster.everywhere(TrainingRank.send_weights, 0)[0]
     return {name: torch.tensor(array) for name, array in found.items()}
+
+
+@dataclass(frozen=True)
+class _AdapterReader(_Reader):
+    """A sender whose report has tensors in the place of fingerprints."""
+
+    def send(self, salt: int) -> Any:
+        return SendReport(fingerprints=super().send(salt), bytes=0, buckets=0)
+
+
+class _ReadingAdapters:
+    """A transfer of adapters alone to a test."""
+
+    def connect(self, rank: TrainingRank, _index: int) -> Any:
+        return _AdapterReader(rank)
+
+
+def sent_adapters(cluster: Any) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Return what engines are sent of adapters alone, whole, in float32, and the base's fingerprints with salt 0."""
+    cluster.everywhere(TrainingRank.connect_weights, _ReadingAdapters(), True)
+    first: Any = cluster.everywhere(TrainingRank.send_weights, 0)[0].fingerprints
+    again: Any = cluster.everywhere(TrainingRank.send_weights, 0)[0].fingerprints
+    adapters = {name: torch.tensor(array) for name, array in again.items()}
+    return adapters, {name: value for name, value in first.items() if name not in again}

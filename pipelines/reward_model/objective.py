@@ -47,7 +47,7 @@ class RewardModelObjective(Objective[Sequence[ScoredPair], PairBatch]):
         loaded = load_classifier(
             Path(spec.model_path), spec.dtype, seed=spec.seed, trust_remote_code=spec.trust_remote_code
         )
-        return ScoreModule(prepared(loaded, spec, self.settings, self.settings.lora))
+        return ScoreModule(prepared(loaded, spec, self.settings))
 
     def hf_model(self, module: nn.Module) -> Any:
         """Return the Hugging Face model."""

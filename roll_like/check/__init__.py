@@ -24,6 +24,7 @@ from roll_like.check.machine import (
     sleep_without_effect,
 )
 from roll_like.check.model import (
+    check_adapters,
     check_critic,
     check_engines,
     check_model,
@@ -33,7 +34,7 @@ from roll_like.check.model import (
     role_shapes,
 )
 from roll_like.config.plan import Plan, plan
-from roll_like.config.policy_gradient import PolicyGradientConfig
+from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.run import RunConfig
 from roll_like.data.chat import Renderer
 from roll_like.errors import ConfigError
@@ -88,6 +89,8 @@ def check_run(
     renderer = None if tokenizer is None else Renderer(tokenizer, template_options=config.model.template_options)
     report = Report(planned(config, shape), findings)
     findings += further(config, renderer, shape, report)
+    if isinstance(config, SamplingRunConfig) and config.replay is None:
+        findings += check_adapters(config, model)
     report.disk = None if shape is None else DiskUse.of(config, shape)
     # a machine without the weights is not the one that will write checkpoints
     findings += check_output(config, None if model is None else report.disk)

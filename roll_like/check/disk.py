@@ -30,7 +30,7 @@ class DiskUse:
         """Return that of a run with a model of these sizes."""
         saved = config.checkpoint
         width = bytes_per_value(config)
-        moved = trained_parameters(config, shape) + (len(config.trained) - 1) * shape.parameters
+        moved = sum(trained_parameters(config, shape, role) for role in config.trained)
         written = bool(saved.every or saved.every_minutes or saved.at_end)
         none_if_short = saved.at_end == "auto" and saved.export and not saved.every
         return cls(

@@ -215,8 +215,7 @@ def _model(config: RunConfig, role: RolePlan, shape: ModelShape) -> _Model | Non
 
 def _trained_model(config: RunConfig, role: str, settings: TrainerConfig, shape: ModelShape) -> _Model:
     width, tokens = bytes_per_value(config), settings.max_tokens_per_micro_batch
-    lora = settings.lora if isinstance(settings, TrainingConfig) else None
-    trained = trained_parameters(config, shape) if role == "training" else shape.parameters
+    trained = trained_parameters(config, shape, role)
     states = training_states(settings, shape, trained, width)
     dense = settings.attention == "dense" or (settings.attention == "auto" and width == 4)
     activations = training_bytes(
@@ -229,7 +228,7 @@ def _trained_model(config: RunConfig, role: str, settings: TrainerConfig, shape:
     )
     head = 0
     if isinstance(settings, TrainingConfig) and config.task == "text-generation":
-        head = _head(settings, shape, tokens, width, trained=lora is None)
+        head = _head(settings, shape, tokens, width, trained=settings.lora is None)
     computing = {"activations": activations, "logits": head, "buffers": states.buffers}
     if states.step > activations + head:  # activations are gone when the optimizer moves
         computing = {"optimizer step": states.step, "buffers": states.buffers}
@@ -265,6 +264,8 @@ def _engine(
     """Return what an engine holds of one GPU, and its cache where that follows from the GPU's memory."""
     width, gpus = bytes_per_value(config), role.devices_per_worker
     weights = shape.parameters * width // gpus
+    if config.training.lora is not None and config.inference.sends_adapters is not False:
+        weights += trained_parameters(config, shape) * width
     running = min(config.inference.max_running, config.rollout.max_in_flight)
     # widest tensors of a forward pass, and float32 logits with two copies for the sampler
     inner = shape.intermediate_size * max(shape.experts, 1)

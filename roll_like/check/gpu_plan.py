@@ -185,8 +185,8 @@ def _less_state(config: RunConfig, role: str, settings: TrainerConfig, part: str
         return f"{role}.zero_stage", f"set {role}.zero_stage: {_NEEDED_STAGES[part]}"
     if settings.offload == "none" and part != "weights" and settings.zero_stage > 0:
         return f"{role}.offload", f"set {role}.offload: optimizer"
-    if role == "training" and config.training.lora is None:
-        return "training.lora", "train adapters (training.lora), or divide the model among more GPUs"
+    if role in config.trained and config.trained[role].lora is None:
+        return f"{role}.lora", f"train adapters ({role}.lora), or divide the model among more GPUs"
     return f"{role}.workers", f"divide the model among more GPUs ({role}.workers and its device range)"
 
 

@@ -13,6 +13,7 @@ from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunCo
 from roll_like.config.run import RunConfig
 from roll_like.config.sections import ModelConfig, ReferenceSection
 from roll_like.errors import ConfigError, RollLikeError
+from roll_like.inference.adapters import adapter_choice
 from roll_like.models.attention import AttentionLayers, refuse_undivided_heads
 from roll_like.models.load import ModelShape, load_model_shape, load_tokenizer, resolve_model
 from roll_like.models.lora import adapted_width
@@ -68,7 +69,17 @@ def _layers_fit(config: RunConfig, path: Path) -> Iterator[Finding]:
 
 def _with_adapters(config: RunConfig, path: Path, shape: ModelShape, findings: list[Finding]) -> ModelShape:
     """Return the sizes with those of the adapters, if there are some; layers that the model lacks are findings."""
-    lora, trusted = config.training.lora, config.model.trust_remote_code
+    for role, section in config.trained.items():
+        if getattr(section, "path", None) is None:  # not a critic that starts from another model
+            shape = _with_adapters_of(config, role, path, shape, findings)
+    return shape
+
+
+def _with_adapters_of(
+    config: RunConfig, role: str, path: Path, shape: ModelShape, findings: list[Finding]
+) -> ModelShape:
+    """Return the sizes of a role's model with those of its adapters."""
+    lora, trusted = config.trained[role].lora, config.model.trust_remote_code
     if lora is None:
         return shape
     try:
@@ -76,9 +87,10 @@ def _with_adapters(config: RunConfig, path: Path, shape: ModelShape, findings: l
     except ConfigError:
         return shape  # a finding already
     try:
-        return replace(shape, adapted_width=adapted_width(empty_model(model, trusted), lora))
+        width = adapted_width(empty_model(model, trusted), lora, role)
+        return replace(shape, **{"adapted_width" if role == "training" else "critic_adapted_width": width})
     except ConfigError as error:
-        findings.append(failed("training.lora.target_modules", error))
+        findings.append(failed(f"{role}.lora.target_modules", error))
     except (OSError, ValueError, KeyError) as error:
         findings.append(Finding("error", "model.path", f"transformers cannot make such a model: {error}"))
     return shape
@@ -142,16 +154,40 @@ def check_engines(config: SamplingRunConfig, shape: ModelShape | None) -> Iterat
         )
 
 
-def _further_model(config: RunConfig, path: str, key: str, findings: list[Finding]) -> ModelShape | None:
-    """Return the sizes of a model beside the trained one, or None with findings that say why not."""
+def check_adapters(config: SamplingRunConfig, model: ModelConfig | None) -> Iterator[Finding]:
+    """Yield whether engines are sent adapters alone, in runs that train some.
+
+    Args:
+        config: The run's configuration.
+        model: The model with a local path; None where there is none.
+    """
+    if model is None:
+        return
+    try:
+        choice = adapter_choice(config, Path(model.path))
+    except ConfigError as error:
+        if not error.message.startswith("training.lora"):  # a finding of the model's
+            yield failed("inference.lora", error)
+        return
+    if choice.adapter is not None:
+        yield Finding("note", "inference.lora", "adapters alone are sent to the engines")
+    elif choice.reason and config.inference.sends_adapters is None:
+        yield Finding("note", "inference.lora", f"whole weights with merged adapters are sent: {choice.reason}")
+
+
+def _further_model(config: RunConfig, role: str, path: str, findings: list[Finding]) -> ModelShape | None:
+    """Return the sizes of a role's own model, or None with findings that say why not."""
+    key = f"{role}.path"
     model = localised(config.model.at(path).model_copy(update={"tokenizer": None}), key, findings)
     if model is None:
         return None
     try:
-        return load_model_shape(resolve_model(model).path)
+        local = resolve_model(model).path
+        shape = load_model_shape(local)
     except RollLikeError as error:
         findings.append(failed(key, error))
         return None
+    return _with_adapters_of(config, role, local, shape, findings) if role in config.trained else shape
 
 
 def role_shapes(config: RunConfig, shape: ModelShape | None) -> dict[str, ModelShape]:
@@ -163,7 +199,7 @@ def role_shapes(config: RunConfig, shape: ModelShape | None) -> dict[str, ModelS
         if section is None:
             continue
         path = getattr(section, "path", None)
-        own = shape if path is None else _further_model(config, path, f"{name}.path", [])
+        own = shape if path is None else _further_model(config, name, path, [])
         if own is not None:
             shapes[name] = own
     return shapes
@@ -174,7 +210,7 @@ def check_reference(config: RunConfig, reference: ReferenceSection | None, shape
     findings: list[Finding] = []
     if reference is None or reference.path is None:
         return findings
-    theirs = _further_model(config, reference.path, "reference.path", findings)
+    theirs = _further_model(config, "reference", reference.path, findings)
     if theirs is not None and shape is not None and theirs.vocab_size != shape.vocab_size:
         message = (
             f"its vocabulary has {theirs.vocab_size} entries and the policy's {shape.vocab_size}, so their "
@@ -189,7 +225,7 @@ def check_critic(config: PolicyGradientConfig, shape: ModelShape | None) -> list
     findings: list[Finding] = []
     if config.critic is None or config.critic.path is None:
         return findings
-    theirs = _further_model(config, config.critic.path, "critic.path", findings)
+    theirs = _further_model(config, "critic", config.critic.path, findings)
     if theirs is None:
         return findings
     if shape is not None and theirs.vocab_size < shape.vocab_size:

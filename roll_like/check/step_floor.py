@@ -89,7 +89,13 @@ def training_seconds(config: RunConfig, made: Plan, shape: ModelShape, kind: GPU
 
 
 def sync_seconds(config: SamplingRunConfig, shape: ModelShape, kind: GPUKind) -> float:
-    """Return the least seconds of a weight update: within a GPU each weight is read and written, else it is sent."""
+    """Return the least seconds of a weight update: within a GPU each weight is read and written, else it is sent.
+
+    Adapters alone go through host memory.
+    """
+    if config.training.lora is not None and config.inference.sends_adapters is not False:
+        adapters = trained_parameters(config, shape) * bytes_per_value(config)
+        return adapters / (kind.host_gb_per_second * 1e9)
     size = shape.parameters * bytes_per_value(config)
     if engines_share_gpus(config.resources):
         gpus = len(config.resources.device_mapping.inference) // config.inference.replicas

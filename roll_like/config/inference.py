@@ -96,6 +96,11 @@ class EngineConfig(PluginConfig):
     )
 
     @property
+    def sends_adapters(self) -> bool | None:
+        """Whether a run with `training.lora` sends the adapters alone; None wherever the engine can serve them."""
+        return False
+
+    @property
     def gpu_share(self) -> float | None:
         """Share of a GPU's memory that an engine takes, weights included; None where it grows with the work."""
         return None
@@ -143,9 +148,15 @@ def default_engine() -> EngineConfig:
     return config
 
 
-def weight_backend(engine: EngineConfig, resources: SamplingResourcesConfig) -> str | None:
-    """Return the name of the engine's fastest transport that works on a run's hardware; None where none does."""
-    transports = engine.capabilities.weight_transports
+def weight_backend(engine: EngineConfig, resources: SamplingResourcesConfig, *, adapters: bool = False) -> str | None:
+    """Return the name of the engine's fastest transport that works on a run's hardware; None where none does.
+
+    Args:
+        engine: The `inference` section.
+        resources: The run's hardware.
+        adapters: Whether adapters are sent alone. They are small, and go through host memory also between GPUs.
+    """
+    transports = (SHARED_MEMORY, OBJECT_STORE) if adapters else engine.capabilities.weight_transports
     return next((transport.name for transport in transports if transport.works(resources)), None)
 
 

@@ -53,6 +53,11 @@ class ModelSizes(Protocol):
         """Inputs plus outputs of all layers that have adapters; 0 without adapters."""
         ...
 
+    @property
+    def critic_adapted_width(self) -> int:
+        """The same of the critic's adapters."""
+        ...
+
     def kv_bytes_per_token(self, bytes_per_value: int = 2) -> int:
         """Bytes of one token's keys and values in all layers."""
         ...
@@ -235,10 +240,17 @@ def frozen_sections(config: RunConfig) -> dict[str, Any]:
     return {"reference": getattr(config, "reference", None), **teachers}
 
 
-def trained_parameters(config: RunConfig, model: ModelSizes) -> int:
-    """Return how many parameters the trainer moves: all of the model, or its adapters."""
-    lora = config.training.lora
-    return model.parameters if lora is None else lora.rank * model.adapted_width
+def trained_parameters(config: RunConfig, model: ModelSizes, role: str = "training") -> int:
+    """Return how many parameters are trained of a model: all, or its adapters.
+
+    Args:
+        config: The run's configuration.
+        model: The model's sizes.
+        role: `training` or `critic`.
+    """
+    lora = config.trained[role].lora
+    width = model.adapted_width if role == "training" else model.critic_adapted_width
+    return model.parameters if lora is None else lora.rank * width
 
 
 def trainer_memory(config: RunConfig, model: ModelSizes) -> MemoryLine:
@@ -256,7 +268,8 @@ def _memory(config: SamplingRunConfig, role: RolePlan, model: ModelSizes) -> Mem
     if role.name == "training":
         return trainer_memory(config, model)
     if role.name == "critic" and isinstance(config, PolicyGradientConfig) and config.critic is not None:
-        states = training_states(config.critic, model, model.parameters, bytes_per_value(config))
+        trained = trained_parameters(config, model, "critic")
+        states = training_states(config.critic, model, trained, bytes_per_value(config))
         return MemoryLine(role=role.name, parts=_parts(states))
     if role.name == "reference":
         frozen = config.training.frozen(workers=role.workers, max_tokens_per_micro_batch=1)

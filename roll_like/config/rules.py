@@ -264,6 +264,11 @@ def _engine_fits(config: SamplingRunConfig) -> Iterator[Violation]:
                     f"the engine {engine.type!r} does not tell the log-probabilities of given tokens, so nothing is "
                     f"probed and this has no effect; remove it, or use inference.type: {DEFAULT_ENGINE}",
                 )
+    if engine.sends_adapters and config.training.lora is None:
+        yield Violation(
+            ("inference", "lora"),
+            "true sends adapters, and the trainer has none; add `training.lora: {}`, or remove the key",
+        )
     yield from engine.violations(resources)
 
 

@@ -140,6 +140,26 @@ class OptimizerConfig(ConfigModel):
     max_grad_norm: PositiveFloat = Field(default=1.0, description="Clip the global gradient norm to this.")
 
 
+class LoRAConfig(ConfigModel):
+    """Trains a low-rank product beside each weight matrix, and not the matrix (Hu et al. 2021, arXiv:2106.09685)."""
+
+    rank: Annotated[int, Field(ge=1)] = Field(default=16, description="Rank r of each product B·A.")
+    alpha: Annotated[int, Field(ge=1)] = Field(default=32, description="Products are multiplied by alpha / rank.")
+    rslora: bool = Field(default=False, description="Multiply them by alpha / √rank instead (arXiv:2312.03732).")
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0,
+        description="Share of an adapter's inputs that are dropped while gradients are computed, and only then.",
+    )
+    target_modules: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
+        default=None,
+        description="Names of linear layers, such as `q_proj`; default: all in the model's blocks, without the head.",
+    )
+    init: Literal["kaiming", "gaussian"] = Field(
+        default="kaiming",
+        description="How A is drawn: uniform as linear layers are, or normal with deviation 1 / rank. B starts at 0.",
+    )
+
+
 class TrainerConfig(ConfigModel):
     """What all trained models have in common."""
 
@@ -181,6 +201,11 @@ class TrainerConfig(ConfigModel):
     offload: Literal["none", "optimizer", "optimizer_and_parameters"] = Field(
         default="none", description="What DeepSpeed keeps in host memory during a step. GPUs only."
     )
+    lora: LoRAConfig | None = Field(
+        default=None,
+        description="Train low-rank adapters and leave the model frozen; default: train all of it. A critic's value "
+        "head and a reward model's output are trained in full.",
+    )
     sleep: bool | None = Field(
         default=None,
         description="Move weights and optimizer to host memory while an inference engine generates on the same GPUs. "
@@ -197,32 +222,9 @@ class TrainerConfig(ConfigModel):
         return name
 
 
-class LoRAConfig(ConfigModel):
-    """Trains a low-rank product beside each weight matrix, and not the matrix (Hu et al. 2021, arXiv:2106.09685)."""
-
-    rank: Annotated[int, Field(ge=1)] = Field(default=16, description="Rank r of each product B·A.")
-    alpha: Annotated[int, Field(ge=1)] = Field(default=32, description="Products are multiplied by alpha / rank.")
-    rslora: bool = Field(default=False, description="Multiply them by alpha / √rank instead (arXiv:2312.03732).")
-    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.0,
-        description="Share of an adapter's inputs that are dropped while gradients are computed, and only then.",
-    )
-    target_modules: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
-        default=None,
-        description="Names of linear layers, such as `q_proj`; default: all in the model's blocks, without the head.",
-    )
-    init: Literal["kaiming", "gaussian"] = Field(
-        default="kaiming",
-        description="How A is drawn: uniform as linear layers are, or normal with deviation 1 / rank. B starts at 0.",
-    )
-
-
 class TrainingConfig(TrainerConfig):
     """The training engine."""
 
-    lora: LoRAConfig | None = Field(
-        default=None, description="Train low-rank adapters and leave the model frozen; default: train all of it."
-    )
     logprob_chunk_tokens: PositiveInt = Field(default=1024, description="Rows of logits that exist at a time. Tokens.")
     logprob_chunk_vocab: PositiveInt = Field(
         default=65536, description="Columns of logits that exist at a time. Vocabulary entries."

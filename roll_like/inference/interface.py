@@ -117,6 +117,19 @@ class Fingerprints:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterSpec:
+    """The low-rank adapter that an engine is sent instead of whole weights.
+
+    Attributes:
+        rank: Of its matrices.
+        modules: Last parts of the names of the layers that have one, in the model's checkpoint format.
+    """
+
+    rank: int
+    modules: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
     """What every engine needs to know beside its own section.
 
@@ -132,6 +145,8 @@ class EngineSpec:
         trust_remote_code: Whether the model may bring code.
         weight_backend: How weights arrive: the name of a `WeightTransport`.
         shares_gpus: Whether a trainer works on the same GPUs, in turns.
+        adapter: What `update_weights` brings: an adapter of this kind, beside the weights in `model_path`, which stay;
+            None for whole weights. Given to engines whose plugin finds no `adapter_obstacle`.
     """
 
     model_path: str
@@ -145,6 +160,7 @@ class EngineSpec:
     trust_remote_code: bool = False
     weight_backend: str = "shared_memory"
     shares_gpus: bool = False
+    adapter: AdapterSpec | None = None
 
 
 class InferenceEngine(ABC):

@@ -12,7 +12,7 @@ from roll_like.errors import PluginError
 
 if TYPE_CHECKING:
     from roll_like.cluster import ClusterHandle
-    from roll_like.inference.interface import EngineSpec, InferenceEngine, JudgeServer
+    from roll_like.inference.interface import AdapterSpec, EngineSpec, InferenceEngine, JudgeServer
     from roll_like.inference.weight_transfer.interface import WeightTransfer
 
 
@@ -73,6 +73,22 @@ class EnginePlugin:
         from roll_like.inference.weight_transfer.shared_memory import SharedMemoryTransfer
 
         return SharedMemoryTransfer(engines, by_value=backend == OBJECT_STORE.name)
+
+    @classmethod
+    def adapter_obstacle(cls, architecture: str, adapter: AdapterSpec, *, device: str, experts: bool) -> str | None:
+        """Return what keeps the engine from being sent an adapter alone; None where it can be.
+
+        An engine that can is given `EngineSpec.adapter`, and `update_weights` brings the adapter's tensors: of each
+        layer A, and B times its scale, named `….lora_A.weight` and `….lora_B.weight` after the layer.
+
+        Args:
+            architecture: Of the model, as in its config.json.
+            adapter: The adapter.
+            device: `cpu` or `cuda`.
+            experts: Whether the model is a mixture of experts.
+        """
+        del architecture, adapter, device, experts
+        return "the engine takes whole weights only"
 
     @classmethod
     def check(cls, config: EngineConfig, resources: SamplingResourcesConfig) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +47,13 @@ def linear_layers(causal_lm: Any) -> dict[str, tuple[int, int]]:
     return found
 
 
-def targets(causal_lm: Any, config: LoRAConfig) -> tuple[str, ...]:
+def targets(causal_lm: Any, config: LoRAConfig, section: str = "training") -> tuple[str, ...]:
     """Return the names of layers that get adapters, as in `target_modules`: last parts of whole names.
+
+    Args:
+        causal_lm: The whole model, perhaps an empty one.
+        config: The `lora` section.
+        section: Where it is, for messages: `training` or `critic`.
 
     Raises:
         ConfigError: The model has no such layer; names those that it has.
@@ -57,41 +62,51 @@ def targets(causal_lm: Any, config: LoRAConfig) -> tuple[str, ...]:
     there = tuple(sorted({name.rpartition(".")[2] for name in layers}))
     if not there:
         raise ConfigError(
-            f"training.lora: {type(causal_lm).__name__} has no linear layers in numbered blocks",
+            f"{section}.lora: {type(causal_lm).__name__} has no linear layers in numbered blocks",
             fix="remove the section",
         )
     for wanted in config.target_modules or ():
         if not _chosen(layers, (wanted,)):
             near = difflib.get_close_matches(wanted, there, n=1)
             raise ConfigError(
-                f"training.lora.target_modules: the model has no linear layer {wanted!r} in its blocks; it has "
+                f"{section}.lora.target_modules: the model has no linear layer {wanted!r} in its blocks; it has "
                 f"{', '.join(there)}",
                 fix=f"use {near[0]!r}" if near else "use some of these, or leave the key out for all of them",
             )
     return there if config.target_modules is None else config.target_modules
 
 
-def adapted_width(causal_lm: Any, config: LoRAConfig) -> int:
+def adapted_width(causal_lm: Any, config: LoRAConfig, section: str = "training") -> int:
     """Return inputs plus outputs of all layers that get adapters: times the rank, that is what is trained.
 
     Raises:
         ConfigError: As `targets`.
     """
     layers = linear_layers(causal_lm)
-    return sum(sum(layers[name]) for name in _chosen(layers, targets(causal_lm, config)))
+    return sum(sum(layers[name]) for name in adapted_layers(causal_lm, config, section))
+
+
+def adapted_layers(causal_lm: Any, config: LoRAConfig, section: str = "training") -> list[str]:
+    """Return the whole names of all layers that get adapters.
+
+    Raises:
+        ConfigError: As `targets`.
+    """
+    return _chosen(linear_layers(causal_lm), targets(causal_lm, config, section))
 
 
 def _chosen(layers: dict[str, tuple[int, int]], wanted: tuple[str, ...]) -> list[str]:
     return [name for name in layers if any(name == each or name.endswith(f".{each}") for each in wanted)]
 
 
-def add_adapters(causal_lm: Any, config: LoRAConfig, *, seed: int) -> None:
+def add_adapters(causal_lm: Any, config: LoRAConfig, *, seed: int, section: str = "training") -> None:
     """Freeze a model and add adapters to it, in place; they change nothing until they have been trained.
 
     Args:
         causal_lm: The whole model, on any device but the meta device.
-        config: The `training.lora` section.
+        config: The `lora` section.
         seed: Of the A matrices: the same on every rank, and in a resumed run.
+        section: Where it is, for messages: `training` or `critic`.
 
     Raises:
         ConfigError: The model has no such layers.
@@ -101,7 +116,7 @@ def add_adapters(causal_lm: Any, config: LoRAConfig, *, seed: int) -> None:
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        inject_adapter_in_model(_peft_config(causal_lm, config, targets(causal_lm, config)), causal_lm)
+        inject_adapter_in_model(_peft_config(causal_lm, config, targets(causal_lm, config, section)), causal_lm)
 
 
 def _peft_config(causal_lm: Any, config: LoRAConfig, names: tuple[str, ...], **more: Any) -> Any:
@@ -174,6 +189,24 @@ class NamedWeight:
             product = product.t()
         return weight.add(product, alpha=self.layer.scaling["default"]).to(dtype)
 
+    @property
+    def frozen(self) -> NamedWeight:
+        """The same without its adapter."""
+        return replace(self, layer=None)
+
+    def adapter(
+        self, dtype: torch.dtype, parts: Sequence[Tensor] | None = None, *, copy: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Return A and scale·B, shapes [r, in] and [out, r], for engines that multiply x with A and then with this.
+
+        Args:
+            dtype: Of the result. A and B are rounded to it before B is scaled, as they are in a forward pass.
+            parts: What A and B are where those are sharded: whole.
+            copy: For memory that is about to go.
+        """
+        down, up = (part.detach() for part in parts or self.parts[1:])
+        return down.to(dtype, copy=copy), (up.to(dtype).float() * self.layer.scaling["default"]).to(dtype)
+
 
 def named_weights(module: nn.Module) -> Iterator[NamedWeight]:
     """Yield what a model without adapters would have as `named_parameters`, in the same order."""
@@ -187,6 +220,16 @@ def named_weights(module: nn.Module) -> Iterator[NamedWeight]:
             yield NamedWeight(name, parameter)
         else:
             yield NamedWeight(f"{owner.removesuffix(_BASE)}.{kind}", parameter, layer if kind == "weight" else None)
+
+
+def adapter_names(weight: str) -> tuple[str, str]:
+    """Return the names that the matrices A and B beside a weight have in peft's files.
+
+    >>> adapter_names("layers.0.q_proj.weight")
+    ('layers.0.q_proj.lora_A.weight', 'layers.0.q_proj.lora_B.weight')
+    """
+    layer = weight.removesuffix(".weight")
+    return f"{layer}.lora_A.weight", f"{layer}.lora_B.weight"
 
 
 def adapter_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

@@ -28,7 +28,8 @@ class ModelShape:
         head_dim: Width of one head.
         max_positions: Longest context that the model was made for, in tokens; None when not stated.
         tied_embeddings: Whether the output layer is the embedding.
-        adapted_width: Inputs plus outputs of all layers that get adapters; 0 without adapters.
+        adapted_width: Inputs plus outputs of all layers that get adapters in the policy; 0 without adapters.
+        critic_adapted_width: The same of the critic.
         query_norm: Whether queries and keys are normalised before attention.
         experts: Experts of a layer that one token goes to; 0 without a mixture.
         idle_parameters: Parameters of the experts that one token does not go to.
@@ -45,6 +46,7 @@ class ModelShape:
     max_positions: int | None
     tied_embeddings: bool
     adapted_width: int = 0
+    critic_adapted_width: int = 0
     query_norm: bool = False
     experts: int = 0
     idle_parameters: int = 0

@@ -104,7 +104,7 @@ class ValueObjective(Objective[ValueStep, ValueBatch]):
     losses: ClassVar[frozenset[str]] = frozenset({"critic/loss"})
 
     def load(self, spec: RankSpec[Any]) -> nn.Module:
-        """Return a language model's backbone with a value head."""
+        """Return a language model's backbone, with adapters where it has some, and a value head."""
         loaded = load_causal_lm(Path(spec.model_path), dtype=spec.dtype, trust_remote_code=spec.trust_remote_code)
         return ValueModule(prepared(loaded, spec, self.settings))
 

@@ -11,6 +11,7 @@ from roll_like.cluster import Cluster, ResourceManager, thread_environment
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.inference import engines_share_gpus, weight_backend
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
+from roll_like.inference.adapters import adapter_choice
 from roll_like.inference.interface import EngineSpec, InferenceEngine
 from roll_like.inference.plugin import EnginePlugin
 from roll_like.inference.weight_transfer.interface import SendReport
@@ -116,6 +117,7 @@ def start_inference(
     devices, device = config.resources.device_mapping.inference, config.resources.device
     placements = resources.place(devices, config.inference.replicas, "inference")
     share = len(devices) // config.inference.replicas
+    adapter = adapter_choice(config, model.path).adapter if follows else None
     spec = EngineSpec(
         model_path=str(model.path),
         tokenizer_path=str(model.tokenizer_path),
@@ -126,8 +128,9 @@ def start_inference(
         max_model_len=config.context_window,
         seed=config.seed,
         trust_remote_code=config.model.trust_remote_code,
-        weight_backend=_weight_backend(config),
+        weight_backend=_weight_backend(config, adapters=adapter is not None),
         shares_gpus=engines_share_gpus(config.resources),
+        adapter=adapter,
     )
     plugin: type[EnginePlugin] = INFERENCE_ENGINES.get(config.inference.type)
     cluster = Cluster(
@@ -139,7 +142,7 @@ def start_inference(
         concurrency=64,
     )
     stack.callback(cluster.close, InferenceEngine.close)
-    return Fleet(cluster, runner, report=resources.report, follows=follows)
+    return Fleet(cluster, runner, report=resources.report, follows=follows, takes_adapters=adapter is not None)
 
 
 class _Sender:
@@ -165,13 +168,13 @@ class _Sender:
         config, ranks = self._config, self._trained.cluster
         plugin: type[EnginePlugin] = INFERENCE_ENGINES.get(config.inference.type)
         transfer = plugin.weight_transfer(
-            _weight_backend(config),
+            _weight_backend(config, adapters=self._inference.takes_adapters),
             self._inference.engines(),
             len(config.resources.device_mapping.inference) // config.inference.replicas,
             lambda: ranks.on(0, TrainingRank.address),
         )
         with self._trained.resident("weights"):
-            ranks.everywhere(TrainingRank.connect_weights, transfer)
+            ranks.everywhere(TrainingRank.connect_weights, transfer, self._inference.takes_adapters)
         self._connected = wanted
 
     def __call__(self, salt: int) -> SendReport:
@@ -196,7 +199,7 @@ def start_weight_sync(
     return WeightSync(sender, inference, version=version, probe=weight_probe(config, trained.cluster))
 
 
-def _weight_backend(config: SamplingRunConfig) -> str:
-    backend = weight_backend(config.inference, config.resources)
+def _weight_backend(config: SamplingRunConfig, *, adapters: bool) -> str:
+    backend = weight_backend(config.inference, config.resources, adapters=adapters)
     assert backend is not None, "a rule of the configuration says so"
     return backend

@@ -54,6 +54,7 @@ class Fleet:
         report: Told what was done.
         follows: Whether the engines sample with weights that a trainer sends, and must get them before they serve.
         budget: How often engines may be replaced.
+        takes_adapters: Whether what a trainer sends are adapters alone.
     """
 
     def __init__(
@@ -64,8 +65,10 @@ class Fleet:
         report: Report = to_stderr,
         follows: bool = True,
         budget: RestartBudget | None = None,
+        takes_adapters: bool = False,
     ) -> None:
         self.cluster = engines
+        self.takes_adapters = takes_adapters
         #: Sends the policy's weights to stale engines, if they can be sent now.
         self.catch_up: Callable[[], None] = lambda: None
         self._runner = runner

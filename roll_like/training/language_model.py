@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from roll_like.config.sections import LoRAConfig, TrainerConfig, TrainingConfig
+from roll_like.config.sections import TrainerConfig, TrainingConfig
 from roll_like.models.attention import refuse_undivided_heads
 from roll_like.models.logits import refuse_other_logits
 from roll_like.models.lora import add_adapters
@@ -40,7 +40,7 @@ class LanguageModelObjective(Objective[StepT, BatchT]):
         """Return the model with adapters where it has some, and a head that never holds all logits."""
         settings = self.settings
         loaded = load_causal_lm(Path(spec.model_path), dtype=spec.dtype, trust_remote_code=spec.trust_remote_code)
-        model = prepared(loaded, spec, settings, settings.lora)
+        model = prepared(loaded, spec, settings)
         refuse_other_logits(model)
         return PolicyModule(
             model,
@@ -64,7 +64,7 @@ class LanguageModelObjective(Objective[StepT, BatchT]):
         return logprobs_N
 
 
-def prepared(model: Any, spec: RankSpec[Any], settings: TrainerConfig, lora: LoRAConfig | None = None) -> Any:
+def prepared(model: Any, spec: RankSpec[Any], settings: TrainerConfig) -> Any:
     """Return a Hugging Face model with the attention, the checkpointing and the adapters that it is trained with."""
     refuse_undivided_heads(model.config, settings.sequence_parallel)
     # tokens are exchanged for heads over joined rows
@@ -72,6 +72,6 @@ def prepared(model: Any, spec: RankSpec[Any], settings: TrainerConfig, lora: LoR
     use_row_attention(model, attention, row_sharing=spec.objective.row_sharing, device=spec.device)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    if lora is not None and not spec.frozen:
-        add_adapters(model, lora, seed=spec.seed)
+    if settings.lora is not None and not spec.frozen:
+        add_adapters(model, settings.lora, seed=spec.seed, section=spec.objective.section)
     return model

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
@@ -22,11 +23,19 @@ from roll_like.cluster.progress import PROGRESS, shared_phase
 from roll_like.config.load import import_plugins
 from roll_like.config.sections import ModelConfig
 from roll_like.errors import CheckpointError, ConfigError, DiskFullError, EngineError
+from roll_like.inference.weight_transfer.fingerprint import fingerprint
 from roll_like.models.card import ModelCard
 from roll_like.models.checkpoint_names import TensorGroup, checkpoint_tensors, tensor_groups
 from roll_like.models.export import save_hf_directory
 from roll_like.models.load import from_anywhere, load_tokenizer
-from roll_like.models.lora import Adapter, NamedWeight, adapter_parameters, adapters_off, named_weights
+from roll_like.models.lora import (
+    Adapter,
+    NamedWeight,
+    adapter_names,
+    adapter_parameters,
+    adapters_off,
+    named_weights,
+)
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training.backbone import joins_rows
 from roll_like.training.host_copies import HostCopies
@@ -67,6 +76,8 @@ class TrainingRank:
         self._sender: WeightSender | None = None
         self._host: dict[State, HostCopies] = {state: HostCopies(spec.device) for state in get_args(State)}
         self._groups: list[TensorGroup] | None = None
+        self._sends_adapters = False
+        self._base_is_known = False
         self._speed: Speed | None = None
         self._random_states: dict[str, Any] = {}  # before the gradient was computed
 
@@ -227,21 +238,51 @@ class TrainingRank:
     # ---- weights -------------------------------------------------------------------------------
 
     def full_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, tensor) of a checkpoint, whole, in the forward pass's precision; adapters are merged.
+        """Yield (name, tensor) of what engines are sent, whole, in the forward pass's precision.
 
-        Where the backend shards parameters, every rank must walk through this at the same time: each group of
-        parameters that is converted together (nearly always one parameter) is gathered when its turn comes.
+        These are the tensors of a checkpoint, adapters merged, or the adapters alone (`connect_weights`). Where the
+        backend shards parameters, every rank must walk through this at the same time: each group of parameters that is
+        converted together (nearly always one parameter) is gathered when its turn comes.
         """
+        return self._adapters() if self._sends_adapters else self._checkpoint(merged=True)
+
+    def _checkpoint(self, *, merged: bool) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors of a checkpoint, with or without what adapters add."""
         model = self._hf_model()
-        weights = {weight.name: weight for weight in named_weights(model)}
-        if self._groups is None:
-            self._groups = tensor_groups(model, {name: whole_shape(each.parameter) for name, each in weights.items()})
-        for group in self._groups:
+        weights = {weight.name: weight if merged else weight.frozen for weight in named_weights(model)}
+        for group in self._tensor_groups():
             with self._whole([weights[name] for name in group.parameters]) as whole:
                 yield from checkpoint_tensors(model, group, whole)
 
+    def _adapters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the matrices of all adapters, B times its scale, named after the checkpoint's tensors beside them."""
+        dtype, sharded, renamed = DTYPES[self._spec.dtype], self._backend.sharded, {}
+        for group in self._tensor_groups():
+            if len(group.parameters) == len(group.tensors) == 1:
+                renamed[group.parameters[0]] = group.tensors[0]
+        for weight in named_weights(self._hf_model()):
+            if weight.layer is None:
+                continue
+            if weight.name not in renamed:
+                raise EngineError(
+                    f"the adapter of {weight.name} cannot be sent alone: the model's checkpoint format has this weight "
+                    "in another form",
+                    fix="set inference.lora: false, or leave this layer out of training.lora.target_modules",
+                )
+            with self._gathered(weight.parts[1:]) as parts:
+                PROGRESS.tick()
+                pair = weight.adapter(dtype, parts, copy=sharded)
+                yield from zip(adapter_names(renamed[weight.name]), pair, strict=True)
+
+    def _tensor_groups(self) -> list[TensorGroup]:
+        if self._groups is None:
+            model = self._hf_model()
+            shapes = {weight.name: whole_shape(weight.parameter) for weight in named_weights(model)}
+            self._groups = tensor_groups(model, shapes)
+        return self._groups
+
     def _parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the same as the model has it in memory, by the model's own names."""
+        """Yield the weights, adapters merged, as the model has them in memory, by its own names."""
         for weight in named_weights(self._hf_model()):
             with self._whole([weight]) as whole:
                 yield from whole.items()
@@ -259,16 +300,37 @@ class TrainingRank:
             }
 
     @shared_phase
-    def connect_weights(self, transfer: WeightTransfer) -> None:
-        """Prepare this rank's end of the way to the inference engines. They have started."""
+    def connect_weights(self, transfer: WeightTransfer, adapters: bool = False) -> None:
+        """Prepare this rank's end of the way to the inference engines. They have started.
+
+        Args:
+            transfer: The way.
+            adapters: Whether they have the frozen weights, and are sent adapters alone.
+        """
+        self._sends_adapters, self._base_is_known = adapters, False
         self._sender = transfer.connect(self, self.rank)
 
     @shared_phase
     def send_weights(self, salt: int) -> SendReport:
-        """Take part in moving all weights; rank 0's report says what was sent."""
+        """Take part in moving what engines are sent; rank 0's report says what that was.
+
+        The first report after `connect_weights` also has fingerprints of frozen weights that engines loaded themselves.
+        """
         if self._sender is None:
             raise EngineError("weights are sent before connect_weights")
-        return self._sender.send(salt)
+        report = self._sender.send(salt)
+        if self._sends_adapters and not self._base_is_known:
+            self._base_is_known = True
+            report = replace(report, fingerprints={**report.fingerprints, **self._base_fingerprints(salt)})
+        return report
+
+    def _base_fingerprints(self, salt: int) -> dict[str, str]:
+        """Return the fingerprints of the weights without adapters, on rank 0; the others take part in gathering."""
+        found = {}
+        for name, tensor in self._checkpoint(merged=False):
+            if self.rank == 0:
+                found[name] = fingerprint(tensor, salt)
+        return found
 
     @shared_phase
     def export(self, directory: str, tokenizer: ModelConfig, card: ModelCard) -> None:
@@ -280,7 +342,7 @@ class TrainingRank:
             CheckpointError: The disk is full or not writable.
         """
         spec, task, model = self._spec, self._objective.task, self._hf_model()
-        lora = None if spec.frozen else getattr(self._settings, "lora", None)
+        lora = None if spec.frozen else self._settings.lora
         trained = {} if lora is None else self._trained_weights()
         weights = self._parameters()
         try:

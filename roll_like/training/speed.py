@@ -50,7 +50,7 @@ class Speed:
             spec: Says where it is from, device and precision.
         """
         adapters = None
-        if getattr(spec.objective.settings, "lora", None) is not None:
+        if spec.objective.settings.lora is not None:
             adapters = sum(getattr(each, "ds_numel", each.numel()) for _, each in adapter_parameters(model))
         half = spec.dtype != "float32"
         kind = gpu_named(torch.cuda.get_device_name()) if spec.device == "cuda" and half else None

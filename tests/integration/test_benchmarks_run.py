@@ -42,6 +42,7 @@ COLUMNS = {
     "weight_sync": {
         *("seconds", "plain_copy_seconds", "ratio", "tensors_checked", "dtype"),
         *("running_seconds", "recompute_seconds"),
+        *("adapter_seconds", "adapter_bytes", "adapter_tokens_per_second", "merged_tokens_per_second"),
     },
 }
 WITH_TRL = {"trl_tokens_per_second", "trl_gflops_per_second", "trl_mfu", "ratio_to_trl"}

@@ -52,12 +52,15 @@ def test_the_reference_without_adapters_is_the_one_that_was_asked_before(tmp_pat
 
 
 @pytest.mark.slow
-def test_vllm_samples_from_merged_weights_and_kl_is_measured_without_adapters(tmp_path: Path, tiny_model: Path) -> None:
+@pytest.mark.parametrize("alone", [True, False], ids=["adapters alone", "merged weights"])
+def test_vllm_samples_with_the_adapters_and_kl_is_measured_without_them(
+    tmp_path: Path, tiny_model: Path, alone: bool
+) -> None:
     config = write_run(
         tmp_path,
         tiny_model,
         steps=3,
-        inference={"type": "vllm", "kv_cache_gib": 0.2, "max_running": 32},
+        inference={"type": "vllm", "kv_cache_gib": 0.2, "max_running": 32, **({} if alone else {"lora": False})},
         training={"lora": LORA, "optimizer": {"lr": 2.0e-2}, "max_tokens_per_micro_batch": 512, "zero_stage": 1},
         algorithm={"kl": {"use": "loss", "coefficient": 0.01}, "advantage": "rloo"},
         reference={"mode": "adapter_off"},
@@ -70,7 +73,11 @@ def test_vllm_samples_from_merged_weights_and_kl_is_measured_without_adapters(tm
     first, second, third = read_lines(run / "metrics.jsonl")
     assert abs(first["train/kl"]) < 1e-6  # the policy is its reference
     assert third["train/kl"] > second["train/kl"] / 2 > 1e-3
-    # the trainer computes with adapters beside the matrices, the engine with what they were merged to
+    # every tensor of the frozen model is compared once, with the first push; adapters at each
+    weights = {step["step"]: step["sync/tensors_checked"] for step in (first, second, third)}
+    tensors = len(load_file(tiny_model / "model.safetensors"))
+    assert weights == dict.fromkeys((1, 2, 3), 2 * 7 * 2 if alone else tensors)
+    # the trainer computes with adapters beside the matrices, as the engine does, or with what they were merged to
     assert all(step["mismatch/logprob_difference"] < 1e-3 for step in (first, second, third))
     prompt = torch.arange(20, 60)[None]
     merged = AutoModelForCausalLM.from_pretrained(run / "model", dtype=torch.float32)

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 from trained_weights import trained_weights
 from transformers import AutoModelForCausalLM
 
 from roll_like.cluster import ResourceManager
 from roll_like.config.sections import CriticConfig, DeviceRange
+from roll_like.errors import EngineError
 from roll_like.policy_gradient.critic import Critic, ValueObjective
 from roll_like.training.interface import RankSpec
 from roll_like.training.start import start_engine
@@ -194,3 +196,64 @@ def test_a_critic_learns_to_explain_returns(resources: ResourceManager, float_mo
         ]
     assert explained[0] == pytest.approx(0.0)
     assert explained[-1] > 0.8
+
+
+LORA = {"rank": 4, "alpha": 8}
+
+
+def adapted(model: Path) -> PlainCritic:
+    """A critic as one writes it by hand with peft: its adapters and its head learn."""
+    plain = PlainCritic(model)
+    causal_lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    torch.manual_seed(0)
+    get_peft_model(causal_lm, LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM"))
+    plain.backbone = causal_lm.model  # its layers are peft's now
+    trained = [*(each for each in plain.backbone.parameters() if each.requires_grad), *plain.head.parameters()]
+    plain.optimizer = torch.optim.AdamW(trained, lr=1e-2, eps=1e-2, weight_decay=0.01)
+    return plain
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"workers": 2, "zero_stage": 3, "max_tokens_per_micro_batch": 48}, marks=pytest.mark.slow),
+        {"workers": 2, "zero_stage": 3, "backend": "fsdp2", "gradient_checkpointing": True},
+    ],
+)
+def test_a_critic_with_adapters_learns_as_with_peft_and_goes_on_where_it_was(
+    resources: ResourceManager, float_model: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    plain = adapted(float_model)
+    frozen = {name: weight.clone() for name, weight in PlainCritic(float_model).parameters().items()}
+    for seed in (0, 1, 2):
+        plain.step(seed)
+    with critic_engine(resources, float_model, lora=LORA, **options) as critic:
+        learn(critic, seed=0)
+        learn(critic, seed=1)
+        critic.engine.save(tmp_path)
+        learn(critic, seed=3)  # away from where the checkpoint was taken
+    with critic_engine(resources, float_model, lora=LORA, **options) as critic:
+        critic.engine.load(tmp_path)
+        learn(critic, seed=2)
+        merged = parameters(critic)  # adapters are merged into what is read
+        samples = ragged_policy_samples(seed=2)
+        values = critic.values(samples)
+    for sample, mine in zip(samples, values, strict=True):
+        with torch.no_grad():
+            expected = plain.values(sample).numpy()
+        assert np.abs(expected).max() > 0.01
+        np.testing.assert_allclose(mine[sample.sampled], expected, atol=1e-5)
+    moved = {name for name, weight in merged.items() if float((weight - frozen[name]).abs().max()) > 1e-7}
+    assert moved == {name for name in merged if "_proj" in name or name.startswith("head.")}
+    # adapters, head and two moments each: the frozen backbone is in no checkpoint
+    trained = sum(4 * sum(weight.shape) for name, weight in merged.items() if "_proj" in name) + 65
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*.pt")) < 4 * 4 * trained + 200_000
+
+
+def test_a_layer_that_the_critic_lacks_is_named_with_its_key(resources: ResourceManager, float_model: Path) -> None:
+    with (
+        pytest.raises(EngineError, match=r"critic\.lora\.target_modules: the model has no linear layer 'qkv'"),
+        critic_engine(resources, float_model, lora={"target_modules": ["qkv"]}),
+    ):
+        pass

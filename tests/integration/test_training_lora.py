@@ -12,7 +12,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from tests_support import pairs_of, ragged_policy_samples  # type: ignore[import-not-found]
-from trained_weights import trained_weights
+from trained_weights import sent_adapters, trained_weights
 from transformers import AutoModelForCausalLM
 
 from roll_like.algorithms.kl import KLController
@@ -21,6 +21,7 @@ from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
 from roll_like.cluster import ResourceManager
 from roll_like.config.algorithm import AlgorithmConfig
 from roll_like.config.sections import DeviceRange, ModelConfig, TrainingConfig
+from roll_like.inference.weight_transfer.fingerprint import fingerprint
 from roll_like.models.card import ModelCard
 from roll_like.policy_gradient.objective import PolicyObjective
 from roll_like.registry import PREFERENCE_LOSSES
@@ -149,8 +150,20 @@ def test_supervised_updates_are_those_of_peft(
         assert [*found, report["train/loss"]] == pytest.approx(losses, rel=1e-5)
         assert report["train/grad_norm"] > 0
         moved = weights_of(trainer)
+        adapters, base = sent_adapters(trainer.cluster)
     assert largest_difference(moved, weights) < 2e-6
     assert largest_difference(moved, dict(frozen.named_parameters())) > 1e-2
+    # what an engine is sent of adapters alone gives the same matrices, and it is told of the weights beside them once
+    assert base == {name: fingerprint(weight, 0) for name, weight in frozen.named_parameters()}
+    products = {
+        down.replace("lora_A.", ""): adapters[down.replace("lora_A", "lora_B")] @ matrix
+        for down, matrix in adapters.items()
+        if "lora_A" in down
+    }
+    assert len(products) == len(adapters) / 2 == sum("_proj" in name for name in weights)
+    with torch.no_grad():
+        merged = {name: weight + products.get(name, 0.0) for name, weight in frozen.named_parameters()}
+    assert largest_difference(moved, merged) < 1e-6
     # adapters, their two moments and little else: the frozen model is not written again
     adapters = sum(4 * 4 * sum(weight.shape) for name, weight in weights.items() if "_proj" in name)
     if options.get("backend") == "fsdp2":

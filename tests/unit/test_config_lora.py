@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from config_files import changed
 from pydantic import BaseModel, ValidationError
+from transformers import GPT2Config
 
 from roll_like.builtin.pipelines.agentic.config import AgenticConfig
 from roll_like.builtin.pipelines.dpo.config import DPOConfig
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.builtin.pipelines.sft.config import SFTConfig
 from roll_like.check.findings import Finding
-from roll_like.check.model import check_model
+from roll_like.check.model import check_adapters, check_model
+from roll_like.config.inference import weight_backend
 from roll_like.config.plan import plan, trained_parameters
+from roll_like.config.sections import LoRAConfig
+from roll_like.errors import ConfigError
+from roll_like.inference.adapters import AdapterChoice, adapter_choice
+from roll_like.inference.interface import AdapterSpec, EngineSpec
+from roll_like.inference.vllm.arguments import engine_arguments, reserved_rank
+from roll_like.inference.vllm.config import VLLMConfig
+from roll_like.inference.vllm.plugin import VLLMPlugin
+from roll_like.inference.vllm.served import adapter_layers
 
 WITH_KL = changed(algorithm={"kl": {"use": "loss"}}, reference={"mode": "adapter_off"}, training={"lora": {}})
 PAIRS: dict[str, Any] = {
@@ -34,6 +45,7 @@ class Billion:
 
     parameters = 2**30
     adapted_width = 2**20
+    critic_adapted_width = 2**10
     embedding_parameters = 2**20
     layers, layer_parameters = 2, 2**28
 
@@ -74,12 +86,25 @@ def test_what_cannot_work_is_refused(
     assert expected in found.get(key, ""), found
 
 
-def test_adapters_are_the_trainers_and_not_the_critics() -> None:
-    critic = changed(algorithm={"advantage": "gae"}, critic={"lora": {}})
-    with pytest.raises(ValidationError, match=r"critic\.lora"):
-        RLVRConfig.from_values(critic)
+def test_policy_and_critic_may_have_adapters_and_a_reference_has_none() -> None:
+    critic = changed(algorithm={"advantage": "gae"}, critic={"lora": {"rank": 8}})
+    config = RLVRConfig.from_values(critic)
+    assert config.critic is not None
+    assert config.critic.lora == LoRAConfig(rank=8)
+    assert config.training.lora is None
+    with pytest.raises(ValidationError, match=r"reference\.lora"):
+        RLVRConfig.from_values(changed(WITH_KL, reference={"lora": {}}))
     for kind in (RLVRConfig, AgenticConfig, SFTConfig, DPOConfig):
         assert "lora" in kind.model_fields["training"].annotation.model_fields
+
+
+def test_memory_of_a_critic_is_that_of_its_own_adapters() -> None:
+    whole = changed(algorithm={"advantage": "gae"}, critic={})
+    few = changed(algorithm={"advantage": "gae"}, critic={"lora": {"rank": 8}})
+    (line,) = (line for line in plan(RLVRConfig.from_values(few), Billion()).memory if line.role == "critic")
+    assert dict(line.parts)["optimizer"] == 12 * 8 * 2**10
+    (line,) = (line for line in plan(RLVRConfig.from_values(whole), Billion()).memory if line.role == "critic")
+    assert dict(line.parts)["optimizer"] == 12 * 2**30
 
 
 def test_a_reference_without_adapters_takes_no_devices_and_no_memory() -> None:
@@ -122,3 +147,109 @@ def test_the_check_counts_adapters_and_names_the_layers_that_there_are(tiny_mode
         "error: training.lora.target_modules: the model has no linear layer 'qkv' in its blocks; it has down_proj, "
         "gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj; use some of these, or leave the key out for all of them"
     )
+
+
+ALL = ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
+
+
+def choice(model: Path, **changes: Any) -> AdapterChoice:
+    values = changed(training={"lora": {"rank": 4}}, inference={}, model={"path": str(model)})
+    return adapter_choice(RLVRConfig.from_values(changed(values, **changes)), model)
+
+
+def test_adapters_are_sent_alone_wherever_the_engine_takes_them(tiny_model: Path) -> None:
+    assert choice(tiny_model) == AdapterChoice(AdapterSpec(rank=4, modules=ALL))
+    assert choice(tiny_model, inference__lora=True) == choice(tiny_model)
+    assert choice(tiny_model, training={}) == AdapterChoice(None)
+    assert choice(tiny_model, inference__lora=False).adapter is None
+    assert choice(tiny_model, inference={"type": "hf"}).adapter is None
+    one = choice(tiny_model, training__lora={"rank": 4, "target_modules": ["0.self_attn.q_proj"]})
+    assert one.adapter == AdapterSpec(rank=4, modules=("q_proj",))
+
+
+def test_what_the_engine_does_not_take_is_merged_or_refused(tiny_model: Path, tmp_path: Path) -> None:
+    expected = "training.lora.rank is 600, and vLLM takes adapters up to rank 512"
+    assert choice(tiny_model, training__lora={"rank": 600}) == AdapterChoice(None, expected)
+    with pytest.raises(ConfigError, match=f"inference.lora: adapters cannot be sent alone: {expected}") as caught:
+        choice(tiny_model, training__lora={"rank": 600}, inference__lora=True)
+    assert caught.value.fix == "set inference.lora: false, which sends merged weights, or remove the key"
+    # GPT-2's model in vLLM takes none
+    GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=64, architectures=["GPT2LMHeadModel"]).save_pretrained(
+        tmp_path
+    )
+    assert choice(tmp_path).reason == "the installed vLLM takes no adapters for GPT2LMHeadModel"
+    experts = {"device": "cpu", "experts": True}
+    reason = VLLMPlugin.adapter_obstacle("Qwen3MoeForCausalLM", AdapterSpec(rank=4, modules=("q_proj",)), **experts)
+    assert reason == "beside adapters vLLM computes mixtures of experts with Triton, which it has no CPU version of"
+
+
+def test_the_check_says_what_is_sent(tiny_model: Path) -> None:
+    def found(**changes: Any) -> list[str]:
+        values = changed(training={"lora": {}}, inference={}, model={"path": str(tiny_model)})
+        config = RLVRConfig.from_values(changed(values, **changes))
+        return [str(finding) for finding in check_adapters(config, config.model)]
+
+    assert found() == ["note: inference.lora: adapters alone are sent to the engines"]
+    assert found(inference__lora=False) == found(training={}) == found(inference={"type": "hf"}) == []
+    (merged,) = found(training__lora={"rank": 600})
+    assert merged.startswith("note: inference.lora: whole weights with merged adapters are sent: training.lora.rank is")
+    (refused,) = found(training__lora={"rank": 600}, inference__lora=True)
+    assert refused.startswith("error: inference.lora: adapters cannot be sent alone: training.lora.rank is 600")
+
+
+def test_sending_adapters_that_there_are_not_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"true sends adapters, and the trainer has none"):
+        RLVRConfig.from_values(changed(inference={"lora": True}))
+    with pytest.raises(ValidationError, match=r"'max_lora_rank' is set by `training.lora.rank`"):
+        RLVRConfig.from_values(changed(training={"lora": {}}, inference={"engine_args": {"max_lora_rank": 8}}))
+
+
+def test_adapters_go_through_host_memory_also_between_gpus() -> None:
+    values = changed(
+        resources={"device": "cuda", "devices_per_node": 2, "device_mapping": {"training": "0", "inference": "1"}}
+    )
+    config = RLVRConfig.from_values(values)
+    assert weight_backend(config.inference, config.resources) == "nccl"
+    assert weight_backend(config.inference, config.resources, adapters=True) == "shared_memory"
+    values["resources"].update(nodes=2, devices_per_node=1)
+    config = RLVRConfig.from_values(values)
+    assert weight_backend(config.inference, config.resources, adapters=True) == "object_store"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "has", "lacks"),
+    [
+        ("LlamaForCausalLM", set(ALL), "lm_head"),
+        ("MistralForCausalLM", set(ALL), "embed_tokens"),  # of a class in another file
+        ("Qwen3MoeForCausalLM", {"q_proj", "o_proj", "gate"}, "w1"),
+        ("Phi3ForCausalLM", {"qkv_proj", "gate_up_proj", "down_proj"}, "lm_head"),
+    ],
+)
+def test_layers_that_take_adapters_are_read_from_vllms_source(architecture: str, has: set[str], lacks: str) -> None:
+    layers = adapter_layers(architecture)
+    assert layers is not None
+    assert has <= layers
+    assert lacks not in layers
+
+
+def test_vllm_is_told_of_the_adapter() -> None:
+    spec = EngineSpec(
+        model_path="model",
+        tokenizer_path="model",
+        dtype="bfloat16",
+        device="cuda",
+        threads=1,
+        tensor_parallel_size=1,
+        max_model_len=64,
+        seed=0,
+    )
+    arguments = engine_arguments(VLLMConfig(), replace(spec, adapter=AdapterSpec(rank=9, modules=("q_proj",))))
+    told = {key: value for key, value in arguments.items() if "lora" in key}
+    assert told == {
+        "enable_lora": True,
+        "max_loras": 1,
+        "max_lora_rank": 16,  # the next one that vLLM has
+        "lora_target_modules": ["q_proj"],
+    }
+    assert not [key for key in engine_arguments(VLLMConfig(), spec) if "lora" in key]
+    assert [reserved_rank(rank) for rank in (1, 2, 8, 200, 512)] == [1, 8, 8, 256, 512]

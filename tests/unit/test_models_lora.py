@@ -21,6 +21,7 @@ from roll_like.models.load import from_anywhere, load_tokenizer
 from roll_like.models.lora import (
     Adapter,
     adapted_width,
+    adapter_names,
     adapter_parameters,
     adapters_off,
     add_adapters,
@@ -93,6 +94,23 @@ def test_a_merged_weight_is_w_and_the_scaled_product(tiny_model: Path, settings:
     untouched = "model.layers.0.self_attn.k_proj.weight"
     assert torch.equal(found[untouched].merged(torch.float32), parts[untouched])
     torch.testing.assert_close(logits(merged_into(model_of(tiny_model), model)), logits(model), rtol=0, atol=1e-4)
+
+
+def test_an_adapter_alone_is_rounded_as_a_forward_pass_rounds_it(tiny_model: Path) -> None:
+    model = adapted(tiny_model, rank=4, alpha=6)  # a scale of 1.5, which rounds
+    weight = next(each for each in named_weights(model) if each.name == f"{Q}.weight")
+    down, up = weight.parts[1:]
+    sent_down, sent_up = weight.adapter(torch.bfloat16)
+    assert torch.equal(sent_down, down.to(torch.bfloat16))
+    assert torch.equal(sent_up, (up.to(torch.bfloat16).float() * 1.5).to(torch.bfloat16))
+    assert adapter_names(weight.name) == (f"{Q}.lora_A.weight", f"{Q}.lora_B.weight")
+    whole_down, whole_up = weight.adapter(torch.float32)
+    torch.testing.assert_close(
+        weight.frozen.merged(torch.float32) + whole_up @ whole_down, weight.merged(torch.float32)
+    )
+    assert weight.frozen.parts == [weight.parameter]
+    assert weight.adapter(torch.float32)[0].data_ptr() == down.data_ptr()
+    assert weight.adapter(torch.float32, copy=True)[0].data_ptr() != down.data_ptr()
 
 
 def test_16_bit_weights_are_merged_in_float32(tiny_model: Path) -> None:

@@ -22,6 +22,10 @@ CPU_BLOCK_TOKENS = 32
 #: Tokens that one forward pass of vLLM takes on CPU, unless the context window is longer.
 CPU_BATCH_TOKENS = 4096
 WORKER_EXTENSION = "roll_like.inference.vllm.worker_extension.WorkerExtension"
+#: vLLM's number of the policy's adapter.
+ADAPTER_ID = 1
+#: Ranks that vLLM reserves room for.
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def engine_arguments(config: VLLMConfig, spec: EngineSpec) -> dict[str, Any]:
@@ -43,6 +47,13 @@ def engine_arguments(config: VLLMConfig, spec: EngineSpec) -> dict[str, Any]:
     }
     if spec.device != "cpu":
         arguments["enable_sleep_mode"] = sleeps(config, spec)
+    if spec.adapter is not None:
+        arguments |= {
+            "enable_lora": True,
+            "max_loras": 1,
+            "max_lora_rank": reserved_rank(spec.adapter.rank),
+            "lora_target_modules": list(spec.adapter.modules),
+        }
     return {**arguments, **config.engine_args}
 
 
@@ -87,6 +98,11 @@ def model_arguments(config: VLLMSettings, spec: EngineSpec, section: str) -> dic
         "max_num_batched_tokens": max(spec.max_model_len, CPU_BATCH_TOKENS),
         "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30),
     }
+
+
+def reserved_rank(rank: int) -> int:
+    """Return the rank that vLLM reserves room for, and computes with, for adapters of a rank of at most 512."""
+    return next(each for each in ADAPTER_RANKS if each >= rank)
 
 
 def sleeps(config: VLLMConfig, spec: EngineSpec) -> bool:

@@ -29,6 +29,10 @@ OWNED_ENGINE_ARGS = {
     "gpu_memory_utilization": "inference.gpu_memory_utilization",
     "tensor_parallel_size": "resources.device_mapping.inference and inference.replicas",
     "seed": "seed",
+    "enable_lora": "inference.lora",
+    "max_loras": "inference.lora",
+    "max_lora_rank": "training.lora.rank",
+    "lora_target_modules": "training.lora.target_modules",
 }
 #: vLLM's arguments that cannot be changed, and why.
 FIXED_ENGINE_ARGS = {
@@ -91,6 +95,18 @@ class VLLMConfig(VLLMSettings, EngineConfig):
         description="Free GPU memory while a trainer works on the same GPUs. Default: yes; nothing sleeps where "
         "trainer and engines share no GPU.",
     )
+
+    lora: bool | None = Field(
+        default=None,
+        description="With `training.lora`: send the adapters alone after each step, beside the base model that the "
+        "engine has loaded. `false` sends whole weights that adapters are merged into. Default: adapters, wherever "
+        "vLLM takes adapters in all layers that have one; `--check` says which.",
+    )
+
+    @property
+    def sends_adapters(self) -> bool | None:
+        """Whether a run with `training.lora` sends the adapters alone."""
+        return self.lora
 
     def kv_cache_bytes(self, device: str) -> int | None:
         """Return the cache's size on CPU; on GPUs it follows from the free memory."""

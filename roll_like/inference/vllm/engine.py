@@ -28,7 +28,7 @@ from roll_like.inference.interface import (
 )
 from roll_like.inference.process_output import ProcessOutput
 from roll_like.inference.task_engine import TaskEngine
-from roll_like.inference.vllm.arguments import engine_arguments, sleeps, vllm_environment
+from roll_like.inference.vllm.arguments import ADAPTER_ID, engine_arguments, sleeps, vllm_environment
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.weight_transfer.shared_memory import LocalBuckets
 from roll_like.models.imports import quick_imports
@@ -58,6 +58,7 @@ class VLLMEngine(TaskEngine):
         self._cache_asleep = False
         self._buckets = LocalBuckets()
         self._probes = 0
+        self._adapter: Any = None
 
     # ---- start and end -------------------------------------------------------------------------
 
@@ -74,18 +75,40 @@ class VLLMEngine(TaskEngine):
         # Python's own helper process outlives the engine: it must not hold the engine's output open
         resource_tracker.ensure_running()
         failure: Exception | None = None
+        unserved: list[str] = []
         with self._output.capture(), PROGRESS.phase("start"):
             try:
                 self._llm = _build(arguments)
                 _count_steps(self._llm)
                 await self._llm.get_supported_tasks()
                 await self._llm.update_weight_version("0")
+                unserved = await self._hold_adapter()
             except (RuntimeError, ValueError, OSError, TypeError, NotImplementedError, MemoryError) as error:
                 failure = error
         if failure is not None:
             await self.close()
             raise _explain_start(failure, self._output, self._spec) from failure
+        if unserved:
+            await self.close()
+            raise GenerationError(
+                f"vLLM's model of {self._spec.model_path} takes no adapter in the layers {', '.join(unserved)}",
+                fix="set inference.lora: false, which sends merged weights, or choose other layers in "
+                "training.lora.target_modules",
+            )
         self._tokenizer = self._llm.get_tokenizer()
+
+    async def _hold_adapter(self) -> list[str]:
+        """Give every request the policy's adapter, where whole weights are not sent; return layers that take none."""
+        adapter = self._spec.adapter
+        if adapter is None:
+            return []
+        from vllm.lora.request import LoRARequest
+
+        # the path is never read: the adapter is there
+        self._adapter = LoRARequest("policy", ADAPTER_ID, "/in/memory")
+        ranks = await self._llm.collective_rpc("hold_adapter", args=(adapter.rank, list(adapter.modules)))
+        unserved: list[str] = ranks[0]
+        return unserved
 
     async def close(self) -> None:
         """End vLLM's processes and this engine's tasks."""
@@ -117,8 +140,9 @@ class VLLMEngine(TaskEngine):
         completion: Any = None
         cached = 0
         prompt = tokens_input(request.prompt_ids.tolist())
+        params = _sampling_params(request)
         try:
-            async for output in self._llm.generate(prompt, _sampling_params(request), request.request_id):
+            async for output in self._llm.generate(prompt, params, request.request_id, lora_request=self._adapter):
                 completion, cached = output.outputs[0], output.num_cached_tokens or 0
         except EngineDeadError:
             self._die()
@@ -180,7 +204,7 @@ class VLLMEngine(TaskEngine):
             await self._answered(self._llm.init_weight_transfer_engine(request))
 
     async def start_weight_update(self) -> None:
-        """Freeze generation and open vLLM's layer-by-layer reload.
+        """Freeze generation and open vLLM's layer-by-layer reload, where whole weights come.
 
         `clear_cache` takes running requests back to the queue, with their tokens, and forgets every key and value.
         Nothing is scheduled until `resume`, which computes them again from the tokens, with the new weights.
@@ -188,20 +212,30 @@ class VLLMEngine(TaskEngine):
         with self._weight_errors():
             await self._answered(self._llm.pause_generation(mode="keep", clear_cache=True))
             self._freeze(True)
-            await self._answered(self._llm.start_weight_update())
+            if self._adapter is None:
+                await self._answered(self._llm.start_weight_update())
+            else:
+                await self._answered(self._llm.collective_rpc("start_adapter_update"))
 
     async def update_weights(self, info: Mapping[str, Any]) -> None:
         """Load one bucket."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         with self._weight_errors():
-            request = WeightTransferUpdateRequest(update_info=self._buckets.here(info))
-            await self._answered(self._llm.update_weights(request))
+            bucket = self._buckets.here(info)
+            if self._adapter is None:
+                await self._answered(self._llm.update_weights(WeightTransferUpdateRequest(update_info=bucket)))
+            else:
+                await self._answered(self._llm.collective_rpc("update_adapter", args=(bucket,)))
 
     async def finish_weight_update(self, version: int) -> None:
-        """Close the reload; tokens sampled from now on carry `version`."""
+        """Close the reload, or put the adapter to work; tokens sampled from now on carry `version`."""
         with self._weight_errors():
-            await self._answered(self._llm.finish_weight_update(str(version)))
+            if self._adapter is None:
+                await self._answered(self._llm.finish_weight_update(str(version)))
+            else:
+                await self._answered(self._llm.collective_rpc("finish_adapter_update"))
+                await self._answered(self._llm.update_weight_version(str(version)))
         self._buckets.clear()
 
     async def resume(self) -> None:
@@ -222,7 +256,7 @@ class VLLMEngine(TaskEngine):
         """Return fingerprints of the weights as vLLM computes with them."""
         with self._weight_errors():
             ranks = await self._answered(self._llm.collective_rpc("weight_fingerprints", args=(list(names), salt)))
-        return Fingerprints(tensors=ranks[0]["tensors"], tied=ranks[0]["tied"])
+        return Fingerprints(tensors=agreed([rank["tensors"] for rank in ranks]), tied=ranks[0]["tied"])
 
     async def prompt_logprobs(self, token_ids: IntArray) -> FloatArray:
         """Return the log-probabilities of given tokens. See `InferenceEngine.prompt_logprobs`."""
@@ -245,7 +279,8 @@ class VLLMEngine(TaskEngine):
         output: Any = None
         try:
             with PROGRESS.phase("prompt_logprobs"):
-                async for each in self._llm.generate(tokens_input(tokens), params, f"probe-{self._probes}"):
+                name = f"probe-{self._probes}"
+                async for each in self._llm.generate(tokens_input(tokens), params, name, lora_request=self._adapter):
                     output = each
         except EngineDeadError:
             self._die()
@@ -294,6 +329,19 @@ class VLLMEngine(TaskEngine):
         if self._llm.errored:
             self._die()
             self._require_alive()
+
+
+def agreed(ranks: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return an engine's fingerprints out of those of its workers: where two differ, one unlike the first.
+
+    >>> agreed([{"a": "1", "b": "2"}, {"a": "1", "b": "3"}])
+    {'a': '1', 'b': '3'}
+    """
+    first, *others = ranks
+    return {
+        name: next((own[name] for own in others if own.get(name, value) != value), value)
+        for name, value in first.items()
+    }
 
 
 def plain_words(error: BaseException) -> str:

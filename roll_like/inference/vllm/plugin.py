@@ -9,13 +9,14 @@ from roll_like.config.inference import IPC, NCCL, EngineConfig, JudgeConfig, eng
 from roll_like.config.sections import SamplingResourcesConfig
 from roll_like.config.violations import Finding
 from roll_like.inference.plugin import EnginePlugin
-from roll_like.inference.vllm.arguments import known_arguments, unknown_arguments, vllm_environment
+from roll_like.inference.vllm.arguments import ADAPTER_RANKS, known_arguments, unknown_arguments, vllm_environment
 from roll_like.inference.vllm.config import VLLMConfig, VLLMJudgeConfig, VLLMSettings
+from roll_like.inference.vllm.served import adapter_layers
 from roll_like.registry import INFERENCE_ENGINES
 
 if TYPE_CHECKING:
     from roll_like.cluster import ClusterHandle
-    from roll_like.inference.interface import EngineSpec, InferenceEngine, JudgeServer
+    from roll_like.inference.interface import AdapterSpec, EngineSpec, InferenceEngine, JudgeServer
     from roll_like.inference.weight_transfer.interface import WeightTransfer
 
 
@@ -63,6 +64,21 @@ class VLLMPlugin(EnginePlugin):
         return VLLMTransfer(
             engines=engines, backend=backend, gpus_per_engine=gpus_per_engine, address=address, port=port
         )
+
+    @classmethod
+    def adapter_obstacle(cls, architecture: str, adapter: AdapterSpec, *, device: str, experts: bool) -> str | None:
+        """Return what the installed vLLM lacks for an adapter."""
+        if adapter.rank > ADAPTER_RANKS[-1]:
+            return f"training.lora.rank is {adapter.rank}, and vLLM takes adapters up to rank {ADAPTER_RANKS[-1]}"
+        if experts and device == "cpu":
+            return "beside adapters vLLM computes mixtures of experts with Triton, which it has no CPU version of"
+        layers = adapter_layers(architecture)
+        if layers is None:
+            return f"the installed vLLM takes no adapters for {architecture}"
+        unserved = [name for name in adapter.modules if name not in layers]
+        if unserved:
+            return f"vLLM's model takes no adapter in the layers {', '.join(unserved)} (training.lora.target_modules)"
+        return None
 
     @classmethod
     def check(cls, config: EngineConfig, resources: SamplingResourcesConfig) -> Iterator[Finding]:

@@ -28,6 +28,7 @@ from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from roll_like.cluster.progress import PROGRESS
 from roll_like.errors import WeightSyncError
+from roll_like.inference.vllm.adapters import HeldAdapter, compute_adapters_on_cpu, without_wrappers
 from roll_like.inference.vllm.experts import ExpertLayers, repack_experts
 from roll_like.inference.weight_transfer.fingerprint import checked_columns, digest, fingerprint
 from roll_like.inference.weight_transfer.shared_memory import BucketInfo, read_bucket
@@ -86,6 +87,7 @@ class SharedMemoryWeightTransfer(WeightTransferEngine):  # type: ignore[misc]
 if BACKEND not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine(BACKEND, SharedMemoryWeightTransfer)
 repack_experts()
+compute_adapters_on_cpu()
 PROGRESS.open()
 
 
@@ -120,6 +122,30 @@ class WorkerExtension:
     """Mixed into vLLM's worker class."""
 
     model_runner: Any
+    _adapter: HeldAdapter | None = None
+
+    @torch.inference_mode()
+    def hold_adapter(self, rank: int, modules: list[str]) -> list[str]:
+        """Begin with an adapter that changes nothing; return those `modules` that cannot have one."""
+        self._adapter = HeldAdapter(self.model_runner.get_model(), rank)
+        return self._adapter.unserved(modules)
+
+    def start_adapter_update(self) -> None:
+        """Get ready for another adapter."""
+        self._held().begin()
+
+    def update_adapter(self, info: dict[str, Any]) -> None:
+        """Take one bucket of its tensors."""
+        self._held().receive(read_bucket(BucketInfo(**info)))
+
+    @torch.inference_mode()
+    def finish_adapter_update(self) -> None:
+        """Compute with it from now on."""
+        self._held().finish()
+
+    def _held(self) -> HeldAdapter:
+        assert self._adapter is not None, "the engine was not started with an adapter"
+        return self._adapter
 
     @torch.inference_mode()
     def weight_fingerprints(self, names: list[str], salt: int) -> dict[str, dict[str, str]]:
@@ -151,6 +177,8 @@ class WorkerExtension:
                 tensors[name] = digest(embedding_columns(layer, salt))
             elif (parameter := _plain(layer, leaf, index)) is not None:
                 tensors[name] = fingerprint(parameter, salt)
+        if self._adapter is not None:
+            tensors.update(self._adapter.fingerprints(names, salt))
         head = getattr(model, "lm_head", None)
         if isinstance(head, VocabParallelEmbedding):
             tensors[HEAD] = digest(head_columns(head, salt))
@@ -172,7 +200,7 @@ class _Layers:
     """A model's layers by the names of a checkpoint. vLLM computes some as one (q, k and v), and renames others."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._modules = dict(model.named_modules())
+        self._modules = without_wrappers(model)
         self._fused_into = {
             part: (whole, index)
             for whole, parts in getattr(model, "packed_modules_mapping", {}).items()

@@ -1,0 +1,254 @@
+"""Adapters travel alone into a real vLLM engine: it computes what the merged model computes, update after update."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engine_thread import EngineThread, float_spec
+from tiny_families import make_family
+
+from roll_like.config.sections import LoRAConfig
+from roll_like.errors import GenerationError, WeightSyncError
+from roll_like.inference.interface import AdapterSpec, GenerateRequest, Generation, Sampling
+from roll_like.inference.vllm import arguments
+from roll_like.inference.vllm.config import VLLMConfig
+from roll_like.inference.vllm.engine import VLLMEngine
+from roll_like.inference.vllm.plugin import VLLMPlugin
+from roll_like.inference.weight_transfer.fingerprint import fingerprint
+from roll_like.inference.weight_transfer.interface import SendReport
+from roll_like.inference.weight_transfer.probe import Probe
+from roll_like.inference.weight_transfer.shared_memory import SharedMemoryTransfer
+from roll_like.inference.weight_transfer.sync import WeightSync
+from roll_like.models.lora import adapter_names, add_adapters, named_weights, targets
+from roll_like.models.modules import load_causal_lm
+
+pytestmark = pytest.mark.integration
+
+PROMPT = np.arange(20, 90, dtype=np.int32)
+#: Both sides compute in float32: the largest difference that was seen is 3e-6.
+TOLERANCE = 5e-5
+FAR = 0.05
+
+
+class AdapterTrainer:
+    """A transformers model with adapters in the trainer's place; it compares with merged matrices."""
+
+    def __init__(self, path: Path, **lora: Any) -> None:
+        self.config = LoRAConfig(**{"rank": 4, "alpha": 6, **lora})
+        self.model: Any = load_causal_lm(path, "float32")
+        self.merged: Any = load_causal_lm(path, "float32")
+        self.base: Any = load_causal_lm(path, "float32")
+        add_adapters(self.model, self.config, seed=3)
+        self._known = False
+
+    @property
+    def spec(self) -> AdapterSpec:
+        return AdapterSpec(rank=self.config.rank, modules=targets(self.base, self.config))
+
+    def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for weight in named_weights(self.model):
+            if weight.layer is not None:
+                yield from zip(adapter_names(weight.name), weight.adapter(torch.float32), strict=True)
+
+    @torch.no_grad()
+    def change(self, seed: int, scale: float = 0.1) -> None:
+        """Move all adapters, and merge them into the second model."""
+        generator = torch.Generator().manual_seed(seed)
+        for weight in named_weights(self.model):
+            for part in weight.parts[1:]:
+                part.add_(scale * torch.randn(part.shape, generator=generator))
+        state = {weight.name: weight.merged(torch.float32) for weight in named_weights(self.model)}
+        self.merged.load_state_dict(state, strict=False)
+
+    @torch.no_grad()
+    def logprobs(self, tokens: np.ndarray, model: Any = None) -> np.ndarray:
+        ids_T = torch.from_numpy(tokens.astype(np.int64))
+        logprobs_TV = torch.log_softmax((model or self.merged)(ids_T[None]).logits[0, :-1].float(), -1)
+        return logprobs_TV.gather(1, ids_T[1:, None])[:, 0].numpy()
+
+    def sync(self, engine: EngineThread, probe: Probe | None = None) -> WeightSync:
+        sender = SharedMemoryTransfer(engine, 1 << 12).connect(self, rank=0)
+
+        def send(salt: int) -> SendReport:
+            report = sender.send(salt)
+            base = {name: fingerprint(tensor, salt) for name, tensor in self.base.named_parameters()}
+            return replace(report, fingerprints={**report.fingerprints, **base})
+
+        return WeightSync(send, engine, probe=probe)
+
+
+def engine_of(path: Path, adapter: AdapterSpec) -> EngineThread:
+    config = VLLMConfig(kv_cache_gib=0.1, max_running=16)
+    return EngineThread(VLLMEngine(config, replace(float_spec(path), adapter=adapter)))
+
+
+@pytest.fixture(scope="module")
+def trainer(float_model: Path) -> AdapterTrainer:
+    return AdapterTrainer(float_model)
+
+
+@pytest.fixture(scope="module")
+def engine(float_model: Path, trainer: AdapterTrainer) -> Iterator[EngineThread]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arguments, "WORKER_EXTENSION", "spoiled_adapter_worker.WorkerExtension")
+        with engine_of(float_model, trainer.spec) as engine:
+            yield engine
+
+
+def request(name: str, tokens: int = 24, seed: int = 0) -> GenerateRequest:
+    return GenerateRequest(request_id=name, prompt_ids=PROMPT, sampling=Sampling(max_tokens=tokens), seed=seed)
+
+
+def sampled(engine: EngineThread, name: str) -> list[Generation]:
+    return list(engine.generate([request(f"{name}-{seed}", seed=seed) for seed in range(3)]).values())
+
+
+def error(trainer: AdapterTrainer, generations: list[Generation], model: Any = None) -> float:
+    """Return the largest difference of a sampled token's log-probability from a forward pass of the merged model."""
+    return max(float(np.abs(expected(trainer, item, model) - item.logprobs).max()) for item in generations)
+
+
+def expected(trainer: AdapterTrainer, generation: Generation, model: Any = None) -> np.ndarray:
+    """Return the log-probabilities of a response's tokens."""
+    tokens = np.concatenate([PROMPT, generation.token_ids])
+    return trainer.logprobs(tokens, model)[-len(generation.token_ids) :]
+
+
+def test_vllm_computes_with_the_adapter_what_the_merged_model_computes(
+    engine: EngineThread, trainer: AdapterTrainer
+) -> None:
+    assert error(trainer, sampled(engine, "start"), trainer.base) < TOLERANCE
+    probe = Probe(tokens=PROMPT[:64], trainer=trainer.logprobs, tolerance=1e-3, every=1)
+    sync = trainer.sync(engine, probe)
+    for version in (1, 2):
+        before = sampled(engine, f"before-{version}")
+        trainer.change(seed=version)
+        assert error(trainer, before) > FAR  # a stale adapter would be seen
+        report = sync.push()
+        generations = sampled(engine, f"after-{version}")
+        assert error(trainer, generations) < TOLERANCE
+        assert error(trainer, generations, trainer.base) > FAR
+        assert report.version == version
+        assert report.unchecked == ()
+        assert report.checked == 2 * 7 * 2 + len(list(trainer.base.named_parameters()))
+        assert report.bytes == sum(4 * each.numel() for _, each in trainer.full_weights())
+        assert report.probe is not None
+        assert report.probe < TOLERANCE
+        assert {segment.policy_version for item in generations for segment in item.segments} == {version}
+
+
+async def tokens_so_far(engine: Any, name: str) -> int:
+    states = engine._llm.output_processor.request_states.values()
+    return max((s.detokenizer.num_output_tokens() for s in states if s.external_req_id == name), default=0)
+
+
+@pytest.mark.parametrize("sleeps", [False, True], ids=["while it serves", "after sleep"])
+def test_a_response_that_crosses_an_update_is_computed_again_with_the_new_adapter(
+    engine: EngineThread, trainer: AdapterTrainer, sleeps: bool
+) -> None:
+    sync, other = trainer.sync(engine), copy.deepcopy(trainer.merged)
+    trainer.change(seed=10)
+    first = sync.push().version
+    other.load_state_dict(trainer.merged.state_dict())
+    trainer.change(seed=11)
+    engine.run(engine.engine.submit([request("crossing", tokens=300, seed=5)]))
+    while engine.run(tokens_so_far(engine.engine, "crossing")) < 8:
+        pass
+    if sleeps:
+        engine.run(engine.engine.sleep())
+        engine.run(engine.engine.wake())
+    second = sync.push().version
+    generation = engine.collect(1)["crossing"]
+    assert [segment.policy_version for segment in generation.segments] == [first, second]
+    for segment, model in zip(generation.segments, (other, trainer.merged), strict=True):
+        own = slice(segment.start, segment.end)
+        assert np.abs(expected(trainer, generation, model) - generation.logprobs)[own].max() < TOLERANCE
+    later = slice(generation.segments[1].start, generation.segments[1].end)
+    assert np.abs(expected(trainer, generation, other) - generation.logprobs)[later].max() > FAR
+    sync.push()
+    [again] = engine.generate([request("again", tokens=4)]).values()
+    assert again.cached_prompt_tokens == 0  # keys and values of the adapter before are gone
+
+
+def test_a_changed_number_of_an_adapter_is_found_and_named(engine: EngineThread, trainer: AdapterTrainer) -> None:
+    sync = trainer.sync(engine)
+    sync.push()
+    llm: Any = engine.engine
+    finish = llm.finish_weight_update
+
+    async def spoiling_finish(version: int) -> None:
+        await finish(version)
+        await llm._llm.collective_rpc("spoil_adapter", args=("model.layers.1.self_attn.qkv_proj", 2, 1e-3))
+
+    with pytest.MonkeyPatch.context() as broken:
+        broken.setattr(llm, "finish_weight_update", spoiling_finish)
+        with pytest.raises(WeightSyncError, match=r"in 1 of .* tensors: model\.layers\.1\.self_attn\.v_proj\.lora_B"):
+            sync.push()
+    assert sync.push().unchecked == ()
+
+
+def test_an_adapter_of_a_layer_that_takes_none_is_refused(engine: EngineThread, trainer: AdapterTrainer) -> None:
+    weights = [*trainer.full_weights()]
+
+    class Strange:
+        def full_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+            yield from ((name.replace("up_proj", "sideways_proj"), tensor) for name, tensor in weights)
+
+    sender = SharedMemoryTransfer(engine, 1 << 16).connect(Strange(), rank=0)
+    with pytest.raises(
+        WeightSyncError, match=r"(?s)no adapter in 4 of the layers.*sideways_proj.*inference\.lora: false"
+    ):
+        WeightSync(sender.send, engine).push()
+    trainer.sync(engine).push()  # it goes on with the next one
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen2", "mistral_window", "gemma3_window", "phi3"])
+def test_adapters_of_other_families_alone_give_what_merged_weights_give(family: str, tmp_path: Path) -> None:
+    trainer = AdapterTrainer(make_family(family, tmp_path), rank=9, alpha=9, rslora=True)
+    architecture = trainer.base.config.architectures[0]
+    assert VLLMPlugin.adapter_obstacle(architecture, trainer.spec, device="cpu", experts=False) is None
+    with engine_of(tmp_path, trainer.spec) as engine:
+        sync = trainer.sync(engine)
+        trainer.change(seed=1)
+        report = sync.push()
+        generations = sampled(engine, "after")
+        assert error(trainer, generations) < 1e-3
+        assert error(trainer, generations, trainer.base) > FAR
+        assert report.checked > 2 * len(trainer.spec.modules)
+
+
+def test_a_layer_that_vllm_has_not_ends_the_start(float_model: Path) -> None:
+    spec = AdapterSpec(rank=4, modules=("q_proj", "sideways_proj"))
+    refusal = r"(?s)takes no adapter in the layers sideways_proj.*inference\.lora: false"
+    with pytest.raises(GenerationError, match=refusal), engine_of(float_model, spec):
+        pass
+
+
+def test_a_product_on_cpu_is_that_of_each_tokens_own_adapter() -> None:
+    """vLLM's own code for CPUs gives tokens without an adapter the last one."""
+    generator = torch.Generator().manual_seed(0)
+    inputs_TD = torch.randn(5, 6, generator=generator)
+    downs = [torch.randn(2, 1, 3, 6, generator=generator) for _ in range(2)]
+    ups = [torch.randn(2, 1, width, 3, generator=generator) for width in (4, 2)]
+    slots = torch.tensor([0, -1, 1, 0, -1])
+    before = torch.randn(5, 6, generator=generator)
+    found = before.clone()
+    wrapper = SimpleNamespace(no_lora=False, token_lora_indices=slots)
+    from roll_like.inference.vllm.adapters import add_lora_linear  # imports vLLM
+
+    add_lora_linear(wrapper, found, inputs_TD, downs, ups, 0.5, (4, 2))
+    for token, slot in enumerate(slots.tolist()):
+        expected = before[token].clone()
+        if slot >= 0:
+            products = [up[slot, 0] @ (down[slot, 0] @ inputs_TD[token]) for down, up in zip(downs, ups, strict=True)]
+            expected += 0.5 * torch.cat(products)
+        torch.testing.assert_close(found[token], expected)
