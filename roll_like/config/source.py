@@ -135,7 +135,8 @@ def _not_yaml(path: Path, text: str, error: yaml.MarkedYAMLError) -> ConfigError
             fix="type the space again; copying from a web page brings such characters along",
         )
     line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-    if "'\\t'" in (error.problem or ""):
+    # libyaml, unlike PyYAML, does not say which character it is
+    if "cannot start any token" in (error.problem or "") and "\t" in text.splitlines()[error.problem_mark.line]:
         return ConfigError(f"{path}{line}: not valid YAML: a tab stands where spaces belong", fix="indent with spaces")
     return ConfigError(f"{path}{line}: not valid YAML: {error.problem}", fix="correct the line")
 
