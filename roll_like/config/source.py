@@ -137,7 +137,7 @@ def _not_yaml(path: Path, text: str, error: yaml.MarkedYAMLError) -> ConfigError
     mark = error.problem_mark
     line = f":{mark.line + 1}" if mark else ""
     # libyaml, unlike PyYAML, does not say which character it is
-    if mark and "cannot start any token" in (error.problem or "") and "\t" in text.splitlines()[mark.line]:
+    if mark and re.search("cannot start any token|tab", error.problem or "") and "\t" in text.splitlines()[mark.line]:
         return ConfigError(f"{path}{line}: not valid YAML: a tab stands where spaces belong", fix="indent with spaces")
     return ConfigError(f"{path}{line}: not valid YAML: {error.problem}", fix="correct the line")
 
