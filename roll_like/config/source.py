@@ -134,8 +134,10 @@ def _not_yaml(path: Path, text: str, error: yaml.MarkedYAMLError) -> ConfigError
             f"{path}:{number}: not valid YAML: a no-break space (U+00A0) stands where a space belongs",
             fix="type the space again; copying from a web page brings such characters along",
         )
-    line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-    if "'\\t'" in (error.problem or ""):
+    mark = error.problem_mark
+    line = f":{mark.line + 1}" if mark else ""
+    # libyaml, unlike PyYAML, does not say which character it is
+    if mark and re.search("cannot start any token|tab", error.problem or "") and "\t" in text.splitlines()[mark.line]:
         return ConfigError(f"{path}{line}: not valid YAML: a tab stands where spaces belong", fix="indent with spaces")
     return ConfigError(f"{path}{line}: not valid YAML: {error.problem}", fix="correct the line")
 

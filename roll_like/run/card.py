@@ -19,7 +19,7 @@ from roll_like.models.load import from_anywhere
 _SETTINGS = (
     "algorithm.advantage.type",
     "algorithm.loss.type",
-    "algorithm.kl.coefficient",
+    "algorithm.kl.use",
     "loss.type",
     "loss.beta",
     "rollout.prompts_per_step",
@@ -70,8 +70,9 @@ def _evaluation(summary: Summary) -> dict[str, tuple[float | None, float | None]
     figures = summary.figures
     measured = "eval/avg" if figures["eval_loss_after"] is None else "eval/loss"
     before, after = ("eval_before", "eval_after") if measured == "eval/avg" else ("eval_loss_before", "eval_loss_after")
-    accuracy = {name: tuple(pair) for name, pair in figures["before_after"].items() if name == "eval/accuracy"}
-    return {measured: (figures[before], figures[after]), **accuracy}
+    found: dict[str, tuple[float | None, float | None]] = {measured: (figures[before], figures[after])}
+    found |= {name: (old, new) for name, (old, new) in figures["before_after"].items() if name == "eval/accuracy"}
+    return {name: pair for name, pair in found.items() if pair != (None, None)}
 
 
 def _rewards(summary: Summary) -> dict[str, float]:
@@ -87,7 +88,7 @@ def _settings(values: Mapping[str, Any], sources: list[Mapping[str, Any]]) -> di
         found["rewards.use"] = ", ".join(str(reward.get("name") or reward["type"]) for reward in used)
     for key in _SETTINGS:
         value = _at(values, *key.split("."))
-        if value is not None:
+        if value not in (None, "none"):
             found[key] = str(value)
     return found
 

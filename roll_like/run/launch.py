@@ -53,8 +53,7 @@ def running(
         if resumed_run and checkpoint is None and is_finished(directory, config):
             raise ConfigError(
                 f"{directory} is finished, and has no checkpoint to continue from",
-                fix="train it anew with more `steps`, or leave --resume out; checkpoint.at_end: true writes one after the "
-                "last step of a short run too",
+                fix="repeat it with more `steps`, or leave --resume out; checkpoint.at_end: true writes one always",
             )
         (directory / "config.yaml").write_text(dump_config(config))
         signal = stack.enter_context(StopSignal())

@@ -15,10 +15,10 @@ ROOT = Path(__file__).resolve().parents[2]
 #: What the notebooks of the other pipelines measure on rows that they do not train on, and its least change.
 LEARNS = {
     "sft": ("eval/loss", -0.5),
-    "dpo": ("eval/loss", -0.2),
+    "dpo": ("eval/loss", -0.1),
     "reward_model": ("eval/loss", -0.2),
     "distill": ("eval/kl", -0.5),
-    "on_policy_distill": ("eval/reverse_kl", -0.5),
+    "on_policy_distill": ("eval/reverse_kl", -0.3),
     "online_dpo": ("eval/avg", 0.05),
 }
 NOTEBOOKS = sorted((ROOT / "examples").rglob("*.ipynb"))

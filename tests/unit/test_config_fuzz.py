@@ -127,7 +127,7 @@ def test_a_file_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("steps: 3\n\tname: x\n", "tab"),
+        ("steps: 3\n\tname: x\n", "a tab stands where spaces belong"),
         ("steps: 3\nname:\u00a0x\n", "no-break space"),
         ("steps: 3\nsteps: 4\n", "steps"),
         ("- steps\n", "key: value"),

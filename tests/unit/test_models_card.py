@@ -106,10 +106,20 @@ def test_what_a_run_and_its_configuration_say(tmp_path: Path, monkeypatch: pytes
     assert card.settings["data.sources"] == "org/rows, a"
     assert card.settings["rewards.use"] == "ifeval"
     assert card.settings["algorithm.advantage.type"] == "grpo"
+    assert "algorithm.kl.use" not in card.settings  # there is no KL penalty
     assert card.curves == folder / "curves.png"
     local = RLVRConfig.model_validate(changed(MINIMAL, model__path="org/local"))
     assert model_card(local, 4).base_id is None
+    assert model_card(local, 4).evaluation == {}
     assert model_card(AgenticConfig.model_validate(MINIMAL_AGENTIC), 4).datasets == []
+
+
+def test_a_run_without_an_evaluation_has_no_table_of_it(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "sums")
+    (folder / "evaluations.jsonl").write_text("")
+    card = model_card(RLVRConfig.model_validate(MINIMAL), 4, write_summary(folder))
+    assert card.evaluation == {}
+    assert card.figures.keys() == {"reward_first", "reward_last"}
 
 
 def test_the_code_of_a_classifiers_card_works(
