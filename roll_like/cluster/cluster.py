@@ -92,9 +92,17 @@ class ClusterHandle(Generic[W]):
     def __len__(self) -> int:
         return len(self._actors)
 
-    def only(self, ranks: Sequence[int]) -> ClusterHandle[W]:
-        """Return what some of the workers can be called by, as they are now: they are its 0th, 1st and so on."""
-        return ClusterHandle(self.name, [self._actors[rank] for rank in ranks], ranks)
+    def only(self, ranks: Sequence[int], *, within: float | None = None) -> ClusterHandle[W]:
+        """Return what some of the workers can be called by, as they are now: they are its 0th, 1st and so on.
+
+        Args:
+            ranks: Which.
+            within: How long they may take to start, where they have just been started anew. Seconds.
+        """
+        handle = ClusterHandle[W](self.name, [self._actors[rank] for rank in ranks], ranks)
+        if within is not None:
+            handle._limit = _StartLimit(time.monotonic(), within)
+        return handle
 
     @overload
     def everywhere(
