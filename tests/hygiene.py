@@ -37,7 +37,9 @@ def _processes() -> dict[int, str]:
 
 def _files() -> set[Path]:
     """Shared memory and folders of Ray, except those of others on the machine, such as other test workers."""
-    found = {*Path("/dev/shm").glob("roll*"), *Path("/dev/shm").glob("psm_*"), *Path("/tmp").glob("roll-*")}
+    found = {*Path("/tmp").glob("roll-*")}
+    for names in ("roll*", "psm_*", "sem.roll-*"):
+        found |= {*Path("/dev/shm").glob(names)}
     return without_others(found)
 
 

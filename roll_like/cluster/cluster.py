@@ -19,6 +19,7 @@ from roll_like.cluster import guardian
 from roll_like.cluster.node_watch import page_prefix
 from roll_like.cluster.progress import PROGRESS, VARIABLE
 from roll_like.cluster.resources import Placement
+from roll_like.cluster.semaphores import WORKER_MARKER, remove_semaphores
 from roll_like.errors import RollLikeError, WorkerError
 
 W = TypeVar("W")
@@ -39,8 +40,6 @@ SETTLING_SECONDS = 3.0
 _DEATHS = (RayActorError, ActorDiedError)
 #: Held while a call goes out to all workers of a role.
 _CALLING = threading.Lock()
-#: Environment variable of every process of a worker, so that they can be found: role, rank, and a number.
-WORKER_MARKER = "ROLL_LIKE_WORKER"
 
 
 class WorkerDied(WorkerError):
@@ -299,6 +298,7 @@ class Cluster(ClusterHandle[W]):
         """
         ray.kill(self._actors[rank])
         guardian.sweep(self._marker(rank), name=WORKER_MARKER, patience=FENCE_SECONDS)
+        remove_semaphores(self._marker(rank))
 
     def rebuild(self) -> None:
         """Replace all workers by fresh ones at the same places."""
