@@ -291,7 +291,10 @@ def test_a_judge_that_is_lost_answers_again_at_its_address(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def kill_server(_: Workers) -> None:
-        (server,) = (one for one in psutil.process_iter() if "roll_like.inference.vllm.server" in one.cmdline())
+        ours = psutil.Process().children(recursive=True)
+        (server,) = (
+            one for one in ours if "roll_like.inference.vllm.server" in (one.as_dict(["cmdline"])["cmdline"] or ())
+        )
         server.send_signal(number)
 
     rewards = {
