@@ -45,7 +45,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def all_roles(directory: Path, model: Path) -> Path:
-    batches = {"max_tokens_per_micro_batch": 512}
+    batches = {"max_tokens_per_micro_batch": 128}  # several micro-batches an update
     return write_run(
         directory,
         model,
