@@ -55,8 +55,8 @@ def running(
         if resumed_run and checkpoint is None and is_finished(directory, config):
             raise ConfigError(
                 f"{directory} is finished, and has no checkpoint to continue from",
-                fix="train it anew with more `steps`, or leave --resume out; checkpoint.at_end: true writes a checkpoint "
-                "after the last step of a short run too",
+                fix="train it anew with more `steps`, or leave --resume out; checkpoint.at_end: true writes a "
+                "checkpoint after the last step of a short run too",
             )
         if checkpoint is not None:
             _refuse_other_pipeline(config, checkpoint)
