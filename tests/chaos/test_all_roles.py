@@ -53,7 +53,7 @@ def all_roles(directory: Path, model: Path) -> Path:
         steps=3,
         training={**batches, "optimizer": {"lr": 1.0e-3}},
         critic=batches,
-        reference={},
+        reference=batches,
         algorithm={"advantage": "gae", "kl": {"use": "loss", "coefficient": 0.01}},
         checkpoint={"every": 2, "export": True},
         evaluation={"sources": [{"path": str(directory / "eval.jsonl")}], "every": 2, "samples_per_prompt": 1},
