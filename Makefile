@@ -24,7 +24,7 @@ test-all: setup oracle-setup tokenizers  ## The same and the slow ones: every te
 unit: setup  ## Unit and oracle tests only: without Ray, minutes
 	$(UNIT_TESTS)
 
-chaos: setup  ## Kill, stop and break the roles of runs in all phases, and compare what comes out: half an hour
+chaos: setup  ## Kill, stop and break the roles of runs in all phases, and compare what comes out: about 50 minutes
 	$(BIN)/pytest tests/chaos -m "not gpu"
 
 oracle: oracle-setup  ## Compare the algorithms with other libraries; prints and writes docs/conformance.md

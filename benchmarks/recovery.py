@@ -5,7 +5,8 @@
 Runs the quickstart once for each fault, with two engines, so that one can go on. A few seconds after a step has ended,
 a process is killed by SIGKILL, or stopped by SIGSTOP. The table says how long it takes from there to the end of the
 next step, beside the median of the steps that nothing happened to, how long the run itself says that the replacement
-took, and how long a step waits until its state is kept in memory. The driver is killed under `--restart`.
+took, and how long a step waits until its state is kept in memory, also as a share of the step. The driver is killed
+under `--restart`; environments are those of FrozenLake; the judge is the quickstart's model.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from common import ROOT, SMOKE_RUN, Options, finish, say
+from common import CONFIGS, QUICKSTART, ROOT, SMOKE_RUN, Options, finish, quickstart, say
 
 #: Environment variable that names the role and the rank of a worker's processes.
 MARKER = "ROLL_LIKE_WORKER"
@@ -60,6 +61,11 @@ def engine_core(run: psutil.Process) -> psutil.Process:
     return next(child for child in worker.children(recursive=True) if "EngineCore" in child.name())
 
 
+def judge_server(run: psutil.Process) -> psutil.Process:
+    """Return the server of the run's judge."""
+    return next(one for one in run.children(recursive=True) if "roll_like.inference.vllm.server" in one.cmdline())
+
+
 def driver(run: psutil.Process) -> psutil.Process:
     """Return the process that `--restart` watches over."""
     return next(child for child in run.children() if "auto" in child.cmdline())
@@ -73,21 +79,32 @@ class Fault:
         find: Returns the process, of a run.
         signal: What it gets.
         overrides: What the run needs for it.
+        config: The run; its name is the file's.
     """
 
     find: Callable[[psutil.Process], psutil.Process]
     signal: int = signal.SIGKILL
     overrides: tuple[str, ...] = ()
+    config: Path = QUICKSTART
 
 
+REFERENCE = ("reference={}", "algorithm.kl={use: loss, coefficient: 0.001}")
+JUDGE = (
+    f"judge={{path: '{quickstart().model.path}', max_model_len: 1024, kv_cache_gib: 0.5}}",
+    "rewards.use=[{type: llm_judge, judges: [{url: judge, model: judge, max_tokens: 64}], "
+    "rubric: Does the answer follow the instruction?}]",
+    "inference.replicas=1",
+)
 FAULTS = {
     "training": Fault(worker_of("training")),
     "training_stopped": Fault(worker_of("training"), signal.SIGSTOP),
     "inference": Fault(worker_of("inference")),
+    "inference_stopped": Fault(worker_of("inference"), signal.SIGSTOP),
     "engine_core": Fault(engine_core),
-    "reference": Fault(
-        worker_of("reference"), overrides=("reference={}", "algorithm.kl={use: loss, coefficient: 0.001}")
-    ),
+    "reference": Fault(worker_of("reference"), overrides=REFERENCE),
+    "judge": Fault(judge_server, overrides=JUDGE),
+    "rewards": Fault(worker_of("rewards")),
+    "environments": Fault(worker_of("environments"), config=CONFIGS / "agentic_frozenlake.yaml"),
     "driver": Fault(driver, overrides=("--restart", "1")),
 }
 
@@ -106,9 +123,9 @@ def wait_for(run: subprocess.Popen[bytes], ended: Callable[[], bool]) -> None:
 def measure(role: str, options: Any, folder: Path) -> dict[str, float]:
     """Run until a step after the death has ended; return seconds."""
     fault = FAULTS[role]
-    metrics = folder / "rlvr_quickstart" / "metrics.jsonl"
+    metrics = folder / fault.config.stem / "metrics.jsonl"
     command = [
-        sys.executable, "run_pipeline.py", "--config", "configs/rlvr_quickstart.yaml", f"steps={AFTER_STEP + 2}",
+        sys.executable, "run_pipeline.py", "--config", str(fault.config), f"steps={AFTER_STEP + 2}",
         f"output_dir={folder}", "metrics.console=quiet", "metrics.trackers=[]", "checkpoint.export=false",
         "checkpoint.every=1", "evaluation=null", "inference.replicas=2",
         *(SMOKE_RUN if options.smoke else ()),
@@ -139,7 +156,7 @@ def main() -> None:
     options = parser().parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the run is ended too
     figures: dict[str, Any] = {"benchmark": "recovery"}
-    print(f"{'what dies':16}  {'to the next step':>16}  {'replacement':>11}  {'a step':>7}  {'its state':>9}")
+    print(f"{'what dies':17}  {'to the next step':>16}  {'replacement':>11}  {'a step':>7}  {'its state':>9}")
     for role in options.roles:
         folder = Path(tempfile.mkdtemp(prefix="recovery-"))
         try:
@@ -147,8 +164,8 @@ def main() -> None:
         finally:
             shutil.rmtree(folder)
         replacement = f"{found['replacement']:.1f} s" if "replacement" in found else "–"
-        own = f"{found['step']:5.1f} s  {found['stall']:7.2f} s"
-        print(f"{role:16}  {found['to_next_step']:14.1f} s  {replacement:>11}  {own}", flush=True)
+        own = f"{found['step']:5.1f} s  {found['stall']:7.2f} s ({found['stall'] / found['step']:.0%})"
+        print(f"{role:17}  {found['to_next_step']:14.1f} s  {replacement:>11}  {own}", flush=True)
         say(f"{role} done")
         figures |= {f"{role}_{name}": value for name, value in found.items()}
     finish(options, figures)

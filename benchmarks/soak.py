@@ -5,7 +5,9 @@
 Runs the quickstart for a thousand steps on a model of two narrow layers, with checkpoints, evaluations, rewards and
 MLflow, and looks at all of its processes every few seconds. The table says how fast each figure grows after
 `--from-step`, by a line through what was seen (least squares), beside what is allowed: the run's own records may grow,
-by as much each step. The exit code is 1 if something grows faster.
+by as much each step. A second table says whose memory grows. The exit code is 1 if something grows faster.
+
+Memory is what no file backs. Pages of files, such as libraries, count for less as soon as another run uses them too.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from common import ROOT, Options, finish, quickstart, say
 
 #: Environment variable that every process of a run inherits; its value is also the name of Ray's folder.
 SESSION = "ROLL_LIKE_SESSION"
+#: Starts the names of figures that are the memory of one process.
+OF_PROCESS = "memory of "
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Figure:
 
 
 FIGURES: Mapping[str, Figure] = {
-    "memory": Figure("memory of all processes (PSS), MiB", 20 * 2**10, 2**20),
+    "memory": Figure("memory of all processes, MiB", 20 * 2**10, 2**20),
     "processes": Figure("processes", 0.01),
     "threads": Figure("threads", 0.02),
     "descriptors": Figure("open files and sockets", 0.02),
@@ -99,6 +103,22 @@ def size_of(folder: Path) -> int:
     return total
 
 
+def process_name(process: psutil.Process, run: psutil.Process) -> str:
+    """Return what people call a process of a run: its class for an actor, the program for others."""
+    if process == run:
+        return "driver"
+    title = " ".join(process.cmdline())
+    if title.startswith("ray::"):
+        return title.removeprefix("ray::").partition(".")[0].strip()  # what follows is the method that runs
+    return process.name()
+
+
+def memory_of(process: psutil.Process) -> int:
+    """Return the bytes of a process's memory that no file backs; of pages that others share, its part."""
+    rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="utf-8")
+    return 1024 * next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss_Anon:"))
+
+
 def look(run: psutil.Process, folder: Path) -> dict[str, float]:
     """Return all figures of a run now."""
     found: dict[str, float] = dict.fromkeys(FIGURES, 0.0)
@@ -109,7 +129,10 @@ def look(run: psutil.Process, folder: Path) -> dict[str, float]:
                 found["zombies"] += 1
                 continue
             session = session or process.environ().get(SESSION, "")
-            found["memory"] += process.memory_full_info().pss
+            memory = memory_of(process)
+            found["memory"] += memory
+            name = OF_PROCESS + process_name(process, run)
+            found[name] = found.get(name, 0.0) + memory
             found["threads"] += process.num_threads()
             found["descriptors"] += process.num_fds()
             found["processes"] += 1
@@ -202,6 +225,12 @@ def main() -> None:
         figures[name] = found
         if found > figure.most:
             grows.append(name)
+    print("\n| memory of | at the end, MiB | growth a step, KiB |\n|---|---|---|")
+    for name in sorted({name for each in seen for name in each if name.startswith(OF_PROCESS)}):
+        there = [each for each in seen if name in each]
+        grown = slope(there, name, options.from_step)
+        print(f"| {name.removeprefix(OF_PROCESS)} | {there[-1][name] / 2**20:.0f} | {grown / 2**10:.3g} |")
+        figures[name] = grown
     if options.figure is not None:
         draw(seen, options.figure)
     print(f"\ngrows too fast: {', '.join(grows) or 'nothing'}")

@@ -6,6 +6,7 @@ import functools
 import itertools
 import os
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -35,27 +36,48 @@ def kill(worker: Any) -> None:
     os.kill(pid_of(worker), signal.SIGKILL)
 
 
+def stop(worker: Any) -> None:
+    os.kill(pid_of(worker), signal.SIGSTOP)
+
+
 def kill_engine_core(worker: Any) -> None:
     (core,) = (one for one in psutil.Process(pid_of(worker)).children(recursive=True) if "EngineCore" in one.name())
     core.send_signal(signal.SIGKILL)
 
 
-def raise_once(worker: Any, path: str) -> None:
+def raise_once(worker: Any, path: str, error: Exception | None = None) -> None:
     """Let an object in a worker raise at its next call of a method, as a device or a network may, and then no more.
 
     Args:
         worker: The actor.
         path: The method, from the hosted object: `_backend.save`.
+        error: What it raises.
     """
+    raised = error or RuntimeError("a device was away for a moment")
+
+    def raising(owner: Any, name: str, *arguments: Any, **keywords: Any) -> None:
+        object.__delattr__(owner, name)
+        raise raised
+
+    _patch(worker, path, raising)
+
+
+def slow_down(worker: Any, path: str, seconds: float) -> None:
+    """Let an object in a worker take so much longer for each call of a method from now on."""
+
+    def slowly(owner: Any, name: str, *arguments: Any, **keywords: Any) -> Any:
+        time.sleep(seconds)
+        return getattr(type(owner), name)(owner, *arguments, **keywords)
+
+    _patch(worker, path, slowly)
+
+
+def _patch(worker: Any, path: str, replacement: Callable[..., Any]) -> None:
+    """Put a function in the place of a method of an object in a worker; it is also given the object and the name."""
     *parts, name = path.split(".")
 
     def patch(host: Any) -> None:
         owner = functools.reduce(getattr, parts, host)
-
-        def raising(*arguments: Any, **keywords: Any) -> None:
-            object.__delattr__(owner, name)
-            raise OSError("a device was away for a moment")
-
-        object.__setattr__(owner, name, raising)
+        object.__setattr__(owner, name, functools.partial(replacement, owner, name))
 
     ray.get(worker.__ray_call__.remote(patch))

@@ -37,7 +37,9 @@ def _processes() -> dict[int, str]:
 
 def _files() -> set[Path]:
     """Shared memory and folders of Ray, except those of others on the machine, such as other test workers."""
-    found = {*Path("/dev/shm").glob("roll*"), *Path("/dev/shm").glob("psm_*"), *Path("/tmp").glob("roll-*")}
+    found = {*Path("/tmp").glob("roll-*")}
+    for names in ("roll*", "psm_*", "sem.roll-*"):
+        found |= {*Path("/dev/shm").glob(names)}
     return without_others(found)
 
 
@@ -50,10 +52,16 @@ def without_others(files: set[Path]) -> set[Path]:
                 continue
             lines = Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8").splitlines()
             mapped = {line.split(maxsplit=5)[-1] for line in lines if "/dev/shm/" in line}
-            left -= {Path(name) for name in (*process.cmdline(), *mapped)}
+            named = {Path(name) for name in (*process.cmdline(), *mapped)}
+            left = {file for file in left if not named & {file, _session_of(file)}}
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess, OSError):
             continue
     return left
+
+
+def _session_of(semaphore: Path) -> Path:
+    """Return the name of the folder of the run that a semaphore is of, which the process that clears up is given."""
+    return Path("-".join(semaphore.name.removeprefix("sem.").split("-")[:2]))
 
 
 def _is_of_another_driver(folder: Path) -> bool:

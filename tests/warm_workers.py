@@ -25,6 +25,8 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from roll_like.cluster import Cluster, RaySession, thread_environment
 from roll_like.cluster.cluster import python_path
+from roll_like.cluster.node_watch import page_prefix
+from roll_like.cluster.progress import PROGRESS, VARIABLE
 from roll_like.config.sections import ResourcesConfig
 from roll_like.inference.hf.engine import HFEngine
 from roll_like.training.rank import TrainingRank
@@ -40,8 +42,11 @@ ENVIRONMENT = {**thread_environment(1), "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_D
 
 def _settle(path: list[str], environment: Mapping[str, str]) -> None:
     """See what the driver sees now: modules of users, and variables that a worker reads when it starts."""
+    os.environ.pop(VARIABLE, None)
     sys.path += [entry for entry in path if entry not in sys.path]
     os.environ.update(environment)
+    PROGRESS.__init__()  # type: ignore[misc] - the page of this worker, where workers are watched
+    PROGRESS.open()
 
 
 class RankHost(TrainingRank):
@@ -114,6 +119,9 @@ HOSTS: dict[type[Any], type[Any]] = {TrainingRank: RankHost, HFEngine: EngineHos
 class WarmWorkers:
     """The hosts of a test session. A host keeps its rank: PyTorch caches how tensors of a rank are sharded."""
 
+    #: Whether a run's watchdog sees what its workers do.
+    watched = False
+
     def __init__(self) -> None:
         self._idle: dict[tuple[type[Any], int], list[Any]] = defaultdict(list)
         self._lent: dict[Any, tuple[type[Any], int]] = {}
@@ -127,6 +135,8 @@ class WarmWorkers:
         host = idle.pop() if idle else self._new(kind)
         self._lent[host] = kind, rank
         path, environment = python_path().split(os.pathsep), dict(cluster._environment(rank))
+        if self.watched and cluster.pages is not None:
+            environment[VARIABLE] = page_prefix(cluster.pages, cluster.name, rank)
         begun = host.begin.remote(cluster._arguments(rank), path, environment)
         if kind is EngineHost:  # Ray runs calls of asynchronous actors in any order
             ray.get(begun)

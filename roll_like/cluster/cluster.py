@@ -19,6 +19,7 @@ from roll_like.cluster import guardian
 from roll_like.cluster.node_watch import page_prefix
 from roll_like.cluster.progress import PROGRESS, VARIABLE
 from roll_like.cluster.resources import Placement
+from roll_like.cluster.semaphores import WORKER_MARKER, remove_semaphores
 from roll_like.errors import RollLikeError, WorkerError
 
 W = TypeVar("W")
@@ -39,8 +40,6 @@ SETTLING_SECONDS = 3.0
 _DEATHS = (RayActorError, ActorDiedError)
 #: Held while a call goes out to all workers of a role.
 _CALLING = threading.Lock()
-#: Environment variable of every process of a worker, so that they can be found: role, rank, and a number.
-WORKER_MARKER = "ROLL_LIKE_WORKER"
 
 
 class WorkerDied(WorkerError):
@@ -92,9 +91,17 @@ class ClusterHandle(Generic[W]):
     def __len__(self) -> int:
         return len(self._actors)
 
-    def only(self, ranks: Sequence[int]) -> ClusterHandle[W]:
-        """Return what some of the workers can be called by, as they are now: they are its 0th, 1st and so on."""
-        return ClusterHandle(self.name, [self._actors[rank] for rank in ranks], ranks)
+    def only(self, ranks: Sequence[int], *, within: float | None = None) -> ClusterHandle[W]:
+        """Return what some of the workers can be called by, as they are now: they are its 0th, 1st and so on.
+
+        Args:
+            ranks: Which.
+            within: How long they may take to start, where they have just been started anew. Seconds.
+        """
+        handle = ClusterHandle[W](self.name, [self._actors[rank] for rank in ranks], ranks)
+        if within is not None:
+            handle._limit = _StartLimit(time.monotonic(), within)
+        return handle
 
     @overload
     def everywhere(
@@ -291,6 +298,7 @@ class Cluster(ClusterHandle[W]):
         """
         ray.kill(self._actors[rank])
         guardian.sweep(self._marker(rank), name=WORKER_MARKER, patience=FENCE_SECONDS)
+        remove_semaphores(self._marker(rank))
 
     def rebuild(self) -> None:
         """Replace all workers by fresh ones at the same places."""

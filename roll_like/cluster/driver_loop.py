@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
@@ -53,6 +54,9 @@ class DriverLoop:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="driver-loop", daemon=True)
         self._closing = False
+        self._stop_waiting: Callable[[Exception], None] | None = None
+        self._interruption: Exception | None = None
+        self._interrupting = threading.Lock()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -79,6 +83,46 @@ class DriverLoop:
     def _serve(self) -> None:
         self._loop.run_forever()
         self._loop.run_until_complete(_cancel_what_is_left())  # another thread may have started something meanwhile
+
+    def interrupt(self, error: Exception) -> None:
+        """Raise an error where `wait_for` waits, and at its next calls until `go_on`; from any thread.
+
+        What is waited for does not come before the waiting thread has seen to the cause.
+        """
+        with self._interrupting:
+            self._interruption = error
+            if self._stop_waiting is not None:
+                self._stop_waiting(error)
+
+    def go_on(self) -> None:
+        """Note that the cause of an interruption is gone."""
+        with self._interrupting:
+            self._interruption = None
+
+    def wait_for(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do as `run`, for one thread's work that `interrupt` may end."""
+        return self.run(self._interruptible(work))
+
+    async def _interruptible(self, work: Coroutine[Any, Any, T]) -> T:
+        task, cause = asyncio.current_task(), list[Exception]()
+        assert task is not None
+
+        def stop(error: Exception) -> None:
+            cause.append(error)
+            self._loop.call_soon_threadsafe(task.cancel)
+
+        with self._interrupting:
+            if self._interruption is not None:
+                work.close()
+                raise self._interruption
+            self._stop_waiting = stop
+        try:
+            return await work
+        except asyncio.CancelledError:
+            raise (cause[0] if cause else asyncio.CancelledError) from None
+        finally:
+            with self._interrupting:
+                self._stop_waiting = None
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Return what `work` returns, or raise what it raises."""
@@ -114,9 +158,14 @@ def _hand_over(task: asyncio.Task[T], outcome: Future[T]) -> None:
 
 async def _cancel_what_is_left() -> None:
     await asyncio.sleep(0)  # what is to be started has started then
-    while left := asyncio.all_tasks() - {asyncio.current_task()}:  # one that ends may have started another
+    until = time.monotonic() + CLEAN_UP_SECONDS
+    # one that ends may have started another
+    while (left := asyncio.all_tasks() - {asyncio.current_task()}) and time.monotonic() < until:
         for task in left:
             task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        ended, _ = await asyncio.wait(left, timeout=CLEAN_UP_SECONDS)
+        for task in ended:
+            if not task.cancelled():
+                task.exception()  # read, or asyncio prints it
         await asyncio.sleep(0)
     await asyncio.get_running_loop().shutdown_asyncgens()

@@ -111,6 +111,8 @@ def main() -> None:
     finally:
         for directory in arguments[3:] if rescued else arguments:
             shutil.rmtree(directory, ignore_errors=True)
+        for semaphore in Path("/dev/shm").glob(f"sem.{value}-*"):  # of processes that were killed
+            semaphore.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import ray
+from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -195,7 +196,15 @@ class ResourceManager:
             for group in self._groups
             for bundle in range(self.config.devices_per_node)
         ]
-        found: Sequence[Gpu | str] = ray.get(refs)
+        limit = self.config.start_timeout_seconds
+        try:
+            found: Sequence[Gpu | str] = ray.get(refs, timeout=limit)
+        except GetTimeoutError:
+            self.release()
+            raise ResourceError(
+                f"not every GPU could be asked what it is within {limit:g} s",
+                fix="see whether `nvidia-smi` answers on each machine, or raise resources.start_timeout_seconds",
+            ) from None
         for number, gpu in enumerate(found):
             if isinstance(gpu, str):
                 node, local = divmod(number, self.config.devices_per_node)

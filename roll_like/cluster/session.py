@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -25,6 +26,8 @@ _LOCAL_STORE_BYTES = 2 * 2**30
 STARTS = 3
 #: What Ray says then.
 _SLOW_START = "timed out during startup"
+#: How long what clears up may be waited for; it ends by itself too. Seconds.
+CLEAR_UP_SECONDS = 300.0
 
 
 class RaySession:
@@ -55,6 +58,8 @@ class RaySession:
         # Ray's metrics agent takes a core at start and prints about a missing exporter
         os.environ.setdefault("RAY_enable_metrics_collection", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        # what Ray would keep of each call, for a dashboard that is not there: 47 KiB a step of a small run
+        os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
         # every worker has an environment of its own, so none would ever be taken from those started ahead
         os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
         # Ray would let everything else on the machine go first
@@ -152,7 +157,8 @@ class RaySession:
         os.environ.pop(guardian.MARKER, None)
         if self._guardian is not None and self._guardian.stdin is not None:
             self._guardian.stdin.close()
-            self._guardian.wait()
+            with suppress(subprocess.TimeoutExpired):  # it goes on by itself
+                self._guardian.wait(CLEAR_UP_SECONDS)
             self._guardian = None
         self._directory = None
 

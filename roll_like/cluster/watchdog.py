@@ -40,6 +40,8 @@ MOST_SECONDS = 1800.0
 #: How long neither the driver nor any worker may go on, until the driver ends. Waits for workers have shorter deadlines
 #: of their own; this is for those in a tracker, a library or a file system. Seconds.
 DRIVER_SECONDS = 7200.0
+#: How long its thread may take to end: it may be keeping evidence. Seconds.
+END_SECONDS = 60.0
 #: How often progress was seen in a phase before its own gaps say how long it may stand still, and how many times the
 #: longest one that is.
 ENOUGH_GAPS, TIMES_LONGEST = 3, 5.0
@@ -312,7 +314,7 @@ class Watchdog:
 
     def __exit__(self, *_: object) -> None:
         self._done.set()
-        self._thread.join()
+        self._thread.join(END_SECONDS)
 
     def _run(self) -> None:
         try:

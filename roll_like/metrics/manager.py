@@ -71,8 +71,6 @@ class MetricsManager:
         began: float | None = None,
     ) -> None:
         self.summary: Summary | None = None
-        #: Step and figures of every training step, those before a resumption included.
-        self.history: list[tuple[int, dict[str, float]]] = []
         #: Number of finished steps and figures of every evaluation, those before a resumption included.
         self.evaluations: list[tuple[int, dict[str, float]]] = []
         self._config = config
@@ -158,6 +156,11 @@ class MetricsManager:
             self.console.started(phases)
             self.event("started", phases=phases)
 
+    @property
+    def history(self) -> list[tuple[int, dict[str, float]]]:
+        """Step and figures of every training step, those before a resumption included, as they are on disk."""
+        return [(int(record["step"]), files.values_of(record)) for record in files.read(self._run_dir / files.METRICS)]
+
     def log(self, step: int, *parts: Metrics) -> dict[str, float]:
         """Take the figures of a training step, from as many roles as there are.
 
@@ -179,7 +182,6 @@ class MetricsManager:
         values = _with_rates(reduce(merged), self._devices)
         self._record(files.METRICS, step, values)
         self._step = step
-        self.history.append((step, values))
         self.console.step(step, values)
         return values
 
@@ -269,7 +271,7 @@ class MetricsManager:
             sink.attempt(partial(tracker.close, status), "closed")
 
     def _summarise(self) -> None:
-        if not (self.history or (self._run_dir / files.EVALUATIONS).exists()):
+        if not (self._step or (self._run_dir / files.EVALUATIONS).exists()):
             return
         try:
             self.summary = write_summary(self._run_dir)
@@ -326,9 +328,7 @@ class MetricsManager:
             self.evaluations.append((int(record["step"]), files.values_of(record)))
             self._progress.add_evaluation(*self.evaluations[-1])
         for record in files.read(self._run_dir / files.METRICS):
-            values = files.values_of(record)
-            self.history.append((int(record["step"]), values))
-            self._progress.add(int(record["step"]), values, timed=False)
+            self._progress.add(int(record["step"]), files.values_of(record), timed=False)
         return removed
 
     # --------------------------------------------------------------- trackers

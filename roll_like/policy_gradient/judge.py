@@ -74,8 +74,12 @@ class JudgeKeeper:
                 return
             self._away.add(rank)
             self._deaths += 1
-            if not self._replace(rank, cause):
-                self._lost = True
+            replaced = False
+            try:
+                replaced = self._replace(rank, cause)
+            finally:  # or rewards would wait for ever
+                self._lost = self._lost or not replaced
+            if not replaced:
                 return
             self._away.discard(rank)
 
@@ -87,7 +91,8 @@ class JudgeKeeper:
             self._servers.fence(rank)
             self._servers.restart(rank)
             try:
-                self._servers.only([rank]).everywhere(JudgeServer.start)
+                started = self._servers.only([rank], within=self._servers.start_timeout_seconds)
+                started.everywhere(JudgeServer.start)
             except RollLikeError as failure:
                 error = brief(failure)
                 continue

@@ -37,7 +37,12 @@ class _Tenant:
     def leave(self, *states: State) -> None:
         for state in states:
             if state in self.held:
-                self.engine.offload(state)
+                try:
+                    self.engine.offload(state)
+                except WorkerDied:  # who asks this model next has all its ranks replaced
+                    self.engine.end()
+                    self.held.clear()
+                    return
                 self.held.remove(state)
 
 

@@ -96,7 +96,7 @@ class AsyncRollouts:
             GenerationError: More samples were lost to failures than `rollout.max_failure_fraction`, or nothing has
                 ended for `stall_seconds`. What a group raised meanwhile is raised here.
         """
-        collected = self._runner.run(self._collect(step))
+        collected = self._runner.wait_for(self._collect(step))
         collected.refuse_too_many_failures(self._config.max_failure_fraction, f"step {step + 1}")
         return collected
 

@@ -62,7 +62,7 @@ class Evaluator(Generic[PlanT]):
             seed=self._seed,
             urgent=True,
         )
-        collected = self._runner.run(self._collector.collect(iter(self._tasks), plan))
+        collected = self._runner.wait_for(self._collector.collect(iter(self._tasks), plan))
         collected.refuse_too_many_failures(self._max_failure_fraction, "this evaluation")
         return evaluation_metrics(collected, self._schedule.samples_per_group), collected
 

@@ -223,6 +223,7 @@ class Fleet:
             fresh = [rank for rank in self.reachable() if self._states[rank] is ReplicaState.STALE]
             for rank in fresh:
                 self._serve(rank)
+            self._runner.go_on()
 
     def _lost(self, rank: int, restarts: int, error: RollLikeError) -> None:
         """Begin to replace an engine, unless that has begun since it was started the `restarts`-th time."""
@@ -230,7 +231,16 @@ class Fleet:
             if self._restarts[rank] != restarts or rank not in self._of(ReplicaState.SERVING, ReplicaState.STALE):
                 return
             self._states[rank] = ReplicaState.RESTARTING
-        self._runner.spawn(self._replace(rank, error))
+        self._runner.spawn(self._replace_or_retire(rank, error))
+
+    async def _replace_or_retire(self, rank: int, error: RollLikeError) -> None:
+        try:
+            await self._replace(rank, error)
+        except Exception as unexpected:  # noqa: BLE001 - what waits for the engine would wait for ever
+            with self._changed:
+                self._starting.discard(rank)
+            again = WorkerError(f"{brief(error)}; {type(unexpected).__name__}: {unexpected}")
+            self._retire(rank, again, "could not be replaced")
 
     async def _replace(self, rank: int, error: RollLikeError) -> None:
         began, cause, started = time.monotonic(), brief(error), False
@@ -285,20 +295,20 @@ class Fleet:
                 # the trainer's own: who calls it next will meet it, unless all wait for this engine
                 with self._changed:
                     if not self._of(ReplicaState.SERVING):
-                        self._give_up(error)
+                        self._runner.interrupt(error)
 
     def _serve(self, rank: int) -> None:
         self._states[rank] = ReplicaState.SERVING
         for router in self._routers:
             self._runner.call(partial(router.admit, self._replica(rank)))
 
-    def _retire(self, rank: int, error: RollLikeError) -> None:
+    def _retire(self, rank: int, error: RollLikeError, why: str = "died too often and is not replaced again") -> None:
         with self._changed:
             self._states[rank] = ReplicaState.RETIRED
             self._error = error
             self._report(
                 self.cluster.name,
-                f"inference engine {rank} died too often and is not replaced again; the last error: {brief(error)}",
+                f"inference engine {rank} {why}; the last error: {brief(error)}",
                 seconds=None,
             )
             if not self._awaits_more():

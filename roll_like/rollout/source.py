@@ -13,6 +13,7 @@ import numpy as np
 
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.policy_gradient import GroupRolloutConfig
+from roll_like.errors import WorkerError
 from roll_like.inference.interface import Sampling, derived_seed
 from roll_like.rollout.collection import Collected, GroupRunner, SampleCounter
 from roll_like.types import Group, Scored, Task
@@ -194,7 +195,12 @@ class SynchronousRollouts(Generic[PlanT]):
             seed=derived_seed(self._seed, step) if config.seeded else None,
             waited_for=again,
         )
-        collected = self._runner.run(self._timed(self._tasks(again), plan))
+        before = self.state()
+        try:
+            collected = self._runner.wait_for(self._timed(self._tasks(again), plan))
+        except WorkerError:  # the run may go on, and collects this step's groups again then
+            self.load_state(before)
+            raise
         self._returned.extend(collected.unfinished)
         scored = len(collected.groups) + len(collected.rejected)
         if scored:

@@ -7,15 +7,17 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
+import yaml
+
 from roll_like.check.gpus import require_capable
 from roll_like.cluster import RaySession, ResourceManager, watching
 from roll_like.cluster.driver_loop import rare_garbage_collection
 from roll_like.cluster.node_watch import RoleMemory
 from roll_like.config.load import dump_config
 from roll_like.config.run import RunConfig
-from roll_like.errors import ConfigError
+from roll_like.errors import CheckpointError, ConfigError
 from roll_like.metrics.manager import MetricsManager
-from roll_like.run.checkpoint import CheckpointStore
+from roll_like.run.checkpoint import Checkpoint, CheckpointStore
 from roll_like.run.folder import find_run, is_finished, locked
 from roll_like.run.signals import StopSignal
 from roll_like.run.snapshots import Snapshots
@@ -55,6 +57,8 @@ def running(
                 f"{directory} is finished, and has no checkpoint to continue from",
                 fix="repeat it with more `steps`, or leave --resume out; checkpoint.at_end: true writes one always",
             )
+        if checkpoint is not None:
+            _refuse_other_pipeline(config, checkpoint)
         (directory / "config.yaml").write_text(dump_config(config))
         signal = stack.enter_context(StopSignal())
         metrics = stack.enter_context(
@@ -110,6 +114,16 @@ def running(
         )
         metrics.usage = lambda: memory_metrics(nodes.memory())
         yield RunContext(state=state, resources=resources, stack=stack)
+
+
+def _refuse_other_pipeline(config: RunConfig, checkpoint: Checkpoint) -> None:
+    path = checkpoint.path / "config.yaml"
+    found = yaml.safe_load(path.read_text()).get("pipeline")
+    if found != config.pipeline:
+        raise CheckpointError(
+            f"{checkpoint.path} is of pipeline: {found}, and this configuration is of pipeline: {config.pipeline}",
+            fix=f"continue with the configuration of the run ({path}), or leave --resume out to start a new one",
+        )
 
 
 def memory_metrics(held: Mapping[str, RoleMemory]) -> dict[str, Metric]:

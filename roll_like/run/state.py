@@ -135,10 +135,10 @@ class RunState:
             saved = self._resumed.state.keys() - {"metrics"}
             if saved != parts.keys():
                 raise CheckpointError(
-                    f"{self._resumed.path} is of another pipeline or configuration: it holds the state of "
-                    f"{_listed(saved)}, and this run has {_listed(parts)}",
-                    fix="continue with the configuration that the run began with (config.yaml in its folder), or start "
-                    "anew without --resume",
+                    f"{self._resumed.path} is of another configuration: it holds the state of {_listed(saved)}, and "
+                    f"this run has {_listed(parts)}",
+                    fix=f"continue with the configuration of the run ({self._resumed.path / 'config.yaml'}), or leave "
+                    "--resume out to start a new one",
                 )
             for name, part in parts.items():
                 part.load_state(self._resumed.state[name])

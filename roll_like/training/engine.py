@@ -96,6 +96,11 @@ class TrainingEngine(Generic[StepT]):
         for again in self.on_rebuilt:
             again()
 
+    def end(self) -> None:
+        """End the processes of all ranks: without the one that died they are of no use, and hold memory."""
+        for rank in range(len(self.cluster)):
+            self.cluster.fence(rank)
+
     def train_step(self, step: StepT) -> dict[str, Metric]:
         """Take the optimizer steps of one training step; none where there is nothing to learn.
 

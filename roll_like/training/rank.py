@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import random
@@ -412,6 +413,7 @@ class TrainingRank:
                 f"rank {self.rank} cannot write its checkpoint to {directory}: {error}",
                 fix="free disk space, or lower checkpoint.keep",
             ) from error
+        release_free_memory()
 
     @shared_phase
     def load(self, directory: str) -> None:
@@ -426,7 +428,11 @@ class TrainingRank:
             # rank 0's where more ranks load than have saved
             state = torch.load(own if own.exists() else own.with_name("rank_0.pt"), weights_only=True)
         except (OSError, RuntimeError, ValueError, KeyError, AssertionError, EOFError, UnpicklingError) as error:
-            raise CheckpointError(f"rank {self.rank} cannot read its checkpoint in {directory}: {error}") from error
+            raise CheckpointError(
+                f"rank {self.rank} cannot read its checkpoint in {directory}: {error}",
+                fix="continue with the model, the adapters and the critic of the run (config.yaml in the checkpoint), "
+                "or leave --resume out to start a new one",
+            ) from error
         self.updates = state["updates"]
         if own.exists():
             restore_random_states(state["rng"])
@@ -476,6 +482,16 @@ def _counted(result: R) -> R:
     """Return what a micro-batch gave, and count it as progress."""
     PROGRESS.tick()
     return result
+
+
+def release_free_memory() -> None:
+    """Give pages of freed memory back, which the allocator keeps for the next micro-batch (`thread_environment`).
+
+    Freed blocks of many sizes leave gaps that later ones do not fit into, so what it keeps grows without end.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc only
+    if trim is not None:
+        trim(0)
 
 
 def seed_everything(seed: int) -> None:

@@ -1,20 +1,23 @@
-"""A run with an engine, a policy, a critic and a reference model: each of them dies in each phase, also two at once.
+"""A run with an engine, a policy, a critic and a reference model: each of them dies, hangs, raises or is slow.
 
-Whatever dies, the weights end equal to those of an undisturbed run, to the bit, and each step is logged once.
+Whatever happens, the weights end equal to those of an undisturbed run, to the bit, and each step is logged once.
 """
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import at, kill, raise_once
-from run_config import write_run
-from test_healing import APART, Ended, ended
+import warm_workers
+from faults import at, kill, raise_once, slow_down, stop
+from run_config import write_episodes_run, write_run
+from test_healing import APART, TWO_RANKS, Ended, ended
 from tiny_model import make_tiny_model
 
-from roll_like.cluster import Cluster
+from roll_like.cluster import Cluster, watchdog
+from roll_like.errors import RETRY
 from roll_like.inference.weight_transfer.sync import WeightSync
 from roll_like.policy_gradient.residency import Residency
 from roll_like.policy_gradient.workers import Workers
@@ -42,7 +45,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def all_roles(directory: Path, model: Path) -> Path:
-    batches = {"max_tokens_per_micro_batch": 512}
+    batches = {"max_tokens_per_micro_batch": 128}  # several micro-batches an update
     return write_run(
         directory,
         model,
@@ -50,7 +53,7 @@ def all_roles(directory: Path, model: Path) -> Path:
         steps=3,
         training={**batches, "optimizer": {"lr": 1.0e-3}},
         critic=batches,
-        reference={},
+        reference=batches,
         algorithm={"advantage": "gae", "kl": {"use": "loss", "coefficient": 0.01}},
         checkpoint={"every": 2, "export": True},
         evaluation={"sources": [{"path": str(directory / "eval.jsonl")}], "every": 2, "samples_per_prompt": 1},
@@ -74,6 +77,14 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Cluster[Any]]:
 
     monkeypatch.setattr(Cluster, "__init__", noted)
     return found
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A watchdog that knows the processes of warm workers, and is quick."""
+    monkeypatch.setattr(warm_workers.WarmWorkers, "watched", True)
+    monkeypatch.setattr(watchdog, "LOOK_SECONDS", 0.3)
+    monkeypatch.setattr(watchdog, "STOPPED_SECONDS", 2.0)
 
 
 def same(run: Ended, undisturbed: Ended) -> None:
@@ -113,6 +124,43 @@ def test_two_die_at_once(
     same(ended(all_roles(tmp_path, model)), undisturbed)
 
 
+def test_one_of_two_engines_dies(
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    model: Path,
+    workers: dict[str, Cluster[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def two_engines(directory: Path) -> Path:
+        batches = {"max_tokens_per_micro_batch": 512}
+        return write_run(
+            directory,
+            model,
+            resources=TWO_RANKS,
+            steps=3,
+            training={**batches, "workers": 2, "optimizer": {"lr": 1.0e-3}},
+            inference={"type": "hf", "replicas": 2},
+            checkpoint={"every": 2, "export": True},
+        )
+
+    undisturbed = ended(two_engines(tmp_path_factory.mktemp("two-engines")))
+    at(monkeypatch, *PHASES["generating"], lambda _: kill(workers["inference"]._actors[1]))
+    run = ended(two_engines(tmp_path))
+    same(run, undisturbed)
+    assert "engine 1 was replaced in" in run.output
+
+
+def test_a_trainer_that_dies_while_the_only_engine_waits_for_its_weights(
+    tmp_path: Path, model: Path, undisturbed: Ended, workers: dict[str, Cluster[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at(monkeypatch, *PHASES["generating"], lambda _: kill(workers["inference"]._actors[0]))
+    at(monkeypatch, Residency, "_catch_up", 1, lambda _: kill(workers["training"]._actors[0]))
+    run = ended(all_roles(tmp_path, model))
+    same(run, undisturbed)
+    assert "engine 0 was replaced in" in run.output
+    assert "all ranks were started again in" in run.output
+
+
 def test_a_trainer_that_dies_while_it_is_brought_back(
     tmp_path: Path, model: Path, undisturbed: Ended, workers: dict[str, Cluster[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,10 +184,8 @@ def test_an_engine_that_dies_again_before_it_serves(
         ("inference", "generating", "_advance"),
         ("training", "updating", "_backend.forward_backward"),
         ("training", "updating", "_backend.optimizer_step"),
-        ("training", "saving", "_backend.save"),
         ("training", "exporting", "_parameters"),
         ("critic", "updating", "_backend.forward_backward"),
-        ("critic", "saving", "_backend.save"),
         ("reference", "generating", "_objective.forward"),
     ],
 )
@@ -158,3 +204,169 @@ def test_one_raises_once(
     same(run, undisturbed)
     if role != "inference":  # its request is asked again
         assert "all ranks were started again in" in run.output
+
+
+@pytest.mark.parametrize(
+    ("role", "phase"),
+    [
+        *(("inference", phase) for phase in ("generating", "syncing", "evaluating")),
+        *(("training", phase) for phase in ("training", "updating", "syncing", "saving")),
+        *(("critic", phase) for phase in ("updating", "saving")),
+        ("reference", "training"),
+    ],
+)
+def test_one_is_stopped(
+    tmp_path: Path,
+    model: Path,
+    undisturbed: Ended,
+    workers: dict[str, Cluster[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    watched: None,
+    role: str,
+    phase: str,
+) -> None:
+    at(monkeypatch, *PHASES[phase], lambda _: stop(workers[role]._actors[0]))
+    run = ended(all_roles(tmp_path, model))
+    same(run, undisturbed)
+    assert f"{role} 0 was stopped" in run.output
+    assert "replaced in" in run.output or "all ranks were started again in" in run.output
+    (stacks,) = (run.folder / "stacks").iterdir()
+    assert f"-{role}-0.txt" in stacks.name
+    assert "state T" in stacks.read_text()
+
+
+@pytest.mark.parametrize(
+    ("role", "phase", "method", "seconds"),
+    [
+        ("inference", "generating", "_advance", 0.05),  # of each token
+        ("training", "updating", "_backend.forward_backward", 3.0),
+        ("critic", "updating", "_backend.forward_backward", 3.0),
+        ("reference", "training", "_objective.forward", 3.0),
+    ],
+)
+def test_nobody_is_replaced_who_is_slow(
+    tmp_path: Path,
+    model: Path,
+    undisturbed: Ended,
+    workers: dict[str, Cluster[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    watched: None,
+    role: str,
+    phase: str,
+    method: str,
+    seconds: float,
+) -> None:
+    limit = 5.0
+    slow = {"generate", "forward_backward", "forward"}
+    monkeypatch.setattr(watchdog.Deadlines, "of", lambda _, role, phase: limit if phase in slow else 600.0)
+    at(monkeypatch, *PHASES[phase], lambda _: slow_down(workers[role]._actors[0], method, seconds))
+    run = ended(all_roles(tmp_path, model))
+    same(run, undisturbed)
+    assert not (run.folder / "stacks").exists()
+    assert run.total(f"health/hangs/{role}") == run.total(f"health/restarts/{role}") == 0
+    seconds_of = {line["step"]: line["time/step"] for line in run.lines}
+    assert seconds_of[3] > seconds_of[2] + limit, "it was not slow enough to tell"
+
+
+@pytest.mark.parametrize("fault", [kill, stop])
+@pytest.mark.parametrize("phase", ["generating", "evaluating"])
+def test_a_reward_worker_is_lost(
+    tmp_path: Path,
+    model: Path,
+    undisturbed: Ended,
+    workers: dict[str, Cluster[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    watched: None,
+    phase: str,
+    fault: Any,
+) -> None:
+    at(monkeypatch, *PHASES[phase], lambda _: fault(workers["rewards"]._actors[0]))
+    run = ended(all_roles(tmp_path, model))
+    same(run, undisturbed)
+    assert [line["rollout/failures"] for line in run.lines] == [0, 0, 0]
+    assert ("rewards 0 was stopped" in run.output) == (fault is stop)
+
+
+@pytest.mark.parametrize("fault", [kill, stop])
+def test_an_environment_worker_is_lost(
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    model: Path,
+    workers: dict[str, Cluster[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    watched: None,
+    fault: Any,
+) -> None:
+    def episodes(directory: Path) -> Path:
+        checkpoint = {"every": 0, "export": True}
+        return write_episodes_run(directory, model, resources=APART, steps=3, checkpoint=checkpoint)
+
+    undisturbed = ended(episodes(tmp_path_factory.mktemp("episodes")))
+    at(monkeypatch, *PHASES["generating"], lambda _: fault(workers["environments"]._actors[0]))
+    run = ended(episodes(tmp_path))
+    same(run, undisturbed)
+    assert ("environments 0 was stopped" in run.output) == (fault is stop)
+
+
+@pytest.mark.parametrize("role", ["training", "critic"])
+def test_a_disk_without_room_costs_a_warning(
+    tmp_path: Path,
+    model: Path,
+    undisturbed: Ended,
+    workers: dict[str, Cluster[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    role: str,
+) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    at(monkeypatch, *PHASES["saving"], lambda _: raise_once(workers[role]._actors[0], "_backend.save", full))
+    run = ended(all_roles(tmp_path, model))
+    same(run, undisturbed)
+    assert "No space left on device; the run goes on, and tries again when the next checkpoint is due" in run.output
+    assert [path.name for path in (run.folder / "checkpoints").glob("step_*")] == ["step_000003"]
+
+
+@pytest.mark.parametrize(
+    ("role", "deaths", "said"),
+    [
+        # in steps 2 and 3: after the first death step 1 is computed again
+        ("training", (2, 5), "training workers were replaced too often to go on"),
+        ("inference", (2, 3), "inference engine 0 died too often and is not replaced again"),
+    ],
+)
+def test_a_budget_that_is_spent_ends_the_run_and_says_why(
+    tmp_path: Path,
+    model: Path,
+    workers: dict[str, Cluster[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    role: str,
+    deaths: tuple[int, int],
+    said: str,
+) -> None:
+    monkeypatch.setattr("roll_like.cluster.health.MOST_RESTARTS", 1)
+    for call in deaths:
+        at(monkeypatch, Workers, "generating", call, lambda _: kill(workers[role]._actors[0]))
+    run = ended(all_roles(tmp_path, model), code=RETRY)
+    assert said in run.output
+    assert f"{role} worker 0 in " in run.output
+
+
+@pytest.mark.parametrize(
+    ("role", "code"),
+    [("inference", RETRY), ("training", RETRY), ("critic", RETRY), ("reference", RETRY), ("rewards", RETRY)],
+)
+@pytest.mark.parametrize("fault", [kill, stop])
+def test_one_that_is_lost_while_it_starts_ends_the_attempt(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, watched: None, role: str, code: int, fault: Any
+) -> None:
+    start = Cluster.__init__
+
+    def faulty(cluster: Cluster[Any], name: str, *arguments: Any, **keywords: Any) -> None:
+        start(cluster, name, *arguments, **keywords)
+        if name == role:
+            fault(cluster._actors[0])
+
+    monkeypatch.setattr(Cluster, "__init__", faulty)
+    run = ended(all_roles(tmp_path, model), code=code)
+    assert f"{role} worker 0 in " in run.output
+    assert "its process is gone" in run.output
+    assert ("was stopped" in run.output) == (fault is stop)

@@ -271,12 +271,31 @@ def test_vllm_is_replaced_and_gets_the_version_that_was_current(
 
 
 @pytest.mark.slow
-def test_a_judge_that_dies_answers_again_at_its_address(
+def test_a_trainer_that_dies_while_vllm_takes_its_weights(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    trainers: list[TrainingEngine[Any]] = []
+    at(monkeypatch, TrainingEngine, "__init__", 1, trainers.append)
+    at(monkeypatch, WeightSync, "push", 3, lambda _: kill(trainers[0].cluster._actors[0]))
+    engine = {"type": "vllm", "kv_cache_gib": 0.1, "max_running": 8}
+    run = ended(rlvr(tmp_path, model, inference=engine, evaluation=None))
+    assert run.total("health/restarts/training") == 1
+    assert [line["step"] for line in run.lines] == [1, 2, 3, 4]
+    assert {line["staleness/max"] for line in run.lines} == {0}
+    assert max(line["mismatch/kl"] for line in run.lines) < 1e-3, "sampled with other weights"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_judge_that_is_lost_answers_again_at_its_address(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     def kill_server(_: Workers) -> None:
-        (server,) = (one for one in psutil.process_iter() if "roll_like.inference.vllm.server" in one.cmdline())
-        server.send_signal(signal.SIGKILL)
+        ours = psutil.Process().children(recursive=True)
+        (server,) = (
+            one for one in ours if "roll_like.inference.vllm.server" in (one.as_dict(["cmdline"])["cmdline"] or ())
+        )
+        server.send_signal(number)
 
     rewards = {
         "use": [
@@ -288,6 +307,7 @@ def test_a_judge_that_dies_answers_again_at_its_address(
             }
         ]
     }
+    monkeypatch.setattr("roll_like.cluster.watchdog.STOPPED_SECONDS", 2.0)
     at(monkeypatch, Workers, "generating", 2, kill_server)
     run = ended(
         rlvr(
@@ -303,4 +323,6 @@ def test_a_judge_that_dies_answers_again_at_its_address(
     )
     assert [line["rollout/failures"] for line in run.lines] == [0, 0]
     assert run.total("health/restarts/judge") == 1
-    assert "the server of judge 0 ended; it was replaced in" in run.output
+    gone = "judge worker 0 in ended: its process is gone"  # the watchdog ends the worker with its server
+    assert f"{gone if number == signal.SIGSTOP else 'the server of judge 0 ended'}; it was replaced in" in run.output
+    assert ("judge 0 was stopped" in run.output) == (number == signal.SIGSTOP)

@@ -11,8 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 from hygiene import nothing_left
-from run_config import kill_run, read_lines, run_here, start_run, write_episodes_run, write_run
+from run_config import kill_run, read_lines, run_here, start_run, write_episodes_run, write_run, write_sft_run
 from safetensors.torch import load_file, save_file
+from tiny_model import make_tiny_model
 
 from roll_like.run.checkpoint import newest_step
 from roll_like.run.folder import locked
@@ -52,8 +53,6 @@ def same(left: list[dict[str, float]], right: list[dict[str, float]]) -> None:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tiny_model import make_tiny_model
-
     return make_tiny_model(tmp_path_factory.mktemp("model"), dtype="float32")
 
 
@@ -146,6 +145,26 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, model: Path, undist
     assert f"{damaged.name}" in output
     assert "the checkpoint before it is used" in output
     same(series(run), undisturbed)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_another_model_or_pipeline_is_refused(tmp_path: Path, model: Path) -> None:
+    config = write_run(tmp_path, model, steps=1)
+    code, output = run_here(config)
+    assert code == 0, output
+    checkpoint = tmp_path / "runs" / "tiny" / "checkpoints" / "step_000001"
+    wider = make_tiny_model(tmp_path / "wider", dtype="float32", width=128)
+    code, output = run_here(config, "--resume", f"model.path={wider}", "steps=2")
+    assert code == 1
+    assert "has the shape (512, 64) in the checkpoint, and (512, 128) in the model" in output
+    assert "continue with the model, the adapters and the critic of the run" in output
+    code, output = run_here(config, "--resume", "algorithm.advantage=gae", "critic={}", "steps=2")
+    assert code == 1
+    assert "cannot read its checkpoint" in output
+    code, output = run_here(write_sft_run(tmp_path, model, steps=2), "--resume")
+    assert code == 1
+    assert f"{checkpoint} is of pipeline: rlvr, and this configuration is of pipeline: sft" in output
+    assert f"continue with the configuration of the run ({checkpoint / 'config.yaml'})" in output
 
 
 def test_a_reward_that_always_raises_ends_the_run_and_says_why(tmp_path: Path, model: Path) -> None:

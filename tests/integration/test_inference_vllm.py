@@ -242,6 +242,25 @@ async def test_the_calls_of_a_turn_of_the_trainer_are_vllms_own_and_in_order(
     assert llm.mock_calls == [call.resume_generation()]
 
 
+@pytest.mark.usefixtures("vllm")
+async def test_an_update_that_was_broken_off_goes_on_or_ends_the_engine(float_model: Path) -> None:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    llm = create_autospec(AsyncLLM, instance=True, errored=False)
+    engine = VLLMEngine(VLLMConfig(), spec(float_model))
+    engine._llm = llm
+    await engine.start_weight_update()
+    await engine.start_weight_update()  # by a trainer in the place of one that had sent nothing
+    assert llm.start_weight_update.await_count == 1
+    await engine.update_weights({"names": []})
+    await engine.finish_weight_update(3)
+    await engine.start_weight_update()
+    assert llm.start_weight_update.await_count == 2
+    await engine.update_weights({"names": []})
+    with pytest.raises(EngineDied, match="in the middle of a weight update"):
+        await engine.start_weight_update()
+
+
 async def test_a_failed_start_says_why(tmp_path: Path, float_model: Path) -> None:
     async def start(config: VLLMConfig, path: Path) -> None:
         try:

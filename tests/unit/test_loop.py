@@ -59,6 +59,35 @@ def test_a_signal_cuts_the_wait_short_and_lets_the_coroutine_clean_up(loop: Driv
     assert loop.run(asyncio.sleep(0, "usable afterwards")) == "usable afterwards"
 
 
+def test_another_thread_ends_a_wait_until_its_cause_is_gone(loop: DriverLoop) -> None:
+    cleaned: list[bool] = []
+
+    async def wait() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cleaned.append(True)
+
+    threading.Timer(0.05, loop.interrupt, [LookupError("the other one")]).start()
+    with pytest.raises(LookupError, match="the other one"):
+        loop.wait_for(wait())
+    assert cleaned == [True]
+    with pytest.raises(LookupError, match="the other one"):  # nobody has seen to it
+        loop.wait_for(wait())
+    assert cleaned == [True]
+    assert loop.run(asyncio.sleep(0, "other work")) == "other work"
+    loop.go_on()
+    assert loop.wait_for(asyncio.sleep(0, "it came")) == "it came"
+
+
+def test_what_is_cancelled_from_within_is_no_interruption(loop: DriverLoop) -> None:
+    async def cancelled() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        loop.wait_for(cancelled())
+
+
 def test_leaving_ends_what_still_runs() -> None:
     ended: list[bool] = []
 

@@ -24,6 +24,8 @@ LIMIT = 10.0
 class FakeServers:
     """Servers that end when a test says so."""
 
+    start_timeout_seconds = 7.0
+
     def __init__(self, count: int = 1) -> None:
         self.ends = [threading.Event() for _ in range(count)]
         self.errors: list[RollLikeError | None] = [None] * count
@@ -33,11 +35,12 @@ class FakeServers:
     def __len__(self) -> int:
         return len(self.ends)
 
-    def only(self, ranks: list[int]) -> Any:
+    def only(self, ranks: list[int], *, within: float | None = None) -> Any:
         (rank,) = ranks
 
         class Handle:
             def everywhere(_, method: Callable[..., Any]) -> None:
+                assert within == (self.start_timeout_seconds if method is JudgeServer.start else None)
                 if method is JudgeServer.start:
                     self.did.append(f"start {rank}")
                     if self.starts and (error := self.starts.pop(0)) is not None:
@@ -104,6 +107,20 @@ async def test_a_start_that_fails_is_tried_again_and_then_given_up() -> None:
     assert await keeper.ready() == 2
     assert not await keeper.died_since(1)
     assert told[1] == "judge: judge 0 ended too often and is not replaced; the last error: no memory"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_nobody_waits_for_a_server_that_cannot_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = FakeServers()
+
+    def broken(rank: int) -> None:
+        raise OSError("Ray is gone")
+
+    monkeypatch.setattr(servers, "restart", broken)
+    keeper, _ = keeper_of(servers)
+    servers.ends[0].set()
+    assert not await keeper.died_since(0)
+    assert await asyncio.wait_for(keeper.ready(), LIMIT) == 1
 
 
 async def test_servers_end_with_the_run() -> None:

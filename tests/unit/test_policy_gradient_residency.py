@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roll_like.cluster import WorkerDied
 from roll_like.config.sections import DeviceRange, ResourcesConfig
 from roll_like.inference.interface import InferenceEngine
 from roll_like.policy_gradient.residency import Residency
@@ -93,6 +94,8 @@ class Model:
         self._sizes = {"weights": WEIGHTS, "optimizer": optimizer}
         self.objective = SimpleNamespace(settings=SimpleNamespace(sleep=sleep))
         self.resident: Any = None
+        self.rebuilding: Any = nullcontext
+        self.dead = self.frozen = False
         for state in self._sizes:
             self.reload(state)
 
@@ -100,7 +103,19 @@ class Model:
         self.gpu.take(f"{self.name} {state}", self._sizes[state])
 
     def offload(self, state: str) -> None:
+        if self.dead:
+            raise WorkerDied(f"{self.name} worker 0 is gone")
         self.gpu.free(f"{self.name} {state}")
+
+    def end(self) -> None:
+        self.gpu.free(*(name for name in list(self.gpu.held) if name.startswith(self.name)))
+
+    def rebuild(self) -> None:
+        with self.rebuilding():
+            self.end()
+            self.dead = False
+            for state in self._sizes:
+                self.reload(state)
 
     def compute(self) -> None:
         with self.resident("weights"):
@@ -197,6 +212,18 @@ def test_whatever_happens_everything_fits_and_only_new_weights_sample(actions: l
     for action in actions:
         ACTIONS[action](run)
         run.sample()  # between two actions the engines are awake
+
+
+@pytest.mark.parametrize("order", [("policy", "critic"), ("critic", "policy")])
+def test_models_that_die_at_once_make_room_for_each_other(order: tuple[str, str]) -> None:
+    run = Run()
+    run.residency.sleep()
+    run.critic.compute()
+    run.policy.dead = run.critic.dead = True
+    for name in order:
+        getattr(run, name).rebuild()
+    run.push()
+    run.step()
 
 
 def test_a_step_moves_only_what_it_has_to() -> None:

@@ -206,7 +206,7 @@ class Run:
             ]
             return await asyncio.gather(*(self.router.generate(each, each.request_id) for each in requests))
 
-        return [int(each.token_ids[0]) for each in self.runner.run(asyncio.wait_for(work(), LIMIT))]
+        return [int(each.token_ids[0]) for each in self.runner.wait_for(asyncio.wait_for(work(), LIMIT))]
 
     def until(self, condition: Callable[[], bool]) -> None:
         end = time.monotonic() + LIMIT
@@ -340,6 +340,26 @@ def test_a_start_that_fails_is_tried_again_and_then_given_up(runner: DriverLoop)
         run.push()
 
 
+def test_nobody_waits_for_an_engine_that_cannot_be_replaced(
+    runner: DriverLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(runner)
+    run.push()
+
+    def broken(rank: int) -> None:
+        raise OSError("Ray is gone")
+
+    monkeypatch.setattr(run.cluster, "restart", broken)
+    run.cluster.engines[0].answers = False
+    threading.Timer(0.02, run.cluster.engines[0].die).start()
+    with pytest.raises(ReplicaLost, match="OSError: Ray is gone"):
+        run.sample("a")
+    assert run.told == [
+        "inference engine 0 could not be replaced; the last error: its process is gone; OSError: Ray is gone"
+    ]
+    run.fleet.hold_starts()  # nor does it count as one that starts
+
+
 def test_engines_without_a_trainer_serve_at_once(runner: DriverLoop) -> None:
     run = Run(runner, follows=False)
     run.cluster.engines[0].answers = False
@@ -359,9 +379,10 @@ def test_engines_start_when_there_is_room(runner: DriverLoop) -> None:
     assert run.sample("a") == [0]
 
 
-def test_an_error_of_the_trainer_reaches_who_waits_for_the_engine(runner: DriverLoop) -> None:
+def test_a_trainer_that_dies_while_the_only_engine_waits_for_its_weights(runner: DriverLoop) -> None:
     run = Run(runner)
     run.push()
+    catch_up = run.fleet.catch_up
 
     def fail() -> None:
         error = WorkerDied("training worker 0 is gone")
@@ -371,8 +392,12 @@ def test_an_error_of_the_trainer_reaches_who_waits_for_the_engine(runner: Driver
     run.fleet.catch_up = fail
     run.cluster.engines[0].answers = False
     threading.Timer(0.02, run.cluster.engines[0].die).start()
-    with pytest.raises(GenerationError, match="training worker 0 is gone"):
+    with pytest.raises(WorkerDied, match="training worker 0 is gone"):  # as it is: the run starts the trainer again
         run.sample("a")
+    run.fleet.catch_up = catch_up
+    run.train()
+    run.push()
+    assert run.sample("a", "b") == [1, 1]
 
 
 def test_a_new_router_knows_the_engines_that_serve(runner: DriverLoop) -> None:

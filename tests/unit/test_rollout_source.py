@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tests_support import group, scored, task
 
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
+from roll_like.cluster import WorkerDied
 from roll_like.cluster.driver_loop import DriverLoop
 from roll_like.config.prompts import EvaluationConfig, RolloutConfig
 from roll_like.data.order import TaskOrder
@@ -118,6 +119,28 @@ def test_a_resumed_source_goes_on_with_the_same_tasks_and_seeds() -> None:
     assert [plan.waited_for for plan in first.plans] == [0, 1]
     assert [plan.waited_for for plan in second.plans] == [1]
     assert second.plans[0].seed == first.plans[1].seed != first.plans[0].seed
+
+
+def test_a_step_that_was_interrupted_collects_the_same_tasks_again() -> None:
+    class Interrupted(FakeScheduler):
+        async def collect(self, tasks: Iterator[Task], plan: GroupPlan) -> Collected:
+            found = await super().collect(tasks, plan)
+            if len(self.plans) == 2:
+                raise WorkerDied("training worker 0 is gone")
+            return found
+
+    with DriverLoop() as runner:
+        undisturbed, disturbed = FakeScheduler(unfinished=1), Interrupted(unfinished=1)
+        expected, rollouts = source(undisturbed, runner), source(disturbed, runner)
+        for each in (expected, rollouts):
+            each.collect(0)
+        with pytest.raises(WorkerDied):
+            rollouts.collect(1)
+        rollouts.collect(1)
+        expected.collect(1)
+    assert disturbed.seen == [*undisturbed.seen[:3], *undisturbed.seen[3:], *undisturbed.seen[3:]]
+    assert rollouts.state() == expected.state()
+    assert disturbed.plans[2].waited_for == disturbed.plans[1].waited_for == 1
 
 
 class Turns:

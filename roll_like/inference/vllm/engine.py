@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from roll_like.cluster.progress import PROGRESS
+from roll_like.cluster.semaphores import name_semaphores
 from roll_like.errors import GenerationError, WeightSyncError
 from roll_like.inference.interface import (
     EngineDied,
@@ -56,6 +57,8 @@ class VLLMEngine(TaskEngine):
         self._tokenizer: Any = None
         self._output = ProcessOutput()
         self._cache_asleep = False
+        self._update_begun = False
+        self._received = False
         self._buckets = LocalBuckets()
         self._probes = 0
         self._adapter: Any = None
@@ -71,6 +74,7 @@ class VLLMEngine(TaskEngine):
         """
         for name, value in vllm_environment(self._config, self._spec.threads, self._spec.device).items():
             os.environ.setdefault(name, value)
+        name_semaphores()
         arguments = engine_arguments(self._config, self._spec)
         # Python's own helper process outlives the engine: it must not hold the engine's output open
         resource_tracker.ensure_running()
@@ -208,14 +212,25 @@ class VLLMEngine(TaskEngine):
 
         `clear_cache` takes running requests back to the queue, with their tokens, and forgets every key and value.
         Nothing is scheduled until `resume`, which computes them again from the tokens, with the new weights.
+
+        The update before was broken off where the trainer has died in it. vLLM does not begin another one then.
+
+        Raises:
+            EngineDied: It had some of the weights of that already.
         """
         with self._weight_errors():
+            if self._received:
+                self._death = EngineDied(
+                    "the trainer has died in the middle of a weight update, which cannot be undone"
+                )
+                raise self._death
             await self._answered(self._llm.pause_generation(mode="keep", clear_cache=True))
             self._freeze(True)
-            if self._adapter is None:
+            if self._adapter is not None:
+                await self._answered(self._llm.collective_rpc("start_adapter_update"))  # drops what came of another
+            elif not self._update_begun:
                 await self._answered(self._llm.start_weight_update())
-            else:
-                await self._answered(self._llm.collective_rpc("start_adapter_update"))
+                self._update_begun = True
 
     async def update_weights(self, info: Mapping[str, Any]) -> None:
         """Load one bucket."""
@@ -224,6 +239,7 @@ class VLLMEngine(TaskEngine):
         with self._weight_errors():
             bucket = self._buckets.here(info)
             if self._adapter is None:
+                self._received = True
                 await self._answered(self._llm.update_weights(WeightTransferUpdateRequest(update_info=bucket)))
             else:
                 await self._answered(self._llm.collective_rpc("update_adapter", args=(bucket,)))
@@ -236,6 +252,7 @@ class VLLMEngine(TaskEngine):
             else:
                 await self._answered(self._llm.collective_rpc("finish_adapter_update"))
                 await self._answered(self._llm.update_weight_version(str(version)))
+        self._update_begun = self._received = False
         self._buckets.clear()
 
     async def resume(self) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 
 from roll_like.cluster.address import free_port, node_address
 from roll_like.cluster.progress import PROGRESS
+from roll_like.cluster.semaphores import name_semaphores
 from roll_like.errors import EngineError
 from roll_like.inference.interface import EngineSpec, JudgeServer
 from roll_like.inference.vllm.arguments import model_arguments
@@ -146,6 +147,7 @@ def _serve() -> None:
     if os.getppid() == 1:  # the actor ended in between
         sys.exit(1)
     PROGRESS.open()
+    name_semaphores()
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
 
 
