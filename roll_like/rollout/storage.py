@@ -26,12 +26,24 @@ import numpy as np
 import numpy.typing as npt
 
 from roll_like.errors import CheckpointError, DataError
-from roll_like.types import Failure, Group, Part, Scored, Segment, StopReason, Task, Trajectory, TurnRecord
+from roll_like.types import (
+    Failure,
+    Group,
+    Part,
+    Picture,
+    PlacedImage,
+    Scored,
+    Segment,
+    StopReason,
+    Task,
+    Trajectory,
+    TurnRecord,
+)
 
 FORMAT = 1
 
 #: Types whose fields are written by name. `Task` is one too, once for all that refer to it.
-_RECORDS = (Group, Scored, Trajectory, Segment, Part, TurnRecord, Failure)
+_RECORDS = (Group, Scored, Trajectory, Segment, Part, TurnRecord, Failure, PlacedImage, Picture)
 _FIELDS = {record: tuple(field.name for field in fields(record)) for record in (*_RECORDS, Task)}
 #: Kinds of dtype that a file without pickles can hold: bool, integers, floats.
 _KINDS = "biuf"

@@ -26,6 +26,7 @@ from roll_like.models.checkpoint_names import TensorGroup, checkpoint_tensors, t
 from roll_like.models.export import ModelCard, save_hf_directory
 from roll_like.models.load import from_anywhere, load_tokenizer
 from roll_like.models.lora import Adapter, NamedWeight, adapter_parameters, adapters_off, named_weights
+from roll_like.models.vision import processor_files
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training.backbone import joins_rows
 from roll_like.training.host_copies import HostCopies
@@ -294,6 +295,7 @@ class TrainingRank:
                 card,
                 trust_remote_code=spec.trust_remote_code,
                 task=task,
+                more_files=processor_files(Path(spec.model_path)),
                 adapter=None if lora is None else Adapter.of(model, lora, trained, base=base, task=task),
             )
         except OSError as error:
