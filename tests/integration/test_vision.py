@@ -17,15 +17,32 @@ def test_supervised_and_reinforced_runs_see_images(tmp_path: Path) -> None:
     made.make_model(tmp_path / "vision_quickstart" / "model")
     for name, count, seed in (("sft", 96, 0), ("rl", 32, 1), ("eval", 8, 2)):
         made.make_rows(tmp_path / "vision_quickstart", name, count, seed)
-    few = ["metrics.console=plain", "resources.devices_per_node=1", "resources.device_mapping.training=0"]
+    runs = tmp_path / "runs"
+    few = [
+        "metrics.console=plain",
+        f"output_dir={runs}",
+        "resources.devices_per_node=1",
+        "resources.device_mapping.training=0",
+    ]
     code, output = command_here(
-        tmp_path, "run", "--config", str(root / "configs" / "vision_sft.yaml"), "epochs=4", *few
+        tmp_path,
+        "run",
+        "--config",
+        str(root / "configs" / "vision_sft.yaml"),
+        "epochs=4",
+        f"model.path={tmp_path / 'vision_quickstart' / 'model'}",
+        *few,
     )
     assert code == 0, output
     losses = [line["train/loss"] for line in read_lines(tmp_path / "runs" / "vision_sft" / "metrics.jsonl")]
     assert losses[-1] < losses[0] - 1
     assert (tmp_path / "runs" / "vision_sft" / "model" / "preprocessor_config.json").is_file()
-    few += ["resources.device_mapping.inference=0", "steps=2", "rollout.prompts_per_step=4"]
+    few += [
+        f"model.path={runs / 'vision_sft' / 'model'}",
+        "resources.device_mapping.inference=0",
+        "steps=2",
+        "rollout.prompts_per_step=4",
+    ]
     code, output = command_here(
         tmp_path, "run", "--config", str(root / "configs" / "vision_rlvr.yaml"), "rollout.samples_per_step=32", *few
     )

@@ -87,7 +87,7 @@ def trained_texts(render: Renderer, found: list[list[tuple[str, bool]]]) -> list
         tokens = render.encode_pieces([(text, at == 0) for at, (text, *_) in enumerate(pieces)])
         assert plain(render.decode(np.concatenate(tokens))) == plain("".join(text for text, *_ in pieces))
         assert pieces[-1][1], "nothing is kept after the last trained token"
-        texts += [plain(render.decode(ids)) for ids, (_, trained) in zip(tokens, pieces, strict=True) if trained]
+        texts += [plain(render.decode(ids)) for ids, piece in zip(tokens, pieces, strict=True) if piece.trained]
     return texts
 
 
