@@ -10,9 +10,12 @@ arrays over a trajectory's tokens are named with the suffix `_T` in function bod
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypedDict, TypeVar
 
@@ -21,6 +24,7 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+    from PIL.Image import Image
     from torch import Tensor
 
 IntArray: TypeAlias = npt.NDArray[np.int32]
@@ -46,6 +50,55 @@ class StopReason(StrEnum):
     ABORTED = "aborted"  # the scheduler took it back; its tokens so far are kept
 
 
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """An image.
+
+    Attributes:
+        data: The encoded image: the bytes of a PNG, a JPEG, or what else Pillow reads.
+        label: Its file, or what it is called where it has none.
+    """
+
+    data: bytes = field(repr=False)
+    label: str
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Hash of its bytes."""
+        return blake2b(self.data, digest_size=16).digest()
+
+    def size(self) -> tuple[int, int]:
+        """Return width and height in pixels; only the beginning of the bytes is read.
+
+        Raises:
+            OSError: It is no image.
+        """
+        from PIL import Image
+
+        with Image.open(io.BytesIO(self.data)) as image:
+            return image.size
+
+    def image(self) -> Image:
+        """Return the image, RGB.
+
+        Raises:
+            OSError: It is damaged.
+        """
+        from PIL import Image
+
+        with Image.open(io.BytesIO(self.data)) as image:
+            return image.convert("RGB")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedImage:
+    """An image among tokens: the model sees its features in the place of `length` placeholders from `start` on."""
+
+    picture: Picture
+    start: int
+    length: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """One thing to solve.
@@ -54,11 +107,12 @@ class Task:
         task_id: Unique within a run: source name and row.
         source: Name of the data source it came from.
         domain: What it is about; decides which rewards score it.
-        messages: The prompt, for people and for rewards.
-        prompt_ids: The same prompt, tokenised once by the chat template.
+        messages: The prompt, for people and for rewards; an image as `[image: pictures/7.png]`.
+        prompt_ids: The same prompt, tokenised once by the chat template, with all placeholders of its images.
         answer: Reference answer, where the dataset has one.
         metadata: Every other field of the row.
         origin: `file:line` (or `dataset:row`), for messages about this row.
+        images: The images of the prompt, in order.
     """
 
     task_id: str
@@ -69,6 +123,7 @@ class Task:
     answer: str | None
     metadata: Mapping[str, Any]
     origin: str
+    images: tuple[PlacedImage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,12 +326,14 @@ class TrainingSample:
         token_ids: Prompt and response tokens, shape [T].
         prompt_length: Leading tokens that all samples of the group share.
         sampled: True where the loss applies, shape [T].
+        images: Images among its tokens, in order; samples of one group have the same ones in their prompt.
     """
 
     group_id: str
     token_ids: IntArray
     prompt_length: int
     sampled: BoolArray
+    images: tuple[PlacedImage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

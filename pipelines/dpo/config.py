@@ -227,6 +227,7 @@ class DPOConfig(OfflineRunConfig, PreferenceRunConfig):
     """One run of preference training: everything a YAML file may say."""
 
     implementation: ClassVar[str] = "roll_like.builtin.pipelines.dpo.pipeline:DPOPipeline"
+    takes_images: ClassVar[bool] = True
     rules: ClassVar[tuple[Rule, ...]] = (
         *OfflineRunConfig.rules,
         _budget_holds_a_row,

@@ -18,10 +18,11 @@ import numpy as np
 
 from roll_like.builtin.pipelines.dpo.labelled_data import Preference, labelled_samples
 from roll_like.builtin.pipelines.dpo.labelled_objective import LabelledAnswer, LabelledStep
+from roll_like.data.images import moved
 from roll_like.data.pairs import PairSample
 from roll_like.data.samples import ConversationSample
 from roll_like.errors import DataError
-from roll_like.types import IntArray, TrainingSample
+from roll_like.types import IntArray, PlacedImage, TrainingSample
 
 
 def labelled_step(preferences: Sequence[Preference], *, max_tokens: int, baseline: bool) -> LabelledStep:
@@ -86,14 +87,23 @@ def _after(prompt: ConversationSample, answer: ConversationSample, max_tokens: i
     begin, end = prompt.token_ids[: prompt.prompt_length], max_tokens - prompt.prompt_length
     trained = answer.trained[answer.prompt_length :][:end]
     last = int(np.flatnonzero(trained)[-1]) + 1
+    later = _within(answer, answer.prompt_length, answer.prompt_length + last)
     return TrainingSample(
         group_id=_prompt_id(prompt),
         token_ids=np.concatenate([begin, answer.token_ids[answer.prompt_length :][:last]]),
         prompt_length=len(begin),
         sampled=np.concatenate([np.zeros(len(begin), np.bool_), trained[:last]]),
+        images=(*_within(prompt, 0, len(begin)), *moved(later, len(begin) - answer.prompt_length)),
     )
+
+
+def _within(sample: ConversationSample, begin: int, end: int) -> list[PlacedImage]:
+    return [image for image in sample.images if begin <= image.start < end]
 
 
 def _prompt_id(sample: ConversationSample) -> str:
     """Return what samples share that have one prompt."""
-    return hashlib.blake2b(sample.token_ids[: sample.prompt_length].tobytes(), digest_size=16).hexdigest()
+    digest = hashlib.blake2b(sample.token_ids[: sample.prompt_length].tobytes(), digest_size=16)
+    for image in _within(sample, 0, sample.prompt_length):
+        digest.update(image.picture.digest)
+    return digest.hexdigest()

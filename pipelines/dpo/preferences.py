@@ -54,6 +54,7 @@ def pair_step(pairs: Sequence[PairSample]) -> PairStep:
             token_ids=sample.token_ids,
             prompt_length=pair.prompt_length,
             sampled=sample.trained,
+            images=sample.images,
         )
 
     return PairStep(

@@ -72,7 +72,7 @@ def _whole(
             f"the last message is of {messages[-1]['role']!r}, expected the assistant's, which is what is scored",
             fix="take what comes after the assistant's last message out of the row",
         )
-    return [(render(renderer, messages, tools), False)]
+    return [Piece(render(renderer, messages, tools), False)]
 
 
 def _read_at_its_end(sample: ConversationSample) -> ConversationSample:

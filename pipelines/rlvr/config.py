@@ -18,6 +18,7 @@ class RLVRConfig(PromptConfig):
     """One RLVR run: everything a YAML file may say."""
 
     implementation: ClassVar[str] = "roll_like.builtin.pipelines.rlvr.pipeline:RLVRPipeline"
+    takes_images: ClassVar[bool] = True
     rules: ClassVar[tuple[Rule, ...]] = (*POLICY_GRADIENT_RULES, *PROMPT_RULES)
 
     pipeline: Literal["rlvr"] = Field(default="rlvr", description="This pipeline.")

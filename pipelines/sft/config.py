@@ -33,6 +33,7 @@ class SFTConfig(OfflineRunConfig):
     """One run of supervised fine-tuning: everything a YAML file may say."""
 
     implementation: ClassVar[str] = "roll_like.builtin.pipelines.sft.pipeline:SFTPipeline"
+    takes_images: ClassVar[bool] = True
     rules: ClassVar[tuple[Rule, ...]] = (*OfflineRunConfig.rules, budget_holds_a_sample)
 
     pipeline: Literal["sft"] = Field(default="sft", description="This pipeline.")

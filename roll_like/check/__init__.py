@@ -27,6 +27,7 @@ from roll_like.check.model import (
     check_adapters,
     check_critic,
     check_engines,
+    check_images,
     check_model,
     check_reference,
     check_tokenizer,
@@ -86,7 +87,10 @@ def check_run(
     findings: list[Finding] = []
     model, shape = check_model(config, findings)
     tokenizer = check_tokenizer(config, model, findings)
-    renderer = None if tokenizer is None else Renderer(tokenizer, template_options=config.model.template_options)
+    renderer = None
+    if tokenizer is not None:
+        images = check_images(config, model, findings)
+        renderer = Renderer(tokenizer, template_options=config.model.template_options, images=images)
     report = Report(planned(config, shape), findings)
     findings += further(config, renderer, shape, report)
     if isinstance(config, SamplingRunConfig) and config.replay is None:

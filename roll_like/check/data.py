@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -18,7 +18,10 @@ from roll_like.registry import REWARDS
 from roll_like.rewards.base import Reward, RewardConfig
 from roll_like.rewards.scorer import scores_task
 from roll_like.rewards.trial import is_cheap, try_reward
-from roll_like.types import IntArray, Task
+from roll_like.types import IntArray, PlacedImage, Task
+
+#: Rows of a source whose images are decoded.
+DECODED = 8
 
 
 def prompt_findings(config: PromptRunConfig, renderer: Renderer | None, report: Report) -> Iterator[Finding]:
@@ -93,6 +96,7 @@ def _load_one(
     except RollLikeError as error:
         findings.append(failed(key, error))
         return None
+    findings += damaged_images((image for task in tasks.tasks[:DECODED] for image in task.images), key)
     report = tasks.report
     if report.too_long:
         message = (
@@ -101,6 +105,15 @@ def _load_one(
         )
         findings.append(Finding("warning", key, message))
     return tasks
+
+
+def damaged_images(images: Iterable[PlacedImage], key: str) -> Iterator[Finding]:
+    """Yield images that cannot be decoded; that they begin as images was checked when they were read."""
+    for image in images:
+        try:
+            image.picture.image()
+        except (OSError, ValueError, SyntaxError) as error:
+            yield Finding("error", key, f"the image {image.picture.label} is damaged: {error}; replace the file")
 
 
 def check_tasks(config: PromptRunConfig, tasks: dict[str, list[TaskSource]]) -> Iterator[Finding]:

@@ -14,10 +14,12 @@ from roll_like.config.run import RunConfig
 from roll_like.config.sections import ModelConfig, ReferenceSection
 from roll_like.errors import ConfigError, RollLikeError
 from roll_like.inference.adapters import adapter_choice
+from roll_like.inference.vllm.images import require_torchvision
 from roll_like.models.attention import AttentionLayers, refuse_undivided_heads
 from roll_like.models.load import ModelShape, load_model_shape, load_tokenizer, resolve_model
 from roll_like.models.lora import adapted_width
 from roll_like.models.modules import empty_model, load_model_config
+from roll_like.models.vision import ImageProcessor, image_processor, refuse_vision
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -55,9 +57,10 @@ def _layers_fit(config: RunConfig, path: Path) -> Iterator[Finding]:
         model = load_model_config(path, trust_remote_code=config.model.trust_remote_code)
         layers = AttentionLayers.of(model)
         layers.refuse_sharing(config.row_sharing)
-        for section in config.trained.values():
+        for key, section in config.trained.items():
             if getattr(section, "path", None) is not None:
                 continue  # a critic that starts from another model
+            refuse_vision(model, section, key)
             if section.attention in ("varlen", "flex"):
                 layers.refuse_joining(section.attention)
             if section.sequence_parallel > 1:
@@ -118,6 +121,20 @@ def check_tokenizer(
         return load_tokenizer(model)
     except RollLikeError as error:
         findings.append(failed("model.tokenizer" if named else "model.path", error))
+        return None
+
+
+def check_images(config: RunConfig, model: ModelConfig | None, findings: list[Finding]) -> ImageProcessor | None:
+    """Return what counts the tokens of images; None where the model or the pipeline takes none."""
+    if model is None or not config.takes_images:
+        return None
+    try:
+        path = resolve_model(model.model_copy(update={"tokenizer": None})).path
+        if getattr(getattr(config, "inference", None), "type", None) == "vllm" and config.resources.device == "cpu":
+            require_torchvision(str(path))
+        return image_processor(path)
+    except RollLikeError as error:
+        findings.append(failed("model.path", error))
         return None
 
 

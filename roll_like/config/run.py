@@ -58,6 +58,8 @@ class RunConfig(PipelineConfig):
     rules: ClassVar[tuple[Rule, ...]]
     #: What the trained model is for.
     task: ClassVar[Task] = "text-generation"
+    #: Whether rows may have images, where the model sees them.
+    takes_images: ClassVar[bool] = False
 
     name: str = Field(default="run", pattern=NAME_PATTERN, description="Name of the run and of its folder.")
     output_dir: Path = Field(default=Path("runs"), description="Folder of runs; this one is `output_dir/name`.")

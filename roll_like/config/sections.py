@@ -79,6 +79,10 @@ class SourceConfig(ConfigModel):
     weight: PositiveFloat = Field(default=1.0, description="Share of this source among all, relative to the others.")
     prompt_field: str = Field(default="prompt", description="Field with the prompt: a string or a list of messages.")
     system_prompt: str | None = Field(default=None, description="System message put before every conversation.")
+    images_field: str | None = Field(
+        default="images",
+        description="Field with the row's images: paths from the file's folder, `data:` URLs or bytes. null: none.",
+    )
 
     @property
     def label(self) -> str:
@@ -225,6 +229,10 @@ class TrainerConfig(ConfigModel):
 class TrainingConfig(TrainerConfig):
     """The training engine."""
 
+    freeze_vision: bool = Field(
+        default=True,
+        description="Leave the vision tower of a vision-language model as it is. No effect on text models.",
+    )
     logprob_chunk_tokens: PositiveInt = Field(default=1024, description="Rows of logits that exist at a time. Tokens.")
     logprob_chunk_vocab: PositiveInt = Field(
         default=65536, description="Columns of logits that exist at a time. Vocabulary entries."

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from jinja2 import TemplateError
 
+from roll_like.data.images import ImageTokens, expanded, pictures_of
 from roll_like.errors import EnvError
-from roll_like.types import IntArray
+from roll_like.types import IntArray, Picture, PlacedImage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -23,18 +24,30 @@ _GENERATION_BLOCK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 ChatMessage: TypeAlias = Mapping[str, Any]
 
 
+class UnseenImages(EnvError):
+    """Messages have images that nothing would see."""
+
+
 class Renderer:
     """A tokenizer with its chat template. One may serve any number of conversations of one thread.
 
     Args:
         tokenizer: Has a chat template.
         template_options: Further variables of the template, such as `enable_thinking`.
+        images: Counts the tokens of images; None where messages are texts.
     """
 
+    images: ImageTokens | None = None
+
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, *, template_options: Mapping[str, Any] | None = None
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        template_options: Mapping[str, Any] | None = None,
+        images: ImageTokens | None = None,
     ) -> None:
         self.tokenizer: Any = tokenizer
+        self.images = images
         self.template_options = dict(template_options or {})
         special = {token_id for token_id, token in self.tokenizer.added_tokens_decoder.items() if token.special}
         self.special_ids = frozenset(special | {self.tokenizer.eos_token_id} - {None})
@@ -65,7 +78,14 @@ class Renderer:
 
         Raises:
             EnvError: The template refuses the messages.
+            UnseenImages: They have images, and the model or the pipeline takes texts.
         """
+        if self.images is None and pictures_of(messages):
+            raise UnseenImages(
+                "the row has images, and the model or the pipeline takes texts",
+                fix="set model.path to a vision-language model, with `pipeline` sft, rlvr or dpo (docs/vision.md); to "
+                "ignore a column of images, set the source's images_field: null",
+            )
         try:
             text = self.tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
@@ -139,6 +159,12 @@ class Renderer:
         texts = [anchor + text for anchor, (text, _) in zip(anchors, pieces, strict=True)]
         encoded = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
         return [np.asarray(ids[1:] if anchor else ids, np.int32) for anchor, ids in zip(anchors, encoded, strict=True)]
+
+    def expanded(
+        self, token_ids: IntArray, pictures: Sequence[Picture], origin: str
+    ) -> tuple[IntArray, tuple[PlacedImage, ...]]:
+        """Return tokens with all placeholders of their images, and where these are: `roll_like.data.images`."""
+        return (token_ids, ()) if self.images is None else expanded(token_ids, pictures, self.images, origin)
 
     def decode(self, token_ids: npt.ArrayLike) -> str:
         """Return the text of tokens, special ones included."""

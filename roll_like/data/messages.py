@@ -9,6 +9,7 @@ from typing import Any
 from roll_like.config.sections import DataSource
 from roll_like.config.training_data import RowSource
 from roll_like.data.chat import ChatMessage
+from roll_like.data.images import is_image, placed
 from roll_like.data.rows import Row
 from roll_like.errors import DataError
 
@@ -24,7 +25,7 @@ _SHAREGPT_ROLES = {
 
 
 def read_messages(row: Row, field: str, role: str, key: str, *, plain: bool = False) -> list[ChatMessage]:
-    """Return the messages in a field of a row.
+    """Return the messages in a field of a row; a content with images is a list of parts (`roll_like.data.images`).
 
     Args:
         row: The row; has the field.
@@ -38,14 +39,15 @@ def read_messages(row: Row, field: str, role: str, key: str, *, plain: bool = Fa
     """
     value = row.fields[field]
     if isinstance(value, str):
-        return [{"role": role, "content": value}]
+        return placed([{"role": role, "content": value}], row)
     if isinstance(value, Mapping):
         value = [value]
     if isinstance(value, list) and value:
-        return [
+        messages = [
             _message(entry, f"{row.origin}: message {index} in {field!r}", plain=plain)
             for index, entry in enumerate(value)
         ]
+        return placed(messages, row)
     raise DataError(
         f"{row.origin}: expected a text or a list of messages in {field!r}, found {short(value)}",
         fix=f"correct the row, or set {key} to the field that has it",
@@ -161,8 +163,10 @@ def _message(entry: Any, place: str, *, plain: bool) -> ChatMessage:
         message.pop("tool_calls", None)
     if isinstance(message.get("content"), list):
         message["content"] = _joined(message["content"], place)
+        if not isinstance(message["content"], str) and message["role"] == "assistant":
+            raise DataError(f"{place}: the assistant's message has an image", fix="correct the row: answers are texts")
     content = message.setdefault("content", "" if message["role"] == "assistant" and not plain else None)
-    if not isinstance(content, str):
+    if not isinstance(content, str | list):
         raise DataError(
             f"{place}: expected a text in 'content', found {short(content)}", fix="correct the row: messages are texts"
         )
@@ -181,15 +185,17 @@ def _of_sharegpt(message: Mapping[str, Any], place: str) -> ChatMessage:
     return {"role": role, "content": message.get("value"), **others}
 
 
-def _joined(parts: Sequence[Any], place: str) -> str:
-    """Return the text of a content in parts, as OpenAI's API takes it."""
+def _joined(parts: Sequence[Any], place: str) -> str | list[Any]:
+    """Return the text of a content in parts, as OpenAI's API takes it; the parts themselves where one is an image."""
     for part in parts:
-        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+        text = isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+        if not text and not is_image(part):
             raise DataError(
-                f"{place}: expected parts {{type: text, text: …}} in 'content', found {short(part)}",
-                fix="correct the row: messages are texts",
+                f"{place}: expected parts {{type: text, text: …}} or {{type: image_url, image_url: …}} in 'content', "
+                f"found {short(part)}",
+                fix="correct the row: messages are texts and images",
             )
-    return "".join(part["text"] for part in parts)
+    return list(parts) if any(map(is_image, parts)) else "".join(part["text"] for part in parts)
 
 
 def _call(call: Any, place: str) -> Mapping[str, Any]:

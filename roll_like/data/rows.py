@@ -14,7 +14,7 @@ import json
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +39,32 @@ class Row:
         fields: Its columns.
         origin: `file:line` of JSON lines and of CSV, `file:row` of Parquet and JSON, `dataset[split]:row` of the hub;
             1-based.
+        images: What the column with images holds.
     """
 
     fields: dict[str, Any]
     origin: str
+    images: tuple[Any, ...] = ()
+
+    @property
+    def folder(self) -> Path:
+        """Folder of its file."""
+        return Path(self.origin.rpartition(":")[0]).expanduser().parent
 
 
 def read_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
+    """Yield the rows of a dataset, as `_read_rows` does, with their images apart."""
+    for row in _read_rows(source, key):
+        images = None if source.images_field is None else row.fields.get(source.images_field)
+        if images is None:
+            yield row
+            continue
+        images = images if isinstance(images, list | tuple) else [images]
+        fields = {name: value for name, value in row.fields.items() if name != source.images_field}
+        yield replace(row, fields=fields, images=tuple(images))
+
+
+def _read_rows(source: RowSource | DataSource, key: str) -> Iterator[Row]:
     """Yield the rows of a file, a directory (its files in the order of their names) or a hub dataset.
 
     Args:

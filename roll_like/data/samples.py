@@ -14,11 +14,12 @@ import numpy as np
 from roll_like.config.training_data import RowLimits, RowSource
 from roll_like.data.bad_rows import BadRow, Problem, RowsReport, SampleCounter
 from roll_like.data.chat import Renderer
+from roll_like.data.images import moved
 from roll_like.data.order import Drawn, Order
 from roll_like.data.rows import Row, read_rows
 from roll_like.data.turns import Piece
 from roll_like.errors import DataError
-from roll_like.types import BoolArray, IntArray
+from roll_like.types import BoolArray, IntArray, PlacedImage
 
 _BATCH = 512  # rows tokenised in one call
 
@@ -32,12 +33,14 @@ class ConversationSample:
         trained: True where the loss applies, shape [T]; never at the first token, which nothing predicts.
         origin: `file:line` of its row.
         part: Its place among the parts of a conversation that was cut; 0 for one that was not.
+        images: The images among its tokens, in order.
     """
 
     token_ids: IntArray
     trained: BoolArray
     origin: str
     part: int = 0
+    images: tuple[PlacedImage, ...] = ()
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -59,7 +62,8 @@ class ConversationSample:
 
     def content(self) -> bytes:
         """Return everything that training sees of it, for fingerprints."""
-        return self.token_ids.tobytes() + self.trained.tobytes()
+        images = b"".join(image.picture.digest for image in self.images)
+        return self.token_ids.tobytes() + self.trained.tobytes() + images
 
 
 class Sample(Protocol):
@@ -238,7 +242,9 @@ def fit(sample: ConversationSample, limits: RowLimits, counter: SampleCounter, s
         raise BadRow(Problem.TOO_LONG, found)
     counter.shorten(sample.origin, len(sample))
     end = int(np.flatnonzero(trained)[-1]) + 1
-    return replace(sample, token_ids=sample.token_ids[:end], trained=trained[:end])
+    # an image ends before the last trained token, or begins after it
+    images = tuple(image for image in sample.images if image.start < end)
+    return replace(sample, token_ids=sample.token_ids[:end], trained=trained[:end], images=images)
 
 
 def _tokenised(
@@ -255,19 +261,39 @@ def _tokenised(
             except BadRow as bad:
                 counter.leave(row.origin, bad)
         pieces = [
-            (text, place == 0) for _, draft in drafts for pieces in draft for place, (text, _) in enumerate(pieces)
+            (piece.text, place == 0) for _, draft in drafts for pieces in draft for place, piece in enumerate(pieces)
         ]
         tokens = iter(renderer.encode_pieces(pieces))
         for row, draft in drafts:
-            yield row, [_joined(pieces, list(islice(tokens, len(pieces))), row, at) for at, pieces in enumerate(draft)]
+            yield (
+                row,
+                [
+                    _joined(pieces, list(islice(tokens, len(pieces))), renderer, row, at)
+                    for at, pieces in enumerate(draft)
+                ],
+            )
 
 
-def _joined(pieces: Sequence[Piece], tokens: Sequence[IntArray], row: Row, part: int) -> ConversationSample:
-    trained = np.concatenate(
-        [np.full(len(ids), is_trained) for ids, (_, is_trained) in zip(tokens, pieces, strict=True)]
-    )
+def _joined(
+    pieces: Sequence[Piece], tokens: Sequence[IntArray], renderer: Renderer, row: Row, part: int
+) -> ConversationSample:
+    images: list[PlacedImage] = []
+    if any(piece.pictures for piece in pieces):
+        expanded: list[IntArray] = []
+        length = 0
+        for ids, piece in zip(tokens, pieces, strict=True):
+            seen, found = (ids, ()) if piece.trained else renderer.expanded(ids, piece.pictures, row.origin)
+            images += moved(found, length)
+            expanded.append(seen)
+            length += len(seen)
+        tokens = expanded
+    trained = np.concatenate([np.full(len(ids), piece.trained) for ids, piece in zip(tokens, pieces, strict=True)])
     if len(trained):
         trained[0] = False  # nothing predicts it
     return ConversationSample(
-        token_ids=np.concatenate(tokens).astype(np.int32), trained=trained, origin=row.origin, part=part
+        token_ids=np.concatenate(tokens).astype(np.int32),
+        trained=trained,
+        origin=row.origin,
+        part=part,
+        images=tuple(images),
     )

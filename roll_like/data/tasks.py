@@ -10,7 +10,8 @@ from functools import cached_property
 from itertools import islice, product
 
 from roll_like.config.sections import DataSource
-from roll_like.data.chat import Renderer
+from roll_like.data.chat import ChatMessage, Renderer, UnseenImages
+from roll_like.data.images import as_text, pictures_of
 from roll_like.data.messages import field_names, read_prompt, require_fields, short, with_system
 from roll_like.data.rows import Row, read_rows
 from roll_like.errors import DataError, EnvError
@@ -113,6 +114,8 @@ class TaskSet:
             # what JSON cannot say (an image, a date) counts by its type: its text may hold an address
             digest.update(json.dumps(parts, sort_keys=True, default=lambda value: type(value).__name__).encode())
             digest.update(task.prompt_ids.tobytes())
+            for image in task.images:
+                digest.update(image.picture.digest)
         return digest.hexdigest()[:16]
 
     def __len__(self) -> int:
@@ -186,34 +189,35 @@ def _tasks(rows: Iterable[Row], source: DataSource, renderer: Renderer, key: str
         answers = [_answer(row, source, key) for row in batch]
         texts = [(_render(renderer, prompt, row), True) for prompt, row in zip(messages, batch, strict=True)]
         encoded = renderer.encode_pieces(texts)
-        for row, prompt, answer, prompt_ids in zip(batch, messages, answers, encoded, strict=True):
+        for row, prompt, answer, ids in zip(batch, messages, answers, encoded, strict=True):
             number += 1
+            prompt_ids, images = renderer.expanded(ids, pictures_of(prompt), row.origin)
             yield Task(
                 task_id=f"{source.label}:{number}",
                 source=source.label,
                 domain=source.domain_label,
-                messages=prompt,
+                messages=tuple(Message(role=each["role"], content=as_text(each["content"])) for each in prompt),
                 prompt_ids=prompt_ids,
                 answer=answer,
                 metadata={field: value for field, value in row.fields.items() if field != source.prompt_field},
                 origin=row.origin,
+                images=images,
             )
 
 
-def _render(renderer: Renderer, messages: tuple[Message, ...], row: Row) -> str:
+def _render(renderer: Renderer, messages: Sequence[ChatMessage], row: Row) -> str:
     try:
         return renderer.render(messages, ())
     except EnvError as error:
+        fix = "change the row's roles, the source's system_prompt, or model.chat_template"
         raise DataError(
-            f"{row.origin}: {error.message}",
-            fix="change the row's roles, the source's system_prompt, or model.chat_template",
+            f"{row.origin}: {error.message}", fix=error.fix if isinstance(error, UnseenImages) else fix
         ) from error
 
 
-def _messages(row: Row, source: DataSource, key: str) -> tuple[Message, ...]:
+def _messages(row: Row, source: DataSource, key: str) -> list[ChatMessage]:
     require_fields(row, {source.prompt_field: f"{key}.prompt_field"})
-    prompt = with_system(read_prompt(row, source, key, plain=True), row, source, key)
-    return tuple(Message(role=message["role"], content=message["content"]) for message in prompt)
+    return with_system(read_prompt(row, source, key, plain=True), row, source, key)
 
 
 def _answer(row: Row, source: DataSource, key: str) -> str | None:

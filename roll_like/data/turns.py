@@ -27,16 +27,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from roll_like.data.bad_rows import BadRow, Problem
-from roll_like.data.chat import ChatMessage, Renderer, sentinel, squeezed
+from roll_like.data.chat import ChatMessage, Renderer, UnseenImages, sentinel, squeezed
+from roll_like.data.images import pictures_of
 from roll_like.errors import EnvError
+from roll_like.types import Picture
 
 #: Characters `[begin, end)` of a text.
 Range: TypeAlias = tuple[int, int]
-#: A text, and whether its tokens are trained.
-Piece: TypeAlias = tuple[str, bool]
+
+
+class Piece(NamedTuple):
+    """A part of a sequence.
+
+    Attributes:
+        text: What the template writes.
+        trained: Whether its tokens are trained.
+        pictures: The images in it, in order.
+    """
+
+    text: str
+    trained: bool
+    pictures: tuple[Picture, ...] = ()
+
 
 _PLAIN = {"role", "content", "name", "tool_calls"}
 _FIX = "change the row, or model.chat_template"
@@ -72,16 +87,17 @@ def sequences(
         BadRow: The template refuses the messages, or does not write one of these turns as it is.
     """
     found: list[list[Piece]] = []
-    before = ""
+    before, told = "", 0
     for at in turns:
         turn = find_turn(renderer, messages, at, tools)
         position = len(before)
         if not found or not turn.text.startswith(before):
             found.append([])
-            position = 0
+            position = told = 0
+        pictures, told = pictures_of(messages[told:at]), at
         for begin, end in turn.trained:
-            found[-1] += [(turn.text[position:begin], False), (turn.text[begin:end], True)]
-            position = end
+            found[-1] += [Piece(turn.text[position:begin], False, pictures), Piece(turn.text[begin:end], True)]
+            position, pictures = end, ()
         before = turn.text[:position]
     return found
 
@@ -180,6 +196,8 @@ def render(
     try:
         return renderer.render(messages, tools, generation_prompt=generation_prompt)
     except EnvError as error:
+        if isinstance(error, UnseenImages):
+            raise BadRow(Problem.ROLES, error.message, fix=error.fix) from error
         raise BadRow(Problem.ROLES, error.message, fix="change the row's roles, or model.chat_template") from error
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from roll_like.config.sections import Precision
 from roll_like.errors import GenerationError
-from roll_like.types import FloatArray, IntArray, Segment, StopReason
+from roll_like.types import FloatArray, IntArray, PlacedImage, Segment, StopReason
 
 
 class EngineDied(GenerationError):
@@ -54,12 +54,14 @@ class GenerateRequest:
         prompt_ids: Tokens of the prompt, shape [P].
         sampling: How tokens are drawn.
         seed: Makes the sample repeatable; None draws from the engine's own generator.
+        images: The images of the prompt, which has all their placeholders.
     """
 
     request_id: str
     prompt_ids: IntArray
     sampling: Sampling
     seed: int | None
+    images: tuple[PlacedImage, ...] = ()
 
 
 def derived_seed(seed: int | None, *place: int) -> int | None:

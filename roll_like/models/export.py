@@ -6,7 +6,7 @@ import copy
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +41,7 @@ def save_hf_directory(
     trust_remote_code: bool = False,
     adapter: Adapter | None = None,
     task: Task = "text-generation",
+    more_files: Sequence[Path] = (),
 ) -> Path:
     """Write a model so that transformers and vLLM load it; all of it appears at once, or nothing.
 
@@ -54,6 +55,7 @@ def save_hf_directory(
         card: The run, for README.md and its picture; none is written without it.
         dtype: Precision to write; default: as the weights are.
         base_dir: Directory of the starting model, whose generation settings are kept.
+        more_files: Further files to copy, such as those of an image processor.
         trust_remote_code: Whether the model's class comes with the model.
         adapter: What of the model was trained, where that is less than all; goes into the folder `adapter`.
         task: Whether it is a language model, or a sequence classifier with one output.
@@ -80,6 +82,8 @@ def save_hf_directory(
             model.save_pretrained(temporary, state_dict={})  # all but the weights; it removes other files of weights
         writer.finish()
         tokenizer.save_pretrained(temporary)
+        for file in more_files:
+            shutil.copyfile(file, temporary / file.name)
         if base_dir is not None and (base_dir / "generation_config.json").is_file():
             shutil.copyfile(base_dir / "generation_config.json", temporary / "generation_config.json")
         if card is not None:

@@ -21,6 +21,7 @@ from roll_like.errors import ConfigError
 from roll_like.models.imports import quick_imports
 from roll_like.models.modules import COMPLETE
 from roll_like.models.shape import ModelShape, load_model_shape
+from roll_like.models.vision import image_processor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -107,13 +108,18 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def load_renderer(config: ModelConfig) -> Renderer:
+def load_renderer(config: ModelConfig, *, images: bool = False) -> Renderer:
     """Return the model's tokenizer with its chat template and the template's options: what turns messages into tokens.
+
+    Args:
+        config: The `model` section.
+        images: Whether messages may have images, where the model sees them.
 
     Raises:
         ConfigError: There is no tokenizer, or it has no chat template.
     """
-    return Renderer(load_tokenizer(config), template_options=config.template_options)
+    seen = image_processor(resolve_model(config).path) if images else None
+    return Renderer(load_tokenizer(config), template_options=config.template_options, images=seen)
 
 
 def from_anywhere(spelling: str, path: Path) -> str:

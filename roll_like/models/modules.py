@@ -14,6 +14,7 @@ from roll_like.config.sections import Precision, Task
 from roll_like.errors import ConfigError
 from roll_like.models.imports import quick_imports
 from roll_like.models.quiet import quiet
+from roll_like.models.vision import is_vision_model, sees_images
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -56,10 +57,14 @@ def load_causal_lm(path: Path, dtype: Precision, *, trust_remote_code: bool = Fa
     Raises:
         ConfigError: The directory does not hold a complete model of an architecture that transformers knows.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     model, absent = load_for_training(
-        AutoModelForCausalLM, "causal language model", path, dtype, trust_remote_code=trust_remote_code
+        AutoModelForImageTextToText if is_vision_model(path) else AutoModelForCausalLM,
+        "causal language model",
+        path,
+        dtype,
+        trust_remote_code=trust_remote_code,
     )
     refuse_absent(path, absent)
     return model
@@ -118,9 +123,14 @@ def refuse_absent(path: Path, absent: Sequence[str]) -> None:
 def empty_model(config: PretrainedConfig, trust_remote_code: bool, task: Task = "text-generation") -> PreTrainedModel:
     """Return the architecture without memory for weights: it knows names, shapes and ties."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        AutoModelForSequenceClassification,
+    )
 
-    auto = {"text-generation": AutoModelForCausalLM, "text-classification": AutoModelForSequenceClassification}[task]
+    generating = AutoModelForImageTextToText if sees_images(config) else AutoModelForCausalLM
+    auto = {"text-generation": generating, "text-classification": AutoModelForSequenceClassification}[task]
     config = copy.deepcopy(config)  # saving writes precision and architecture into it
     config.use_cache = True  # trainers switch it off; generation uses it
     with torch.device("meta"):

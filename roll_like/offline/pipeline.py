@@ -50,13 +50,14 @@ class OfflinePipeline(Pipeline[ConfigT], Generic[ConfigT, SampleT, StepT]):
     @classmethod
     def trained_on(cls, config: ConfigT) -> SampleSet[SampleT]:
         """Return the samples that are trained on."""
-        return cls.load(config, config.data, load_renderer(config.model), "data")
+        return cls.load(config, config.data, load_renderer(config.model, images=config.takes_images), "data")
 
     @classmethod
     def evaluated_on(cls, config: ConfigT) -> SampleSet[SampleT] | None:
         """Return those of the evaluation; None without one."""
         rows = config.evaluated_rows
-        return None if rows is None else cls.load(config, rows, load_renderer(config.model), "evaluation")
+        renderer = load_renderer(config.model, images=config.takes_images)
+        return None if rows is None else cls.load(config, rows, renderer, "evaluation")
 
     @classmethod
     def read(cls, config: ConfigT, run: RunContext) -> SampleSet[SampleT]:

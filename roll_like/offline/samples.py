@@ -12,7 +12,9 @@ from roll_like.values import Max, Mean, Metric, Sum
 def training_samples(conversations: Sequence[ConversationSample]) -> list[TrainingSample]:
     """Return conversations as the trainer takes them: each for itself."""
     return [
-        TrainingSample(group_id=str(index), token_ids=each.token_ids, prompt_length=0, sampled=each.trained)
+        TrainingSample(
+            group_id=str(index), token_ids=each.token_ids, prompt_length=0, sampled=each.trained, images=each.images
+        )
         for index, each in enumerate(conversations)
     ]
 

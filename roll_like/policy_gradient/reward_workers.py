@@ -88,7 +88,8 @@ class RewardWorkers:
 
 def tasks_of(config: PromptRunConfig) -> TaskSet:
     """Return the training tasks."""
-    return load_tasks(config.data.sources, load_renderer(config.model), config.data.max_prompt_tokens)
+    renderer = load_renderer(config.model, images=config.takes_images)
+    return load_tasks(config.data.sources, renderer, config.data.max_prompt_tokens)
 
 
 def prompt_groups(
@@ -128,9 +129,8 @@ def prompt_evaluator(
     schedule = config.evaluation
     if schedule is None:
         return None
-    tasks = load_tasks(
-        schedule.sources, load_renderer(config.model), config.data.max_prompt_tokens, key="evaluation.sources"
-    )
+    renderer = load_renderer(config.model, images=config.takes_images)
+    tasks = load_tasks(schedule.sources, renderer, config.data.max_prompt_tokens, key="evaluation.sources")
     return Evaluator(
         scheduler,
         islice(tasks, schedule.max_tasks),

@@ -30,7 +30,7 @@ from pydantic import Field
 from roll_like.config.base import PluginConfig
 from roll_like.errors import PluginError, RewardError
 from roll_like.registry import REWARDS
-from roll_like.types import Message, StopReason, Task, TurnRecord
+from roll_like.types import Message, Picture, StopReason, Task, TurnRecord
 
 #: Folders of code that no plugin's author looks for a mistake in.
 _NOT_THEIRS = (
@@ -59,6 +59,7 @@ class Completion:
         stop_reason: Why the response ended.
         response_tokens: Its length in tokens; of an episode the tokens of all turns.
         turns: The turns of an episode, with tool calls and the environment's rewards; empty for single answers.
+        images: The images of the prompt, in order.
     """
 
     text: str
@@ -68,6 +69,7 @@ class Completion:
     stop_reason: StopReason
     response_tokens: int
     turns: tuple[TurnRecord, ...] = ()
+    images: tuple[Picture, ...] = ()
 
     @property
     def conversation(self) -> tuple[Mapping[str, Any], ...]:

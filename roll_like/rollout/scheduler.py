@@ -214,6 +214,7 @@ class _PromptRunner:
             prompt_ids=task.prompt_ids,
             sampling=baseline or self._plan.sampling,
             seed=derived_seed(self._plan.seed, group, sample),
+            images=task.images,
         )
 
     def _key(self, group: int) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from roll_like.models.load import ResolvedModel, from_anywhere, load_tokenizer, 
 from roll_like.models.lora import Adapter, adapter_parameters, add_adapters, load_adapters, named_weights
 from roll_like.models.modules import load_causal_lm, load_model_config
 from roll_like.models.precision import precision_of
+from roll_like.models.vision import processor_files
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.run.card import model_card
 from roll_like.run.checkpoint import read_checkpoint
@@ -57,6 +58,7 @@ def export_checkpoint(checkpoint: Path, output: Path) -> None:
         trust_remote_code=config.model.trust_remote_code,
         adapter=adapter,
         task=config.task,
+        more_files=processor_files(model.path),
     )
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from roll_like.models.vision import language_model
 from roll_like.training.segments import RowSegments
 
 #: Probabilities are kept, B·H·L·L numbers a layer: beyond this length they outweigh all other activations.
@@ -30,7 +31,7 @@ def use_dense_attention(causal_lm: Any) -> None:
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, attention_forward)
-    causal_lm.set_attn_implementation(NAME)
+    language_model(causal_lm).set_attn_implementation(NAME)
 
 
 def attention_forward(

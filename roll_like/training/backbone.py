@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from roll_like.config.sections import Attention
 from roll_like.errors import ConfigError
 from roll_like.models.attention import AttentionLayers
+from roll_like.models.vision import SeenTokens, seen_inputs, sees_images
 from roll_like.training import varlen
 from roll_like.training.attention import use_dense_attention
 from roll_like.training.joined import joined_attention, use_joined_attention
@@ -22,11 +23,13 @@ _COARSE_ROUNDING = 0.1
 _OTHER_MODEL = "set model.path to a model whose attention layers use transformers' AttentionInterface"
 
 
-def run_backbone(backbone: Any, token_ids_BL: Tensor, segments: RowSegments, sources_N: Tensor) -> Tensor:
+def run_backbone(backbone: Any, token_ids_BL: Tensor | SeenTokens, segments: RowSegments, sources_N: Tensor) -> Tensor:
     """Return the last hidden states, after the final norm, at flat indices `sources_N` of [B·L], shape [N, D].
 
     Where several ranks share the rows, the indices are of this rank's tokens (`RowSegments.own_targets`).
     """
+    if isinstance(token_ids_BL, SeenTokens):
+        return _run_with_images(backbone, token_ids_BL, segments, sources_N)
     if joined_attention(backbone) is not None:
         kept_T, first = segments.sequences.kept_T, 0
         if segments.parallel is not None:
@@ -48,6 +51,17 @@ def run_backbone(backbone: Any, token_ids_BL: Tensor, segments: RowSegments, sou
         input_ids=token_ids_BL,
         position_ids=segments.positions_BL,
         attention_mask=segments.padding_mask() if recurrent else segments.mask(),
+        use_cache=False,
+        row_segments=segments,
+    ).last_hidden_state
+    hidden_ND: Tensor = hidden_BLD.reshape(-1, hidden_BLD.shape[-1])[sources_N]
+    return hidden_ND
+
+
+def _run_with_images(backbone: Any, seen: SeenTokens, segments: RowSegments, sources_N: Tensor) -> Tensor:
+    hidden_BLD = backbone(
+        **seen_inputs(backbone, seen, segments.mask()),
+        attention_mask=segments.mask(),
         use_cache=False,
         row_segments=segments,
     ).last_hidden_state
@@ -87,7 +101,7 @@ def use_row_attention(
         return
     use_dense_attention(causal_lm)
     calls = probe(causal_lm.base_model, layers)
-    if attention == "auto" and device == "cuda" and not layers.recurrent:
+    if attention == "auto" and device == "cuda" and not layers.recurrent and not sees_images(causal_lm.config):
         attention = _fastest(causal_lm, calls)
     if attention in ("varlen", "flex"):
         use_joined_attention(causal_lm, attention)

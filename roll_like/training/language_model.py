@@ -13,6 +13,7 @@ from roll_like.models.attention import refuse_undivided_heads
 from roll_like.models.logits import refuse_other_logits
 from roll_like.models.lora import add_adapters
 from roll_like.models.modules import load_causal_lm
+from roll_like.models.vision import refuse_vision, vision_tower
 from roll_like.training.backbone import use_row_attention
 from roll_like.training.interface import BatchT, Objective, RankModel, RankSpec, StepT
 from roll_like.training.layout import MicroBatch
@@ -40,6 +41,9 @@ class LanguageModelObjective(Objective[StepT, BatchT]):
         """Return the model with adapters where it has some, and a head that never holds all logits."""
         settings = self.settings
         loaded = load_causal_lm(Path(spec.model_path), dtype=spec.dtype, trust_remote_code=spec.trust_remote_code)
+        refuse_vision(loaded.config, settings, self.section)
+        if settings.freeze_vision and (tower := vision_tower(loaded)) is not None:
+            tower.requires_grad_(False)
         model = prepared(loaded, spec, settings)
         refuse_other_logits(model)
         return PolicyModule(

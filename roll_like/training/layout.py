@@ -9,9 +9,10 @@ from typing import Any, NotRequired, TypedDict, TypeVar, Unpack
 import numpy as np
 import numpy.typing as npt
 
+from roll_like.data.images import moved
 from roll_like.training.row_plan import planned
 from roll_like.training.rows import PADDING, Row, balance, build_rows, split_by_budget
-from roll_like.types import FloatArray, IntArray, TrainingSample
+from roll_like.types import FloatArray, IntArray, PlacedImage, TrainingSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,7 @@ class MicroBatch:
         sample_ids: Which sample each target belongs to, as an index into the batch, shape [N].
         target_ids: Index of each target within its sample's own tokens, shape [N].
         weights: Weight of each target in the loss, shape [N].
+        images: The images among the inputs, in order; each starts at an index into the flattened [B·L].
     """
 
     token_ids_BL: IntArray
@@ -37,6 +39,7 @@ class MicroBatch:
     sample_ids: IntArray
     target_ids: IntArray
     weights: FloatArray
+    images: tuple[PlacedImage, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -199,4 +202,5 @@ def _pad(rows: Sequence[Row], weight_of: PerToken) -> MicroBatch:
         sample_ids=sample_ids,
         target_ids=target_ids,
         weights=weight_of.at(sample_ids, target_ids),
+        images=tuple(image for index, row in enumerate(rows) for image in moved(row.images, index * length)),
     )

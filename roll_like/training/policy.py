@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from roll_like.algorithms.logprobs import token_logprobs
 from roll_like.models.logits import logit_transform
+from roll_like.models.vision import SeenTokens
 from roll_like.training.backbone import run_backbone
 from roll_like.training.layout import MicroBatch
 from roll_like.training.segments import RowSegments
@@ -54,13 +55,18 @@ class RowModule(nn.Module):
     parallel: SequenceParallel | None = None
 
     def states_before(
-        self, backbone: Any, token_ids_BL: Tensor, positions_BL: Tensor, segment_ids_BL: Tensor, sources_N: Tensor
+        self,
+        backbone: Any,
+        token_ids_BL: Tensor | SeenTokens,
+        positions_BL: Tensor,
+        segment_ids_BL: Tensor,
+        sources_N: Tensor,
     ) -> tuple[Tensor, OwnTargets]:
         """Return a backbone's last hidden states, after the final norm, before this rank's targets; and which they are.
 
         Args:
             backbone: The model without its output.
-            token_ids_BL: Inputs.
+            token_ids_BL: Inputs, with their images where there are some.
             positions_BL: Position of each in its sample.
             segment_ids_BL: What it may see (`rows.py`).
             sources_N: Flat index of [B·L] of the token before each target.
@@ -94,7 +100,7 @@ class PolicyModule(RowModule):
 
     def forward(
         self,
-        token_ids_BL: Tensor,
+        token_ids_BL: Tensor | SeenTokens,
         positions_BL: Tensor,
         segment_ids_BL: Tensor,
         sources_N: Tensor,
@@ -121,10 +127,10 @@ class PolicyModule(RowModule):
         return whole_ND
 
 
-def tensors_of(batch: MicroBatch, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the forward pass's index tensors on a device."""
+def tensors_of(batch: MicroBatch, device: torch.device) -> tuple[Tensor | SeenTokens, Tensor, Tensor, Tensor, Tensor]:
+    """Return the forward pass's index tensors on a device; the tokens with their images where there are some."""
     arrays = (batch.token_ids_BL, batch.positions_BL, batch.segment_ids_BL, batch.sources, batch.targets)
     tokens, positions, segments, sources, targets = (
         torch.from_numpy(array).long().to(device, non_blocking=True) for array in arrays
     )
-    return tokens, positions, segments, sources, targets
+    return SeenTokens(tokens, batch.images) if batch.images else tokens, positions, segments, sources, targets

@@ -37,6 +37,7 @@ from roll_like.models.lora import (
     adapters_off,
     named_weights,
 )
+from roll_like.models.vision import processor_files
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training.backbone import joins_rows
 from roll_like.training.host_copies import HostCopies
@@ -358,6 +359,7 @@ class TrainingRank:
                 card,
                 trust_remote_code=spec.trust_remote_code,
                 task=task,
+                more_files=processor_files(Path(spec.model_path)),
                 adapter=None if lora is None else Adapter.of(model, lora, trained, base=base, task=task),
             )
         except OSError as error:

@@ -68,6 +68,8 @@ def common_prefix(samples: Sequence[TrainingSample]) -> int:
     """
     limit = min(len(sample.token_ids) - 2 for sample in samples)
     limit = min([limit, *(int(sample.sampled.argmax()) for sample in samples if sample.sampled.any())])
+    # placeholders are alike, whatever image they stand for
+    limit = min([limit, *(sample.images[0].start for sample in samples if sample.images)])
     first = samples[0].token_ids
     for sample in samples:
         different = np.flatnonzero(sample.token_ids[:limit] != first[:limit])

@@ -22,12 +22,12 @@ group's own prompt is a prefix: segment s, which the group's segments see too. T
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
 
-from roll_like.types import IntArray, TrainingSample
+from roll_like.types import IntArray, PlacedImage, TrainingSample
 
 #: Longest row of several samples that has a dense attention mask; beyond, the mask would cost more than sharing saves.
 MAX_SHARED_ROW_TOKENS = 8192
@@ -51,6 +51,7 @@ class Row:
         targets: Tokens to predict, shape [N].
         sample_ids: Which sample each target belongs to, as an index into the batch, shape [N].
         target_ids: Index of each target within its sample's own tokens, shape [N].
+        images: The images among the inputs; one of a shared prompt is there once.
     """
 
     token_ids: IntArray
@@ -60,6 +61,7 @@ class Row:
     targets: IntArray
     sample_ids: IntArray
     target_ids: IntArray
+    images: tuple[PlacedImage, ...] = ()
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -210,17 +212,30 @@ def _lay_out(row: _Open, samples: Sequence[TrainingSample]) -> Row:
     pieces = [_Piece(row.prompt, 0, 0)]
     sources, targets, sample_ids, target_ids = [], [], [], []
     start, segment = prompt_length, 0
+    images: list[PlacedImage] = []
+
+    def show(index: int, begin: int, end: int, place: int) -> None:
+        """Add the images of a sample's tokens `[begin, end)`, which are in the row from `place` on."""
+        images.extend(
+            replace(image, start=image.start - begin + place)
+            for image in samples[index].images
+            if begin <= image.start < end
+        )
+
+    show(row.prefixes[0].members[0], 0, prompt_length, 0)
     for prefix in row.prefixes:
         prefix_start, own_begin, number = start, prompt_length + len(prefix.tokens), 0
         if len(prefix.tokens):
             segment += 1
             number = segment
             pieces.append(_Piece(prefix.tokens, prompt_length, number))
+            show(prefix.members[0], prompt_length, own_begin, start)
             start += len(prefix.tokens)
         for index in prefix.members:
             segment, sample = segment + 1, samples[index]
             own = sample.token_ids[own_begin:-1]
             pieces.append(_Piece(own, own_begin, segment + PREFIX_STRIDE * number))
+            show(index, own_begin, len(sample.token_ids), start)
             at = np.flatnonzero(sample.sampled)
             # token t is predicted by t-1, which is in the prompt or the prefix for the first token of a response
             previous = at - 1
@@ -248,4 +263,5 @@ def _lay_out(row: _Open, samples: Sequence[TrainingSample]) -> Row:
         targets=joined(iter(targets)),
         sample_ids=joined(iter(sample_ids)),
         target_ids=joined(iter(target_ids)),
+        images=tuple(images),
     )

@@ -159,7 +159,7 @@ def test_preferences_of_sharegpt(renderer: Renderer, tmp_path: Path) -> None:
             "expected one of human, user, gpt, assistant, system, tool, observation in 'from'",
         ),
         ({"from": "human"}, "expected a text in 'content', found NoneType None"),
-        ({"role": "user", "content": [{"type": "image_url"}]}, "expected parts {type: text, text: …} in 'content'"),
+        ({"role": "user", "content": [{"type": "audio"}]}, "expected parts {type: text, text: …} or {type: image_url"),
     ],
 )
 def test_messages_that_cannot_be_read(message: dict[str, Any], text: str, renderer: Renderer, tmp_path: Path) -> None:

@@ -84,10 +84,10 @@ def trained_texts(render: Renderer, found: list[list[tuple[str, bool]]]) -> list
     """The text of every run of trained tokens, found by tokens alone; checks that tokens and pieces say the same."""
     texts = []
     for pieces in found:
-        tokens = render.encode_pieces([(text, at == 0) for at, (text, _) in enumerate(pieces)])
-        assert plain(render.decode(np.concatenate(tokens))) == plain("".join(text for text, _ in pieces))
+        tokens = render.encode_pieces([(text, at == 0) for at, (text, *_) in enumerate(pieces)])
+        assert plain(render.decode(np.concatenate(tokens))) == plain("".join(text for text, *_ in pieces))
         assert pieces[-1][1], "nothing is kept after the last trained token"
-        texts += [plain(render.decode(ids)) for ids, (_, trained) in zip(tokens, pieces, strict=True) if trained]
+        texts += [plain(render.decode(ids)) for ids, piece in zip(tokens, pieces, strict=True) if piece.trained]
     return texts
 
 
@@ -161,12 +161,12 @@ def test_the_tokens_are_those_of_the_whole_rendering(name: str) -> None:
         {"role": "assistant", "content": "and a fox"},
     ]
     (pieces,) = sequences(render, messages, (), [1, 3])
-    tokens = np.concatenate(render.encode_pieces([(text, at == 0) for at, (text, _) in enumerate(pieces)]))
+    tokens = np.concatenate(render.encode_pieces([(text, at == 0) for at, (text, *_) in enumerate(pieces)]))
     whole = render.encode(render.render(messages, (), generation_prompt=False)).tolist()
     assert whole[: len(tokens)] == tokens.tolist()
     assert len(whole) - len(tokens) <= 1  # the line end after the last turn
     end = "</s>" if name == "sentencepiece" else "<|im_end|>"
-    said = [text.strip() for text, trained in pieces if trained]
+    said = [text.strip() for text, trained, _ in pieces if trained]
     assert said == [f"jumps over{end}", f"and a fox{end}"]
 
 
@@ -179,8 +179,8 @@ def test_reasoning_that_history_drops_makes_a_sequence_for_each_turn() -> None:
         {"role": "assistant", "content": "<think>\ntwo more\n</think>\n\n3"},
     ]
     first, second = sequences(render, messages, (), [1, 3])
-    assert [text for text, trained in first if trained] == ["<think>\none more\n</think>\n\n2<|im_end|>"]
-    assert [text for text, trained in second if trained] == ["<think>\ntwo more\n</think>\n\n3<|im_end|>"]
+    assert [text for text, trained, _ in first if trained] == ["<think>\none more\n</think>\n\n2<|im_end|>"]
+    assert [text for text, trained, _ in second if trained] == ["<think>\ntwo more\n</think>\n\n3<|im_end|>"]
     assert "one more" not in second[0][0], "the second turn is trained after the history that the model would see"
     (last,) = sequences(render, messages, (), [3])
     assert last == second
@@ -209,7 +209,7 @@ def test_tool_calls_are_trained_and_their_results_are_not(content: str, value: s
         {"role": "assistant", "content": "2"},
     ]
     (pieces,) = sequences(render, messages, [TOOL], [1, 3])
-    said = [text for text, trained in pieces if trained]
+    said = [text for text, trained, _ in pieces if trained]
     call = f"<tool_call>\n{json.dumps(function)}\n</tool_call><|im_end|>"
     assert said == [f"{content}\n{call}" if content else call, "2<|im_end|>"]
 
@@ -249,14 +249,14 @@ def test_white_space_before_the_end_is_the_turns() -> None:
     )
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
     (pieces,) = sequences(render, messages, (), [1])
-    assert [text for text, trained in pieces if trained] == ["Hello\n<|im_end|>"], "a model has to write it"
+    assert [text for text, trained, _ in pieces if trained] == ["Hello\n<|im_end|>"], "a model has to write it"
 
 
 def test_generation_blocks_can_leave_parts_of_a_turn_out() -> None:
     render = blocks("{{ message.content }}", " (a machine wrote this)<|im_end|>")
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
     (pieces,) = sequences(render, messages, (), [1])
-    assert [text for text, trained in pieces if trained] == ["Hello"]
+    assert [text for text, trained, _ in pieces if trained] == ["Hello"]
     silent = blocks("", "{{ message.content }}<|im_end|>")
     with pytest.raises(BadRow, match=r"has none of it in a .* generation .* block"):
         sequences(silent, messages, (), [1])
@@ -276,7 +276,7 @@ def test_a_generation_block_around_the_header_does_not_train_the_header() -> Non
 def test_a_conversation_that_the_assistant_begins() -> None:
     messages = [{"role": "assistant", "content": "Hello"}, {"role": "user", "content": "Hi"}]
     (pieces,) = sequences(renderer("chatml"), messages, (), [0])
-    assert pieces == [("<|im_start|>assistant\n", False), ("Hello<|im_end|>", True)]
+    assert [tuple(piece[:2]) for piece in pieces] == [("<|im_start|>assistant\n", False), ("Hello<|im_end|>", True)]
 
 
 def test_refused_roles_are_a_bad_row() -> None:

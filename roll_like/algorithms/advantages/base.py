@@ -83,6 +83,7 @@ def policy_samples(groups: Groups, advantages: TokenValues | None = None) -> lis
             token_ids=sample.trajectory.token_ids[part.start : part.end],
             prompt_length=part.prompt_length,
             sampled=sample.trajectory.sampled[part.start : part.end],
+            images=sample.trajectory.task.images,
             turns=sample.trajectory.turns[part.start : part.end],
             behaviour_logprobs=sample.trajectory.logprobs[part.start : part.end],
             advantages=np.where(sample.trajectory.sampled, advantages_T, 0)[part.start : part.end].astype(np.float32),

@@ -38,6 +38,7 @@ from roll_like.inference.interface import (
 from roll_like.inference.weight_transfer.fingerprint import fingerprint
 from roll_like.inference.weight_transfer.shared_memory import BucketInfo, LocalBuckets, read_bucket
 from roll_like.models.modules import load_causal_lm
+from roll_like.models.vision import SeenTokens, seen_inputs
 from roll_like.types import FloatArray, IntArray, Segment, StopReason
 
 HEAD = "lm_head.weight"
@@ -50,6 +51,7 @@ class _Sample:
     request: GenerateRequest
     generator: torch.Generator | None
     cache: Any = None
+    offset: int = 0  # of a position from the token's index: an image takes fewer positions than tokens
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -115,7 +117,8 @@ class HFEngine(PolledEngine):
         self._model = model.to(self._spec.device).requires_grad_(False).eval()
         self._weights = CheckpointWeights(self._model)
         self._tokenizer = AutoTokenizer.from_pretrained(self._spec.tokenizer_path, local_files_only=True)
-        ends = [self._tokenizer.eos_token_id, model.generation_config.eos_token_id, model.config.eos_token_id]
+        ends = [self._tokenizer.eos_token_id, model.generation_config.eos_token_id]
+        ends.append(getattr(model.config.get_text_config(), "eos_token_id", None))
         flat = [end for item in ends for end in (item if isinstance(item, list) else [item])]
         self._eos = frozenset(end for end in flat if end is not None)
 
@@ -182,7 +185,10 @@ class HFEngine(PolledEngine):
         everything = [*sample.request.prompt_ids.tolist(), *sample.tokens]
         inputs = everything if sample.cache is None else everything[-1:]
         ids_BL = torch.tensor([inputs], device=self._spec.device)
-        output = self._model(ids_BL, past_key_values=sample.cache, use_cache=True, logits_to_keep=1)
+        seen: dict[str, Tensor] = {"input_ids": ids_BL}
+        if sample.request.images:
+            seen = self._with_images(sample, everything, len(inputs))
+        output = self._model(**seen, past_key_values=sample.cache, use_cache=True, logits_to_keep=1)
         sample.cache = output.past_key_values
         logprobs_V = sampling_logprobs(output.logits[0, -1].float().cpu(), sample.request.sampling)
         token = draw(logprobs_V, sample.request.sampling, sample.generator or self._shared_generator)
@@ -190,6 +196,20 @@ class HFEngine(PolledEngine):
         sample.logprobs.append(float(logprobs_V[token]))
         sample.versions.append(self._version)
         sample.stop_reason = self._why_stopped(sample, token)
+
+    def _with_images(self, sample: _Sample, everything: Sequence[int], count: int) -> dict[str, Tensor]:
+        """Return the inputs of the last `count` tokens of a sequence with images: all, or one after what is cached."""
+        ids_BL = torch.tensor([everything], device=self._spec.device)
+        length, backbone = len(everything), self._model.base_model
+        seen = SeenTokens(ids_BL, sample.request.images)
+        visible_B1LL = torch.ones(1, 1, length, length, dtype=torch.bool, device=ids_BL.device).tril()
+        if sample.cache is None:
+            inputs = seen_inputs(backbone, seen, visible_B1LL)
+            # a text's positions go on one by one, on all three axes
+            sample.offset = int(inputs["position_ids"][0, 0, -1]) + 1 - length
+            return inputs
+        position = torch.full((3, 1, 1), length - 1 + sample.offset, device=ids_BL.device)
+        return {"input_ids": ids_BL[:, -count:], "position_ids": position}
 
     def _why_stopped(self, sample: _Sample, token: int) -> StopReason | None:
         sampling = sample.request.sampling

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from roll_like.config.inference import OBJECT_STORE, SHARED_MEMORY
 from roll_like.errors import ConfigError
 from roll_like.inference.vllm.config import VLLMConfig, VLLMSettings
+from roll_like.models.vision import is_vision_model
 
 if TYPE_CHECKING:
     from roll_like.inference.interface import EngineSpec
@@ -84,6 +85,8 @@ def model_arguments(config: VLLMSettings, spec: EngineSpec, section: str) -> dic
         "tensor_parallel_size": spec.tensor_parallel_size,
         "trust_remote_code": spec.trust_remote_code,
     }
+    if is_vision_model(Path(spec.model_path)):
+        arguments["limit_mm_per_prompt"] = {"video": 0}
     if spec.tensor_parallel_size > 1:
         # in an actor vLLM would choose Ray, which takes the first bundles of the run's placement group: others' GPUs
         arguments["distributed_executor_backend"] = "mp"

@@ -31,6 +31,7 @@ from roll_like.inference.process_output import ProcessOutput
 from roll_like.inference.task_engine import TaskEngine
 from roll_like.inference.vllm.arguments import ADAPTER_ID, engine_arguments, sleeps, vllm_environment
 from roll_like.inference.vllm.config import VLLMConfig
+from roll_like.inference.vllm.images import image_prompt, require_torchvision
 from roll_like.inference.weight_transfer.shared_memory import LocalBuckets
 from roll_like.models.imports import quick_imports
 from roll_like.types import FloatArray, IntArray, Segment, StopReason
@@ -76,6 +77,7 @@ class VLLMEngine(TaskEngine):
             os.environ.setdefault(name, value)
         name_semaphores()
         arguments = engine_arguments(self._config, self._spec)
+        require_torchvision(self._spec.model_path)
         # Python's own helper process outlives the engine: it must not hold the engine's output open
         resource_tracker.ensure_running()
         failure: Exception | None = None
@@ -143,11 +145,13 @@ class VLLMEngine(TaskEngine):
 
         completion: Any = None
         cached = 0
-        prompt = tokens_input(request.prompt_ids.tolist())
+        prompt = image_prompt(request) if request.images else tokens_input(request.prompt_ids.tolist())
         params = _sampling_params(request)
         try:
             async for output in self._llm.generate(prompt, params, request.request_id, lora_request=self._adapter):
                 completion, cached = output.outputs[0], output.num_cached_tokens or 0
+                if request.images:
+                    _require_same_prompt(request, output.prompt_token_ids)
         except EngineDeadError:
             self._die()
             self._require_alive()
@@ -387,6 +391,17 @@ def _count_steps(llm: Any) -> None:
         return outputs
 
     llm.engine_core.get_output_async = received
+
+
+def _require_same_prompt(request: GenerateRequest, seen: Sequence[int] | None) -> None:
+    """Raise a GenerationError where vLLM made another number of placeholders of an image than the trainer will see."""
+    if seen is None or request.prompt_ids.tolist() != list(seen):
+        raise GenerationError(
+            f"vLLM sees {0 if seen is None else len(seen)} prompt tokens with the images of request "
+            f"{request.request_id}, and the trainer {len(request.prompt_ids)}",
+            fix="remove mm_processor_kwargs from inference.engine_args; sizes of images are set in the model's "
+            "preprocessor_config.json",
+        )
 
 
 def _sampling_params(request: GenerateRequest) -> Any:

@@ -96,7 +96,7 @@ def untouched_layers(model: Any) -> list[str]:
 
     Some of vLLM's models copy tensors past the loaders that a reload listens to: it would put their old weights back.
     """
-    head = getattr(model, "lm_head", None)
+    head = output_head(model)
     tied = bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
     left = []
     for path, layer in model.named_modules():
@@ -107,13 +107,19 @@ def untouched_layers(model: Any) -> list[str]:
     return left
 
 
+def output_head(model: Any) -> Any:
+    """Return the output head, which a vision-language model has in its language model; None without one."""
+    inner = model.get_language_model() if hasattr(model, "get_language_model") else model
+    return getattr(inner, "lm_head", None)
+
+
 def repack_head(model: nn.Module) -> None:
     """Pack the output head again.
 
     On CPU a head keeps a packed copy of its matrix. One that is tied to the embedding loads nothing itself,
     so vLLM's reload leaves that copy as it was, and the engine would go on sampling with the old head.
     """
-    head = getattr(model, "lm_head", None)
+    head = output_head(model)
     if isinstance(head, VocabParallelEmbedding):
         head.quant_method.process_weights_after_loading(head)
 
@@ -179,7 +185,7 @@ class WorkerExtension:
                 tensors[name] = fingerprint(parameter, salt)
         if self._adapter is not None:
             tensors.update(self._adapter.fingerprints(names, salt))
-        head = getattr(model, "lm_head", None)
+        head = output_head(model)
         if isinstance(head, VocabParallelEmbedding):
             tensors[HEAD] = digest(head_columns(head, salt))
             if HEAD not in names:

@@ -1,0 +1,227 @@
+"""Images of a row: read wherever it has them, and put where its messages show them.
+
+A message shows an image as a part of its content, in OpenAI's form or in Hugging Face's:
+
+    {"type": "image_url", "image_url": {"url": "pictures/7.png"}}    {"type": "image", "image": "pictures/7.png"}
+    {"type": "image"}                                                the next one of the column with images
+
+Where no part does, each `<image>` in a text stands for one of the column; without these, all come first.
+
+An image is a path (relative to the folder of the row's file), a `data:` URL, bytes, or `{bytes, path}` as `datasets`
+and Parquet have them, where the bytes may be base64. Nothing is fetched: a run does not depend on a server of images.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from roll_like.data.rows import Row
+from roll_like.errors import DataError
+from roll_like.types import IntArray, Picture, PlacedImage
+
+#: What stands for an image in a text.
+MARK = "<image>"
+_READABLE = "a path, a data: URL, bytes, or {bytes, path}"
+
+
+class ImageTokens(Protocol):
+    """How many tokens a model sees of an image."""
+
+    @property
+    def token(self) -> int:
+        """The placeholder: the chat template writes one for each image, and the model has one for each feature."""
+
+    def count(self, picture: Picture) -> int:
+        """Return how many placeholders an image becomes.
+
+        Raises:
+            ConfigError: The model's processor refuses it.
+        """
+
+
+def is_image(part: Any) -> bool:
+    """Return whether a part of a message's content is an image."""
+    return isinstance(part, Mapping) and part.get("type") in ("image", "image_url")
+
+
+def pictures_of(messages: Sequence[Mapping[str, Any]]) -> tuple[Picture, ...]:
+    """Return the images of messages that `placed` returned, in order."""
+    contents = (message.get("content") for message in messages)
+    return tuple(part["image"] for parts in contents if isinstance(parts, list) for part in parts if is_image(part))
+
+
+def as_text(content: Any) -> str:
+    """Return a message's content for people and rewards: an image as `[image: pictures/7.png]`."""
+    if isinstance(content, str):
+        return content
+    return "".join(f"[image: {part['image'].label}]" if is_image(part) else part["text"] for part in content)
+
+
+def placed(messages: Sequence[Mapping[str, Any]], row: Row) -> list[Mapping[str, Any]]:
+    """Return messages with the row's images where they show them: as parts `{"type": "image", "image": Picture}`.
+
+    Raises:
+        DataError: An image cannot be read, or there are more or fewer than the messages show.
+    """
+    shown = any(is_image(part) for message in messages for part in _parts(message))
+    opening = bool(row.images) and not shown and messages[0]["role"] != "assistant"
+    if not shown and not opening:
+        return [dict(message) for message in messages]
+    marks = sum(part["text"].count(MARK) for message in messages for part in _parts(message)) if opening else 0
+    column = iter(row.images)
+    read: list[Mapping[str, Any]] = []
+    for message in messages:
+        parts: list[dict[str, Any]] = []
+        if opening and not marks and message["role"] == "user":  # before everything else
+            parts += [{"type": "image"} for _ in row.images]
+            opening = False
+        for part in _parts(message):
+            parts += _at_marks(part["text"]) if marks else [dict(part)]
+        content = _read(parts, column, row) if any(map(is_image, parts)) else message["content"]
+        read.append({**message, "content": content})
+    if (left := len(list(column))) and messages[0]["role"] != "assistant":
+        raise DataError(
+            f"{row.origin}: the row has {len(row.images)} images, and its messages show {len(row.images) - left}",
+            fix=f'put {{"type": "image"}} or {MARK} where each belongs',
+        )
+    return read
+
+
+def expanded(
+    token_ids: IntArray, pictures: Sequence[Picture], tokens: ImageTokens, origin: str
+) -> tuple[IntArray, tuple[PlacedImage, ...]]:
+    """Return tokens with as many placeholders for each image as the model sees of it, and where they are.
+
+        text PLACEHOLDER text, an image of three tokens  →  text PLACEHOLDER PLACEHOLDER PLACEHOLDER text
+
+    Raises:
+        DataError: There is not one placeholder for each image.
+    """
+    at = np.flatnonzero(token_ids == tokens.token)
+    if len(at) != len(pictures):
+        raise DataError(
+            f"{origin}: the chat template wrote {len(at)} placeholders for {len(pictures)} images",
+            fix="take the placeholder's text out of the row; or set model.chat_template to one that writes images",
+        )
+    if not pictures:
+        return token_ids, ()
+    counts = [tokens.count(picture) for picture in pictures]
+    repeats = np.ones(len(token_ids), np.int64)
+    repeats[at] = counts
+    starts = at + np.cumsum([0, *counts[:-1]]) - np.arange(len(at))
+    images = tuple(
+        PlacedImage(picture=picture, start=int(start), length=count)
+        for picture, start, count in zip(pictures, starts, counts, strict=True)
+    )
+    return np.repeat(token_ids, repeats).astype(np.int32), images
+
+
+def moved(images: Sequence[PlacedImage], tokens: int) -> tuple[PlacedImage, ...]:
+    """Return images that many tokens later."""
+    return tuple(replace(image, start=image.start + tokens) for image in images)
+
+
+def read_picture(value: Any, row: Row) -> Picture:
+    """Return an image of a row.
+
+    Raises:
+        DataError: It is in no form that is read, is not there, or is no image; names file and line.
+    """
+    from PIL import Image
+
+    label = f"an image of {row.origin}"
+    if isinstance(value, Image.Image):  # as `datasets` decodes them
+        buffer = io.BytesIO()
+        value.save(buffer, format="PNG")
+        return Picture(data=buffer.getvalue(), label=label)
+    if isinstance(value, Mapping):
+        data, path = value.get("bytes"), value.get("path")
+        if data is None and isinstance(path, str):
+            return read_picture(path, row)
+        label, value = path if isinstance(path, str) else label, data
+        if isinstance(value, str):
+            value = _decoded(value, row)
+    if isinstance(value, str):
+        if value.startswith("data:"):
+            value = _decoded(value.partition(",")[2], row)
+        else:
+            label, value = _file(value, row)
+    if not isinstance(value, bytes):
+        raise DataError(
+            f"{row.origin}: expected an image as {_READABLE}, found {type(value).__name__}", fix="correct the row"
+        )
+    picture = Picture(data=value, label=label)
+    try:
+        picture.size()
+    except (OSError, ValueError, SyntaxError) as error:
+        raise DataError(f"{row.origin}: {label} is no image that Pillow can read: {error}", fix="replace it") from error
+    return picture
+
+
+def _parts(message: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    content = message.get("content")
+    if isinstance(content, list):
+        yield from content
+    elif isinstance(content, str) and content:
+        yield {"type": "text", "text": content}
+
+
+def _at_marks(text: str) -> list[dict[str, Any]]:
+    """Return the parts of a text with marks: `a<image>b` is a text, an image, and a text."""
+    parts: list[dict[str, Any]] = []
+    for number, piece in enumerate(text.split(MARK)):
+        parts += [{"type": "image"}] if number else []
+        parts += [{"type": "text", "text": piece}] if piece else []
+    return parts
+
+
+def _read(parts: Sequence[Mapping[str, Any]], column: Iterator[Any], row: Row) -> list[dict[str, Any]]:
+    read: list[dict[str, Any]] = []
+    for part in parts:
+        if not is_image(part):
+            read.append({"type": "text", "text": part["text"]})
+            continue
+        value = part.get("image_url") or part.get("image") or part.get("url") or part.get("path")
+        if part["type"] == "image_url" and isinstance(value, Mapping):
+            value = value.get("url")
+        if value is None:
+            value = next(column, None)
+        if value is None:
+            raise DataError(
+                f"{row.origin}: a message shows more images than the row has ({len(row.images)})",
+                fix="add them to the column that the source's images_field names, or into the part: image_url",
+            )
+        read.append({"type": "image", "image": read_picture(value, row)})
+    return read
+
+
+def _decoded(text: str, row: Row) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise DataError(f"{row.origin}: an image is not base64: {error}", fix="correct the row") from error
+
+
+def _file(spelling: str, row: Row) -> tuple[str, bytes]:
+    """Return an image's path and its bytes."""
+    if spelling.startswith(("http://", "https://")):
+        raise DataError(
+            f"{row.origin}: {spelling[:80]} is on a server, and images are not fetched",
+            fix="download it, and give its path (relative to the data file) or its bytes",
+        )
+    path = row.folder / Path(spelling.removeprefix("file://")).expanduser()
+    try:
+        return str(path), path.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"{row.origin}: the image {path} cannot be read: {error.strerror}",
+            fix=f"correct the row: paths are relative to {row.folder}",
+        ) from error

@@ -1,0 +1,243 @@
+"""Images of rows: read, expanded into placeholders, trained on as transformers computes them, sampled by the engine."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_model import make_tiny_tokenizer
+from tiny_vision import picture, plain_logprobs, prompt, quickstart, renderer
+
+from roll_like.config.sections import DataSource, TrainingConfig
+from roll_like.config.training_data import ConversationData, PairData
+from roll_like.data.chat import Renderer
+from roll_like.data.conversations import load_conversations
+from roll_like.data.pairs import load_pairs
+from roll_like.data.tasks import load_tasks
+from roll_like.errors import ConfigError, DataError
+from roll_like.inference.hf.config import HFConfig
+from roll_like.inference.hf.engine import HFEngine
+from roll_like.inference.interface import EngineSpec, GenerateRequest, Sampling
+from roll_like.models.modules import load_causal_lm, load_model_config
+from roll_like.models.vision import image_processor, refuse_vision
+from roll_like.training.backbone import use_row_attention
+from roll_like.training.layout import micro_batches
+from roll_like.training.policy import PolicyModule, tensors_of
+from roll_like.types import TrainingSample
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return quickstart().make_model(tmp_path_factory.mktemp("vision"))
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    for seed in (1, 2):
+        (tmp_path / f"{seed}.png").write_bytes(picture(seed, 56, 28 * seed).data)
+    return tmp_path / "rows.jsonl"
+
+
+def load(rows: Path, row: dict[str, Any], folder: Path, **source: Any) -> Any:
+    rows.write_text(json.dumps(row) + "\n")
+    return load_tasks([DataSource(path=str(rows), **source)], renderer(folder), 200).tasks[0]
+
+
+TEXT = {"type": "text", "text": "What?"}
+INLINE = base64.b64encode(picture(1, 56, 28).data).decode()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "1.png"}}, TEXT]}]},
+        {"prompt": [{"role": "user", "content": [{"type": "image", "image": "1.png", "text": None}, TEXT]}]},
+        {"prompt": [{"role": "user", "content": [{"type": "image"}, TEXT]}], "images": ["1.png"]},
+        {"prompt": "<image>What?", "images": ["1.png"]},
+        {"prompt": "What?", "images": [{"bytes": INLINE, "path": None}]},
+        {"prompt": "What?", "images": f"data:image/png;base64,{INLINE}"},
+    ],
+)
+def test_every_spelling_of_an_image_gives_the_same_prompt(row: dict[str, Any], rows: Path, folder: Path) -> None:
+    task = load(rows, row, folder)
+    (image,) = task.images
+    assert image.picture.data == picture(1, 56, 28).data
+    # 56 × 28 pixels are 4 × 2 patches, and four patches a token
+    assert image.length == 2
+    expected, _ = prompt(folder, [picture(1, 56, 28)], "What?")
+    assert task.prompt_ids.tolist() == expected.tolist()
+    token = image_processor(folder).token
+    assert np.flatnonzero(task.prompt_ids == token).tolist() == [image.start, image.start + 1]
+    assert task.messages[0]["content"] == f"[image: {image.picture.label}]What?"
+    assert "images" not in task.metadata
+
+
+def test_marks_say_where_images_are(rows: Path, folder: Path) -> None:
+    task = load(rows, {"prompt": "a<image>b<image>", "images": ["1.png", "2.png"]}, folder)
+    assert [image.length for image in task.images] == [2, 4]
+    assert task.messages[0]["content"] == f"a[image: {rows.parent}/1.png]b[image: {rows.parent}/2.png]"
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"prompt": "a", "images": ["3.png"]}, r"rows.jsonl:1: the image .*3\.png cannot be read: No such file"),
+        ({"prompt": "a", "images": ["rows.jsonl"]}, "rows.jsonl is no image that Pillow can read"),
+        ({"prompt": "a", "images": [7]}, "expected an image as a path.* found int"),
+        ({"prompt": "a", "images": ["https://x.org/1.png"]}, "is on a server, and images are not fetched"),
+        ({"prompt": "<image>a", "images": ["1.png", "2.png"]}, "has 2 images, and its messages show 1"),
+        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, r"shows more images than the row has \(0\)"),
+        ({"prompt": "a<|image_pad|>", "images": ["1.png"]}, "wrote 2 placeholders for 1 images"),
+    ],
+)
+def test_what_is_wrong_with_images_is_said(row: dict[str, Any], said: str, rows: Path, folder: Path) -> None:
+    with pytest.raises(DataError, match=said):
+        load(rows, row, folder)
+
+
+def test_a_text_model_refuses_images_and_can_ignore_a_column(rows: Path) -> None:
+    rows.write_text(json.dumps({"prompt": "What?", "images": ["1.png"]}) + "\n")
+    text = Renderer(make_tiny_tokenizer())
+    with pytest.raises(DataError, match=r"rows.jsonl:1: the row has images, and the model or the pipeline takes texts"):
+        load_tasks([DataSource(path=str(rows))], text, 200)
+    (task,) = load_tasks([DataSource(path=str(rows), images_field=None)], text, 200).tasks
+    assert task.images == ()
+    assert task.metadata == {"images": ["1.png"]}
+
+
+def test_conversations_and_pairs_hold_their_images(rows: Path, folder: Path) -> None:
+    shown = {"type": "image", "image": "1.png"}
+    turns = [
+        {"role": "user", "content": [shown, TEXT]},
+        {"role": "assistant", "content": "red"},
+        {"role": "user", "content": [{"type": "image", "image": "2.png"}]},
+        {"role": "assistant", "content": "blue"},
+    ]
+    rows.write_text(json.dumps({"messages": turns}) + "\n")
+    render = renderer(folder)
+    (sample,) = load_conversations(ConversationData(sources=[{"path": str(rows)}]), render)
+    token = image_processor(folder).token
+    places = [place for image in sample.images for place in range(image.start, image.start + image.length)]
+    assert np.flatnonzero(sample.token_ids == token).tolist() == places
+    assert [image.length for image in sample.images] == [2, 4]
+    assert render.decode(sample.token_ids[sample.trained]) == "red<|im_end|>blue<|im_end|>"
+    rows.write_text(json.dumps({"prompt": turns[:1], "chosen": "red", "rejected": "blue"}) + "\n")
+    (pair,) = load_pairs(PairData(sources=[{"path": str(rows)}]), render)
+    assert pair.chosen.images == pair.rejected.images == sample.images[:1]
+
+
+def samples_of(folder: Path) -> list[TrainingSample]:
+    """Groups about pictures of several sizes, one of none."""
+    random = np.random.default_rng(0)
+    samples = []
+    for group, seeds in enumerate([(1,), (2, 3), (), (4,)]):
+        begin, images = prompt(folder, [picture(seed, 40 + 15 * seed) for seed in seeds], "Which?" * (group + 1))
+        for length in (3, 6):
+            response = random.integers(8, 100, length)
+            tokens = np.concatenate([begin, response]).astype(np.int32)
+            sampled = np.arange(len(tokens)) >= len(begin)
+            samples.append(
+                TrainingSample(
+                    group_id=str(group), token_ids=tokens, prompt_length=len(begin), sampled=sampled, images=images
+                )
+            )
+    return samples
+
+
+@pytest.mark.parametrize(
+    "layout", [{"share_prompts": True}, {"share_prompts": False}, {"share_prompts": True, "packing": True}]
+)
+def test_rows_with_images_give_what_transformers_gives_alone(layout: dict[str, Any], folder: Path) -> None:
+    samples = samples_of(folder)
+    theirs = load_causal_lm(folder, "float32").eval()
+    expected, loss = [], torch.zeros(())
+    for index, sample in enumerate(samples):
+        found = plain_logprobs(theirs, folder, sample.token_ids, sample.images)[sample.sampled[1:]]
+        expected.append(found.detach())
+        loss = loss + np.sin(index + 1) * found.sum()
+    loss.backward()
+    ours = load_causal_lm(folder, "float32").eval()
+    use_row_attention(ours, row_sharing=None)
+    policy = PolicyModule(ours, chunk_tokens=64, chunk_vocab=512)
+    (batches,) = micro_batches(samples, ranks=1, max_tokens=400, **layout)
+    assert sum(len(batch.images) for batch in batches) == (4 if layout["share_prompts"] else 8)
+    total = torch.zeros(())
+    places: dict[tuple[int, int], torch.Tensor] = {}
+    for batch in batches:
+        logprobs, _ = policy(*tensors_of(batch, torch.device("cpu")), 1.0)
+        total = total + (logprobs * torch.from_numpy(np.sin(batch.sample_ids + 1.0)).float()).sum()
+        places |= {
+            (int(sample), int(token)): value
+            for sample, token, value in zip(batch.sample_ids, batch.target_ids, logprobs.detach(), strict=True)
+        }
+    total.backward()
+    computed = torch.stack([places[place] for place in sorted(places)])
+    assert float((computed - torch.cat(expected)).abs().max()) < 1e-4
+    gradients = dict(ours.named_parameters())
+    largest = max(float(each.grad.abs().max()) for each in theirs.parameters())
+    for name, parameter in theirs.named_parameters():
+        assert float((parameter.grad - gradients[name].grad).abs().max()) < 1e-4 * largest, name
+
+
+def test_a_placeholder_that_was_sampled_stands_for_no_image(folder: Path) -> None:
+    sample = samples_of(folder)[0]
+    tokens = sample.token_ids.copy()
+    tokens[sample.prompt_length + 1] = image_processor(folder).token
+    model = load_causal_lm(folder, "float32").eval()
+    use_row_attention(model, row_sharing=None)
+    policy = PolicyModule(model, chunk_tokens=64, chunk_vocab=512)
+    found = []
+    for ids in (sample.token_ids, tokens):
+        ((batch,),) = micro_batches([replace(sample, token_ids=ids)], ranks=1, max_tokens=99, share_prompts=False)
+        found.append(policy(*tensors_of(batch, torch.device("cpu")), 1.0)[0].detach())
+    assert float(found[0][0]) == pytest.approx(float(found[1][0]), abs=1e-5)
+    assert float((found[0] - found[1])[1:].abs().max()) > 1e-4
+
+
+async def test_the_transformers_engine_samples_what_the_trainer_computes(folder: Path) -> None:
+    begin, images = prompt(folder, [picture(1), picture(2, 100, 60)], "Which?")
+    spec = EngineSpec(
+        model_path=str(folder), tokenizer_path=str(folder), dtype="float32", device="cpu", threads=1,
+        tensor_parallel_size=1, max_model_len=200, seed=0,
+    )  # fmt: skip
+    engine = HFEngine(HFConfig(), spec)
+    await engine.start()
+    request = GenerateRequest(request_id="a", prompt_ids=begin, sampling=Sampling(max_tokens=12), seed=0, images=images)
+    await engine.submit([request])
+    found: list[Any] = []
+    while not found:
+        found = await engine.poll(10)
+    await engine.close()
+    (generation,) = found
+    model = load_causal_lm(folder, "float32").eval()
+    tokens = np.concatenate([begin, generation.token_ids])
+    with torch.no_grad():
+        same = plain_logprobs(model, folder, tokens, images)[len(begin) - 1 :].numpy()
+    assert np.abs(same - generation.logprobs).max() < 1e-4
+    other_begin, other_images = prompt(folder, [picture(5), picture(6, 100, 60)], "Which?")
+    assert other_begin.tolist() == begin.tolist()
+    with torch.no_grad():
+        other = plain_logprobs(model, folder, tokens, other_images)[len(begin) - 1 :].numpy()
+    assert np.abs(other - generation.logprobs).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"attention": "varlen"}, r"set training\.attention: dense"),
+        ({"lora": {}}, r"remove training\.lora"),
+        ({"workers": 2, "freeze_vision": False}, r"freeze_vision: false with training\.workers: 2"),
+        ({"workers": 2, "zero_stage": 3}, "a sharded model"),
+    ],
+)
+def test_settings_that_images_are_not_for_are_refused(settings: dict[str, Any], said: str, folder: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        refuse_vision(load_model_config(folder), TrainingConfig(**settings), "training")
+    assert re.search(said, str(error.value))
