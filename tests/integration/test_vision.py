@@ -48,7 +48,7 @@ def test_supervised_and_reinforced_runs_see_images(tmp_path: Path) -> None:
     )
     assert code == 0, output
     run = tmp_path / "runs" / "vision_rlvr"
-    assert "[image: vision_quickstart/rl/" in (run / "samples.md").read_text()
+    assert "[image: vision_quickstart/eval/" in (run / "samples.md").read_text()
     lines = read_lines(run / "metrics.jsonl")
     assert len(lines) == 2
     assert all(line["mismatch/logprob_difference_max"] < 1e-3 for line in lines)
