@@ -13,8 +13,9 @@ from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunCo
 from roll_like.config.run import RunConfig
 from roll_like.config.sections import ModelConfig, ReferenceSection
 from roll_like.errors import ConfigError, RollLikeError
-from roll_like.inference.adapters import adapter_choice
+from roll_like.inference.adapters import ADAPTERS_KEY, adapter_choice
 from roll_like.inference.vllm.images import require_torchvision
+from roll_like.models.attention import AttentionLayers, refuse_undivided_heads
 from roll_like.models.attention import AttentionLayers, refuse_undivided_heads
 from roll_like.models.load import ModelShape, load_model_shape, load_tokenizer, resolve_model
 from roll_like.models.lora import adapted_width
@@ -91,7 +92,7 @@ def _with_adapters_of(
         return shape  # a finding already
     try:
         width = adapted_width(empty_model(model, trusted), lora, role)
-        return replace(shape, **{"adapted_width" if role == "training" else "critic_adapted_width": width})
+        return replace(shape, adapted_width=width) if role == "training" else replace(shape, critic_adapted_width=width)
     except ConfigError as error:
         findings.append(failed(f"{role}.lora.target_modules", error))
     except (OSError, ValueError, KeyError) as error:
@@ -184,12 +185,12 @@ def check_adapters(config: SamplingRunConfig, model: ModelConfig | None) -> Iter
         choice = adapter_choice(config, Path(model.path))
     except ConfigError as error:
         if not error.message.startswith("training.lora"):  # a finding of the model's
-            yield failed("inference.lora", error)
+            yield failed(ADAPTERS_KEY, error)
         return
     if choice.adapter is not None:
-        yield Finding("note", "inference.lora", "adapters alone are sent to the engines")
+        yield Finding("note", ADAPTERS_KEY, "adapters alone are sent to the engines")
     elif choice.reason and config.inference.sends_adapters is None:
-        yield Finding("note", "inference.lora", f"whole weights with merged adapters are sent: {choice.reason}")
+        yield Finding("note", ADAPTERS_KEY, f"whole weights with merged adapters are sent: {choice.reason}")
 
 
 def _further_model(config: RunConfig, role: str, path: str, findings: list[Finding]) -> ModelShape | None:

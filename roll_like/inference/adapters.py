@@ -17,6 +17,9 @@ from roll_like.models.modules import empty_model, load_model_config
 from roll_like.models.shape import load_model_shape
 from roll_like.registry import INFERENCE_ENGINES
 
+#: What decides, where the engine has it.
+ADAPTERS_KEY = "inference.lora"
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterChoice:

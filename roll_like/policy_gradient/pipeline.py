@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from roll_like.algorithms.advantages.base import by_parts, flatten, joined, policy_samples
-from roll_like.config.policy_gradient import PolicyGradientConfig
+from roll_like.config.policy_gradient import GroupRolloutConfig, PolicyGradientConfig
 from roll_like.policy_gradient.workers import Workers
 from roll_like.rollout.source import RolloutSource
 from roll_like.run.pipeline import Pipeline
@@ -47,7 +47,8 @@ class PolicyGradientPipeline(Pipeline[ConfigT]):
             trained: Whether the update uses each of their samples.
             samples: What it learns from: the parts of those that it uses, in order.
         """
-        if not self.config.rollout.save_logprobs or self.run_state.replaying:
+        rollout: GroupRolloutConfig = self.config.rollout
+        if not rollout.save_logprobs or self.run_state.replaying:
             return None
         scored, everything, used = flatten(groups), policy_samples(groups), iter(samples)
         advantages = [

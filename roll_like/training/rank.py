@@ -24,6 +24,7 @@ from roll_like.cluster.progress import PROGRESS, shared_phase
 from roll_like.config.load import import_plugins
 from roll_like.config.sections import ModelConfig
 from roll_like.errors import CheckpointError, ConfigError, DiskFullError, EngineError
+from roll_like.inference.adapters import ADAPTERS_KEY
 from roll_like.inference.weight_transfer.fingerprint import fingerprint
 from roll_like.models.card import ModelCard
 from roll_like.models.checkpoint_names import TensorGroup, checkpoint_tensors, tensor_groups
@@ -269,7 +270,7 @@ class TrainingRank:
                 raise EngineError(
                     f"the adapter of {weight.name} cannot be sent alone: the model's checkpoint format has this weight "
                     "in another form",
-                    fix="set inference.lora: false, or leave this layer out of training.lora.target_modules",
+                    fix=f"set {ADAPTERS_KEY}: false, or leave this layer out of training.lora.target_modules",
                 )
             with self._gathered(weight.parts[1:]) as parts:
                 PROGRESS.tick()

@@ -268,7 +268,7 @@ def test_an_unknown_key_names_its_path_and_the_nearest(minimal: Path, override: 
         ("resources.device_mapping.training=a", 'expected a device range like "0-3" or "5", found \'a\''),
         ("model=x", "model: found 'x'; expected a section of `key: value` lines"),
         ("training.zero_stage=4", "training.zero_stage: found 4; expected 0, 1, 2 or 3"),
-        ("inference={type: sglang}", "unknown inference engine 'sglang'; known: hf, vllm"),
+        ("inference={type: lmdeploy}", "unknown inference engine 'lmdeploy'; known: hf, sglang, vllm"),
         ("data.sources=[]", "data.sources: found []"),
         ("rewards.use=[{weight: 1}]", "expected a mapping with `type: <name of a reward>`"),
         ("rewards.use=[{type: ifevl}]", "unknown reward 'ifevl'; did you mean 'ifeval'?"),

@@ -211,7 +211,7 @@ def test_adapters_go_through_host_memory_also_between_gpus() -> None:
     config = RLVRConfig.from_values(values)
     assert weight_backend(config.inference, config.resources) == "nccl"
     assert weight_backend(config.inference, config.resources, adapters=True) == "shared_memory"
-    values["resources"].update(nodes=2, devices_per_node=1)
+    values["resources"].update(nodes=2, devices_per_node=1, address="auto")
     config = RLVRConfig.from_values(values)
     assert weight_backend(config.inference, config.resources, adapters=True) == "object_store"
 

@@ -84,7 +84,8 @@ class FakeRay:
 
         return bind
 
-    def get(self, refs: list[int]) -> list[Gpu | str]:
+    def get(self, refs: list[int], timeout: float) -> list[Gpu | str]:
+        assert timeout > 0
         return [self.found[ref] for ref in refs]
 
 

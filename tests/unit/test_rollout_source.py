@@ -375,7 +375,6 @@ def test_a_greedy_baseline_is_asked_for_and_needed(monkeypatch: pytest.MonkeyPat
             "samples_per_prompt": 2,
             "redundant_samples": 3,
             "temperature": 0.7,
-            "top_k": 5,
         },
         "algorithm": {"advantage": {"type": "remax"}},
     }
@@ -387,7 +386,7 @@ def test_a_greedy_baseline_is_asked_for_and_needed(monkeypatch: pytest.MonkeyPat
         source(scheduler, runner).collect(0)
     greedy, plain = scheduler.plans
     assert greedy.baseline is not None
-    assert (greedy.baseline.temperature, greedy.baseline.top_k, greedy.sampling.temperature) == (0.0, 5, 0.7)
+    assert (greedy.baseline.temperature, greedy.sampling.temperature) == (0.0, 0.7)
     assert plain.baseline is None
     assert (greedy.redundant, plain.redundant) == (3, 0)
     complete = group(task(), [0.0, 1.0])
