@@ -16,7 +16,6 @@ from roll_like.errors import ConfigError, RollLikeError
 from roll_like.inference.adapters import ADAPTERS_KEY, adapter_choice
 from roll_like.inference.vllm.images import require_torchvision
 from roll_like.models.attention import AttentionLayers, refuse_undivided_heads
-from roll_like.models.attention import AttentionLayers, refuse_undivided_heads
 from roll_like.models.load import ModelShape, load_model_shape, load_tokenizer, resolve_model
 from roll_like.models.lora import adapted_width
 from roll_like.models.modules import empty_model, load_model_config

@@ -84,6 +84,7 @@ def _logits_of(causal_lm: Any, hidden_TD: Tensor) -> Tensor:
 
     backbone = causal_lm.base_model
     output = MoeModelOutputWithPast(last_hidden_state=hidden_TD[None])
+    output.rope_deltas = None  # what models that see images hand on
     backbone.forward = lambda *_, **__: output
     try:
         tokens_1T = torch.zeros(1, len(hidden_TD), dtype=torch.int64)

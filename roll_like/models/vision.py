@@ -110,7 +110,7 @@ def image_processor(path: Path) -> ImageProcessor | None:
 def _stated(path: Path) -> dict[str, Any]:
     """Return what a model's config.json states; nothing where it cannot be read, which is found elsewhere."""
     try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        config = json.loads(Path(path, "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return config if isinstance(config, dict) else {}

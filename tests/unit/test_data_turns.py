@@ -112,7 +112,7 @@ def test_trained_tokens_are_exactly_the_assistants_turns(name: str, messages: An
     assert len(found) == 1
     whole = render.render(messages, tools, generation_prompt=False)
     assert whole.startswith("".join(text for text, *_ in found[0])), "what is not trained is what the template writes"
-    prompt, (first, _) = render.render(messages[: turns_of(messages)[0]], tools), found[0][0]
+    prompt, (first, *_) = render.render(messages[: turns_of(messages)[0]], tools), found[0][0]
     assert first == prompt, "the first turn is trained after what an engine would be given"
 
 
