@@ -8,6 +8,7 @@ import pytest
 from run_config import command_here, read_lines
 from tiny_vision import quickstart
 
+LARGEST = "mismatch/logprob_difference_max"
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
@@ -51,4 +52,7 @@ def test_supervised_and_reinforced_runs_see_images(tmp_path: Path) -> None:
     assert "[image: vision_quickstart/eval/" in (run / "samples.md").read_text()
     lines = read_lines(run / "metrics.jsonl")
     assert len(lines) == 2
-    assert all(line["mismatch/logprob_difference_max"] < 1e-3 for line in lines)
+    # a step whose groups all have equal rewards compares nothing
+    differences = [line[LARGEST] for line in lines if LARGEST in line]
+    assert differences
+    assert max(differences) < 1e-3
