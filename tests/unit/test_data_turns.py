@@ -192,7 +192,7 @@ def test_reasoning_in_a_field_of_its_own() -> None:
         {"role": "assistant", "content": "2", "reasoning_content": "one more"},
     ]
     ((_, said),) = sequences(renderer("Qwen3"), messages, (), [1])
-    assert said == ("<think>\none more\n</think>\n\n2<|im_end|>", True)
+    assert (said.text, said.trained) == ("<think>\none more\n</think>\n\n2<|im_end|>", True)
     with pytest.raises(BadRow, match="something else than its own generation prompt"):
         sequences(renderer("Qwen3, thinking off"), messages, (), [1])
 
