@@ -9,6 +9,7 @@ import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from threading import Timer
 from types import TracebackType
 from typing import Self
 
@@ -28,6 +29,8 @@ STARTS = 3
 _SLOW_START = "timed out during startup"
 #: How long what clears up may be waited for; it ends by itself too. Seconds.
 CLEAR_UP_SECONDS = 300.0
+#: How long Ray may take to end; then its processes are killed. It would wait for a stopped raylet without a limit.
+SHUTDOWN_SECONDS = 60.0
 
 
 class RaySession:
@@ -153,14 +156,23 @@ class RaySession:
         os.environ[guardian.MARKER] = directory.name
 
     def _remove(self) -> None:
+        end = Timer(SHUTDOWN_SECONDS, self._end)
+        end.daemon = True
+        end.start()
         ray.shutdown()
+        end.cancel()
         os.environ.pop(guardian.MARKER, None)
-        if self._guardian is not None and self._guardian.stdin is not None:
-            self._guardian.stdin.close()
+        self._end()
+        if self._guardian is not None:
             with suppress(subprocess.TimeoutExpired):  # it goes on by itself
                 self._guardian.wait(CLEAR_UP_SECONDS)
             self._guardian = None
         self._directory = None
+
+    def _end(self) -> None:
+        """Have what is left of the local cluster cleared up."""
+        if self._guardian is not None and self._guardian.stdin is not None:
+            self._guardian.stdin.close()
 
 
 def _require_gpus(count: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ class StrayingRay:
     def __init__(self, failures: int, message: str) -> None:
         self.failures = failures
         self.message = message
+        self.waits = False
         self.processes: list[subprocess.Popen[bytes]] = []
         self.folders: list[Path] = []
 
@@ -35,7 +37,9 @@ class StrayingRay:
             raise Exception(self.message)
 
     def shutdown(self) -> None:
-        """Knows nothing of what was started half."""
+        """Knows nothing of what was started half; waits for what was stopped."""
+        if self.waits:
+            self.processes[-1].wait(60)
 
 
 def hardware(address: str | None = None) -> HardwareConfig:
@@ -75,6 +79,19 @@ def test_a_ray_that_stays_slow_is_an_error_that_says_so(straying: StrayingRay, t
     assert "free the machine of other work" in str(caught.value.fix)
     assert len(straying.processes) == STARTS
     assert not any(folder.exists() for folder in straying.folders)
+
+
+def test_a_ray_that_hangs_at_the_end_is_killed(
+    straying: StrayingRay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As a raylet that is stopped: Ray itself would wait for it without a limit."""
+    monkeypatch.setattr("roll_like.cluster.session.SHUTDOWN_SECONDS", 0.1)
+    straying.waits = True
+    with RaySession(hardware(), tmp_path):
+        (process,) = straying.processes
+        process.send_signal(signal.SIGSTOP)
+    assert process.poll() == -signal.SIGKILL
+    assert not straying.folders[-1].exists()
 
 
 @pytest.mark.parametrize(
