@@ -60,7 +60,7 @@ class _StartLimit:
         return max(0.0, self.began + self.seconds + START_GRACE - time.monotonic())
 
     def exceeded(self, role: str, late: Sequence[int]) -> WorkerError:
-        """Return the error of workers that have not started."""
+        """Return the error of workers that have not answered."""
         workers = f"{'worker' if len(late) == 1 else 'workers'} {', '.join(map(str, late))}"
         return WorkerError(
             f"{role}: {workers} did not start within {self.seconds:g} s",
@@ -96,7 +96,7 @@ class ClusterHandle(Generic[W]):
 
         Args:
             ranks: Which.
-            within: How long they may take to start, where they have just been started anew. Seconds.
+            within: How long they may take to answer for the first time. Seconds.
         """
         handle = ClusterHandle[W](self.name, [self._actors[rank] for rank in ranks], ranks)
         if within is not None:

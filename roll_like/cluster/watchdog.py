@@ -14,7 +14,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -22,12 +22,12 @@ from typing import Protocol, TypeVar
 import ray
 
 from roll_like.cluster.address import node_address
-from roll_like.cluster.cluster import Cluster, WorkerDied
+from roll_like.cluster.cluster import Cluster, ClusterHandle, WorkerDied
 from roll_like.cluster.node_watch import NodeWatch, RoleMemory, Sighting
 from roll_like.cluster.progress import Work
 from roll_like.cluster.resources import ResourceManager
 from roll_like.cluster.session import SHARED_MEMORY
-from roll_like.errors import RETRY
+from roll_like.errors import RETRY, WorkerError
 
 #: Seconds between two looks.
 LOOK_SECONDS = 2.0
@@ -42,6 +42,8 @@ MOST_SECONDS = 1800.0
 DRIVER_SECONDS = 7200.0
 #: How long its thread may take to end: it may be keeping evidence. Seconds.
 END_SECONDS = 60.0
+#: How long the watchdog's actor on another node may take to answer. Seconds.
+ANSWER_SECONDS = 60.0
 #: How often progress was seen in a phase before its own gaps say how long it may stand still, and how many times the
 #: longest one that is.
 ENOUGH_GAPS, TIMES_LONGEST = 3, 5.0
@@ -223,47 +225,54 @@ class Nodes(Protocol):
 
 
 class ManyNodes:
-    """The processes of several nodes, each with an actor that watches them. A node that is lost is left out.
+    """The processes of several nodes, each with an actor that watches them.
+
+    A node that is lost is left out, and so is one whose actor does not answer.
 
     Args:
         watches: One a node.
+        warn: Called with a sentence about an actor that does not answer.
     """
 
-    def __init__(self, watches: Cluster[NodeWatch]) -> None:
+    def __init__(self, watches: Cluster[NodeWatch], warn: Callable[[str], None]) -> None:
         self._watches = watches
+        self._warn = warn
         self._ranks = list(range(len(watches)))
 
     def look(self) -> list[Sighting]:
         """Return the processes that live."""
-        found = self._each(lambda rank: self._watches.on(rank, NodeWatch.look))
+        found = self._each(lambda node: node.on(0, NodeWatch.look))
         # two of Ray's nodes may be one machine
         return list({one.name: one for sightings in found for one in sightings}.values())
 
     def evidence(self, names: Collection[str]) -> dict[str, str]:
         """Return what can be known of processes, by the names of their pages."""
-        found = self._each(lambda rank: self._watches.on(rank, NodeWatch.evidence, names))
+        found = self._each(lambda node: node.on(0, NodeWatch.evidence, names))
         return {name: text for texts in found for name, text in texts.items()}
 
     def end(self, names: Collection[str]) -> list[int]:
         """Kill processes and their children; return the ids of those that are still there."""
-        left = self._each(lambda rank: self._watches.on(rank, NodeWatch.end, names))
+        left = self._each(lambda node: node.on(0, NodeWatch.end, names))
         return [pid for pids in left for pid in pids]
 
     def memory(self) -> dict[str, RoleMemory]:
         """Return what each role's processes hold at most, those of all nodes together."""
         held: dict[str, RoleMemory] = {}
-        for node in self._each(lambda rank: self._watches.on(rank, NodeWatch.memory)):
+        for node in self._each(lambda node: node.on(0, NodeWatch.memory)):
             for role, memory in node.items():
                 held[role] = held.get(role, RoleMemory(0, 0)) + memory
         return held
 
-    def _each(self, ask: Callable[[int], R]) -> list[R]:
+    def _each(self, ask: Callable[[ClusterHandle[NodeWatch]], R]) -> list[R]:
         answers = []
         for rank in list(self._ranks):
             try:
-                answers.append(ask(rank))
-            except WorkerDied:
-                self._ranks.remove(rank)
+                answers.append(ask(self._watches.only([rank], within=ANSWER_SECONDS)))
+            except WorkerError as error:
+                with suppress(ValueError):  # another thread may have left it out
+                    self._ranks.remove(rank)
+                if not isinstance(error, WorkerDied):
+                    self._warn(f"workers of node {rank} that hang are not noticed any more: {error}")
         return answers
 
 
@@ -396,7 +405,7 @@ def watching(
             watches = Cluster("watchdog", NodeWatch, resources.beside(config.nodes), arguments=lambda rank: (folder,))
             stack.callback(watches.close, NodeWatch.close)
             watches.everywhere(NodeWatch.look)  # workers need the folder
-            nodes = ManyNodes(watches)
+            nodes = ManyNodes(watches, warn)
         deadlines = Deadlines(config.device, config.start_timeout_seconds)
         stack.enter_context(Watchdog(nodes, deadlines, stacks=stacks, step=step, moves=moves, report=report, warn=warn))
         Cluster.pages = folder

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -19,8 +19,8 @@ from roll_like.cluster import watchdog
 from roll_like.cluster.cluster import WorkerDied
 from roll_like.cluster.node_watch import NodeWatch, RoleMemory, Sighting, page_prefix
 from roll_like.cluster.progress import _LAYOUT, STACKS, VARIABLE, Page, Work, started_at
-from roll_like.cluster.watchdog import Deadlines, Hang, Hangs, ManyNodes, Watchdog
-from roll_like.errors import RETRY
+from roll_like.cluster.watchdog import ANSWER_SECONDS, Deadlines, Hang, Hangs, ManyNodes, Watchdog
+from roll_like.errors import RETRY, WorkerError
 from roll_like.training.plugin import COLLECTIVE_TIMEOUT
 
 # ---- deadlines: pure ----------------------------------------------------------------------------
@@ -267,14 +267,24 @@ def test_the_kernels_start_time_is_read_behind_any_name() -> None:
 
 
 class DeadNode:
-    """A cluster of two nodes, one of which is lost."""
+    """A cluster of two nodes, one of which is lost, or does not answer."""
+
+    def __init__(self, error: WorkerError) -> None:
+        self.rank = -1
+        self.error = error
 
     def __len__(self) -> int:
         return 2
 
+    def only(self, ranks: Sequence[int], *, within: float) -> DeadNode:
+        (self.rank,) = ranks
+        assert within == ANSWER_SECONDS
+        return self
+
     def on(self, rank: int, method: Callable[..., object], *arguments: object) -> object:
-        if rank == 0:
-            raise WorkerDied("the node is gone")
+        assert rank == 0
+        if self.rank == 0:
+            raise self.error
         page = Page(1, 1, 0, 0, Work.NONE, "")
         sighting = Sighting("0.rewards.9", "rewards", 0, 9, "S", page)
         return {
@@ -285,12 +295,21 @@ class DeadNode:
         }[method.__name__]
 
 
-def test_a_node_that_is_lost_is_left_out() -> None:
-    nodes = ManyNodes(DeadNode())  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (WorkerDied("the node is gone"), []),
+        (WorkerError("late"), ["workers of node 0 that hang are not noticed any more: late"]),
+    ],
+)
+def test_a_node_that_is_lost_is_left_out(error: WorkerError, said: list[str]) -> None:
+    warnings: list[str] = []
+    nodes = ManyNodes(DeadNode(error), warnings.append)  # type: ignore[arg-type]
     assert [one.name for one in nodes.look()] == ["0.rewards.9"]
     assert nodes.evidence(["0.rewards.9"]) == {"0.rewards.9": "text"}
     assert nodes.end(["0.rewards.9"]) == [9]
     assert nodes.memory() == {"rewards": RoleMemory(5, 0)}
+    assert warnings == said
 
 
 class TwoNodes:
@@ -299,13 +318,17 @@ class TwoNodes:
     def __len__(self) -> int:
         return 2
 
+    def only(self, ranks: Sequence[int], *, within: float) -> TwoNodes:
+        (self.rank,) = ranks
+        return self
+
     def on(self, rank: int, method: Callable[..., object]) -> object:
         assert method is NodeWatch.memory
-        return [{"training": RoleMemory(5, 7), "judge": RoleMemory(1, 0)}, {"training": RoleMemory(3, 8)}][rank]
+        return [{"training": RoleMemory(5, 7), "judge": RoleMemory(1, 0)}, {"training": RoleMemory(3, 8)}][self.rank]
 
 
 def test_memory_of_a_role_is_that_of_all_nodes() -> None:
-    nodes = ManyNodes(TwoNodes())  # type: ignore[arg-type]
+    nodes = ManyNodes(TwoNodes(), pytest.fail)  # type: ignore[arg-type]
     assert nodes.memory() == {"training": RoleMemory(8, 8), "judge": RoleMemory(1, 0)}
 
 
