@@ -332,7 +332,8 @@ def test_the_image_installs_the_lock_for_its_cuda_as_an_ordinary_user() -> None:
     ]
     assert "setuptools" in pins("gpu.txt")
     (packages,) = (words for name, words in rest if name == "RUN" and "apt-get install" in words)
-    assert {"bubblewrap", "gcc", "python3-dev"} <= set(packages.split())
+    # with wget KubeRay's probes ask whether Ray lives
+    assert {"bubblewrap", "gcc", "python3-dev", "wget"} <= set(packages.split())
     assert rest[-2:] == [("USER", "roll"), ("CMD", '["bash"]')]
     # what setuptools reads, and what is imported through links
     built = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
