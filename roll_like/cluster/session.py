@@ -72,6 +72,7 @@ class RaySession:
                 if self._config.address is None:
                     self._start()
                 else:
+                    use_token()
                     ray.init(address=self._config.address, log_to_driver=False, logging_level="ERROR")
             except ResourceError:
                 self._remove()
@@ -106,6 +107,7 @@ class RaySession:
         """Return the error of a Ray that did not start or cannot be joined."""
         fix = "set resources.address to a running cluster (`ray status` shows it), or leave it out to start one"
         if self._config.address is not None:
+            fix += "; if that cluster asks for a token, copy ~/.ray/auth_token from one of its nodes"
             return ResourceError(f"Ray did not join {self._config.address}: {error}", fix=fix)
         if _SLOW_START in str(error):
             fix = f"free the machine of other work, or {fix.partition(',')[0]}"
@@ -173,6 +175,18 @@ class RaySession:
         """Have what is left of the local cluster cleared up."""
         if self._guardian is not None and self._guardian.stdin is not None:
             self._guardian.stdin.close()
+
+
+def use_token() -> None:
+    """Show a cluster the token that this user or environment has, unless RAY_AUTH_MODE says otherwise.
+
+    `ray start --head` asks for a token where it finds one, and every cluster that `ray.init` starts leaves one in
+    `~/.ray/auth_token`. Of clients, Ray uses it for those only that look for a cluster on this machine; others are
+    refused without a word about a token. Ray reads its variables when it is imported, so setting one is too late.
+    """
+    from ray._private.authentication import authentication_token_setup
+
+    authentication_token_setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 
 def _require_gpus(count: int) -> None:

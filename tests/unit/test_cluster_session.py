@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -111,4 +112,33 @@ def test_any_other_error_is_not_tried_again(
     ):
         pass
     assert "resources.address" in str(caught.value.fix)
+    assert ("~/.ray/auth_token" in str(caught.value.fix)) == (address is not None)
     assert straying.failures == 99
+
+
+@pytest.mark.parametrize(
+    ("token", "mode", "shown"), [("a" * 32, None, "1"), (None, None, "0"), ("a" * 32, "disabled", "0")]
+)
+def test_a_token_that_is_there_is_shown_to_a_cluster(
+    tmp_path: Path, token: str | None, mode: str | None, shown: str
+) -> None:
+    if token is not None:
+        (tmp_path / ".ray").mkdir()
+        (tmp_path / ".ray" / "auth_token").write_text(token)
+    code = (
+        "from ray._raylet import AuthenticationMode, get_authentication_mode\n"
+        "from roll_like.cluster.session import use_token\n"
+        "use_token()\n"
+        "print(int(get_authentication_mode() == AuthenticationMode.TOKEN))"
+    )
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_")}
+    set_mode = {} if mode is None else {"RAY_AUTH_MODE": mode}
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**kept, **set_mode, "HOME": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert said.stdout.strip() == shown

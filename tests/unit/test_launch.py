@@ -91,17 +91,22 @@ def test_nodes_are_joined_by_hand(tools: Path, monkeypatch: pytest.MonkeyPatch) 
     run(tools, "ray_node.sh", "worker", "node-07:7000")
     calls = run(tools, "ray_node.sh", "stop")
     assert [words for _, words, _ in calls] == [
+        ["get-auth-token", "--generate"],
         ["start", "--head", "--port=7000", "--include-dashboard=false"],
         ["start", "--address=node-07:7000"],
         ["stop"],
     ]
-    from ray.scripts.scripts import start
+    assert {variables["RAY_AUTH_MODE"] for _, _, variables in calls} == {"token"}
+    from ray.scripts.scripts import get_auth_token, start
 
-    for _, words, _ in calls[:2]:
+    get_auth_token.make_context("get-auth-token", calls[0][1][1:])
+    for _, words, _ in calls[1:3]:
         start.make_context("start", words[1:])  # raises for an option that Ray does not have
     assert configuration(["run", "--config", "configs/rlvr_2nodes_disaggregated.yaml"]).resources.address == "auto"
     for wrong in ([], ["worker"], ["head", "node-07"], ["tail"]):
-        assert len(run(tools, "ray_node.sh", *wrong, code=2)) == 3
+        assert len(run(tools, "ray_node.sh", *wrong, code=2)) == 4
+    without = run(tools, "ray_node.sh", "head", RAY_AUTH_MODE="disabled")[4:]
+    assert [words[0] for _, words, _ in without] == ["start"]
 
 
 def test_slurm_starts_ray_on_every_node_and_the_run_on_the_first(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,8 +120,9 @@ def test_slurm_starts_ray_on_every_node_and_the_run_on_the_first(tools: Path, mo
         "SLURM_CPUS_PER_TASK": asked["cpus-per-task"],
         "SLURM_GPUS_PER_NODE": f"h100:{asked['gpus-per-node']}",  # a kind may stand before the number
     }
-    (hosts, _, _), (program, words, variables) = run(tools, "slurm.sbatch", "steps=3", **slurm)
-    assert (hosts, program) == ("scontrol", "srun")
+    (token, _, _), (hosts, _, _), (program, words, variables) = run(tools, "slurm.sbatch", "steps=3", **slurm)
+    assert (token, hosts, program) == ("ray", "scontrol", "srun")
+    assert variables["RAY_AUTH_MODE"] == "token"
     assert variables["RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT"] == "600"
     options, symmetric = words[: words.index("ray")], words[words.index("ray") + 2 :]
     assert options == ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=96"]
