@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
@@ -186,6 +187,7 @@ def use_token() -> None:
     """
     from ray._private.authentication import authentication_token_setup
 
+    logging.getLogger("ray").setLevel(logging.ERROR)  # it is as `ray.init` will set it; this says that there is a token
     authentication_token_setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 
