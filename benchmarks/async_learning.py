@@ -2,6 +2,7 @@
 
     python benchmarks/async_learning.py                                    # 24 runs, two hours on two idle cores
     python benchmarks/async_learning.py --configs rlvr_quickstart --seeds 0
+    python benchmarks/async_learning.py --configs rlvr_quickstart --steps 24 --folder runs/long
 
 Schedules: `sync`; `async_1_1` and `async_2_1`, named by `max_staleness` and `ahead`, with a core for the trainer and
 one for the engine; and `control`, which is `async_2_1` without the correction for old samples: configurations like that
@@ -50,6 +51,7 @@ def parser() -> Options:
     found.add_argument("--configs", nargs="+", choices=list(SMOKE), default=list(SMOKE), help="files of configs/")
     found.add_argument("--schedules", nargs="+", choices=list(SCHEDULES), default=list(SCHEDULES))
     found.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    found.add_argument("--steps", type=int, help="steps of each run, where they are not to be as shipped")
     found.add_argument("--folder", type=Path, help="where runs are kept; default: `runs` of the repository")
     found.add_argument("--figure", type=Path, help="a PNG file to draw the curves into")
     found.add_argument("--one", action="store_true", help="the run of one configuration, schedule and seed, here")
@@ -61,7 +63,9 @@ def run_name(config: str, schedule: str, seed: int) -> str:
     return f"{config}_{schedule}{MARK}{seed}"
 
 
-def configured(name: str, schedule: str, seed: int, folder: Path, *, smoke: bool) -> RunConfig:
+def configured(
+    name: str, schedule: str, seed: int, folder: Path, *, steps: int | None = None, smoke: bool = False
+) -> RunConfig:
     """Return a shipped configuration under a schedule."""
     overrides = [f"name={run_name(name, schedule, seed)}", f"seed={seed}", f"output_dir={folder}"]
     overrides += ["metrics.trackers=[]", "metrics.console=quiet", "checkpoint.export=false"]
@@ -71,6 +75,8 @@ def configured(name: str, schedule: str, seed: int, folder: Path, *, smoke: bool
             "resources.device_mapping={training: 0, inference: 1}",
             f"rollout.schedule={{type: async, max_staleness: {staleness}, ahead: {ahead}}}",
         ]
+    if steps is not None:
+        overrides.append(f"steps={steps}")
     if smoke:
         overrides += ["steps=1", *SMOKE[name]]
     config = load_config(CONFIGS / f"{name}.yaml", overrides)
@@ -127,7 +133,7 @@ def main() -> None:
         folder = (options.folder or (Path(temporary) if options.smoke else ROOT / "runs")).resolve()
         if options.one:
             (config,), (schedule,), (seed,) = options.configs, options.schedules, options.seeds
-            configured(config, schedule, seed, folder, smoke=options.smoke).run()
+            configured(config, schedule, seed, folder, steps=options.steps, smoke=options.smoke).run()
             return
         wanted = [(c, s, n) for n in options.seeds for c in options.configs for s in options.schedules]
         for config, schedule, seed in wanted:
@@ -136,7 +142,8 @@ def main() -> None:
                 say(name)
                 one = ["--one", "--configs", config, "--schedules", schedule, "--seeds", str(seed)]
                 smoke = ["--smoke"] if options.smoke else []
-                subprocess.run([sys.executable, __file__, *smoke, *one, "--folder", folder], check=True)
+                steps = [] if options.steps is None else ["--steps", str(options.steps)]
+                subprocess.run([sys.executable, __file__, *smoke, *steps, *one, "--folder", folder], check=True)
         groups = read_runs([folder / run_name(*run) for run in wanted])
     figures: dict[str, Any] = {"benchmark": "async_learning"}
     for name, runs in groups.items():
