@@ -14,12 +14,13 @@ from roll_like.config.run import RunConfig
 from roll_like.config.sections import ModelConfig, ReferenceSection
 from roll_like.errors import ConfigError, RollLikeError
 from roll_like.inference.adapters import ADAPTERS_KEY, adapter_choice
-from roll_like.inference.vllm.images import require_torchvision
+from roll_like.inference.plugin import EnginePlugin
 from roll_like.models.attention import AttentionLayers, refuse_undivided_heads
 from roll_like.models.load import ModelShape, load_model_shape, load_tokenizer, resolve_model
 from roll_like.models.lora import adapted_width
 from roll_like.models.modules import empty_model, load_model_config
-from roll_like.models.vision import ImageProcessor, image_processor, refuse_vision
+from roll_like.models.vision import ImageProcessor, image_processor, is_vision_model, refuse_vision
+from roll_like.registry import INFERENCE_ENGINES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -130,8 +131,9 @@ def check_images(config: RunConfig, model: ModelConfig | None, findings: list[Fi
         return None
     try:
         path = resolve_model(model.model_copy(update={"tokenizer": None})).path
-        if getattr(getattr(config, "inference", None), "type", None) == "vllm" and config.resources.device == "cpu":
-            require_torchvision(str(path))
+        if isinstance(config, SamplingRunConfig) and is_vision_model(path):
+            engine: type[EnginePlugin] = INFERENCE_ENGINES.get(config.inference.type)
+            findings += engine.check_images(path, config.resources)
         return image_processor(path)
     except RollLikeError as error:
         findings.append(failed("model.path", error))

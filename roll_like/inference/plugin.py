@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from roll_like.config.inference import OBJECT_STORE, SHARED_MEMORY, EngineConfig, JudgeConfig
@@ -92,6 +93,17 @@ class EnginePlugin:
 
     @classmethod
     def check(cls, config: EngineConfig, resources: SamplingResourcesConfig) -> Iterator[Finding]:
-        """Yield for `roll-like check` what is wrong with the settings on this machine, or has no effect."""
+        """Yield for `--check` what is wrong with the settings on this machine, or has no effect."""
         del config, resources
+        yield from ()
+
+    @classmethod
+    def check_images(cls, model_path: Path, resources: SamplingResourcesConfig) -> Iterator[Finding]:
+        """Yield for `--check` what keeps the engine from running a vision-language model on this machine.
+
+        Args:
+            model_path: The model's directory.
+            resources: The run's hardware.
+        """
+        del model_path, resources
         yield from ()

@@ -29,7 +29,7 @@ from roll_like.inference.interface import (
 )
 from roll_like.inference.process_output import ProcessOutput
 from roll_like.inference.task_engine import TaskEngine
-from roll_like.inference.vllm.arguments import ADAPTER_ID, engine_arguments, sleeps, vllm_environment
+from roll_like.inference.vllm.arguments import ADAPTER_ID, engine_arguments, vllm_environment
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.images import image_prompt, require_torchvision
 from roll_like.inference.weight_transfer.shared_memory import LocalBuckets
@@ -185,7 +185,7 @@ class VLLMEngine(TaskEngine):
         """Freeze generation; on GPUs shared with a trainer, weights move to host memory and the cache is dropped."""
         self._require_alive()
         with PROGRESS.phase("sleep"):
-            if sleeps(self._config, self._spec):
+            if self._config.sleeps(shares_gpus=self._spec.shares_gpus):
                 await self._answered(self._llm.sleep(level=1, mode="keep"))
                 self._cache_asleep = True
             else:

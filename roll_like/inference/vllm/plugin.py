@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roll_like.config.inference import IPC, NCCL, EngineConfig, JudgeConfig, engines_share_gpus
+from roll_like.config.inference import IPC, NCCL, EngineConfig, JudgeConfig
 from roll_like.config.sections import SamplingResourcesConfig
 from roll_like.config.violations import Finding
+from roll_like.errors import ConfigError
 from roll_like.inference.plugin import EnginePlugin
-from roll_like.inference.vllm.arguments import ADAPTER_RANKS, known_arguments, unknown_arguments, vllm_environment
+from roll_like.inference.settings import unknown_arguments
+from roll_like.inference.vllm.arguments import ADAPTER_RANKS, DOCUMENTED, known_arguments, vllm_environment
 from roll_like.inference.vllm.config import VLLMConfig, VLLMJudgeConfig, VLLMSettings
 from roll_like.inference.vllm.served import adapter_layers
 from roll_like.registry import INFERENCE_ENGINES
@@ -84,15 +87,22 @@ class VLLMPlugin(EnginePlugin):
     def check(cls, config: EngineConfig, resources: SamplingResourcesConfig) -> Iterator[Finding]:
         """Yield names in `engine_args` that vLLM does not know, and a `sleep` without effect."""
         assert isinstance(config, VLLMConfig)
-        if config.engine_args and not known_arguments():
+        known = known_arguments() if config.engine_args else ()
+        if config.engine_args and not known:
             yield Finding("note", "inference.engine_args", "not checked: vLLM is not installed here")
         else:
-            for name, hint in unknown_arguments(config.engine_args).items():
+            for name, hint in unknown_arguments(config.engine_args, known, DOCUMENTED).items():
                 yield Finding("error", f"inference.engine_args.{name}", f"vLLM has no such engine argument; {hint}")
-        if config.sleep is not None and not engines_share_gpus(resources):
-            why = (
-                "resources.device is cpu, where there is no GPU memory to free"
-                if resources.device == "cpu"
-                else "the trainer works on other GPUs (resources.device_mapping)"
-            )
-            yield Finding("warning", "inference.sleep", f"has no effect: {why}; remove the key")
+        yield from config.without_effect(resources)
+
+    @classmethod
+    def check_images(cls, model_path: Path, resources: SamplingResourcesConfig) -> Iterator[Finding]:
+        """Yield on CPU, where a run uses the packages that are installed here, that torchvision is missing."""
+        from roll_like.inference.vllm.images import require_torchvision
+
+        if resources.device != "cpu":
+            return
+        try:
+            require_torchvision(str(model_path))
+        except ConfigError as error:
+            yield Finding("error", "inference.type", f"{error.message}; {error.fix}")
