@@ -87,7 +87,7 @@ class EngineConfig(PluginConfig):
     probe_every: Annotated[int, Field(ge=0)] = Field(
         default=10,
         description="Weight syncs between two probes, which compare the log-probabilities that engines and trainer "
-        "compute for the same tokens; the first two syncs are always probed, with 0 only they.",
+        "compute for the same tokens; the first two syncs are always probed, and with 0 no others.",
     )
     probe_tolerance: PositiveFloat | None = Field(
         default=None,

@@ -27,8 +27,8 @@ class AnswerRolloutConfig(GroupRolloutConfig):
     redundant_samples: Annotated[int, Field(ge=0)] = Field(
         default=0,
         description="Further samples of each group; the first `samples_per_prompt` that finish are kept, the others "
-        "aborted. Faster if a few answers are long, and biased: short answers finish first, so the policy is trained "
-        "on more of them than it gives.",
+        "aborted. This is faster if a few answers are long, but biased: short answers finish first, so they are "
+        "trained on more often than the policy gives them.",
     )
 
     @property
