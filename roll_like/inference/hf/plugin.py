@@ -24,3 +24,7 @@ class HFPlugin(EnginePlugin):
         from roll_like.inference.hf.engine import HFEngine
 
         return HFEngine
+
+    @classmethod
+    def vision_obstacle(cls) -> None:
+        """Return None: without torchvision, transformers processes images with Pillow."""

@@ -31,7 +31,7 @@ from roll_like.inference.process_output import ProcessOutput
 from roll_like.inference.task_engine import TaskEngine
 from roll_like.inference.vllm.arguments import ADAPTER_ID, engine_arguments, sleeps, vllm_environment
 from roll_like.inference.vllm.config import VLLMConfig
-from roll_like.inference.vllm.images import image_prompt, require_torchvision
+from roll_like.inference.vllm.images import image_prompt
 from roll_like.inference.weight_transfer.shared_memory import LocalBuckets
 from roll_like.models.imports import quick_imports
 from roll_like.types import FloatArray, IntArray, Segment, StopReason
@@ -77,7 +77,6 @@ class VLLMEngine(TaskEngine):
             os.environ.setdefault(name, value)
         name_semaphores()
         arguments = engine_arguments(self._config, self._spec)
-        require_torchvision(self._spec.model_path)
         # Python's own helper process outlives the engine: it must not hold the engine's output open
         resource_tracker.ensure_running()
         failure: Exception | None = None

@@ -11,6 +11,7 @@ from roll_like.config.violations import Finding
 from roll_like.inference.plugin import EnginePlugin
 from roll_like.inference.vllm.arguments import ADAPTER_RANKS, known_arguments, unknown_arguments, vllm_environment
 from roll_like.inference.vllm.config import VLLMConfig, VLLMJudgeConfig, VLLMSettings
+from roll_like.inference.vllm.images import torchvision_missing
 from roll_like.inference.vllm.served import adapter_layers
 from roll_like.registry import INFERENCE_ENGINES
 
@@ -79,6 +80,11 @@ class VLLMPlugin(EnginePlugin):
         if unserved:
             return f"vLLM's model takes no adapter in the layers {', '.join(unserved)} (training.lora.target_modules)"
         return None
+
+    @classmethod
+    def vision_obstacle(cls) -> str | None:
+        """Return that torchvision is missing, where it is."""
+        return torchvision_missing()
 
     @classmethod
     def check(cls, config: EngineConfig, resources: SamplingResourcesConfig) -> Iterator[Finding]:
