@@ -184,7 +184,8 @@ def check_adapters(config: SamplingRunConfig, model: ModelConfig | None) -> Iter
         choice = adapter_choice(config, Path(model.path))
     except ConfigError as error:
         if not error.message.startswith("training.lora"):  # a finding of the model's
-            yield failed(ADAPTERS_KEY, error)
+            named = error.message.partition(": ")[0]
+            yield failed(named if named.startswith(config.adapter_keys or ADAPTERS_KEY) else ADAPTERS_KEY, error)
         return
     if choice.adapter is not None:
         yield Finding("note", ADAPTERS_KEY, "adapters alone are sent to the engines")

@@ -49,11 +49,12 @@ def engine_arguments(config: VLLMConfig, spec: EngineSpec) -> dict[str, Any]:
     if spec.device != "cpu":
         arguments["enable_sleep_mode"] = sleeps(config, spec)
     if spec.adapter is not None:
+        held = (spec.adapter, *spec.adapter.frozen)
         arguments |= {
             "enable_lora": True,
-            "max_loras": 1,
-            "max_lora_rank": reserved_rank(spec.adapter.rank),
-            "lora_target_modules": list(spec.adapter.modules),
+            "max_loras": len(held),
+            "max_lora_rank": reserved_rank(max(each.rank for each in held)),
+            "lora_target_modules": sorted({name for each in held for name in each.modules}),
         }
     return {**arguments, **config.engine_args}
 

@@ -70,7 +70,7 @@ class VLLMPlugin(EnginePlugin):
     def adapter_obstacle(cls, architecture: str, adapter: AdapterSpec, *, device: str, experts: bool) -> str | None:
         """Return what the installed vLLM lacks for an adapter."""
         if adapter.rank > ADAPTER_RANKS[-1]:
-            return f"training.lora.rank is {adapter.rank}, and vLLM takes adapters up to rank {ADAPTER_RANKS[-1]}"
+            return f"the rank is {adapter.rank}, and vLLM takes adapters up to rank {ADAPTER_RANKS[-1]}"
         if experts and device == "cpu":
             return "beside adapters vLLM computes mixtures of experts with Triton, which it has no CPU version of"
         layers = adapter_layers(architecture)
@@ -78,7 +78,7 @@ class VLLMPlugin(EnginePlugin):
             return f"the installed vLLM takes no adapters for {architecture}"
         unserved = [name for name in adapter.modules if name not in layers]
         if unserved:
-            return f"vLLM's model takes no adapter in the layers {', '.join(unserved)} (training.lora.target_modules)"
+            return f"vLLM's model takes no adapter in the layers {', '.join(unserved)}"
         return None
 
     @classmethod
