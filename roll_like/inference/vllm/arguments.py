@@ -15,7 +15,7 @@ from roll_like.inference.vllm.config import VLLMConfig, VLLMSettings
 from roll_like.models.vision import is_vision_model
 
 if TYPE_CHECKING:
-    from roll_like.inference.interface import EngineSpec
+    from roll_like.inference.interface import AdapterSpec, EngineSpec, FrozenAdapter
 
 #: Tokens of one block of the key-value cache on CPU: the smallest that vLLM's CPU attention takes. Only
 #: whole blocks are shared between the samples of a prompt, so that small ones share more of it.
@@ -49,7 +49,7 @@ def engine_arguments(config: VLLMConfig, spec: EngineSpec) -> dict[str, Any]:
     if spec.device != "cpu":
         arguments["enable_sleep_mode"] = sleeps(config, spec)
     if spec.adapter is not None:
-        held = (spec.adapter, *spec.adapter.frozen)
+        held: list[AdapterSpec | FrozenAdapter] = [spec.adapter, *spec.adapter.frozen]
         arguments |= {
             "enable_lora": True,
             "max_loras": len(held),
