@@ -17,6 +17,9 @@ from roll_like.config.sections import PositiveFloat, PositiveInt, Precision, Sam
 from roll_like.config.violations import Violation
 from roll_like.registry import INFERENCE_ENGINES
 
+#: What a request is computed with: the model in training, or what its adapter is beside, without any adapter. Other
+#: adapters have names of their own.
+POLICY, BASE = "policy", "base"
 #: The engine of a section without `type`.
 DEFAULT_ENGINE = "vllm"
 

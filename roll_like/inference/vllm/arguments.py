@@ -14,7 +14,7 @@ from roll_like.inference.vllm.config import VLLMConfig, VLLMSettings
 from roll_like.models.vision import is_vision_model
 
 if TYPE_CHECKING:
-    from roll_like.inference.interface import EngineSpec
+    from roll_like.inference.interface import AdapterSpec, EngineSpec, FrozenAdapter
 
 #: Tokens of one block of the key-value cache on CPU: the smallest that vLLM's CPU attention takes. Only
 #: whole blocks are shared between the samples of a prompt, so that small ones share more of it.
@@ -50,11 +50,12 @@ def engine_arguments(config: VLLMConfig, spec: EngineSpec) -> dict[str, Any]:
     if spec.device != "cpu":
         arguments["enable_sleep_mode"] = config.sleeps(shares_gpus=spec.shares_gpus)
     if spec.adapter is not None:
+        held: list[AdapterSpec | FrozenAdapter] = [spec.adapter, *spec.adapter.frozen]
         arguments |= {
             "enable_lora": True,
-            "max_loras": 1,
-            "max_lora_rank": reserved_rank(spec.adapter.rank),
-            "lora_target_modules": list(spec.adapter.modules),
+            "max_loras": len(held),
+            "max_lora_rank": reserved_rank(max(each.rank for each in held)),
+            "lora_target_modules": sorted({name for each in held for name in each.modules}),
         }
     return {**arguments, **config.engine_args}
 
