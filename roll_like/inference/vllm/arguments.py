@@ -24,6 +24,8 @@ CPU_BATCH_TOKENS = 4096
 #: Where the names in `engine_args` are explained.
 DOCUMENTED = "vLLM's documentation of AsyncEngineArgs"
 WORKER_EXTENSION = "roll_like.inference.vllm.worker_extension.WorkerExtension"
+#: A judge that is held to a schema may otherwise go on with white space until its tokens are used up.
+STRUCTURED_OUTPUTS = {"backend": "xgrammar", "disable_any_whitespace": True}
 #: vLLM's number of the policy's adapter.
 ADAPTER_ID = 1
 #: Ranks that vLLM reserves room for.
@@ -52,6 +54,7 @@ def engine_arguments(config: VLLMConfig, spec: EngineSpec) -> dict[str, Any]:
     if spec.adapter is not None:
         held: list[AdapterSpec | FrozenAdapter] = [spec.adapter, *spec.adapter.frozen]
         arguments |= {
+            "structured_outputs_config": STRUCTURED_OUTPUTS,  # the base model may judge
             "enable_lora": True,
             "max_loras": len(held),
             "max_lora_rank": reserved_rank(max(each.rank for each in held)),
