@@ -138,6 +138,7 @@ def tests_of(file: str) -> tuple[Sequence[str], ...]:
             "-p",
             "no:cacheprovider",
             "--timeout=150",
+            *("-W", "default"),  # also while tests are collected, what CUDA warns of is no error
             *report,
         ),
     )
@@ -195,7 +196,7 @@ CHECKS = (
         "offload and reload: memory that is really freed, training that goes on bit for bit",
         tests_of("test_memory"),
         figures_of_tests,
-        needs=("torch", "deepspeed", "transformers", "pytest"),
+        needs=("torch", "ray", "deepspeed", "transformers", "pytest"),
     ),
     Check(
         "training",
