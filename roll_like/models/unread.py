@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +73,8 @@ def late_reading() -> Iterator[dict[str, _Unread]]:
         return _Source(spawn(None, tensor, device, dtype, **options), tensor, dtype)
 
     def converted(conversion: Any, layer_name: str, **options: Any) -> dict[str, Any]:
-        model, plain = options["model"], convert[type(conversion)]
+        model = options["model"]
+        plain = next(own for kind, own in convert.items() if isinstance(conversion, kind))
         sources = [each for tensors in conversion.collected_tensors.values() for each in tensors]
         changes = isinstance(conversion, loading.WeightConverter) or not all(each.kept for each in sources)
         if not changes or not _within(model, layer_name, GradientCheckpointingLayer):
@@ -87,9 +88,11 @@ def late_reading() -> Iterator[dict[str, _Unread]]:
             found[target] = _Unread(recipe, layer_name, target, model)
         return results
 
-    with _replaced(loading, "spawn_materialize", spawned), _replaced(loading.WeightRenaming, "convert", converted):
-        with _replaced(loading.WeightConverter, "convert", converted):
-            yield found
+    with ExitStack() as stack:
+        stack.enter_context(_replaced(loading, "spawn_materialize", spawned))
+        for kind in convert:
+            stack.enter_context(_replaced(kind, "convert", converted))
+        yield found
 
 
 def mark(model: nn.Module, unread: dict[str, _Unread]) -> None:

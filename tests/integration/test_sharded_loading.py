@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ from roll_like.training.sequence_parallel import SequenceParallel
 
 pytestmark = pytest.mark.integration
 BACKENDS = ["deepspeed", "fsdp2"]
+#: Of glibc's `mallopt`: from which size on memory is mapped, and given back when it is freed.
+M_MMAP_THRESHOLD = -3
 
 
 def rank_of(rank: int, ranks: int, model: Path, backend: str, *, frozen: bool, dtype: str = "float32") -> TrainingRank:
@@ -170,6 +173,8 @@ def load_late(
     import deepspeed  # noqa: F401
 
     load_causal_lm(Path(small), "float32")
+    # freed tensors do not stay with the allocator, so that memory is what tensors hold
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**17)
     loaded: list[int] = []
     take = trainer.take
     trainer.take = lambda module: (loaded.append(peak[0]), take(module))[1]  # type: ignore[method-assign]
