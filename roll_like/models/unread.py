@@ -48,7 +48,8 @@ class _Source:
 
     def empty(self) -> Tensor:
         """Return a tensor of the same shape and precision without numbers; the file is mapped, and not read."""
-        return self.stored[...].to(device="meta", dtype=self.dtype)
+        outline: Tensor = self.stored[...].to(device="meta", dtype=self.dtype)
+        return outline
 
     @property
     def kept(self) -> bool:
@@ -78,7 +79,8 @@ def late_reading() -> Iterator[dict[str, _Unread]]:
         sources = [each for tensors in conversion.collected_tensors.values() for each in tensors]
         changes = isinstance(conversion, loading.WeightConverter) or not all(each.kept for each in sources)
         if not changes or not _within(model, layer_name, GradientCheckpointingLayer):
-            return plain(conversion, layer_name, **options)
+            read_now: dict[str, Any] = plain(conversion, layer_name, **options)
+            return read_now
         outline = _copied(conversion, _Source.empty)
         recipe = _copied(conversion)
         conversion.collected_tensors.clear()
