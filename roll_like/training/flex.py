@@ -83,4 +83,6 @@ def _compiled(function: Callable[..., Any], device: str) -> Callable[..., Any]:
     """
     if device != "cuda":
         return function
-    return torch.compile(function, fullgraph=True, recompile_limit=MAX_VARIANTS)
+    compiler: Any = torch.compile  # whose types know nothing of the limit
+    compiled: Callable[..., Any] = compiler(function, fullgraph=True, recompile_limit=MAX_VARIANTS)
+    return compiled
