@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,7 +105,8 @@ def load_for_training(
 
     from roll_like.models.unread import late_reading, mark
 
-    with quiet(), late_reading() if late else nullcontext({}) as unread:
+    reading: AbstractContextManager[dict[str, Any]] = late_reading() if late else nullcontext({})
+    with quiet(), reading as unread:
         try:
             model, info = auto_class.from_pretrained(
                 str(path),
