@@ -25,7 +25,6 @@ class PassedThrough(ConfigModel):
     #: Arguments of the engine that cannot be changed, and why.
     fixed_engine_args: ClassVar[Mapping[str, str]] = {}
 
-    @field_validator("engine_args", check_fields=False)
     @classmethod
     def _not_set_elsewhere(cls, value: dict[str, Any]) -> dict[str, Any]:
         for key in value:
@@ -34,6 +33,9 @@ class PassedThrough(ConfigModel):
             if key in cls.fixed_engine_args:
                 raise ValueError(f"{key!r} cannot be changed: {cls.fixed_engine_args[key]}; remove it from engine_args")
         return value
+
+    # no decorator: the site's generator looks for the field in the class that has one
+    _checked_engine_args = field_validator("engine_args", check_fields=False)(_not_set_elsewhere)
 
 
 class SleepingEngineConfig(EngineConfig):
