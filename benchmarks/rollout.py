@@ -215,9 +215,11 @@ def main() -> None:
             targets=min(config.inference.max_running, options.prompts * options.samples),
             backward=False,
         )
-        multiply = stack.enter_context(matrix_products(products, environment))
         if options.device == "cuda":  # vLLM measures free memory while it starts, so one starts after the other
             bare.call(turn=0, prompts=[])
+        multiply = stack.enter_context(matrix_products(products, environment))
+        if options.device == "cuda":
+            multiply.call()
         scheduler = stack.enter_context(ours(config, options))
         seconds = interleaved(
             {

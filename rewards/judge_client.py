@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from pydantic import Field
 
 from roll_like.config.base import ConfigModel
-from roll_like.config.reward_names import JUDGE_URL, JUDGE_URLS_VARIABLE
+from roll_like.config.reward_names import BASE_JUDGE_URL, BASE_JUDGE_VARIABLE, JUDGE_URL, JUDGE_URLS_VARIABLE
 from roll_like.errors import RewardError
 from roll_like.types import Message
 
@@ -29,9 +29,9 @@ class JudgeConfig(ConfigModel):
     """One model that judges, and where it answers."""
 
     url: str = Field(
-        pattern=rf"^(https?://\S+|{JUDGE_URL})$",
+        pattern=rf"^(https?://\S+|{JUDGE_URL}|{BASE_JUDGE_URL})$",
         description="Base address of the API, such as `http://localhost:8000/v1`; or `judge`: the model of the `judge` "
-        "section.",
+        "section; or `base`: with `training.lora`, the model without adapters, in the policy's own engines.",
     )
     model: str = Field(description="Name of the model there.")
     api_key_env: str | None = Field(
@@ -135,6 +135,14 @@ class JudgeClient:
 
     def _url(self) -> str:
         """Return the base address; of the run's own judge the next replica's."""
+        if self._config.url == BASE_JUDGE_URL:
+            base = os.environ.get(BASE_JUDGE_VARIABLE)
+            if not base:
+                raise RewardError(
+                    f"url is {BASE_JUDGE_URL!r}, and no engines with adapters run here",
+                    fix="use it in a run with `training.lora`, or give the address of an endpoint",
+                )
+            return base
         if self._config.url != JUDGE_URL:
             return self._config.url
         replicas = os.environ.get(JUDGE_URLS_VARIABLE, "").split(",")

@@ -18,8 +18,10 @@ class LengthConfig(RewardConfig):
     """Settings of the `length` reward."""
 
     type: Literal["length"] = "length"
-    max_tokens: int = Field(default=512, ge=1, description="From here on the whole penalty is taken. Tokens.")
-    buffer_tokens: int = Field(default=128, ge=0, description="The penalty grows over so much before it. Tokens.")
+    max_tokens: int = Field(default=512, ge=1, description="From this length on, the whole penalty. Tokens.")
+    buffer_tokens: int = Field(
+        default=128, ge=0, description="The penalty grows over the last so many tokens before `max_tokens`. Tokens."
+    )
     min_tokens: int = Field(
         default=1, ge=0, description="Shorter responses get the whole penalty, so that silence does not pay. Tokens."
     )

@@ -23,7 +23,7 @@ from pydantic import Field, model_validator
 from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, RewardResult, register_reward
 from roll_like.builtin.rewards import judge_prompts
 from roll_like.builtin.rewards.judge_client import JudgeClient, JudgeConfig, MalformedError
-from roll_like.config.reward_names import JUDGE_URL
+from roll_like.config.reward_names import BASE_JUDGE_URL, JUDGE_URL
 from roll_like.errors import DataError, RewardError
 from roll_like.types import Task
 
@@ -156,7 +156,7 @@ class LLMJudge(Reward):
         import httpx
 
         # a proxy of the environment leads to providers, and away from a judge of this run
-        proxy = all(judge.url != JUDGE_URL for judge in self.config.judges)
+        proxy = all(judge.url not in (JUDGE_URL, BASE_JUDGE_URL) for judge in self.config.judges)
         if self._tls is None:
             self._tls = httpx.create_ssl_context()  # reads all certificates: once is enough
         async with httpx.AsyncClient(timeout=self.config.timeout_seconds, trust_env=proxy, verify=self._tls) as client:

@@ -237,31 +237,30 @@ def _train(arguments: argparse.Namespace, config: PipelineConfig) -> int:
     from roll_like.config.run import RunConfig
     from roll_like.run.folder import AUTO, announcement, is_finished, latest_run
 
-    if arguments.restart is None and arguments.resume != AUTO:
-        if isinstance(config, RunConfig):
-            print(announcement(config, arguments.resume), flush=True)  # what follows takes seconds to import
-        config.pipeline_class().launch(config, resume=arguments.resume)
-        return OK
+    automatic = arguments.resume == AUTO
     if not isinstance(config, RunConfig):
+        if not automatic and arguments.restart is None:
+            config.pipeline_class().launch(config, resume=arguments.resume)
+            return OK
         raise ConfigError(
             f"the configuration of pipeline: {config.pipeline!r} is no RunConfig, so where its runs are is not known",
             fix="leave --restart and --resume auto out, or derive it from roll_like.config.run.RunConfig",
         )
     if arguments.restart is not None:
         return _supervise(config, arguments.restart)
-    latest = latest_run(config)
+    latest = latest_run(config) if automatic else None
     if latest is not None and is_finished(latest, config):
         print(f"{latest} is finished; nothing is left to do")
         return OK
-    print(announcement(config, AUTO), flush=True)
+    print(announcement(config, arguments.resume), flush=True)  # what follows takes seconds to import
     try:
-        result = config.pipeline_class().launch(config, resume=AUTO)
+        result = config.pipeline_class().launch(config, resume=arguments.resume)
     except ResourceError as error:
-        if config.resources.address is None:
+        if not automatic or config.resources.address is None:
             raise
         _report(error, debug=arguments.debug)
         return RETRY  # a machine of the cluster may come back
-    return RETRY if result.stopped else OK
+    return RETRY if automatic and result.stopped else OK
 
 
 def _supervise(config: RunConfig, restarts: int) -> int:

@@ -189,6 +189,8 @@ def environment() -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONUNBUFFERED": "1",
         "CUDA_VISIBLE_DEVICES": first_gpu(),
+        # numbers of GPUs mean the same to CUDA as to nvidia-smi, which tells the memory in use
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "HF_HUB_OFFLINE": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         "VLLM_NO_USAGE_STATS": "1",

@@ -12,6 +12,7 @@ from typing import Any, get_args
 from roll_like.config.sections import Precision, SamplingResourcesConfig, TrainingConfig
 from roll_like.config.states import StateSizes
 from roll_like.errors import ConfigError
+from roll_like.inference.plugin import EnginePlugin
 from roll_like.registry import INFERENCE_ENGINES, TRAINING_BACKENDS
 from roll_like.training.plugin import BackendPlugin
 
@@ -119,9 +120,16 @@ def inference_table() -> str:
             ["frees GPU memory while a trainer works", *(_yes(able[name].sleep) for name in names)],
             ["requests under way survive updates and sleep", *(_yes(able[name].pause) for name in names)],
             ["log-probabilities of given tokens, for the probe", *(_yes(able[name].prompt_logprobs) for name in names)],
+            ["vision-language models", *(_images(name) for name in names)],
             ["serves judges (`judge`)", *(_yes(INFERENCE_ENGINES.get(name).Judge is not None) for name in names)],
         ],
     )
+
+
+def _images(engine: str) -> str:
+    """Return whether an engine can be given images; what an environment lacks does not count."""
+    plugin = INFERENCE_ENGINES.get(engine)
+    return _yes(plugin.vision_obstacle.__func__ is not EnginePlugin.vision_obstacle.__func__)
 
 
 def devices(engine: str) -> list[str]:

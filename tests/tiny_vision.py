@@ -52,11 +52,11 @@ def prompt(folder: Path, pictures: Sequence[Picture], text: str) -> tuple[np.nda
 
 def plain_logprobs(model: Any, folder: Path, token_ids: np.ndarray, images: Sequence[PlacedImage]) -> torch.Tensor:
     """Return the log-probability of each token but the first as transformers computes it by itself, shape [T − 1]."""
-    processor = image_processor(folder)
-    assert processor is not None
     ids = torch.from_numpy(token_ids.astype(np.int64))
     options: dict[str, Any] = {}
     if images:
+        processor = image_processor(folder)
+        assert processor is not None
         kinds = torch.zeros_like(ids, dtype=torch.int)
         for image in images:
             kinds[image.start : image.start + image.length] = 1

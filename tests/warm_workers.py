@@ -155,7 +155,8 @@ class WarmWorkers:
         calls = {host: [] if method is None else [getattr(host, method.__name__).remote()] for host in ours}
         for host in ours:
             try:
-                ray.get([*calls[host], host.end.remote()], timeout=timeout)
+                ray.get(calls[host], timeout=timeout)  # Ray runs calls of asynchronous actors in any order
+                ray.get(host.end.remote(), timeout=timeout)
             except (RayActorError, RayTaskError, GetTimeoutError) as error:
                 print(f"{cluster.name}: error while closing: {error}")
                 ray.kill(host)

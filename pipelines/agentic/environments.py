@@ -80,7 +80,7 @@ class EnvironmentWorkers:
             ConfigError: The address that programs are to be answered at cannot be listened on.
         """
         config = self._config
-        router = inference.router(config.inference, config.rollout)
+        router = self._rewards.router(inference)
         environments = EnvPool(self._workers, deadline_seconds=config.env_workers.deadline_seconds)
         renderer = load_renderer(config.model)
         specs = specs_of([*config.environments, *config.evaluated])

@@ -205,4 +205,4 @@ class OnlineDPOConfig(PromptRunConfig, PreferenceRunConfig):
             raise ConfigError(
                 "this configuration has neither an `evaluation` nor a `pair_evaluation` section", fix="add one"
             )
-        return self.of_model(model)
+        return self.of_model(model) if self.evaluation is None else super().evaluating(model)

@@ -163,6 +163,10 @@ def long_masks(config: RunConfig) -> Iterator[Finding]:
             )
 
 
+#: What a note ends with that a user who changed nothing reads.
+_FINE = "these are defaults, and nothing needs to be changed"
+
+
 def ratio_settings_without_effect(algorithm: AlgorithmConfig) -> Iterator[Finding]:
     """Yield settings that act through a ratio that is always 1: a warning where they were changed, else a note."""
     if algorithm.updates_per_step > 1 or algorithm.old_logprobs == "behaviour":
@@ -177,8 +181,8 @@ def ratio_settings_without_effect(algorithm: AlgorithmConfig) -> Iterator[Findin
         "warning" if changed else "note",
         f"algorithm.loss.{(changed or idle)[0]}",
         "with one update a step the old policy is the current one and every ratio is 1, so "
-        f"{', '.join(idle)} {'has' if len(idle) == 1 else 'have'} no effect; set algorithm.updates_per_step to 2 or "
-        "more, or old_logprobs: behaviour",
+        f"{', '.join(idle)} {'has' if len(idle) == 1 else 'have'} no effect; "
+        + ("set algorithm.updates_per_step to 2 or more, or old_logprobs: behaviour" if changed else _FINE),
     )
 
 

@@ -14,7 +14,7 @@ from roll_like.config.run import RunConfig
 from roll_like.config.sections import ModelConfig, ReferenceSection
 from roll_like.errors import ConfigError, RollLikeError
 from roll_like.inference.adapters import ADAPTERS_KEY, adapter_choice
-from roll_like.inference.vllm.images import require_torchvision
+from roll_like.inference.plugin import refuse_unserved_images
 from roll_like.models.attention import AttentionLayers, refuse_undivided_heads
 from roll_like.models.load import ModelShape, load_model_shape, load_tokenizer, resolve_model
 from roll_like.models.lora import adapted_width
@@ -130,8 +130,8 @@ def check_images(config: RunConfig, model: ModelConfig | None, findings: list[Fi
         return None
     try:
         path = resolve_model(model.model_copy(update={"tokenizer": None})).path
-        if getattr(getattr(config, "inference", None), "type", None) == "vllm" and config.resources.device == "cpu":
-            require_torchvision(str(path))
+        if isinstance(config, SamplingRunConfig):
+            refuse_unserved_images(config.inference.type, path, here=config.resources.device == "cpu")
         return image_processor(path)
     except RollLikeError as error:
         findings.append(failed("model.path", error))
@@ -184,7 +184,8 @@ def check_adapters(config: SamplingRunConfig, model: ModelConfig | None) -> Iter
         choice = adapter_choice(config, Path(model.path))
     except ConfigError as error:
         if not error.message.startswith("training.lora"):  # a finding of the model's
-            yield failed(ADAPTERS_KEY, error)
+            named = error.message.partition(": ")[0]
+            yield failed(named if named.startswith(config.adapter_keys or ADAPTERS_KEY) else ADAPTERS_KEY, error)
         return
     if choice.adapter is not None:
         yield Finding("note", ADAPTERS_KEY, "adapters alone are sent to the engines")

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import ray
-from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import (
+    ActorDiedError,
+    NodeDiedError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+)
 
 from roll_like.cluster import guardian
 from roll_like.cluster.node_watch import page_prefix
@@ -37,7 +44,8 @@ START_GRACE = 5.0
 FENCE_SECONDS = 1.0
 #: How long after an error the death of another worker may become known, which is its cause then. Seconds.
 SETTLING_SECONDS = 3.0
-_DEATHS = (RayActorError, ActorDiedError)
+#: A worker's process is gone; Ray may have ended it because its machine was short of memory.
+_DEATHS = (RayActorError, ActorDiedError, OutOfMemoryError, NodeDiedError)
 #: Held while a call goes out to all workers of a role.
 _CALLING = threading.Lock()
 
@@ -314,10 +322,10 @@ class Cluster(ClusterHandle[W]):
             for ref in refs:
                 try:
                     ray.get(ref, timeout=timeout_seconds)
-                except (RayActorError, GetTimeoutError):
-                    continue  # gone, or stuck: it is killed below either way
                 except RayTaskError as error:
                     print(f"{self.name}: error while closing: {error}")
+                except RayError:
+                    continue  # gone, or stuck: it is killed below either way
         for actor in self._actors:
             ray.kill(actor)
         self._actors = []

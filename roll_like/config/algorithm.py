@@ -17,7 +17,7 @@ class AdaptiveKLConfig(ConfigModel):
     """Moves the coefficient so that the divergence stays near a target (Ziegler et al. 2019)."""
 
     target: PositiveFloat = Field(description="Wanted mean estimate per trained token. Nats.")
-    horizon: PositiveInt = Field(default=10000, description="Samples after which the coefficient has followed.")
+    horizon: PositiveInt = Field(default=10000, description="Samples over which the coefficient adapts to the target.")
 
 
 class KLConfig(ConfigModel):

@@ -13,7 +13,7 @@ GuardName = Literal["mismatch", "grad_norm", "reward", "entropy", "truncation", 
 
 
 class GuardsConfig(ConfigModel):
-    """Figures that are watched for signs that learning breaks down. Each guard warns; some may end the run."""
+    """Metrics that are watched for signs that training breaks down. Each guard warns; those in `stop` end the run."""
 
     stop: tuple[GuardName, ...] = Field(
         default=(),
@@ -31,6 +31,6 @@ class GuardsConfig(ConfigModel):
     )
     mismatch_growth: Annotated[float, Field(gt=1)] = Field(
         default=5.0,
-        description="It also finds one above this many times the median of the first 20 steps, or of 0.0001 nats where "
-        "that is less.",
+        description="`mismatch` also finds a `mismatch/kl` above this many times the median of the first 20 steps. A "
+        "median below 0.0001 nats counts as 0.0001.",
     )

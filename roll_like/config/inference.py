@@ -17,6 +17,9 @@ from roll_like.config.sections import PositiveFloat, PositiveInt, Precision, Sam
 from roll_like.config.violations import Violation
 from roll_like.registry import INFERENCE_ENGINES
 
+#: What a request is computed with: the model in training, or what its adapter is beside, without any adapter. Other
+#: adapters have names of their own.
+POLICY, BASE = "policy", "base"
 #: The engine of a section without `type`.
 DEFAULT_ENGINE = "vllm"
 
@@ -87,7 +90,7 @@ class EngineConfig(PluginConfig):
     probe_every: Annotated[int, Field(ge=0)] = Field(
         default=10,
         description="Weight syncs between two probes, which compare the log-probabilities that engines and trainer "
-        "compute for the same tokens; the first two syncs are always probed, with 0 only they.",
+        "compute for the same tokens; the first two syncs are always probed, and with 0 no others.",
     )
     probe_tolerance: PositiveFloat | None = Field(
         default=None,

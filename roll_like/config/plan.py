@@ -129,8 +129,13 @@ class Plan:
 
     @property
     def max_tokens_per_step(self) -> int:
-        """Upper bound of one step's tokens, prompts counted once a sample."""
-        return self.samples_per_step * self.max_sample_tokens
+        """Upper bound of one step's tokens, prompts counted once a sequence."""
+        return self.samples_per_step * self.sequences_per_sample * self.max_sample_tokens
+
+    @property
+    def sequences_per_sample(self) -> int:
+        """Two of a pair, else one."""
+        return 2 if self.units[1] == "pairs" else 1
 
     @property
     def idle_devices(self) -> tuple[int, ...]:
@@ -146,13 +151,14 @@ class Plan:
         table = Table(title=f"Plan of {self.name}", show_header=False, title_justify="left", title_style="bold")
         groups, samples = self.units
         product = f"{self.groups_per_step} {groups} × {self.samples_per_group} = " if groups != samples else ""
+        sequences = f"{self.sequences_per_sample} × " if self.sequences_per_sample > 1 else ""
         rows = {
             f"{samples} per step": f"{product}{self.samples_per_step:,}",
             f"{samples} per update": f"{self.samples_per_step:,} / {self.updates_per_step} = "
             f"{self.samples_per_update:,}",
             "steps": f"{self.steps:,}",
             "optimizer updates": f"{self.steps:,} × {self.updates_per_step} = {self.updates:,}",
-            "tokens per step": f"at most {self.samples_per_step:,} × {self.max_sample_tokens:,} = "
+            "tokens per step": f"at most {self.samples_per_step:,} × {sequences}{self.max_sample_tokens:,} = "
             f"{self.max_tokens_per_step:,}",
             "placement": f"{self.placement} on {self.devices} {_unit(self.device, self.devices)}",
             **{label: str(count) for label, count in self.processes},
@@ -164,7 +170,7 @@ class Plan:
     def _workers(self) -> Table:
         unit = "threads" if self.device == "cpu" else "GPUs"
         table = Table(title="Workers", title_justify="left", title_style="bold")
-        for column in ("role", "node", "workers", "devices", f"{unit} of each"):
+        for column in ("role", "node", "worker ids", "devices", f"{unit} of each"):
             table.add_column(column, justify="left" if column == "role" else "right")
         for role in self.roles:
             for node in sorted({role.node_of(worker) for worker in range(role.workers)}):

@@ -141,6 +141,16 @@ class SamplingRunConfig(RunConfig):
         return 1
 
     @property
+    def adapter_keys(self) -> tuple[str, ...]:
+        """Keys that need an engine with the base model beside the policy's adapter."""
+        return ()
+
+    @property
+    def frozen_adapters(self) -> dict[str, str]:
+        """Directories of adapters that engines hold beside the policy's, by name."""
+        return {}
+
+    @property
     @abstractmethod
     def longest_response(self) -> int:
         """Most tokens that the policy samples in one answer, or in all turns of one episode."""

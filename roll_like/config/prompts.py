@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from roll_like.config.algorithm import DifficultyConfig
 from roll_like.config.base import ConfigModel
+from roll_like.config.inference import BASE, POLICY
 from roll_like.config.policy_gradient import (
     EvaluationSchedule,
     GroupRolloutConfig,
@@ -27,8 +28,8 @@ class AnswerRolloutConfig(GroupRolloutConfig):
     redundant_samples: Annotated[int, Field(ge=0)] = Field(
         default=0,
         description="Further samples of each group; the first `samples_per_prompt` that finish are kept, the others "
-        "aborted. Faster if a few answers are long, and biased: short answers finish first, so the policy is trained "
-        "on more of them than it gives.",
+        "aborted. This is faster if a few answers are long, but biased: short answers finish first, so they are "
+        "trained on more often than the policy gives them.",
     )
 
     @property
@@ -62,6 +63,25 @@ class EvaluationConfig(EvaluationSchedule):
     sources: Annotated[tuple[DataSource, ...], Field(min_length=1)] = Field(description="Datasets.")
     samples_per_prompt: PositiveInt = Field(default=4, description="k of avg@k and pass@k.")
     max_tasks: PositiveInt | None = Field(default=None, description="Use the first so many tasks; default: all.")
+    base_model: bool = Field(
+        default=False,
+        description="With `training.lora`: also measure the model without adapters, as `eval/base/…`. The engine has "
+        "it anyway. It is sampled at the first evaluation, and its figures are reported with each.",
+    )
+    adapters: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")], str] = Field(
+        default_factory=dict,
+        description="With `training.lora`: further adapters of the same base model, by name, to measure as "
+        "`eval/adapter/NAME/…`, as `base_model` is. Each is a directory in PEFT's format, such as the `model/adapter` "
+        "of a run.",
+    )
+
+    @field_validator("adapters")
+    @classmethod
+    def _names_are_free(cls, adapters: dict[str, str]) -> dict[str, str]:
+        for name in (POLICY, BASE):
+            if name in adapters:
+                raise ValueError(f"{name!r} has a meaning of its own; give the adapter another name")
+        return adapters
 
 
 class DomainConfig(ConfigModel):
@@ -91,6 +111,30 @@ class PromptRunConfig(RewardedRunConfig):
     evaluation: EvaluationConfig | None = Field(
         default=None, description="How progress is measured on tasks that are not trained on; none by default."
     )
+
+    def evaluating(self, model: str) -> Self:
+        """Return the same configuration for another model, measured alone.
+
+        Raises:
+            ConfigError: There is no `evaluation` section.
+        """
+        config = super().evaluating(model)
+        assert config.evaluation is not None
+        alone = config.evaluation.model_copy(update={"base_model": False, "adapters": {}})
+        return config.model_copy(update={"evaluation": alone})
+
+    @property
+    def adapter_keys(self) -> tuple[str, ...]:
+        """Keys that need an engine with the base model beside the policy's adapter."""
+        evaluation, asked = self.evaluation, dict[str, bool]()
+        if evaluation is not None:
+            asked = {"evaluation.base_model": evaluation.base_model, "evaluation.adapters": bool(evaluation.adapters)}
+        return (*(key for key, value in asked.items() if value), *super().adapter_keys)
+
+    @property
+    def frozen_adapters(self) -> dict[str, str]:
+        """Directories of the adapters that evaluation measures beside the policy, by name."""
+        return {} if self.evaluation is None else self.evaluation.adapters
 
     @property
     def longest_sample(self) -> int:

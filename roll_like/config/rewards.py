@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import Field
 
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
 from roll_like.config.inference import JudgeServerConfig
 from roll_like.config.policy_gradient import SamplingRunConfig
+from roll_like.config.reward_names import BASE_JUDGE_URL
 from roll_like.config.roles import RolePlan, model_role
 from roll_like.config.sections import DeviceRange, PositiveFloat, PositiveInt
+from roll_like.errors import ConfigError
 from roll_like.registry import REWARDS
 
 
@@ -64,6 +66,34 @@ class RewardedRunConfig(SamplingRunConfig):
     judge: JudgeServerConfig | None = Field(
         default=None, description="A model that judges, for `llm_judge` rewards; none by default."
     )
+
+    @property
+    def base_judges(self) -> tuple[int, ...]:
+        """Places in `rewards.use` of the rewards that ask the base model in the policy's engines."""
+        return tuple(
+            index
+            for index, reward in enumerate(self.rewards.use)
+            if any(getattr(judge, "url", None) == BASE_JUDGE_URL for judge in getattr(reward, "judges", ()))
+        )
+
+    @property
+    def adapter_keys(self) -> tuple[str, ...]:
+        """Keys that need an engine with the base model beside the policy's adapter."""
+        return (*super().adapter_keys, *(f"rewards.use.{index}.judges" for index in self.base_judges))
+
+    def evaluating(self, model: str) -> Self:
+        """Return the same configuration for another model.
+
+        Raises:
+            ConfigError: There is no `evaluation` section, or the model that training starts from judges.
+        """
+        for index in self.base_judges:
+            raise ConfigError(
+                f"rewards.use.{index}.judges: `url: {BASE_JUDGE_URL}` is the model that training starts from, which is "
+                "not loaded to evaluate another one",
+                fix="give the address of an endpoint, or `url: judge` with a `judge` section",
+            )
+        return super().evaluating(model)
 
     @property
     def roles(self) -> tuple[RolePlan, ...]:

@@ -269,7 +269,26 @@ def _engine_fits(config: SamplingRunConfig) -> Iterator[Violation]:
             ("inference", "lora"),
             "true sends adapters, and the trainer has none; add `training.lora: {}`, or remove the key",
         )
+    yield from _base_is_beside(config)
     yield from engine.violations(resources)
+
+
+def _base_is_beside(config: SamplingRunConfig) -> Iterator[Violation]:
+    """Yield what asks for the base model or its adapters where engines have merged weights only."""
+    for key in config.adapter_keys:
+        path = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
+        if config.training.lora is None:
+            yield Violation(
+                path,
+                "engines have the base model beside the policy only where adapters are trained; add "
+                "`training.lora: {}`, or change this (`roll-like eval --model` measures other models)",
+            )
+        elif config.inference.sends_adapters is False:
+            yield Violation(
+                path,
+                "adapters are merged into the weights of these engines, which have no base model then; use "
+                "inference.type: vllm without `lora: false`, or change this",
+            )
 
 
 def _replay_has_no_engines(config: SamplingRunConfig) -> Iterator[Violation]:

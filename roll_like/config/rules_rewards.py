@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator, Sequence
 
 from roll_like.config.prompts import PromptRunConfig
-from roll_like.config.reward_names import DEFAULT_POOL, JUDGE_URL
+from roll_like.config.reward_names import BASE_JUDGE_URL, DEFAULT_POOL, JUDGE_URL
 from roll_like.config.rewards import RewardedRunConfig, name_of
 from roll_like.config.sections import DataSource
 from roll_like.config.violations import Violation
@@ -136,6 +136,15 @@ def _judge_is_used(config: RewardedRunConfig) -> Iterator[Violation]:
         )
 
 
+def _base_judge_has_room(config: RewardedRunConfig) -> Iterator[Violation]:
+    if config.base_judges and config.inference.max_model_len is None:
+        yield Violation(
+            ("inference", "max_model_len"),
+            f"the judge `url: {BASE_JUDGE_URL}` reads prompt and answer in a prompt of its own, longer than the "
+            f"longest sample ({config.context_window} tokens); set a window for that and the judge's `max_tokens`",
+        )
+
+
 def _evaluation_sources_have_names(config: PromptRunConfig) -> Iterator[Violation]:
     names = [source.label for source in config.evaluation.sources] if config.evaluation is not None else []
     for name in sorted({name for name in names if names.count(name) > 1}):
@@ -145,7 +154,7 @@ def _evaluation_sources_have_names(config: PromptRunConfig) -> Iterator[Violatio
 
 
 #: What to check of rewards, whatever they score.
-REWARD_RULES = (_rewards_have_names, _pools_fit, _judge_is_used)
+REWARD_RULES = (_rewards_have_names, _pools_fit, _judge_is_used, _base_judge_has_room)
 
 #: What to check between data, domains and rewards.
 PROMPT_RULES = (

@@ -24,8 +24,8 @@ class AsyncSchedule(ConfigModel):
     type: Literal["async"] = Field(description="Generation goes on while the policy is trained.")
     max_staleness: PositiveInt = Field(
         default=1,
-        description="Most policy versions between the oldest token of a trained sample and the weights that it trains. "
-        "2 to 4 where some groups take much longer than others.",
+        description="Largest number of policy versions between the oldest token of a sample and the weights that are "
+        "trained on it. 2 to 4 if some groups take much longer than others.",
     )
     ahead: PositiveFloat = Field(
         default=1.0,

@@ -76,7 +76,9 @@ class SourceConfig(ConfigModel):
     )
     name: str | None = Field(default=None, description="Name in metrics; default: stem of its path.")
     split: str = Field(default="train", description="Split of a hub dataset.")
-    weight: PositiveFloat = Field(default=1.0, description="Share of this source among all, relative to the others.")
+    weight: PositiveFloat = Field(
+        default=1.0, description="How often rows of this source are drawn, relative to the other sources."
+    )
     prompt_field: str = Field(default="prompt", description="Field with the prompt: a string or a list of messages.")
     system_prompt: str | None = Field(default=None, description="System message put before every conversation.")
     images_field: str | None = Field(
@@ -186,12 +188,12 @@ class TrainerConfig(ConfigModel):
     )
     sequence_parallel: PositiveInt = Field(
         default=1,
-        description="Ranks that compute the same rows, each its share of the tokens (DeepSpeed-Ulysses): for rows that "
-        "one GPU has no room for. A row may then be as long as all their budgets together. Must divide `workers` and "
-        "the model's attention heads.",
+        description="Ranks that share each row; every one computes a part of its tokens (DeepSpeed-Ulysses). For rows "
+        "that do not fit on one GPU: a row may be as long as the budgets of these ranks together. Must divide "
+        "`workers` and the model's attention heads.",
     )
     share_prompts: bool = Field(
-        default=True, description="Compute a prompt that a group shares once instead of once a sample. Same gradients."
+        default=True, description="Compute the prompt of a group once instead of once per sample. Same gradients."
     )
     attention: Attention = Field(
         default="auto",
@@ -213,7 +215,7 @@ class TrainerConfig(ConfigModel):
     sleep: bool | None = Field(
         default=None,
         description="Move weights and optimizer to host memory while an inference engine generates on the same GPUs. "
-        "Default: yes; nothing moves where no GPU is shared.",
+        "Default: yes. No effect if no GPU is shared.",
     )
 
     @field_validator("backend")
@@ -376,11 +378,11 @@ class HardwareConfig(ConfigModel):
     gpu: GPUName | None = Field(
         default=None,
         description="Kind of the GPUs, for the plan of `--check`: their memory, and rates for the least seconds of a "
-        "step. Default: the memory is measured where the GPUs are on this machine.",
+        "step. Default: the memory of this machine's GPUs, if it has some.",
     )
     gpu_memory_gib: PositiveFloat | None = Field(
         default=None,
-        description="Memory of one GPU that the plan of `--check` compares with, where it is not that of `gpu`. GiB.",
+        description="Memory of one GPU, for the plan of `--check`, if it differs from that of `gpu`. GiB.",
     )
     cpus_per_device: PositiveFloat = Field(default=4.0, description="CPU cores reserved beside each GPU.")
     address: str | None = Field(
@@ -422,19 +424,20 @@ class CheckpointConfig(ConfigModel):
     """When states are written and how many are kept."""
 
     every: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="Steps between checkpoints; 0: by the clock and at the end only."
+        default=0, description="Steps between checkpoints; 0: only by time (`every_minutes`) and at the end."
     )
     every_minutes: Annotated[float, Field(ge=0)] = Field(
         default=10.0,
-        description="Write one between two steps when the last is this old, or older where the run waits for it more "
-        "than 2 % of the time; 0: never by the clock. Minutes.",
+        description="Write a checkpoint between two steps when the last one is this old; later if the run would wait "
+        "for checkpoints more than 2 % of the time; 0: never by time. Minutes.",
     )
     keep: PositiveInt = Field(default=2, description="How many of the latest to keep.")
     keep_best: bool = Field(default=True, description="Also keep the one with the best evaluation score.")
     at_end: bool | Literal["auto"] = Field(
         default="auto",
         description="Write one after the last step. `auto`: yes, unless the whole run took less than `every_minutes` "
-        "and its model is exported. Such a run writes no checkpoint; continuing it with more `steps` repeats it.",
+        "and its model is exported. Such a run leaves `model/` and no checkpoint: it can be chatted with, served and "
+        "trained further (`model.path`), but `--resume` with more `steps` repeats it.",
     )
     export: bool = Field(default=True, description="Write a Hugging Face directory after the last step.")
 
@@ -450,7 +453,7 @@ class MetricsConfig(ConfigModel):
         default="auto", description="`auto` is a live view on a terminal, plain lines elsewhere."
     )
     sampled_rollouts: Annotated[int, Field(ge=0)] = Field(
-        default=10, description="Rollouts shown at the end, beside the first step's."
+        default=10, description="Rollouts shown at the end of the run, next to those of the first step."
     )
     traces_per_step: Annotated[int, Field(ge=0)] | None = Field(
         default=16,

@@ -151,13 +151,13 @@ def load_tasks(
     )
 
 
-def load_source(source: DataSource, renderer: Renderer, limit: int, key: str) -> TaskSource:
-    """Read one dataset, as `load_tasks` does each; `key` is its place in the configuration."""
+def load_source(source: DataSource, renderer: Renderer, limit: int, key: str, *, most: int | None = None) -> TaskSource:
+    """Read one dataset, as `load_tasks` does each; `key` is its place in the configuration, `most` reads first rows."""
     name = source.label
     kept: list[Task] = []
     rows = too_long = longest = 0
     first_too_long: str | None = None
-    for task in _tasks(read_rows(source, key), source, renderer, key):
+    for task in _tasks(islice(read_rows(source, key), most), source, renderer, key):
         rows += 1
         longest = max(longest, len(task.prompt_ids))
         if len(task.prompt_ids) <= limit:

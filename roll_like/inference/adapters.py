@@ -1,24 +1,29 @@
-"""Whether the engines of a run with `training.lora` are sent adapters alone, or merged weights."""
+"""Whether engines of a run with `training.lora` are sent adapters alone, or merged weights; what they hold beside."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from roll_like.config.policy_gradient import SamplingRunConfig
 from roll_like.config.sections import LoRAConfig
 from roll_like.errors import ConfigError
-from roll_like.inference.interface import AdapterSpec
+from roll_like.inference.interface import AdapterSpec, FrozenAdapter
 from roll_like.inference.plugin import EnginePlugin
 from roll_like.models.checkpoint_names import tensor_groups
 from roll_like.models.lora import adapted_layers
 from roll_like.models.modules import empty_model, load_model_config
 from roll_like.models.shape import load_model_shape
+from roll_like.models.stored_adapter import StoredAdapter
 from roll_like.registry import INFERENCE_ENGINES
 
 #: What decides, where the engine has it.
 ADAPTERS_KEY = "inference.lora"
+#: What names adapters that are held beside the policy's.
+FROZEN_KEY = "evaluation.adapters"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,8 @@ def adapter_choice(config: SamplingRunConfig, model: Path) -> AdapterChoice:
         model: Directory of `model.path`.
 
     Raises:
-        ConfigError: `inference.lora: true`, and they cannot be sent alone; or the model has no such layers.
+        ConfigError: `inference.lora: true`, or a key that needs the base model in the engine, and adapters cannot be
+            sent alone; the model has no such layers; or an adapter to hold beside does not fit the model.
     """
     lora, wanted = config.training.lora, config.inference.sends_adapters
     if lora is None:
@@ -50,23 +56,53 @@ def adapter_choice(config: SamplingRunConfig, model: Path) -> AdapterChoice:
     if wanted is False:
         return AdapterChoice(None, "inference.lora is false")
     loaded = load_model_config(model, trust_remote_code=config.model.trust_remote_code)
-    adapter, obstacle = _adapter(empty_model(loaded, config.model.trust_remote_code), lora)
+    empty = empty_model(loaded, config.model.trust_remote_code)
+    adapter, obstacle = _adapter(empty, lora)
+    plugin: type[EnginePlugin] = INFERENCE_ENGINES.get(config.inference.type)
+    obstacle_of = partial(
+        plugin.adapter_obstacle,
+        (loaded.architectures or [""])[0],
+        device=config.resources.device,
+        experts=load_model_shape(model).experts > 0,
+    )
+    obstacle = obstacle or obstacle_of(adapter)
     if obstacle is None:
-        plugin: type[EnginePlugin] = INFERENCE_ENGINES.get(config.inference.type)
-        obstacle = plugin.adapter_obstacle(
-            (loaded.architectures or [""])[0],
-            adapter,
-            device=config.resources.device,
-            experts=load_model_shape(model).experts > 0,
+        return AdapterChoice(replace(adapter, frozen=tuple(_frozen(config, empty, obstacle_of))))
+    for key in config.adapter_keys:
+        raise ConfigError(
+            f"{key}: the engine would have no base model beside the policy, because adapters cannot be sent alone: "
+            f"{obstacle}",
+            fix="remove the key",
         )
-    if obstacle is None:
-        return AdapterChoice(adapter)
     if wanted:
         raise ConfigError(
             f"inference.lora: adapters cannot be sent alone: {obstacle}",
             fix="set inference.lora: false, which sends merged weights, or remove the key",
         )
     return AdapterChoice(None, obstacle)
+
+
+def _frozen(
+    config: SamplingRunConfig, model: Any, obstacle_of: Callable[[AdapterSpec], str | None]
+) -> Iterator[FrozenAdapter]:
+    """Yield the adapters to hold beside the policy's.
+
+    Args:
+        config: The run's configuration.
+        model: The base model, perhaps an empty one.
+        obstacle_of: What keeps the engine from an adapter.
+
+    Raises:
+        ConfigError: One is not there, does not fit the model, or is not served.
+    """
+    for name, path in config.frozen_adapters.items():
+        key = f"{FROZEN_KEY}.{name}"
+        stored = StoredAdapter.read(Path(path).expanduser(), key)
+        stored.require_base(model, config.model.path, key)
+        obstacle = obstacle_of(AdapterSpec(rank=stored.rank, modules=stored.modules))
+        if obstacle is not None:
+            raise ConfigError(f"{key}: the engine does not take this adapter: {obstacle}", fix="remove it")
+        yield FrozenAdapter(name=name, path=str(stored.path), rank=stored.rank, modules=stored.modules)
 
 
 def _adapter(model: Any, lora: LoRAConfig) -> tuple[AdapterSpec, str | None]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from roll_like.config.inference import BASE, POLICY
 from roll_like.config.sections import Precision
 from roll_like.errors import GenerationError
 from roll_like.types import FloatArray, IntArray, PlacedImage, Segment, StopReason
@@ -55,6 +56,9 @@ class GenerateRequest:
         sampling: How tokens are drawn.
         seed: Makes the sample repeatable; None draws from the engine's own generator.
         images: The images of the prompt, which has all their placeholders.
+        adapter: What samples: `POLICY`, or of an engine with `EngineSpec.adapter` also `BASE`, the model without an
+            adapter, or the name of a `FrozenAdapter`.
+        json_schema: JSON Schema that the response follows; of an engine with `EngineSpec.adapter` only.
     """
 
     request_id: str
@@ -62,6 +66,8 @@ class GenerateRequest:
     sampling: Sampling
     seed: int | None
     images: tuple[PlacedImage, ...] = ()
+    adapter: str = POLICY
+    json_schema: str | None = None
 
 
 def derived_seed(seed: int | None, *place: int) -> int | None:
@@ -119,16 +125,40 @@ class Fingerprints:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenAdapter:
+    """A low-rank adapter that an engine loads at its start and keeps.
+
+    Attributes:
+        name: What requests name it by.
+        path: Its directory, in peft's format.
+        rank: Largest rank of its matrices.
+        modules: Last parts of the names of the layers that have one.
+    """
+
+    name: str
+    path: str
+    rank: int
+    modules: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSpec:
     """The low-rank adapter that an engine is sent instead of whole weights.
 
     Attributes:
         rank: Of its matrices.
         modules: Last parts of the names of the layers that have one, in the model's checkpoint format.
+        frozen: Further adapters of the same model, which stay as they are.
     """
 
     rank: int
     modules: tuple[str, ...]
+    frozen: tuple[FrozenAdapter, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What requests may be computed with."""
+        return (POLICY, BASE, *(each.name for each in self.frozen))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,6 +345,11 @@ class PolledEngine(InferenceEngine):
                 )
             if name in unfinished or names.count(name) > 1:
                 raise GenerationError(f"request id {name!r} is in use; ids are unique among unfinished requests")
+            served = (POLICY,) if self._spec.adapter is None else self._spec.adapter.names
+            if request.adapter not in served:
+                raise GenerationError(
+                    f"request {name} asks for the adapter {request.adapter!r}; this engine has {', '.join(served)}"
+                )
 
 
 class JudgeServer(ABC):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from roll_like.config.inference import OBJECT_STORE, SHARED_MEMORY, EngineConfig, JudgeConfig
 from roll_like.config.sections import SamplingResourcesConfig
 from roll_like.config.violations import Finding
-from roll_like.errors import PluginError
+from roll_like.errors import ConfigError, PluginError
+from roll_like.models.vision import is_vision_model
+from roll_like.registry import INFERENCE_ENGINES
 
 if TYPE_CHECKING:
     from roll_like.cluster import ClusterHandle
@@ -91,7 +94,38 @@ class EnginePlugin:
         return "the engine takes whole weights only"
 
     @classmethod
+    def vision_obstacle(cls, *, here: bool) -> str | None:
+        """Return what keeps the engine from serving vision-language models; None where it can.
+
+        An engine that can is given `GenerateRequest.images`.
+
+        Args:
+            here: It runs with the packages that are installed here. False where a run for GPUs is checked.
+        """
+        del here
+        return "this engine takes no images"
+
+    @classmethod
     def check(cls, config: EngineConfig, resources: SamplingResourcesConfig) -> Iterator[Finding]:
-        """Yield for `roll-like check` what is wrong with the settings on this machine, or has no effect."""
+        """Yield for `--check` what is wrong with the settings on this machine, or has no effect."""
         del config, resources
         yield from ()
+
+
+def refuse_unserved_images(kind: str, model: Path, *, here: bool = True) -> None:
+    """Raise a ConfigError for a vision-language model that an engine cannot serve.
+
+    Args:
+        kind: `inference.type`.
+        model: Directory of the model.
+        here: The engine runs with the packages that are installed here.
+    """
+    if not is_vision_model(model):
+        return
+    plugin: type[EnginePlugin] = INFERENCE_ENGINES.get(kind)
+    obstacle = plugin.vision_obstacle(here=here)
+    if obstacle is not None:
+        raise ConfigError(
+            f"inference.type: {kind} cannot serve the vision-language model {model}: {obstacle}",
+            fix="set inference.type: hf (docs/vision.md)",
+        )

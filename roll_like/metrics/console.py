@@ -88,6 +88,8 @@ class PlainConsole(Console):
 
     def phase(self, name: str, done: int | None = None, total: int | None = None) -> None:  # noqa: ARG002
         """Say what starts; while steps go by, their lines say enough."""
+        if done is not None:
+            return  # how much of what has started is done
         if name != self._phase and self._progress.step in (0, self._progress.total_steps):
             self._line(f"{name} …")
         self._phase = name

@@ -16,6 +16,8 @@ from roll_like.metrics.reports.configuration import without_secrets
 from roll_like.metrics.runs import CONFIG, find_run, read_config
 from roll_like.metrics.trackers import MLFLOW_ENVIRONMENT
 
+#: MLflow's jobs evaluate traces with language models; their processes outlive the server by a minute or two.
+_NO_JOBS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 #: The store of a folder of runs, where `metrics.trackers` names no other.
 DATABASE = "mlflow.db"
 _SQLITE = "sqlite:///"
@@ -121,7 +123,7 @@ def serve(
     if store.startswith(_SQLITE):
         os.chdir(Path(store.removeprefix(_SQLITE)).parent)  # what the server writes stays beside the store
     # the store in the environment: arguments are seen by everybody on this machine
-    environment = {**MLFLOW_ENVIRONMENT, **os.environ, "MLFLOW_BACKEND_STORE_URI": store}
+    environment = {**MLFLOW_ENVIRONMENT, **_NO_JOBS, **os.environ, "MLFLOW_BACKEND_STORE_URI": store}
     arguments = ["-m", "mlflow", "ui", "--host", host, "--port", str(port), "--workers", "1"]
     execute(sys.executable, [sys.executable, *arguments], environment)
     return OK

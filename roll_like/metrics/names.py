@@ -254,6 +254,18 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("eval/top1_agreement", "share", "eval agreement", "Share of their tokens that both find the likeliest."),
     ("eval/reverse_kl", "nats/token", "eval reverse kl", "Mean of log π − log π_teacher over the student's answers."),
     ("eval/success", "share", "eval success", "Share of the evaluation's episodes that were solved."),
+    (
+        "eval/base/<name>",
+        "",
+        "base <name>",
+        "The same figure of the model without adapters (`evaluation.base_model`), sampled at the first evaluation.",
+    ),
+    (
+        "eval/adapter/<adapter>/<name>",
+        "",
+        "<adapter> <name>",
+        "The same figure of a further adapter (`evaluation.adapters`), sampled at the first evaluation.",
+    ),
     ("eval/<name>", "", "<name>", "A further figure of an evaluation."),
     ("time/step", "s", "step", "Wall time of the whole step."),
     ("time/generate", "s", "generate", "Time in which the inference engines generated."),

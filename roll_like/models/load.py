@@ -124,7 +124,12 @@ def load_renderer(config: ModelConfig, *, images: bool = False) -> Renderer:
 
 def from_anywhere(spelling: str, path: Path) -> str:
     """Return what `from_pretrained` takes for a model: the hub id that the user wrote, else the local directory."""
-    return spelling if _HUB_ID.fullmatch(spelling) and not Path(spelling).exists() else str(path)
+    return spelling if is_hub_id(spelling) else str(path)
+
+
+def is_hub_id(spelling: str) -> bool:
+    """Return whether a model's name is one on the hub: it has the form of one, and there is no such directory."""
+    return _HUB_ID.fullmatch(spelling) is not None and not Path(spelling).exists()
 
 
 def _to_stderr(line: str) -> None:

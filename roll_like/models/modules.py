@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,9 @@ def load_model_config(path: Path, *, trust_remote_code: bool = False) -> Pretrai
     return config
 
 
-def load_causal_lm(path: Path, dtype: Precision, *, trust_remote_code: bool = False) -> PreTrainedModel:
+def load_causal_lm(
+    path: Path, dtype: Precision, *, trust_remote_code: bool = False, late: bool = False
+) -> PreTrainedModel:
     """Return the model on CPU in `dtype`, for training: no key-value cache, attention as transformers chooses it.
 
     That is torch's scaled-dot-product attention, unless the model bounds its scores or has attention sinks.
@@ -53,6 +56,7 @@ def load_causal_lm(path: Path, dtype: Precision, *, trust_remote_code: bool = Fa
         path: A directory from `resolve_model` or from an export.
         dtype: Precision of every floating-point parameter.
         trust_remote_code: Run Python code that comes with the model.
+        late: Leave what would take memory in the files, for `unread.read` to read tensor by tensor.
 
     Raises:
         ConfigError: The directory does not hold a complete model of an architecture that transformers knows.
@@ -65,13 +69,21 @@ def load_causal_lm(path: Path, dtype: Precision, *, trust_remote_code: bool = Fa
         path,
         dtype,
         trust_remote_code=trust_remote_code,
+        late=late,
     )
     refuse_absent(path, absent)
     return model
 
 
 def load_for_training(
-    auto_class: Any, what: str, path: Path, dtype: Precision, *, trust_remote_code: bool, **options: Any
+    auto_class: Any,
+    what: str,
+    path: Path,
+    dtype: Precision,
+    *,
+    trust_remote_code: bool,
+    late: bool = False,
+    **options: Any,
 ) -> tuple[PreTrainedModel, list[str]]:
     """Return a model, and the names of its tensors that are missing in the directory or have another shape.
 
@@ -81,6 +93,7 @@ def load_for_training(
         path: The directory.
         dtype: Precision of every floating-point parameter.
         trust_remote_code: Run Python code that comes with the model.
+        late: As `load_causal_lm` takes it.
         options: Further ones of `from_pretrained`.
 
     Raises:
@@ -90,7 +103,10 @@ def load_for_training(
         import torch
         import transformers.modeling_utils  # noqa: F401 - what loading a model would import
 
-    with quiet():
+    from roll_like.models.unread import late_reading, mark
+
+    reading: AbstractContextManager[dict[str, Any]] = late_reading() if late else nullcontext({})
+    with quiet(), reading as unread:
         try:
             model, info = auto_class.from_pretrained(
                 str(path),
@@ -107,6 +123,7 @@ def load_for_training(
     # transformers only warns about these and goes on with random numbers
     absent = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
     model.config.use_cache = False
+    mark(model, unread)
     loaded: PreTrainedModel = model
     return loaded, absent
 

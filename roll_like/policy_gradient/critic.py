@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
@@ -16,10 +15,9 @@ from roll_like.algorithms.aggregation import token_weights
 from roll_like.algorithms.value_loss import explained_variance, value_loss
 from roll_like.config.sections import CriticConfig
 from roll_like.errors import EngineError
-from roll_like.models.modules import load_causal_lm
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.interface import Engine, Objective, RankModel, RankSpec, Update
-from roll_like.training.language_model import prepared
+from roll_like.training.language_model import load_language_model, prepared
 from roll_like.training.layout import Layout, MicroBatch, PerToken, per_sample, spread, update_parts
 from roll_like.training.policy import RowModule
 from roll_like.types import FloatArray, PolicySample
@@ -105,8 +103,7 @@ class ValueObjective(Objective[ValueStep, ValueBatch]):
 
     def load(self, spec: RankSpec[Any]) -> nn.Module:
         """Return a language model's backbone, with adapters where it has some, and a value head."""
-        loaded = load_causal_lm(Path(spec.model_path), dtype=spec.dtype, trust_remote_code=spec.trust_remote_code)
-        return ValueModule(prepared(loaded, spec, self.settings))
+        return ValueModule(prepared(load_language_model(spec, self.settings), spec, self.settings))
 
     def forward(self, model: RankModel, batch: MicroBatch) -> FloatArray:
         """Return the value of the state before every target, shape [N].

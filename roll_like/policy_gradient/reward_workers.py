@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -10,16 +10,20 @@ from itertools import islice
 from typing import cast
 
 from roll_like.cluster import Cluster, ResourceManager, thread_environment
+from roll_like.cluster.address import free_port, node_address
 from roll_like.cluster.driver_loop import DriverLoop
+from roll_like.config.inference import BASE
 from roll_like.config.prompts import PromptRunConfig
-from roll_like.config.reward_names import DEFAULT_POOL, JUDGE_URLS_VARIABLE
+from roll_like.config.reward_names import BASE_JUDGE_VARIABLE, DEFAULT_POOL, JUDGE_URLS_VARIABLE
 from roll_like.config.rewards import RewardedRunConfig, RewardPoolConfig, RewardsConfig
 from roll_like.config.sections import ModelConfig
 from roll_like.data.order import TaskOrder
 from roll_like.data.tasks import TaskSet, load_tasks
+from roll_like.errors import ConfigError
 from roll_like.inference.interface import EngineSpec, JudgeServer
 from roll_like.inference.plugin import EnginePlugin
 from roll_like.models.load import load_renderer, resolve_model
+from roll_like.policy_gradient.base_judge import BaseJudge
 from roll_like.policy_gradient.judge import JudgeKeeper
 from roll_like.policy_gradient.workers import Progress
 from roll_like.registry import INFERENCE_ENGINES
@@ -30,6 +34,7 @@ from roll_like.rollout.evaluate import Evaluator, evaluation_sampling
 from roll_like.rollout.fleet import Fleet
 from roll_like.rollout.handles import RewardPool
 from roll_like.rollout.reward_pools import RewardPools, RewardShare
+from roll_like.rollout.router import Router
 from roll_like.rollout.scheduler import GenerateScheduler, GroupPlan
 from roll_like.rollout.source import GroupFilter, GroupSource, sampling_of
 
@@ -55,18 +60,23 @@ class RewardWorkers:
         self._stack = stack
         self._wait_for_judge: Callable[[], object] = lambda: None
         self._keeper: JudgeKeeper | None = None
+        self._base_judge: BaseJudge | None = None
         self.pools: RewardPools
 
     def start(self) -> None:
         """Start the processes; the judge loads its model from now on."""
         urls: list[str] = []
+        if self._config.base_judges:
+            host = node_address()
+            self._base_judge = BaseJudge(load_renderer(self._config.model), host=host, port=free_port(host))
         judge = _start_judge(self._config, self._resources, self._stack, urls)
         if judge is not None:
             urls += judge.everywhere(JudgeServer.url)
             self._wait_for_judge = judge.begin(JudgeServer.start)
             self._keeper = JudgeKeeper(judge, self._resources.report)
             self._stack.callback(self._keeper.close)
-        self.pools = _start_rewards(self._config, self._resources, self._stack, urls, self._keeper)
+        base = None if self._base_judge is None else self._base_judge.url
+        self.pools = _start_rewards(self._config, self._resources, self._stack, urls, base, self._keeper)
 
     def wait(self) -> None:
         """Wait until they can score.
@@ -81,9 +91,25 @@ class RewardWorkers:
 
     def scheduler(self, inference: Fleet, progress: Progress = lambda done, total: None) -> GenerateScheduler:
         """Return what collects groups from the engines and has them scored here."""
-        return GenerateScheduler(
-            inference.router(self._config.inference, self._config.rollout), self.pools, progress=progress
-        )
+        return GenerateScheduler(self.router(inference), self.pools, progress=progress)
+
+    def router(self, inference: Fleet) -> Router:
+        """Return what sends requests to the engines; the base model judges through it, where it does.
+
+        Raises:
+            ConfigError: The judge's address cannot be listened on.
+        """
+        router = inference.router(self._config.inference, self._config.rollout)
+        judge = self._base_judge
+        if judge is not None:
+            try:
+                inference.runner.run(judge.start(router))
+            except OSError as error:
+                raise ConfigError(
+                    f"the base model cannot answer at {judge.url}: {error}", fix="run it again"
+                ) from error
+            self._stack.callback(lambda: inference.runner.run(judge.close()))
+        return router
 
 
 def tasks_of(config: PromptRunConfig) -> TaskSet:
@@ -131,15 +157,20 @@ def prompt_evaluator(
         return None
     renderer = load_renderer(config.model, images=config.takes_images)
     tasks = load_tasks(schedule.sources, renderer, config.data.max_prompt_tokens, key="evaluation.sources")
+    plan = partial(
+        GroupPlan,
+        samples_per_group=schedule.samples_per_prompt,
+        sampling=evaluation_sampling(schedule, config.rollout.max_response_tokens),
+    )
+    beside = {f"adapter/{name}": name for name in schedule.adapters}
+    if schedule.base_model:
+        beside["base"] = BASE
     return Evaluator(
         scheduler,
         islice(tasks, schedule.max_tasks),
-        partial(
-            GroupPlan,
-            samples_per_group=schedule.samples_per_prompt,
-            sampling=evaluation_sampling(schedule, config.rollout.max_response_tokens),
-        ),
+        plan,
         schedule,
+        beside={name: partial(plan, adapter=adapter) for name, adapter in beside.items()},
         max_failure_fraction=config.rollout.max_failure_fraction,
         seed=config.seed,
         runner=runner,
@@ -192,6 +223,7 @@ def _start_rewards(
     resources: ResourceManager,
     stack: ExitStack,
     urls: Sequence[str],
+    base_url: str | None,
     judge: JudgeKeeper | None,
 ) -> RewardPools:
     """Start the pools of reward workers: those of `rewards.pools`, and one for all other rewards."""
@@ -201,11 +233,12 @@ def _start_rewards(
     pools = dict(config.rewards.pools)
     if others:
         pools[DEFAULT_POOL] = RewardPoolConfig(rewards=others, workers=config.rewards.workers)
+    judges = {JUDGE_URLS_VARIABLE: ",".join(urls), BASE_JUDGE_VARIABLE: base_url or ""}
     shares = []
     for name, pool in pools.items():
         chosen = tuple(reward for reward in use if reward_name(reward) in pool.rewards)
         section = config.rewards.model_copy(update={"use": chosen})
-        shares.append(RewardShare(chosen, _start_pool(config, name, pool, section, urls, resources, stack)))
+        shares.append(RewardShare(chosen, _start_pool(config, name, pool, section, judges, resources, stack)))
     return RewardPools(shares, config.domain_rewards, judge)
 
 
@@ -214,7 +247,7 @@ def _start_pool(
     name: str,
     pool: RewardPoolConfig,
     section: RewardsConfig,
-    judge_urls: Sequence[str],
+    judges: Mapping[str, str],
     resources: ResourceManager,
     stack: ExitStack,
 ) -> RewardPool:
@@ -234,7 +267,7 @@ def _start_pool(
         environment=lambda rank: {
             **thread_environment(threads),
             **hidden,
-            **({JUDGE_URLS_VARIABLE: ",".join(judge_urls)} if judge_urls else {}),
+            **{variable: address for variable, address in judges.items() if address},
         },
         concurrency=section.groups_per_worker + 4,  # room to ask how it is, and to close it
     )

@@ -13,7 +13,7 @@ from roll_like.config.inference import engines_share_gpus, weight_backend
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.inference.adapters import adapter_choice
 from roll_like.inference.interface import EngineSpec, InferenceEngine
-from roll_like.inference.plugin import EnginePlugin
+from roll_like.inference.plugin import EnginePlugin, refuse_unserved_images
 from roll_like.inference.weight_transfer.interface import SendReport
 from roll_like.inference.weight_transfer.sync import WeightSync
 from roll_like.models.load import ResolvedModel, resolve_model
@@ -113,7 +113,11 @@ def start_inference(
         stack: Ends them when it is closed.
         runner: The driver's event loop.
         follows: Whether a trainer sends them weights.
+
+    Raises:
+        ConfigError: The engine cannot serve a vision-language model.
     """
+    refuse_unserved_images(config.inference.type, model.path)
     devices, device = config.resources.device_mapping.inference, config.resources.device
     placements = resources.place(devices, config.inference.replicas, "inference")
     share = len(devices) // config.inference.replicas

@@ -232,7 +232,10 @@ def _check(reward: Reward, name: str, cases: list[RewardCase], slow: float, time
             pairs = [list(pair) for pair in zip(*trials, strict=True)]
             answers += _checked(case, number, tried, pairs, slow)
     if not any(answer.kind == "gold" for answer in answers) and not notes:
-        notes.append("no row has a right answer, so it was not tried whether those are paid")
+        notes.append(
+            "no row has a right answer, so it was not tried whether right answers score 1; write some as `gold` of a "
+            "row in a file, and name it with --cases"
+        )
     return RewardReport(name=name, answers=tuple(answers), problems=tuple(problems), notes=tuple(notes))
 
 

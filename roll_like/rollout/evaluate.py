@@ -26,6 +26,8 @@ class Evaluator(Generic[PlanT]):
         max_failure_fraction: Share of the answers that failures may cost.
         seed: Seed of every evaluation: two policies are compared on the same random numbers.
         runner: The driver's event loop.
+        beside: Plans of what is measured beside the policy and stays as it is, by what its metrics have after `eval/`.
+            It is sampled once, and reported with each evaluation.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Evaluator(Generic[PlanT]):
         max_failure_fraction: float,
         seed: int,
         runner: DriverLoop,
+        beside: Mapping[str, PlanMaker[PlanT]] | None = None,
     ) -> None:
         self._collector = collector
         self._tasks = tuple(tasks)
@@ -46,6 +49,8 @@ class Evaluator(Generic[PlanT]):
         self._seed = seed
         self._max_failure_fraction = max_failure_fraction
         self._runner = runner
+        self._beside = beside or {}
+        self._measured_beside: dict[str, Metric] | None = None
 
     def evaluate(self) -> tuple[Mapping[str, Metric], Collected]:
         """Return the metrics (`eval/avg`, `eval/pass@k`, …) and the scored answers.
@@ -53,8 +58,25 @@ class Evaluator(Generic[PlanT]):
         Raises:
             GenerationError: More answers were lost to failures than `rollout.max_failure_fraction`.
         """
+        collected = self._collect(self._plan, "this evaluation")
+        metrics = evaluation_metrics(collected, self._schedule.samples_per_group)
+        if self._measured_beside is None:
+            self._measured_beside = self._measure_beside()
+        return {**metrics, **self._measured_beside}, collected
+
+    def _measure_beside(self) -> dict[str, Metric]:
+        """Return the metrics of what stays as it is."""
+        found: dict[str, Metric] = {}
+        for name, plan in self._beside.items():
+            collected = self._collect(plan, f"the evaluation of {name}")
+            metrics = evaluation_metrics(collected, self._schedule.samples_per_group)
+            found |= {f"eval/{name}/{key.removeprefix('eval/')}": metric for key, metric in metrics.items()}
+        return found
+
+    def _collect(self, maker: PlanMaker[PlanT], unit: str) -> Collected:
+        """Sample and score all tasks."""
         count = len(self._tasks)
-        plan = self._plan(
+        plan = maker(
             groups=count,
             initial_groups=count,
             max_groups=count,
@@ -63,8 +85,8 @@ class Evaluator(Generic[PlanT]):
             urgent=True,
         )
         collected = self._runner.wait_for(self._collector.collect(iter(self._tasks), plan))
-        collected.refuse_too_many_failures(self._max_failure_fraction, "this evaluation")
-        return evaluation_metrics(collected, self._schedule.samples_per_group), collected
+        collected.refuse_too_many_failures(self._max_failure_fraction, unit)
+        return collected
 
     def score(self, values: Mapping[str, float]) -> float | None:
         """Return what the best checkpoint has most of: avg@k."""

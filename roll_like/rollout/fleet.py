@@ -71,7 +71,7 @@ class Fleet:
         self.takes_adapters = takes_adapters
         #: Sends the policy's weights to stale engines, if they can be sent now.
         self.catch_up: Callable[[], None] = lambda: None
-        self._runner = runner
+        self.runner = runner
         self._report = report
         self._follows = follows
         self._budget = budget or RestartBudget()
@@ -223,7 +223,7 @@ class Fleet:
             fresh = [rank for rank in self.reachable() if self._states[rank] is ReplicaState.STALE]
             for rank in fresh:
                 self._serve(rank)
-            self._runner.go_on()
+            self.runner.go_on()
 
     def _lost(self, rank: int, restarts: int, error: RollLikeError) -> None:
         """Begin to replace an engine, unless that has begun since it was started the `restarts`-th time."""
@@ -231,7 +231,7 @@ class Fleet:
             if self._restarts[rank] != restarts or rank not in self._of(ReplicaState.SERVING, ReplicaState.STALE):
                 return
             self._states[rank] = ReplicaState.RESTARTING
-        self._runner.spawn(self._replace_or_retire(rank, error))
+        self.runner.spawn(self._replace_or_retire(rank, error))
 
     async def _replace_or_retire(self, rank: int, error: RollLikeError) -> None:
         try:
@@ -295,12 +295,12 @@ class Fleet:
                 # the trainer's own: who calls it next will meet it, unless all wait for this engine
                 with self._changed:
                     if not self._of(ReplicaState.SERVING):
-                        self._runner.interrupt(error)
+                        self.runner.interrupt(error)
 
     def _serve(self, rank: int) -> None:
         self._states[rank] = ReplicaState.SERVING
         for router in self._routers:
-            self._runner.call(partial(router.admit, self._replica(rank)))
+            self.runner.call(partial(router.admit, self._replica(rank)))
 
     def _retire(self, rank: int, error: RollLikeError, why: str = "died too often and is not replaced again") -> None:
         with self._changed:
@@ -317,4 +317,4 @@ class Fleet:
 
     def _give_up(self, error: RollLikeError) -> None:
         for router in self._routers:
-            self._runner.call(partial(router.give_up, error))
+            self.runner.call(partial(router.give_up, error))

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
+from roll_like.config.inference import POLICY
 from roll_like.inference.interface import GenerateRequest, Generation, Sampling, derived_seed
 from roll_like.rollout.collection import Collected, CollectionPlan, GroupCollector, GroupRunner, SampleCounter
 from roll_like.rollout.router import RequestAborted, Router, SampleLost
@@ -39,6 +40,7 @@ class GroupPlan(CollectionPlan):
         sampling: How tokens are drawn.
         seed: Seed of every sample's own seed; None leaves sampling unseeded.
         baseline: How one more sample of each group is drawn, which ends up in `Group.baselines`; none by default.
+        adapter: What samples (`GenerateRequest.adapter`).
     """
 
     samples_per_group: int
@@ -46,6 +48,7 @@ class GroupPlan(CollectionPlan):
     seed: int | None
     baseline: Sampling | None = None
     redundant: int = 0
+    adapter: str = POLICY
 
     @property
     def drawn_per_group(self) -> int:
@@ -215,6 +218,7 @@ class _PromptRunner:
             sampling=baseline or self._plan.sampling,
             seed=derived_seed(self._plan.seed, group, sample),
             images=task.images,
+            adapter=self._plan.adapter,
         )
 
     def _key(self, group: int) -> tuple[int, int]:

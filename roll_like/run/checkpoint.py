@@ -331,6 +331,30 @@ def newest_step(directory: Path) -> int:
     return max((int(match[1]) for name in names if (match := _NAME.fullmatch(name))), default=0)
 
 
+def require_checkpoint(path: Path) -> None:
+    """Raise an error that names the checkpoints there are, where `path` is none.
+
+    Raises:
+        CheckpointError: There is no manifest in it.
+    """
+    if (path / MANIFEST).is_file():
+        return
+    for folder in (path.parent, path, path / "checkpoints"):
+        if names := sorted(found.parent.name for found in folder.glob(f"*/{MANIFEST}")):
+            raise CheckpointError(f"{path} is no checkpoint", fix=f"name one of those in {folder}: {', '.join(names)}")
+    run = next((folder for folder in (path, *path.parents[:2]) if (folder / "config.yaml").is_file()), None)
+    if run is None:
+        raise CheckpointError(
+            f"{path} is no checkpoint",
+            fix="name a folder such as runs/NAME/checkpoints/step_000010, or checkpoints/best",
+        )
+    exported = f"its model after the last step is in {run / 'model'}; " * (run / "model" / "config.json").is_file()
+    raise CheckpointError(
+        f"{path} is no checkpoint: {run} has written none",
+        fix=f"{exported}set checkpoint.every: N for checkpoints in a run of less than checkpoint.every_minutes",
+    )
+
+
 def _is_healthy(path: Path) -> bool:
     try:
         return _manifest(path).healthy

@@ -20,7 +20,7 @@ from roll_like.models.precision import precision_of
 from roll_like.models.vision import processor_files
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.run.card import model_card
-from roll_like.run.checkpoint import read_checkpoint
+from roll_like.run.checkpoint import read_checkpoint, require_checkpoint
 from roll_like.training.plugin import BackendPlugin, LazyTensors
 
 if TYPE_CHECKING:
@@ -38,8 +38,9 @@ def export_checkpoint(checkpoint: Path, output: Path) -> None:
         output: Where to write.
 
     Raises:
-        CheckpointError: The checkpoint is damaged, or `output` cannot be written.
+        CheckpointError: There is no such checkpoint, it is damaged, or `output` cannot be written.
     """
+    require_checkpoint(checkpoint)
     found = read_checkpoint(checkpoint)
     config: Any = load_config(checkpoint / "config.yaml")  # of whichever pipeline: all have a name and a model
     model = resolve_model(config.model)

@@ -71,9 +71,12 @@ def require_run(config: RunConfig, resume: str | None) -> Path | None:
         return None
     named = Path(resume) if Path(resume).is_dir() else config.output_dir / resume
     if not (named / "config.yaml").is_file():
+        runs = _runs(config.output_dir)
         raise ConfigError(
             f"--resume {resume}: there is no run in {named}",
-            fix=f"name one of: {', '.join(_runs(config.output_dir)) or 'none yet'}",
+            fix=f"name one of: {', '.join(runs)}"
+            if runs
+            else f"{config.output_dir} holds no runs yet: leave --resume out, or set output_dir to where the run is",
         )
     return named
 

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import yaml
 
@@ -55,7 +56,8 @@ def running(
         if resumed_run and checkpoint is None and is_finished(directory, config):
             raise ConfigError(
                 f"{directory} is finished, and has no checkpoint to continue from",
-                fix="repeat it with more `steps`, or leave --resume out; checkpoint.at_end: true writes one always",
+                fix=f"{_on_from_the_model(directory)}repeat it with --resume and more `steps`; or leave --resume out. "
+                "checkpoint.at_end: true always writes a checkpoint",
             )
         if checkpoint is not None:
             _refuse_other_pipeline(config, checkpoint)
@@ -77,7 +79,11 @@ def running(
         for warning in warnings:
             metrics.warn(warning)
         if resumed_run and checkpoint is None:
-            metrics.warn(f"{directory} has no checkpoint yet; the run starts from its first step")
+            metrics.warn(
+                f"{directory} has no checkpoint; the run starts from its first step (checkpoint.every and "
+                "checkpoint.at_end say when checkpoints are written)"
+            )
+        metrics.phase("starting Ray")
         durable = bool(checkpoints.every or checkpoints.every_minutes)
         session = stack.enter_context(
             RaySession(
@@ -114,6 +120,13 @@ def running(
         )
         metrics.usage = lambda: memory_metrics(nodes.memory())
         yield RunContext(state=state, resources=resources, stack=stack)
+
+
+def _on_from_the_model(directory: Path) -> str:
+    model = directory / "model"
+    if not (model / "config.json").is_file():
+        return ""
+    return f"train its model further in a new run, with model.path: {model} and another name; or "
 
 
 def _refuse_other_pipeline(config: RunConfig, checkpoint: Checkpoint) -> None:

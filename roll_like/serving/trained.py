@@ -9,6 +9,7 @@ from typing import Any
 
 from roll_like.errors import ConfigError
 from roll_like.metrics.runs import find_run, read_config
+from roll_like.run.checkpoint import name_of, newest_step
 
 #: Where a run exports its model to, in its folder.
 MODEL = "model"
@@ -64,7 +65,7 @@ def trained_model(run: str, output_dir: Path, *, command: str, scores: bool = Fa
     if not (directory / "config.json").is_file():
         raise ConfigError(
             f"{command} {run}: there is no model in {directory}; a run exports it when it ends (checkpoint.export)",
-            fix=f"export a checkpoint of it: roll-like export --checkpoint {folder}/checkpoints/STEP -o {directory}",
+            fix=_how_to_get_a_model(folder),
         )
     if not scores and config.get("pipeline") in _SCORES:
         raise ConfigError(
@@ -80,6 +81,16 @@ def trained_model(run: str, output_dir: Path, *, command: str, scores: bool = Fa
         temperature=_at(config, "rollout", "temperature"),
         on_cpu=_at(config, "resources", "device") == "cpu",
         kv_cache_gib=_at(config, "inference", "kv_cache_gib"),
+    )
+
+
+def _how_to_get_a_model(folder: Path) -> str:
+    checkpoints = folder / "checkpoints"
+    if step := newest_step(checkpoints):
+        return f"export a checkpoint: roll-like export --checkpoint {checkpoints / name_of(step)} -o {folder / MODEL}"
+    return (
+        "it has no checkpoint either: wait until it has ended; or start it again with checkpoint.export: true, and "
+        "with checkpoint.every: N to have a checkpoint after every N steps"
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from roll_like.config.sections import Attention
 from roll_like.errors import ConfigError
 from roll_like.models.attention import AttentionLayers
+from roll_like.models.unread import layer_by_layer
 from roll_like.models.vision import SeenTokens, seen_inputs, sees_images
 from roll_like.training import varlen
 from roll_like.training.attention import use_dense_attention
@@ -137,7 +138,8 @@ def probe(backbone: Any, layers: AttentionLayers) -> list[AttentionCall]:
     segments = RowSegments(segments_BL, positions_BL, calls=calls)
     kind = type(backbone).__name__
     try:
-        hidden_ND = run_backbone(backbone, tokens_BL, segments, torch.arange(8)).float()
+        with layer_by_layer(backbone):
+            hidden_ND = run_backbone(backbone, tokens_BL, segments, torch.arange(8)).float()
     except TypeError as error:  # its forward pass takes no further arguments
         raise ConfigError(f"{kind} cannot be given the rows of samples: {error}", fix=_OTHER_MODEL) from error
     if not layers.recurrent:

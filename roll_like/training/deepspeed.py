@@ -51,6 +51,7 @@ class DeepSpeedBackend(BackendPlugin):
     """
 
     start_keys: ClassVar[tuple[str, ...]] = ("zero_stage", "offload")
+    reads_late: ClassVar[bool] = True
 
     def __init__(self, settings: TrainerConfig, *, dtype: Precision, device: str, world_size: int) -> None:
         self._settings = settings
@@ -308,11 +309,14 @@ def _shard(module: nn.Module, dtype: torch.dtype, config: Mapping[str, Any]) -> 
     """
     import deepspeed
 
+    from roll_like.models.unread import read
+
     device = deepspeed.get_accelerator().current_device_name()
     converter: Any = None
     for parameter in module.parameters():
         # a copy also on the CPU: rank 0's numbers are written over the others', and pages of a mapped file that are
         # written to stay in memory
+        read(parameter)
         kept = dtype if parameter.is_floating_point() else parameter.dtype
         parameter.data = parameter.data.to(device, kept, copy=True)
         if converter is None:

@@ -6,6 +6,7 @@ of tiles, one for each width of window, and never a mask of T × T.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -16,12 +17,18 @@ from roll_like.training.rows import PREFIX_STRIDE
 from roll_like.training.scores import Scores
 from roll_like.training.segments import RowSegments
 
+#: Variants of a compiled function that a process may have: one for each precision, width of heads and window, with and
+#: without gradients, for the first length and for any other. A model with two windows has as many as torch's default
+#: allows, 8, and then one more for a length of 1, or for another model of the process.
+MAX_VARIANTS = 64
+
 
 def flex_attention(
     query_THD: Tensor, key_TGD: Tensor, value_TGE: Tensor, segments: RowSegments, scores: Scores
 ) -> Tensor:
     """Return the attention output of joined rows, shape [T, H, E]."""
     from torch.nn.attention.flex_attention import AuxRequest
+    from torch.nn.attention.flex_attention import flex_attention as kernel
 
     if scores.window not in segments.block_masks:
         segments.block_masks[scores.window] = block_mask(segments, scores.window)
@@ -31,7 +38,7 @@ def flex_attention(
         assert cap is not None, "not called without a bound"
         return cap * torch.tanh(score / cap)
 
-    output_1HTE, auxiliary = _kernel(query_THD.is_cuda)(
+    output_1HTE, auxiliary = _compiled(kernel, query_THD.device.type)(
         *(each.transpose(0, 1)[None] for each in (query_THD, key_TGD, value_TGE)),
         score_mod=None if cap is None else bounded,
         block_mask=segments.block_masks[scores.window],
@@ -47,6 +54,7 @@ def flex_attention(
     return output_THE
 
 
+@torch.no_grad()
 def block_mask(segments: RowSegments, window: int | None) -> Any:
     """Return torch's `BlockMask` of what each of the T joined tokens sees, as `RowSegments.mask` says for rows."""
     from torch.nn.attention.flex_attention import create_block_mask
@@ -63,11 +71,18 @@ def block_mask(segments: RowSegments, window: int | None) -> Any:
 
     tokens, device = len(kept_T), kept_T.device
     # without compilation it would make a mask of T × T first
-    return create_block_mask(sees, None, None, tokens, tokens, device=str(device), _compile=device.type == "cuda")
+    return _compiled(create_block_mask, device.type)(sees, None, None, tokens, tokens, device=str(device))
 
 
 @cache
-def _kernel(compiled: bool) -> Any:
-    from torch.nn.attention.flex_attention import flex_attention as kernel
+def _compiled(function: Callable[..., Any], device: str) -> Callable[..., Any]:
+    """Return a function of flex attention as a device computes it: compiled on a GPU.
 
-    return torch.compile(kernel) if compiled else kernel
+    Beyond the number of variants torch would go on without compiling, and with T × T numbers in memory; for a full
+    graph it raises instead.
+    """
+    if device != "cuda":
+        return function
+    compiler: Any = torch.compile  # whose types know nothing of the limit
+    compiled: Callable[..., Any] = compiler(function, fullgraph=True, recompile_limit=MAX_VARIANTS)
+    return compiled

@@ -49,6 +49,7 @@ class FSDP2Backend(BackendPlugin):
     """
 
     start_keys: ClassVar[tuple[str, ...]] = ("zero_stage",)
+    reads_late: ClassVar[bool] = True
 
     def __init__(self, settings: TrainerConfig, *, dtype: Precision, device: str, world_size: int) -> None:
         if dtype == "float16":
@@ -148,6 +149,7 @@ class FSDP2Backend(BackendPlugin):
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
         from transformers.modeling_layers import GradientCheckpointingLayer
 
+        from roll_like.models.unread import read
         from roll_like.training.optimizer import adamw
 
         dtype = getattr(torch, self._dtype)
@@ -157,6 +159,7 @@ class FSDP2Backend(BackendPlugin):
         layers = [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
         for part in (*layers, module):
             for parameter in part.parameters():
+                read(parameter)
                 if not isinstance(parameter, torch.distributed.tensor.DTensor) and parameter.is_floating_point():
                     parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else dtype)
             unit: Any = fully_shard(part, mesh=mesh, mp_policy=policy)

@@ -40,7 +40,7 @@ class TrainingBackend(Protocol):
         """Take a module on the CPU, to train it on the device; where `sharded`, also one that is frozen.
 
         Its parameters may be views of the model's files. A backend that shards moves them piece by piece, so that no
-        device ever holds them all.
+        device ever holds them all. Where it `reads_late` (`BackendPlugin`), some are still in the files.
         """
 
     @property

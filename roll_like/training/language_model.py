@@ -14,6 +14,7 @@ from roll_like.models.logits import refuse_other_logits
 from roll_like.models.lora import add_adapters
 from roll_like.models.modules import load_causal_lm
 from roll_like.models.vision import refuse_vision, vision_tower
+from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training.backbone import use_row_attention
 from roll_like.training.interface import BatchT, Objective, RankModel, RankSpec, StepT
 from roll_like.training.layout import MicroBatch
@@ -40,7 +41,7 @@ class LanguageModelObjective(Objective[StepT, BatchT]):
     def load(self, spec: RankSpec[Any]) -> nn.Module:
         """Return the model with adapters where it has some, and a head that never holds all logits."""
         settings = self.settings
-        loaded = load_causal_lm(Path(spec.model_path), dtype=spec.dtype, trust_remote_code=spec.trust_remote_code)
+        loaded = load_language_model(spec, settings)
         refuse_vision(loaded.config, settings, self.section)
         if settings.freeze_vision and (tower := vision_tower(loaded)) is not None:
             tower.requires_grad_(False)
@@ -66,6 +67,21 @@ class LanguageModelObjective(Objective[StepT, BatchT]):
         """Return the log-probability of every target, shape [N]."""
         logprobs_N: FloatArray = self.logprobs(model, batch)[0].cpu().numpy()
         return logprobs_N
+
+
+def load_language_model(spec: RankSpec[Any], settings: TrainerConfig) -> Any:
+    """Return the language model of a spec on the CPU; where ranks divide its weights, what they can read later is not.
+
+    Raises:
+        ConfigError: As `load_causal_lm`.
+    """
+    backend = TRAINING_BACKENDS.get(settings.backend)
+    return load_causal_lm(
+        Path(spec.model_path),
+        dtype=spec.dtype,
+        trust_remote_code=spec.trust_remote_code,
+        late=backend.reads_late and "weights" in backend.divided(settings),
+    )
 
 
 def prepared(model: Any, spec: RankSpec[Any], settings: TrainerConfig) -> Any:

@@ -65,6 +65,8 @@ class BackendPlugin:
 
     #: Keys of its section to check when a rank does not start.
     start_keys: ClassVar[tuple[str, ...]] = ()
+    #: Whether `wrap` calls `models.unread.read` on each parameter before it uses it, where weights are divided.
+    reads_late: ClassVar[bool] = False
 
     @staticmethod
     def environment(device: str) -> Mapping[str, str]:

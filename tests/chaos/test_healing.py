@@ -23,7 +23,7 @@ from safetensors import safe_open
 from tiny_model import make_tiny_model
 
 from roll_like.cluster import RaySession
-from roll_like.inference.weight_transfer.sync import WeightSync
+from roll_like.inference.weight_transfer.sync import SyncReport, WeightSync
 from roll_like.policy_gradient.workers import Workers
 from roll_like.rollout.evaluate import Evaluator
 from roll_like.rollout.fleet import Fleet
@@ -268,6 +268,50 @@ def test_vllm_is_replaced_and_gets_the_version_that_was_current(
     assert [line["step"] for line in run.lines] == [1, 2, 3, 4]
     assert {line["staleness/max"] for line in run.lines} == {0}
     assert max(line["mismatch/kl"] for line in run.lines) < 1e-3, "sampled with other weights"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["generating", "syncing"])
+def test_vllm_with_adapters_is_replaced_and_the_run_resumes(
+    tmp_path: Path, model: Path, fleets: list[Fleet], monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    """A new engine has the newest adapter, and what it holds is compared, the base model included."""
+    reports: list[tuple[bool, SyncReport]] = []
+    push = WeightSync.push
+
+    def recorded(sync: WeightSync, *arguments: Any, again: bool = False) -> SyncReport:
+        reports.append((again, push(sync, *arguments, again=again)))
+        return reports[-1][1]
+
+    monkeypatch.setattr(WeightSync, "push", recorded)
+    at(monkeypatch, *ENGINE_PHASES[phase], lambda _: kill_engine_core(fleets[0].cluster._actors[0]))
+    config = rlvr(
+        tmp_path,
+        model,
+        steps=4,
+        inference={"type": "vllm", "kv_cache_gib": 0.1, "max_running": 8, "lora": True},
+        training={"lora": {"rank": 8}, "optimizer": {"lr": 2.0e-2}},
+        checkpoint={"every": 2, "export": False},
+        evaluation=None,
+    )
+    run = ended(config)
+    assert run.total("health/restarts/inference") == 1
+    adapters = 2 * 7 * 2
+    with safe_open(model / "model.safetensors", "pt") as file:
+        everything = adapters + len(list(file.keys()))
+    # the first push and that to the new engine compare the base model too
+    assert [report.checked for _, report in reports].count(everything) == 2
+    assert {report.checked for _, report in reports} == {adapters, everything}
+    assert all(report.unchecked == () for _, report in reports)
+    before = len(reports)
+    code, output = run_here(config, "--resume", "steps=6")
+    assert code == 0, output
+    resumed = [report for _, report in reports[before:]]
+    assert [report.checked for report in resumed] == [everything, adapters, adapters]
+    lines = run.lines
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert {line["staleness/max"] for line in lines} == {0}
+    assert max(line["mismatch/kl"] for line in lines) < 1e-3, "sampled with other adapters"
 
 
 @pytest.mark.slow

@@ -1,10 +1,11 @@
-"""Hardware for the integration tests, on the Ray that the test session has."""
+"""Hardware for the integration tests, on the Ray that the test session has; writes docs/compatibility.md if asked."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
+import compatibility
 import pytest
 from engine_thread import EngineThread, float_spec
 from tiny_model import make_tiny_model
@@ -13,6 +14,27 @@ from warm_workers import RESOURCES
 from roll_like.cluster import ResourceManager
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.engine import VLLMEngine
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--compatibility", type=Path, help="page to write what engines and backends have shown to")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--compatibility", None) and config.getoption("numprocesses", None):
+        raise pytest.UsageError("--compatibility writes what one process has compared: leave out -n")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config) -> None:
+    page: Path | None = config.getoption("--compatibility", None)
+    if page is None:
+        return
+    if exitstatus != pytest.ExitCode.OK:
+        terminalreporter.write_line(f"{page} stays as it is: not everything passed")
+        return
+    text = compatibility.tables(compatibility.RESULTS)
+    terminalreporter.write_line(text)
+    compatibility.write(page, text)
 
 
 @pytest.fixture(scope="session")

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 import torch
 from engine_thread import EngineThread, float_spec
+from peft import LoraConfig, PeftModel, get_peft_model
 from tiny_families import make_family
 
+from roll_like.config.inference import BASE, POLICY
 from roll_like.config.sections import LoRAConfig
 from roll_like.errors import GenerationError, WeightSyncError
-from roll_like.inference.interface import AdapterSpec, GenerateRequest, Generation, Sampling
+from roll_like.inference.interface import AdapterSpec, FrozenAdapter, GenerateRequest, Generation, Sampling
 from roll_like.inference.vllm import arguments
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.engine import VLLMEngine
@@ -29,6 +31,7 @@ from roll_like.inference.weight_transfer.shared_memory import SharedMemoryTransf
 from roll_like.inference.weight_transfer.sync import WeightSync
 from roll_like.models.lora import adapter_names, add_adapters, named_weights, targets
 from roll_like.models.modules import load_causal_lm
+from roll_like.models.stored_adapter import StoredAdapter
 
 pytestmark = pytest.mark.integration
 
@@ -36,6 +39,11 @@ PROMPT = np.arange(20, 90, dtype=np.int32)
 #: Both sides compute in float32: the largest difference that was seen is 3e-6.
 TOLERANCE = 5e-5
 FAR = 0.05
+#: Adapters beside the policy's, of other layers and ranks.
+FROZEN: dict[str, dict[str, Any]] = {
+    "wide": {"r": 9, "lora_alpha": 12, "target_modules": ["q_proj", "v_proj", "down_proj"]},
+    "narrow": {"r": 2, "lora_alpha": 8, "target_modules": ["k_proj", "gate_proj"], "use_rslora": True},
+}
 
 
 class AdapterTrainer:
@@ -96,15 +104,43 @@ def trainer(float_model: Path) -> AdapterTrainer:
 
 
 @pytest.fixture(scope="module")
-def engine(float_model: Path, trainer: AdapterTrainer) -> Iterator[EngineThread]:
+def frozen(float_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, PeftModel]:
+    """Adapters beside the policy's."""
+    return {
+        name: peft_adapter(float_model, tmp_path_factory.mktemp(name), seed=seed, **lora)
+        for seed, (name, lora) in enumerate(FROZEN.items())
+    }
+
+
+def peft_adapter(base: Path, folder: Path, *, seed: int, **lora: Any) -> PeftModel:
+    """Write a random adapter; return the model that has it, as peft computes it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = get_peft_model(load_causal_lm(base, "float32"), LoraConfig(task_type="CAUSAL_LM", **lora))
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.data.copy_(0.2 * torch.randn_like(parameter))
+    model.save_pretrained(str(folder))
+    model.adapter_folder = folder
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def engine(float_model: Path, trainer: AdapterTrainer, frozen: dict[str, PeftModel]) -> Iterator[EngineThread]:
+    held = []
+    for name, model in frozen.items():
+        stored = StoredAdapter.read(model.adapter_folder, "key")
+        held.append(FrozenAdapter(name=name, path=str(stored.path), rank=stored.rank, modules=stored.modules))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arguments, "WORKER_EXTENSION", "spoiled_adapter_worker.WorkerExtension")
-        with engine_of(float_model, trainer.spec) as engine:
+        with engine_of(float_model, replace(trainer.spec, frozen=tuple(held))) as engine:
             yield engine
 
 
-def request(name: str, tokens: int = 24, seed: int = 0) -> GenerateRequest:
-    return GenerateRequest(request_id=name, prompt_ids=PROMPT, sampling=Sampling(max_tokens=tokens), seed=seed)
+def request(name: str, tokens: int = 24, seed: int = 0, adapter: str = POLICY) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=name, prompt_ids=PROMPT, sampling=Sampling(max_tokens=tokens), seed=seed, adapter=adapter
+    )
 
 
 def sampled(engine: EngineThread, name: str) -> list[Generation]:
@@ -143,6 +179,35 @@ def test_vllm_computes_with_the_adapter_what_the_merged_model_computes(
         assert report.probe is not None
         assert report.probe < TOLERANCE
         assert {segment.policy_version for item in generations for segment in item.segments} == {version}
+
+
+def test_the_base_model_and_frozen_adapters_are_served_beside_the_policy(
+    engine: EngineThread, trainer: AdapterTrainer, frozen: dict[str, PeftModel]
+) -> None:
+    """In one batch, before and after updates of the policy's adapter, which change nothing of them."""
+    sync, samples = trainer.sync(engine), {}
+    for version in range(3):
+        if version:
+            trainer.change(seed=20 + version)
+            sync.push()
+        # of one prompt, of which each needs keys and values of its own
+        requests = [
+            request(f"{adapter}-{seed}-{version}", seed=seed, adapter=adapter)
+            for seed in range(3)
+            for adapter in (POLICY, BASE, *frozen)
+        ]
+        found = engine.generate(requests)
+        models = {POLICY: trainer.merged, BASE: trainer.base, **frozen}
+        for name, model in models.items():
+            own = [found[each.request_id] for each in requests if each.adapter == name]
+            assert error(trainer, own, model) < TOLERANCE, name
+            others = [other for other in models if other != name and (version or {name, other} != {POLICY, BASE})]
+            assert all(error(trainer, own, models[other]) > FAR for other in others), name
+            if name != POLICY:
+                tokens = [each.token_ids.tolist() for each in own]
+                assert samples.setdefault(name, tokens) == tokens, "the same seeds draw the same"
+    with pytest.raises(GenerationError, match=r"asks for the adapter 'absent'; this engine has policy, base, wide, na"):
+        engine.generate([request("strange", adapter="absent")])
 
 
 async def tokens_so_far(engine: Any, name: str) -> int:

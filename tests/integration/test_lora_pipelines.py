@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from hygiene import nothing_left
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from run_config import evaluated, exported, read_lines, run_here, write_dpo_run, write_run
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
+
+from roll_like.models.modules import load_causal_lm
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("warm_ray")]
 LORA = {"rank": 8, "alpha": 16}
@@ -88,3 +90,51 @@ def test_vllm_samples_with_the_adapters_and_kl_is_measured_without_them(
         found = PeftModel.from_pretrained(base, run / "model" / "adapter")(prompt).logits
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
     assert float((untrained - expected).abs().max()) > 0.05
+
+
+@pytest.mark.slow
+def test_the_base_model_judges_and_is_measured_with_a_further_adapter(tmp_path: Path, tiny_model: Path) -> None:
+    model = get_peft_model(load_causal_lm(tiny_model, "bfloat16"), LoraConfig(task_type="CAUSAL_LM", r=12))
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.data.normal_(std=0.3)
+    model.save_pretrained(str(tmp_path / "other"))
+    judge = {
+        "type": "llm_judge",
+        "judges": [{"url": "base", "model": "base", "max_tokens": 256}],
+        "template": "$prompt $response $rubric $lowest $highest",
+        "weight": 1.0e-3,
+    }
+    config = write_run(
+        tmp_path,
+        tiny_model,
+        steps=2,
+        inference={"type": "vllm", "kv_cache_gib": 0.2, "max_running": 32, "max_model_len": 1024},
+        rollout={"prompts_per_step": 2, "samples_per_prompt": 4, "max_response_tokens": 12},
+        training={"lora": LORA, "optimizer": {"lr": 2.0e-2}, "max_tokens_per_micro_batch": 512},
+        rewards={"use": [{"type": "letter_e"}, judge]},
+        evaluation={
+            "sources": [{"path": str(tmp_path / "eval.jsonl")}],
+            "every": 1,
+            "samples_per_prompt": 4,
+            "base_model": True,
+            "adapters": {"other": str(tmp_path / "other")},
+        },
+        checkpoint={"at_end": False, "export": False},
+    )
+    with nothing_left():
+        code, output = run_here(config)
+    assert code == 0, output
+    run = tmp_path / "runs" / "tiny"
+    steps = read_lines(run / "metrics.jsonl")
+    assert all(step["rollout/failures"] == 0 for step in steps)
+    assert all(0 <= step["rollout/reward/llm_judge"] <= 1 for step in steps)
+    start, *later = read_lines(run / "evaluations.jsonl")
+    figures = ("reward/letter_e", "response_length")
+    for name in figures:  # the policy begins as the base model, and both get the same random numbers
+        assert start[f"eval/{name}"] == pytest.approx(start[f"eval/base/{name}"], rel=0.02)
+    assert any(start[f"eval/adapter/other/{name}"] != start[f"eval/base/{name}"] for name in figures)
+    for line in later:
+        beside = {name: value for name, value in line.items() if name.startswith(("eval/base/", "eval/adapter/"))}
+        assert beside == {name: start[name] for name in beside}
+        assert any(line[f"eval/{name}"] != line[f"eval/base/{name}"] for name in figures)

@@ -59,11 +59,12 @@ def test_a_short_run_keeps_its_model_only_and_is_repeated_to_go_on(tmp_path: Pat
     code, output = run_here(config, "--resume")
     assert code == 2
     assert f"{run} is finished, and has no checkpoint to continue from" in output
+    assert f"model.path: {run / 'model'}" in output
     assert losses(run) == [first]
 
     code, output = run_here(config, "--resume", "steps=2", "checkpoint.at_end=true")
     assert code == 0, output
-    assert "has no checkpoint yet; the run starts from its first step" in output
+    assert "has no checkpoint; the run starts from its first step" in output
     assert len(losses(run)) == 2
     assert losses(run)[0] == pytest.approx(first, rel=1e-3)
     assert (run / "checkpoints" / "step_000002").is_dir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ from roll_like.training.sequence_parallel import SequenceParallel
 
 pytestmark = pytest.mark.integration
 BACKENDS = ["deepspeed", "fsdp2"]
+#: Of glibc's `mallopt`: from which size on memory is mapped, and given back when it is freed.
+M_MMAP_THRESHOLD = -3
 
 
 def rank_of(rank: int, ranks: int, model: Path, backend: str, *, frozen: bool, dtype: str = "float32") -> TrainingRank:
@@ -140,6 +143,83 @@ def test_each_of_two_ranks_loads_a_half(tmp_path: Path, backend: str, frozen: bo
         assert each["moved"] == 0, "a whole model was moved to a device"
         if frozen:  # an optimizer adds its own
             assert each["peak"] < size, each["peak"] / size
+
+
+def make_moe(kind: str, directory: Path) -> Path:
+    """Write a random model whose memory is that of its experts: eight layers of 24 MiB in float32."""
+    import transformers
+
+    experts = {"mixtral": {"num_local_experts": 16}, "qwen3_moe": {"num_experts": 16, "moe_intermediate_size": 512}}
+    config = transformers.CONFIG_MAPPING[kind](
+        vocab_size=512,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=8,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        sliding_window=None,
+        **experts[kind],
+    )
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    return directory
+
+
+def load_late(
+    rank: int, ranks: int, address: Any, small: str, model: str, backend: str, frozen: bool
+) -> dict[str, Any]:
+    trainer = rank_of(rank, ranks, Path(model), backend, frozen=frozen)
+    import deepspeed  # noqa: F401
+
+    load_causal_lm(Path(small), "float32")
+    # freed tensors do not stay with the allocator, so that memory is what tensors hold
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**17)
+    loaded: list[int] = []
+    take = trainer.take
+    trainer.take = lambda module: (loaded.append(peak[0]), take(module))[1]  # type: ignore[method-assign]
+    with peak_memory() as peak:
+        trainer.start(address)
+    whole = dict(load_causal_lm(Path(model), "float32").named_parameters())
+    other = []
+    for name, parameter in trainer._objective.hf_model(trainer._backend.module).named_parameters():
+        with trainer._backend.gathered([parameter]) as (found,):
+            if not torch.equal(found, whole[name]):
+                other.append(name)
+    largest = max(parameter.nbytes for parameter in whole.values())
+    size = sum(parameter.nbytes for parameter in whole.values())
+    trainer.close()
+    return {"loaded": loaded[0], "peak": peak[0], "other": other, "largest": largest, "size": size}
+
+
+@pytest.mark.parametrize(
+    ("kind", "backend", "frozen"),
+    [
+        ("qwen3_moe", "fsdp2", True),
+        *(
+            pytest.param(kind, backend, frozen, marks=pytest.mark.slow)
+            for kind in ("qwen3_moe", "mixtral", "another precision")
+            for backend in BACKENDS
+            for frozen in (True, False)
+            if (kind, backend, frozen) != ("qwen3_moe", "fsdp2", True)
+        ),
+    ],
+)
+def test_tensors_that_are_not_those_of_the_files_are_read_one_after_another(
+    tmp_path: Path, kind: str, backend: str, frozen: bool
+) -> None:
+    """Experts that transformers fuses; a bfloat16 checkpoint in float32."""
+    small = make_tiny_model(tmp_path / "small", dtype="float32")
+    if kind == "another precision":
+        model = make_tiny_model(tmp_path / "model", dtype="bfloat16", width=1024, layers=8)
+    else:
+        model = make_moe(kind, tmp_path / "model")
+    for each in on_ranks(load_late, str(small), str(model), backend, frozen):
+        shown = {name: round(each[name] / 2**20) for name in ("loaded", "peak", "largest", "size")}
+        assert not each["other"]
+        assert each["loaded"] < 4 * each["largest"] < each["size"] / 2, shown
+        if frozen:  # an optimizer adds its own
+            assert each["peak"] < each["size"] / 2 + 4 * each["largest"], shown
 
 
 def time_outs(rank: int, ranks: int, address: Any, model: str, backend: str) -> dict[str, float]:

@@ -19,7 +19,7 @@ import pytest
 import xxhash
 
 from roll_like.errors import CheckpointError
-from roll_like.run.checkpoint import CheckpointClock, CheckpointStore, read_checkpoint
+from roll_like.run.checkpoint import CheckpointClock, CheckpointStore, read_checkpoint, require_checkpoint
 
 
 def make_store(directory: Path, **changes) -> tuple[CheckpointStore, list[str]]:  # type: ignore[no-untyped-def]
@@ -340,3 +340,26 @@ def test_kill_9_while_writing_leaves_a_whole_checkpoint(tmp_path: Path, moment: 
 def test_reading_what_is_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is no whole checkpoint"):
         read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("named", ["step_000003", "", "..", "../checkpoints/last"])
+def test_a_wrong_name_of_a_checkpoint_gets_the_names_there_are(tmp_path: Path, named: str) -> None:
+    store, _ = make_store(tmp_path / "checkpoints")
+    store.write(1, save, {}, score=1.0)
+    store.write(2, save, {}, score=0.5)
+    require_checkpoint(store.directory / "best")
+    with pytest.raises(CheckpointError, match="checkpoints: best, step_000001, step_000002"):
+        require_checkpoint(store.directory / named)
+
+
+def test_a_run_that_wrote_no_checkpoint_has_its_model(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="such as runs/NAME/checkpoints"):
+        require_checkpoint(tmp_path / "checkpoints" / "best")
+    (tmp_path / "config.yaml").touch()
+    for wrong in (tmp_path, tmp_path / "checkpoints", tmp_path / "checkpoints" / "best"):
+        with pytest.raises(CheckpointError, match=f"no checkpoint: {tmp_path} has written none\n  fix: set"):
+            require_checkpoint(wrong)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").touch()
+    with pytest.raises(CheckpointError, match=f"its model after the last step is in {tmp_path / 'model'}; set"):
+        require_checkpoint(tmp_path / "checkpoints" / "best")

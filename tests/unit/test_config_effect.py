@@ -181,6 +181,8 @@ def test_settings_that_act_through_a_ratio_that_is_always_1(
     assert (finding.level, finding.key) == (level, f"algorithm.loss.{key}")
     assert "every ratio is 1, so " in finding.message
     assert effect in finding.message
+    remedy = "set algorithm.updates_per_step to 2" if level == "warning" else "nothing needs to be changed"
+    assert remedy in finding.message
 
 
 @pytest.mark.parametrize(

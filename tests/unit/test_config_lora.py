@@ -168,7 +168,7 @@ def test_adapters_are_sent_alone_wherever_the_engine_takes_them(tiny_model: Path
 
 
 def test_what_the_engine_does_not_take_is_merged_or_refused(tiny_model: Path, tmp_path: Path) -> None:
-    expected = "training.lora.rank is 600, and vLLM takes adapters up to rank 512"
+    expected = "the rank is 600, and vLLM takes adapters up to rank 512"
     assert choice(tiny_model, training__lora={"rank": 600}) == AdapterChoice(None, expected)
     with pytest.raises(ConfigError, match=f"inference.lora: adapters cannot be sent alone: {expected}") as caught:
         choice(tiny_model, training__lora={"rank": 600}, inference__lora=True)
@@ -192,9 +192,9 @@ def test_the_check_says_what_is_sent(tiny_model: Path) -> None:
     assert found() == ["note: inference.lora: adapters alone are sent to the engines"]
     assert found(inference__lora=False) == found(training={}) == found(inference={"type": "hf"}) == []
     (merged,) = found(training__lora={"rank": 600})
-    assert merged.startswith("note: inference.lora: whole weights with merged adapters are sent: training.lora.rank is")
+    assert merged.startswith("note: inference.lora: whole weights with merged adapters are sent: the rank is 600")
     (refused,) = found(training__lora={"rank": 600}, inference__lora=True)
-    assert refused.startswith("error: inference.lora: adapters cannot be sent alone: training.lora.rank is 600")
+    assert refused.startswith("error: inference.lora: adapters cannot be sent alone: the rank is 600")
 
 
 def test_sending_adapters_that_there_are_not_is_refused() -> None:

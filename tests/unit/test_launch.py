@@ -142,6 +142,12 @@ def test_slurm_starts_ray_on_every_node_and_the_run_on_the_first(tools: Path, mo
     assert config.resources.devices_per_node * config.resources.cpus_per_device <= int(asked["cpus-per-task"])
 
 
+def test_slurm_starts_ray_on_nodes_without_gpus(tools: Path) -> None:
+    slurm = {"SLURM_JOB_NODELIST": "a", "SLURM_JOB_NUM_NODES": "1", "SLURM_CPUS_PER_TASK": "2"}
+    *_, (_, words, _) = run(tools, "slurm.sbatch", **slurm)
+    assert "--num-gpus=0" in words
+
+
 @pytest.mark.parametrize(("code", "requeued"), [(0, False), (1, False), (75, True)])
 def test_slurm_puts_a_job_back_into_the_queue_where_that_may_help(tools: Path, code: int, requeued: bool) -> None:
     slurm = {f"SLURM_JOB_{name}": value for name, value in (("NODELIST", "a"), ("NUM_NODES", "2"), ("ID", "17"))}

@@ -62,13 +62,18 @@ def test_a_narrow_terminal_gets_several_tables(tmp_path: Path) -> None:
 
 
 def test_runs_of_different_pipelines_share_what_they_share(tmp_path: Path) -> None:
-    comparison = compare([make_run(tmp_path / "one"), make_run(tmp_path / "two", pipeline="sft")])
+    sampled = {"pipeline": "rlvr", "rollout": {"temperature": 1.0}, "steps": 20}
+    given = {"pipeline": "sft", "data": {"packing": True}, "steps": 30}
+    folders = [make_run(tmp_path / "one", config=sampled), make_run(tmp_path / "two", pipeline="sft", config=given)]
+    comparison = compare(folders)
+    assert comparison.differing == {"pipeline": ["rlvr", "sft"], "steps": ["20", "30"]}
     rows = printed(comparison, 110)
     assert ["eval/avg", "0.250 → 0.500", "–"] in rows
     assert ["eval/loss (nats/token)", "–", "1.750 → 1.500"] in rows
     assert ["best evaluation", "0.500", "–"] in rows
     assert list(comparison.notes) == [
-        "the runs are of different pipelines (rlvr, sft); not all figures are in all of them"
+        "the runs are of different pipelines (rlvr, sft): not all figures are in all of them, and of the configuration "
+        "those keys are shown that all of them have"
     ]
     drawn = {panel.names[0]: [len(line.points[0]) for line in lines] for panel, lines in comparison.curves()}
     assert drawn["rollout/reward/mean"] == [4, 0]

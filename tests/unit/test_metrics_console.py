@@ -61,6 +61,7 @@ def test_a_plain_step_is_one_line() -> None:
     console = PlainConsole(Progress(40, clock=clock), out)
     console.phase("starting engines")
     console.phase("starting engines", 1, 2)
+    console.phase("generating", 0, 64)  # progress within a phase
     for step in range(1, 8):
         clock.now += 5
         console.step(step, {**VALUES, "rollout/reward/mean": 0.402 if step == 1 else 0.512 + (step == 7) / 100})

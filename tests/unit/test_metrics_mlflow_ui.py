@@ -107,6 +107,7 @@ def test_the_process_becomes_mlflow(
     assert arguments[1:] == ["-m", "mlflow", "ui", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     assert environment["MLFLOW_BACKEND_STORE_URI"] == store
     assert environment["MLFLOW_DISABLE_TELEMETRY"] == "true"
+    assert environment["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] == "false"
     assert environment["PATH"] == os.environ["PATH"]
     assert Path.cwd() == tmp_path
     assert capsys.readouterr().out == f"MLflow starts on http://127.0.0.1:{port}, store {store}; Ctrl-C ends it\n"

@@ -23,6 +23,8 @@ from roll_like.metrics.progress import TIMER_COLOURS as BAR_COLOURS
         ("eval/domain/maths/avg", "maths", ""),
         ("eval/domain/maths/pass@8", "maths", "share"),
         ("eval/maj@8", "eval maj@8", "share"),
+        ("eval/base/avg", "base avg", ""),
+        ("eval/adapter/sft/pass@4", "sft pass@4", ""),
         ("eval/domain/maths/maj@8", "maths", "share"),
         ("time/evaluate", "evaluate", "s"),
         ("time/something_else", "something_else", "s"),

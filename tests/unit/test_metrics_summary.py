@@ -84,6 +84,21 @@ def test_steps_in_which_there_was_nothing_to_learn(tmp_path: Path) -> None:
     assert list(marks.get_xdata()) == [2, 5]
 
 
+def test_what_is_named_at_the_end_is_there(tmp_path: Path) -> None:
+    run_dir = tmp_path / "demo"
+    write_run(run_dir)
+    (run_dir / "model").mkdir()
+    named = str(write_summary(run_dir).tables()[-1])
+    assert str(run_dir / "metrics.jsonl") in named
+    assert "rollouts" not in named  # of a run on given data the folder is empty
+    assert "model" not in named
+    (run_dir / files.ROLLOUTS / "step_000001.jsonl").touch()
+    (run_dir / "model" / "config.json").touch()
+    named = str(write_summary(run_dir).tables()[-1])
+    assert str(run_dir / "rollouts") in named
+    assert str(run_dir / "model") in named
+
+
 def test_a_run_that_samples_in_some_steps_only(tmp_path: Path) -> None:
     """Preferences among the policy's own answers: three iterations of two steps."""
     run_dir = tmp_path / "demo"

@@ -407,6 +407,31 @@ def test_an_evaluation_names_the_k_of_its_schedule() -> None:
     assert scheduler.plans[0].urgent
 
 
+def test_what_stays_as_it_is_is_measured_once_and_reported_each_time() -> None:
+    section = EvaluationConfig.model_validate({"sources": [{"path": "toy.jsonl"}], "samples_per_prompt": 2})
+    plan = partial(GroupPlan, samples_per_group=2, sampling=evaluation_sampling(section, 8))
+    scheduler = FakeScheduler()
+    with DriverLoop() as runner:
+        evaluator = Evaluator(
+            scheduler,
+            [task(0), task(1)],
+            plan,
+            section,
+            max_failure_fraction=0.1,
+            seed=0,
+            runner=runner,
+            beside={"base": partial(plan, adapter="base"), "adapter/sft": partial(plan, adapter="sft")},
+        )
+        first, second = (reduce(evaluator.evaluate()[0]) for _ in range(2))
+    assert [each.adapter for each in scheduler.plans] == ["policy", "base", "sft", "policy"]
+    assert {each.seed for each in scheduler.plans} == {0}
+    assert first == second
+    names = {name.removeprefix("eval/") for name in first}
+    own = {name for name in names if not name.startswith(("base/", "adapter/"))}
+    assert names == own | {f"base/{name}" for name in own} | {f"adapter/sft/{name}" for name in own}
+    assert {"avg", "pass@2"} < own
+
+
 def test_domains_have_filters_and_figures_of_their_own() -> None:
     maths, code = (replace(task(index), domain=domain) for index, domain in enumerate(("maths", "code")))
     config = RolloutConfig(prompts_per_step=3, samples_per_prompt=2, max_oversampling=2.0)

@@ -16,7 +16,7 @@ from tests_support import group, task
 from roll_like.cluster import Hang
 from roll_like.config.guards import GuardsConfig
 from roll_like.errors import CheckpointError, DiskFullError, GuardError
-from roll_like.run.checkpoint import CheckpointClock, CheckpointStore, read_checkpoint
+from roll_like.run.checkpoint import Checkpoint, CheckpointClock, CheckpointStore, read_checkpoint
 from roll_like.run.signals import StopSignal
 from roll_like.run.snapshots import Snapshots
 from roll_like.run.state import RunState
@@ -85,6 +85,7 @@ def make(
     guards: Any = None,
     history: Sequence[dict[str, float]] = (),
     memory: Path | None = None,
+    resumed: Checkpoint | None = None,
     **checkpoint: Any,
 ) -> tuple[RunState, Any]:
     metrics: Any = FakeMetrics()
@@ -101,7 +102,7 @@ def make(
         signal=StopSignal(),
         store=store,
         snapshots=Snapshots(memory, store, durable=True, warn=print),
-        resumed=None,
+        resumed=resumed,
     )
     return state, metrics
 
@@ -113,6 +114,14 @@ def run(state: RunState, figures: Metrics | None = None) -> None:
 
 def written(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("step_*"))
+
+
+def test_a_checkpoint_with_other_parts_is_refused(tmp_path: Path) -> None:
+    """Of another pipeline the start refuses it before anything is loaded; this is for pipelines of users."""
+    checkpoint = Checkpoint(path=tmp_path / "step_000001", step=1, state={"metrics": {}, "examples": {}})
+    state, _ = make(tmp_path, 2, resumed=checkpoint)
+    with pytest.raises(CheckpointError, match="it holds the state of examples, and this run has pairs"):
+        state.keep([], pairs=Disk())  # type: ignore[arg-type]
 
 
 def test_a_full_disk_is_tried_again_when_the_next_checkpoint_is_due(tmp_path: Path) -> None:

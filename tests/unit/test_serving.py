@@ -62,14 +62,18 @@ def test_data_with_several_system_messages_suggest_none(run: Path) -> None:
 def test_what_has_no_model_to_talk_to_says_why(run: Path) -> None:
     with pytest.raises(ConfigError, match="serve suns: there is no run in runs/suns"):
         trained_model("suns", Path("runs"), command="serve")
+    with pytest.raises(ConfigError, match="nowhere holds no runs: start in the folder that has it"):
+        trained_model("sums", Path("nowhere"), command="serve")
     config = yaml.safe_load((run / "config.yaml").read_text())
     (run / "config.yaml").write_text(yaml.safe_dump(config | {"pipeline": "reward_model"}))
     with pytest.raises(ConfigError, match="pipeline: reward_model gives scores, not texts"):
         trained_model("sums", Path("runs"), command="chat")
     shutil.rmtree(run / "model")
-    with pytest.raises(
-        ConfigError, match=r"there is no model in .*/runs/sums/model; .*\n.*roll-like export --checkpoint"
-    ):
+    with pytest.raises(ConfigError, match=r"there is no model in .*/runs/sums/model; .*\n.*checkpoint.export: true"):
+        trained_model("sums", Path("runs"), command="chat")
+    (run / "checkpoints" / "step_000020").mkdir(parents=True)
+    export = f"roll-like export --checkpoint {run}/checkpoints/step_000020 -o {run}/model"
+    with pytest.raises(ConfigError, match=export):
         trained_model("sums", Path("runs"), command="chat")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,17 +12,19 @@ import pytest
 import torch
 import torch.nn.attention.flex_attention as flex_attention
 from model_families import ATTENDING, CAPPED, CHANGED_LOGITS, RECURRENT, WINDOW, WINDOWED, make_family
+from torch._dynamo.testing import CompileCounter
 
 from roll_like.config.run import ALWAYS_SHARED
 from roll_like.errors import ConfigError
 from roll_like.models.attention import AttentionLayers
 from roll_like.models.logits import logit_transform, refuse_other_logits
-from roll_like.training import sequences, varlen
-from roll_like.training.attention import use_dense_attention
+from roll_like.training import flex, sequences, varlen
+from roll_like.training.attention import explicit_attention, use_dense_attention
 from roll_like.training.backbone import joins_rows, probe, use_row_attention
 from roll_like.training.joined import KERNELS, joined_attention, use_joined_attention
 from roll_like.training.layout import micro_batches
 from roll_like.training.policy import PolicyModule, tensors_of
+from roll_like.training.scores import Scores
 from roll_like.training.segments import RowSegments, segment_mask
 from roll_like.types import PLAIN_LOGITS, TrainingSample
 
@@ -214,6 +217,28 @@ def test_flex_attention_without_windows_bounds_or_sinks_would_not_pass(
     monkeypatch.setitem(KERNELS, "flex", changed)
     logprobs, _ = compared(family, "each alone", lambda model: use_joined_attention(model, "flex"))
     assert logprobs > 0.01
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler
+def test_flex_attention_never_goes_on_uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch takes eight variants by default, and would compute the ninth with T × T scores in memory."""
+    variants = CompileCounter()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=variants))
+    compiled = flex._compiled
+    compiled.cache_clear()
+    monkeypatch.setattr(flex, "_compiled", lambda function, _: compiled(function, "cuda"))
+    monkeypatch.setattr(flex_attention, "_warn_once", lambda *_, **__: pytest.fail("it is not compiled"))
+    for width in range(16, 28):
+        segments = RowSegments(torch.tensor([[0, 0, 1, 1, 1, 2]]), torch.tensor([[0, 1, 2, 3, 4, 2]]))
+        tensors = [torch.randn(6, 2, width) for _ in range(3)]
+        for window in (None, 2):
+            found = KERNELS["flex"](*tensors, segments, Scores(scale=0.25, window=window))
+            expected = explicit_attention(
+                *(each.transpose(0, 1)[None] for each in tensors), segments.mask(window), 0.25
+            )
+            torch.testing.assert_close(found, expected[0].transpose(0, 1))
+    assert variants.frame_count > 16
+    compiled.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ class PPOLoss(PolicyLoss):
             default=0.28, ge=0, description="The ratio is clipped above at 1 + this; more than clip_low is clip-higher."
         )
         dual_clip: float | None = Field(
-            default=3.0, gt=1, description="Bound of the ratio where the advantage is negative; null: none."
+            default=3.0, gt=1, description="Upper bound of the ratio if the advantage is negative; null: none."
         )
 
         @model_validator(mode="after")

@@ -24,3 +24,8 @@ class HFPlugin(EnginePlugin):
         from roll_like.inference.hf.engine import HFEngine
 
         return HFEngine
+
+    @classmethod
+    def vision_obstacle(cls, *, here: bool) -> None:
+        """Return None: without torchvision, transformers processes images with Pillow."""
+        del here

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import importlib.util
-from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roll_like.errors import ConfigError, GenerationError
+from roll_like.inference.settings import unknown_arguments
 from roll_like.inference.sglang.config import SGLangConfig
 
 if TYPE_CHECKING:
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
 
 #: What the extra `sglang` of pyproject.toml installs: the version whose calls the tests know.
 TESTED = "0.5.23"
+#: Where the names in `engine_args` are explained.
+DOCUMENTED = "SGLang's documentation of server arguments"
 #: What SGLang calls inside its schedulers to load a bucket.
 LOADER = "roll_like.inference.sglang.loader.load_bucket"
 INSTALL = f'install it into an environment of its own: pip install "roll-like[sglang]" (sglang {TESTED})'
@@ -71,7 +72,7 @@ def engine_arguments(config: SGLangConfig, spec: EngineSpec) -> dict[str, Any]:
     Raises:
         ConfigError: `inference.engine_args` has a name that SGLang does not know; names the first, and the nearest.
     """
-    for name, hint in unknown_arguments(config.engine_args).items():
+    for name, hint in unknown_arguments(config.engine_args, known_arguments(), DOCUMENTED).items():
         raise ConfigError(
             f"inference.engine_args: the installed SGLang has no argument {name!r}; {hint}",
             fix="correct the name, or remove it",
@@ -94,26 +95,10 @@ def engine_arguments(config: SGLangConfig, spec: EngineSpec) -> dict[str, Any]:
     }
     if not config.cuda_graphs:
         arguments |= {"cuda_graph_backend_decode": "disabled", "cuda_graph_backend_prefill": "disabled"}
-    if sleeps(config, spec):
+    if config.sleeps(shares_gpus=spec.shares_gpus):
         # the backup makes `resume` possible without an update
         arguments |= {"enable_memory_saver": True, "enable_weights_cpu_backup": True}
     return {**arguments, **config.engine_args}
-
-
-def sleeps(config: SGLangConfig, spec: EngineSpec) -> bool:
-    """Return whether the engine frees its GPU memory while the trainer works."""
-    return spec.shares_gpus and config.sleep is not False
-
-
-def unknown_arguments(chosen: Iterable[str]) -> dict[str, str]:
-    """Return the names that the installed SGLang does not have as server arguments, each with a hint."""
-    known = known_arguments()
-    hints = {}
-    for name in chosen:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hints[name] = f"did you mean {near[0]!r}?" if near else "see SGLang's documentation of server arguments"
-    return hints
 
 
 def known_arguments() -> set[str]:

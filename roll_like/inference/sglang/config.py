@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from roll_like.config.inference import (
-    NCCL,
-    OBJECT_STORE,
-    SHARED_MEMORY,
-    EngineCapabilities,
-    EngineConfig,
-    engines_share_gpus,
-)
+from roll_like.config.inference import NCCL, OBJECT_STORE, SHARED_MEMORY, EngineCapabilities
 from roll_like.config.sections import Fraction, PositiveInt, SamplingResourcesConfig
 from roll_like.config.violations import Violation
+from roll_like.inference.settings import PassedThrough, SleepingEngineConfig
 
 #: SGLang's arguments that a key of ours sets.
 OWNED_ENGINE_ARGS = {
@@ -56,11 +50,9 @@ FIXED_ENGINE_ARGS = {
     "device": "resources.device is cuda",
     "base_gpu_id": "Ray shows a replica its own GPUs only",
 }
-#: Share of a GPU's memory that an engine may keep while a trainer works on the same GPU.
-MOST_KEPT = 0.6
 
 
-class SGLangConfig(EngineConfig):
+class SGLangConfig(PassedThrough, SleepingEngineConfig):
     """SGLang generates, on NVIDIA GPUs (extra `sglang`). No GPU has run it yet: docs/backends.md."""
 
     capabilities: ClassVar[EngineCapabilities] = EngineCapabilities(
@@ -70,6 +62,8 @@ class SGLangConfig(EngineConfig):
         pause=True,
         prompt_logprobs=True,
     )
+    owned_engine_args: ClassVar[Mapping[str, str]] = OWNED_ENGINE_ARGS
+    fixed_engine_args: ClassVar[Mapping[str, str]] = FIXED_ENGINE_ARGS
     gpu_memory_key: ClassVar[str] = "mem_fraction_static"
 
     type: Literal["sglang"] = Field(default="sglang", description="This engine.")
@@ -83,11 +77,6 @@ class SGLangConfig(EngineConfig):
         description="Kernels whose results do not depend on the batch. SGLang follows a request's seed only with them; "
         "without, two runs with one `seed` sample differently.",
     )
-    sleep: bool | None = Field(
-        default=None,
-        description="Free GPU memory while a trainer works on the same GPUs. Default: yes; nothing sleeps where "
-        "trainer and engines share no GPU.",
-    )
     engine_args: dict[str, Any] = Field(
         default={}, description="Further arguments of SGLang's `ServerArgs`, passed through; names are checked."
     )
@@ -97,16 +86,6 @@ class SGLangConfig(EngineConfig):
         """Share of a GPU's memory that SGLang takes, weights included."""
         return self.mem_fraction_static
 
-    @field_validator("engine_args")
-    @classmethod
-    def _not_set_elsewhere(cls, value: dict[str, Any]) -> dict[str, Any]:
-        for key in value:
-            if key in OWNED_ENGINE_ARGS:
-                raise ValueError(f"{key!r} is set by `{OWNED_ENGINE_ARGS[key]}`; remove it from engine_args")
-            if key in FIXED_ENGINE_ARGS:
-                raise ValueError(f"{key!r} cannot be changed: {FIXED_ENGINE_ARGS[key]}; remove it from engine_args")
-        return value
-
     def violations(self, resources: SamplingResourcesConfig) -> Iterator[Violation]:
         """Yield a run on CPU, and an engine that stays awake and leaves a colocated trainer too little memory."""
         if resources.device == "cpu":
@@ -115,11 +94,4 @@ class SGLangConfig(EngineConfig):
                 "SGLang's packages compute on NVIDIA GPUs only, and resources.device is cpu; set resources.device: "
                 "cuda, or inference.type: vllm or hf",
             )
-        equal = resources.device_mapping.training == resources.device_mapping.inference
-        share = self.mem_fraction_static
-        if engines_share_gpus(resources) and equal and self.sleep is False and share > MOST_KEPT:
-            yield Violation(
-                ("inference", "sleep"),
-                f"the engine shares its GPUs with the trainer and would keep {share:.0%} of their memory while it "
-                f"trains; set sleep: true, mem_fraction_static to {MOST_KEPT} or less, or disjoint device ranges",
-            )
+        yield from super().violations(resources)

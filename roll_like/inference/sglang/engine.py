@@ -38,7 +38,6 @@ from roll_like.inference.sglang.arguments import (
     engine_arguments,
     require_version,
     sglang_environment,
-    sleeps,
 )
 from roll_like.inference.sglang.config import SGLangConfig
 from roll_like.inference.sglang.loader import described
@@ -267,7 +266,7 @@ class SGLangEngine(TaskEngine):
         """Freeze generation; on GPUs shared with a trainer, weights move to host memory and the cache is dropped."""
         with PROGRESS.phase("sleep"):
             await self._pause()
-            if sleeps(self._config, self._spec) and not self._asleep:
+            if self._config.sleeps(shares_gpus=self._spec.shares_gpus) and not self._asleep:
                 from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput
 
                 tags = (CACHE, WEIGHTS)

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from roll_like.config.inference import NCCL, EngineConfig, JudgeConfig, engines_share_gpus
+from roll_like.config.inference import NCCL, EngineConfig, JudgeConfig
 from roll_like.config.sections import SamplingResourcesConfig
 from roll_like.config.violations import Finding
 from roll_like.inference.plugin import EnginePlugin
+from roll_like.inference.settings import unknown_arguments
 from roll_like.inference.sglang.arguments import (
+    DOCUMENTED,
     INSTALL,
     TESTED,
     can_serve,
     installed_version,
+    known_arguments,
     sglang_environment,
-    unknown_arguments,
 )
 from roll_like.inference.sglang.config import SGLangConfig
 from roll_like.registry import INFERENCE_ENGINES
@@ -75,11 +77,6 @@ class SGLangPlugin(EnginePlugin):
             if found != TESTED:
                 why = f"sglang {found} is installed; the calls that are tested are those of {TESTED}"
                 yield Finding("warning", "inference.type", why)
-            for name, hint in unknown_arguments(config.engine_args).items():
+            for name, hint in unknown_arguments(config.engine_args, known_arguments(), DOCUMENTED).items():
                 yield Finding("error", f"inference.engine_args.{name}", f"SGLang has no such server argument; {hint}")
-        if config.sleep is not None and not engines_share_gpus(resources):
-            yield Finding(
-                "warning",
-                "inference.sleep",
-                "has no effect: the trainer works on other GPUs (resources.device_mapping); remove the key",
-            )
+        yield from config.without_effect(resources)

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import importlib.util
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roll_like.config.inference import OBJECT_STORE, SHARED_MEMORY
 from roll_like.errors import ConfigError
+from roll_like.inference.settings import unknown_arguments
 from roll_like.inference.vllm.config import VLLMConfig, VLLMSettings
 from roll_like.models.vision import is_vision_model
 
 if TYPE_CHECKING:
-    from roll_like.inference.interface import EngineSpec
+    from roll_like.inference.interface import AdapterSpec, EngineSpec, FrozenAdapter
 
 #: Tokens of one block of the key-value cache on CPU: the smallest that vLLM's CPU attention takes. Only
 #: whole blocks are shared between the samples of a prompt, so that small ones share more of it.
 CPU_BLOCK_TOKENS = 32
 #: Tokens that one forward pass of vLLM takes on CPU, unless the context window is longer.
 CPU_BATCH_TOKENS = 4096
+#: Where the names in `engine_args` are explained.
+DOCUMENTED = "vLLM's documentation of AsyncEngineArgs"
 WORKER_EXTENSION = "roll_like.inference.vllm.worker_extension.WorkerExtension"
+#: A judge that is held to a schema may otherwise go on with white space until its tokens are used up.
+STRUCTURED_OUTPUTS = {"backend": "xgrammar", "disable_any_whitespace": True}
 #: vLLM's number of the policy's adapter.
 ADAPTER_ID = 1
 #: Ranks that vLLM reserves room for.
@@ -47,13 +50,15 @@ def engine_arguments(config: VLLMConfig, spec: EngineSpec) -> dict[str, Any]:
         },
     }
     if spec.device != "cpu":
-        arguments["enable_sleep_mode"] = sleeps(config, spec)
+        arguments["enable_sleep_mode"] = config.sleeps(shares_gpus=spec.shares_gpus)
     if spec.adapter is not None:
+        held: list[AdapterSpec | FrozenAdapter] = [spec.adapter, *spec.adapter.frozen]
         arguments |= {
+            "structured_outputs_config": STRUCTURED_OUTPUTS,  # the base model may judge
             "enable_lora": True,
-            "max_loras": 1,
-            "max_lora_rank": reserved_rank(spec.adapter.rank),
-            "lora_target_modules": list(spec.adapter.modules),
+            "max_loras": len(held),
+            "max_lora_rank": reserved_rank(max(each.rank for each in held)),
+            "lora_target_modules": sorted({name for each in held for name in each.modules}),
         }
     return {**arguments, **config.engine_args}
 
@@ -69,7 +74,7 @@ def model_arguments(config: VLLMSettings, spec: EngineSpec, section: str) -> dic
     Raises:
         ConfigError: `engine_args` has a name that vLLM does not know; names the first, and the nearest right one.
     """
-    for name, hint in unknown_arguments(config.engine_args).items():
+    for name, hint in unknown_arguments(config.engine_args, known_arguments(), DOCUMENTED).items():
         raise ConfigError(
             f"{section}.engine_args: the installed vLLM has no argument {name!r}; {hint}",
             fix="correct the name, or remove it",
@@ -106,22 +111,6 @@ def model_arguments(config: VLLMSettings, spec: EngineSpec, section: str) -> dic
 def reserved_rank(rank: int) -> int:
     """Return the rank that vLLM reserves room for, and computes with, for adapters of a rank of at most 512."""
     return next(each for each in ADAPTER_RANKS if each >= rank)
-
-
-def sleeps(config: VLLMConfig, spec: EngineSpec) -> bool:
-    """Return whether the engine frees its GPU memory while the trainer works."""
-    return spec.shares_gpus and config.sleep is not False
-
-
-def unknown_arguments(chosen: Iterable[str]) -> dict[str, str]:
-    """Return the names that the installed vLLM does not have as engine arguments, each with a hint."""
-    known = known_arguments()
-    hints = {}
-    for name in chosen:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hints[name] = f"did you mean {near[0]!r}?" if near else "see vLLM's documentation of AsyncEngineArgs"
-    return hints
 
 
 def known_arguments() -> set[str]:

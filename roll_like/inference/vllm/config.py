@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from roll_like.config.base import ConfigModel
-from roll_like.config.inference import (
-    WEIGHT_TRANSPORTS,
-    EngineCapabilities,
-    EngineConfig,
-    JudgeConfig,
-    engines_share_gpus,
-)
-from roll_like.config.sections import Fraction, PositiveFloat, PositiveInt, SamplingResourcesConfig
-from roll_like.config.violations import Violation
+from roll_like.config.inference import WEIGHT_TRANSPORTS, EngineCapabilities, JudgeConfig
+from roll_like.config.sections import Fraction, PositiveFloat, PositiveInt
+from roll_like.inference.settings import PassedThrough, SleepingEngineConfig
 
 #: vLLM's arguments that a key of ours sets.
 OWNED_ENGINE_ARGS = {
@@ -45,13 +38,13 @@ FIXED_ENGINE_ARGS = {
     "load_format": "weights are loaded from model.path",
     "trust_remote_code": "it is set by `model.trust_remote_code`",
 }
-#: Share of a GPU's memory that an engine may keep while a trainer works on the same GPU.
-MOST_KEPT = 0.6
 
 
-class VLLMSettings(ConfigModel):
+class VLLMSettings(PassedThrough):
     """What every model on vLLM has."""
 
+    owned_engine_args: ClassVar[Mapping[str, str]] = OWNED_ENGINE_ARGS
+    fixed_engine_args: ClassVar[Mapping[str, str]] = FIXED_ENGINE_ARGS
     gpu_memory_key: ClassVar[str] = "gpu_memory_utilization"
 
     max_running: PositiveInt = Field(default=128, description="Sequences that one engine decodes at a time.")
@@ -69,18 +62,8 @@ class VLLMSettings(ConfigModel):
         """Share of a GPU's memory that vLLM takes, weights included."""
         return self.gpu_memory_utilization
 
-    @field_validator("engine_args")
-    @classmethod
-    def _not_set_elsewhere(cls, value: dict[str, Any]) -> dict[str, Any]:
-        for key in value:
-            if key in OWNED_ENGINE_ARGS:
-                raise ValueError(f"{key!r} is set by `{OWNED_ENGINE_ARGS[key]}`; remove it from engine_args")
-            if key in FIXED_ENGINE_ARGS:
-                raise ValueError(f"{key!r} cannot be changed: {FIXED_ENGINE_ARGS[key]}; remove it from engine_args")
-        return value
 
-
-class VLLMConfig(VLLMSettings, EngineConfig):
+class VLLMConfig(VLLMSettings, SleepingEngineConfig):
     """vLLM generates (default)."""
 
     capabilities: ClassVar[EngineCapabilities] = EngineCapabilities(
@@ -90,17 +73,11 @@ class VLLMConfig(VLLMSettings, EngineConfig):
     memory_key: ClassVar[str] = "kv_cache_gib"
 
     type: Literal["vllm"] = Field(default="vllm", description="This engine.")
-    sleep: bool | None = Field(
-        default=None,
-        description="Free GPU memory while a trainer works on the same GPUs. Default: yes; nothing sleeps where "
-        "trainer and engines share no GPU.",
-    )
-
     lora: bool | None = Field(
         default=None,
         description="With `training.lora`: send the adapters alone after each step, beside the base model that the "
-        "engine has loaded. `false` sends whole weights that adapters are merged into. Default: adapters, wherever "
-        "vLLM takes adapters in all layers that have one; `--check` says which.",
+        "engine has loaded. `false` sends whole weights that adapters are merged into. Default: adapters alone, "
+        "if vLLM takes adapters in all layers that have one; `--check` says what is sent.",
     )
 
     @property
@@ -111,17 +88,6 @@ class VLLMConfig(VLLMSettings, EngineConfig):
     def kv_cache_bytes(self, device: str) -> int | None:
         """Return the cache's size on CPU; on GPUs it follows from the free memory."""
         return int(self.kv_cache_gib * 2**30) if device == "cpu" else None
-
-    def violations(self, resources: SamplingResourcesConfig) -> Iterator[Violation]:
-        """Yield an engine that stays awake and leaves a colocated trainer too little memory."""
-        equal = resources.device_mapping.training == resources.device_mapping.inference
-        share = self.gpu_memory_utilization
-        if engines_share_gpus(resources) and equal and self.sleep is False and share > MOST_KEPT:
-            yield Violation(
-                ("inference", "sleep"),
-                f"the engine shares its GPUs with the trainer and would keep {share:.0%} of their memory while it "
-                f"trains; set sleep: true, gpu_memory_utilization to {MOST_KEPT} or less, or disjoint device ranges",
-            )
 
 
 class VLLMJudgeConfig(VLLMSettings, JudgeConfig):

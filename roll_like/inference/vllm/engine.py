@@ -18,6 +18,7 @@ import numpy as np
 
 from roll_like.cluster.progress import PROGRESS
 from roll_like.cluster.semaphores import name_semaphores
+from roll_like.config.inference import POLICY
 from roll_like.errors import GenerationError, WeightSyncError
 from roll_like.inference.interface import (
     EngineDied,
@@ -29,9 +30,9 @@ from roll_like.inference.interface import (
 )
 from roll_like.inference.process_output import ProcessOutput
 from roll_like.inference.task_engine import TaskEngine
-from roll_like.inference.vllm.arguments import ADAPTER_ID, engine_arguments, sleeps, vllm_environment
+from roll_like.inference.vllm.arguments import ADAPTER_ID, engine_arguments, vllm_environment
 from roll_like.inference.vllm.config import VLLMConfig
-from roll_like.inference.vllm.images import image_prompt, require_torchvision
+from roll_like.inference.vllm.images import image_prompt
 from roll_like.inference.weight_transfer.shared_memory import LocalBuckets
 from roll_like.models.imports import quick_imports
 from roll_like.types import FloatArray, IntArray, Segment, StopReason
@@ -63,6 +64,7 @@ class VLLMEngine(TaskEngine):
         self._buckets = LocalBuckets()
         self._probes = 0
         self._adapter: Any = None
+        self._frozen_adapters: dict[str, Any] = {}
 
     # ---- start and end -------------------------------------------------------------------------
 
@@ -77,7 +79,6 @@ class VLLMEngine(TaskEngine):
             os.environ.setdefault(name, value)
         name_semaphores()
         arguments = engine_arguments(self._config, self._spec)
-        require_torchvision(self._spec.model_path)
         # Python's own helper process outlives the engine: it must not hold the engine's output open
         resource_tracker.ensure_running()
         failure: Exception | None = None
@@ -104,7 +105,7 @@ class VLLMEngine(TaskEngine):
         self._tokenizer = self._llm.get_tokenizer()
 
     async def _hold_adapter(self) -> list[str]:
-        """Give every request the policy's adapter, where whole weights are not sent; return layers that take none."""
+        """Hold the policy's adapter and frozen ones, where whole weights are not sent; return layers that take none."""
         adapter = self._spec.adapter
         if adapter is None:
             return []
@@ -114,7 +115,15 @@ class VLLMEngine(TaskEngine):
         self._adapter = LoRARequest("policy", ADAPTER_ID, "/in/memory")
         ranks = await self._llm.collective_rpc("hold_adapter", args=(adapter.rank, list(adapter.modules)))
         unserved: list[str] = ranks[0]
+        for number, frozen in enumerate(adapter.frozen, start=ADAPTER_ID + 1):
+            request = self._frozen_adapters[frozen.name] = LoRARequest(frozen.name, number, frozen.path)
+            await self._llm.add_lora(request)
+            await self._llm.pin_lora(number)
         return unserved
+
+    def _adapter_of(self, request: GenerateRequest) -> Any:
+        """Return vLLM's adapter of a request; None is the model as it was loaded."""
+        return self._adapter if request.adapter == POLICY else self._frozen_adapters.get(request.adapter)
 
     async def close(self) -> None:
         """End vLLM's processes and this engine's tasks."""
@@ -148,7 +157,8 @@ class VLLMEngine(TaskEngine):
         prompt = image_prompt(request) if request.images else tokens_input(request.prompt_ids.tolist())
         params = _sampling_params(request)
         try:
-            async for output in self._llm.generate(prompt, params, request.request_id, lora_request=self._adapter):
+            adapter = self._adapter_of(request)
+            async for output in self._llm.generate(prompt, params, request.request_id, lora_request=adapter):
                 completion, cached = output.outputs[0], output.num_cached_tokens or 0
                 if request.images:
                     _require_same_prompt(request, output.prompt_token_ids)
@@ -185,7 +195,7 @@ class VLLMEngine(TaskEngine):
         """Freeze generation; on GPUs shared with a trainer, weights move to host memory and the cache is dropped."""
         self._require_alive()
         with PROGRESS.phase("sleep"):
-            if sleeps(self._config, self._spec):
+            if self._config.sleeps(shares_gpus=self._spec.shares_gpus):
                 await self._answered(self._llm.sleep(level=1, mode="keep"))
                 self._cache_asleep = True
             else:
@@ -406,9 +416,9 @@ def _require_same_prompt(request: GenerateRequest, seen: Sequence[int] | None) -
 
 def _sampling_params(request: GenerateRequest) -> Any:
     from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-    sampling = request.sampling
+    sampling, schema = request.sampling, request.json_schema
     return SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -420,6 +430,7 @@ def _sampling_params(request: GenerateRequest) -> Any:
         flat_logprobs=True,  # numbers in one list, not an object a token
         detokenize=bool(sampling.stop),  # only stop strings need text while tokens come
         output_kind=RequestOutputKind.FINAL_ONLY,
+        structured_outputs=None if schema is None else StructuredOutputsParams(json=schema),
         skip_clone=True,
     )
 

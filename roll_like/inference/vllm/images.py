@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from roll_like.errors import ConfigError
 from roll_like.inference.interface import GenerateRequest
-from roll_like.models.vision import is_vision_model
 
 
-def require_torchvision(model_path: str) -> None:
-    """Raise a ConfigError for a vision-language model where vLLM cannot import its code."""
-    if is_vision_model(Path(model_path)) and find_spec("torchvision") is None:
-        raise ConfigError(
-            f"vLLM's code of the vision-language model {model_path} imports torchvision, which is not installed "
-            "(its builds on PyPI are linked against CUDA, so the CPU set-up has none)",
-            fix="set inference.type: hf",
-        )
+def torchvision_missing() -> str | None:
+    """Return why vLLM cannot import its code of vision-language models; None where it can."""
+    if find_spec("torchvision") is not None:
+        return None
+    return (
+        "vLLM's code of such models imports torchvision, which is not installed (its builds on PyPI are linked against "
+        "CUDA, so the CPU set-up has none)"
+    )
 
 
 def image_prompt(request: GenerateRequest) -> dict[str, Any]:

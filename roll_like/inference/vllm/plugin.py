@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from roll_like.config.inference import IPC, NCCL, EngineConfig, JudgeConfig, engines_share_gpus
+from roll_like.config.inference import IPC, NCCL, EngineConfig, JudgeConfig
 from roll_like.config.sections import SamplingResourcesConfig
 from roll_like.config.violations import Finding
 from roll_like.inference.plugin import EnginePlugin
-from roll_like.inference.vllm.arguments import ADAPTER_RANKS, known_arguments, unknown_arguments, vllm_environment
+from roll_like.inference.settings import unknown_arguments
+from roll_like.inference.vllm.arguments import ADAPTER_RANKS, DOCUMENTED, known_arguments, vllm_environment
 from roll_like.inference.vllm.config import VLLMConfig, VLLMJudgeConfig, VLLMSettings
+from roll_like.inference.vllm.images import torchvision_missing
 from roll_like.inference.vllm.served import adapter_layers
 from roll_like.registry import INFERENCE_ENGINES
 
@@ -69,7 +71,7 @@ class VLLMPlugin(EnginePlugin):
     def adapter_obstacle(cls, architecture: str, adapter: AdapterSpec, *, device: str, experts: bool) -> str | None:
         """Return what the installed vLLM lacks for an adapter."""
         if adapter.rank > ADAPTER_RANKS[-1]:
-            return f"training.lora.rank is {adapter.rank}, and vLLM takes adapters up to rank {ADAPTER_RANKS[-1]}"
+            return f"the rank is {adapter.rank}, and vLLM takes adapters up to rank {ADAPTER_RANKS[-1]}"
         if experts and device == "cpu":
             return "beside adapters vLLM computes mixtures of experts with Triton, which it has no CPU version of"
         layers = adapter_layers(architecture)
@@ -77,22 +79,22 @@ class VLLMPlugin(EnginePlugin):
             return f"the installed vLLM takes no adapters for {architecture}"
         unserved = [name for name in adapter.modules if name not in layers]
         if unserved:
-            return f"vLLM's model takes no adapter in the layers {', '.join(unserved)} (training.lora.target_modules)"
+            return f"vLLM's model takes no adapter in the layers {', '.join(unserved)}"
         return None
+
+    @classmethod
+    def vision_obstacle(cls, *, here: bool) -> str | None:
+        """Return that torchvision is missing, where it is."""
+        return torchvision_missing() if here else None
 
     @classmethod
     def check(cls, config: EngineConfig, resources: SamplingResourcesConfig) -> Iterator[Finding]:
         """Yield names in `engine_args` that vLLM does not know, and a `sleep` without effect."""
         assert isinstance(config, VLLMConfig)
-        if config.engine_args and not known_arguments():
+        known = known_arguments() if config.engine_args else ()
+        if config.engine_args and not known:
             yield Finding("note", "inference.engine_args", "not checked: vLLM is not installed here")
         else:
-            for name, hint in unknown_arguments(config.engine_args).items():
+            for name, hint in unknown_arguments(config.engine_args, known, DOCUMENTED).items():
                 yield Finding("error", f"inference.engine_args.{name}", f"vLLM has no such engine argument; {hint}")
-        if config.sleep is not None and not engines_share_gpus(resources):
-            why = (
-                "resources.device is cpu, where there is no GPU memory to free"
-                if resources.device == "cpu"
-                else "the trainer works on other GPUs (resources.device_mapping)"
-            )
-            yield Finding("warning", "inference.sleep", f"has no effect: {why}; remove the key")
+        yield from config.without_effect(resources)

@@ -25,7 +25,7 @@ from roll_like.cluster.progress import PROGRESS
 from roll_like.cluster.semaphores import name_semaphores
 from roll_like.errors import EngineError
 from roll_like.inference.interface import EngineSpec, JudgeServer
-from roll_like.inference.vllm.arguments import model_arguments
+from roll_like.inference.vllm.arguments import STRUCTURED_OUTPUTS, model_arguments
 from roll_like.inference.vllm.config import VLLMJudgeConfig
 
 #: Name under which the server knows its model.
@@ -127,8 +127,7 @@ def server_arguments(config: VLLMJudgeConfig, spec: EngineSpec) -> list[str]:
     values = {
         **model_arguments(config, spec, "judge"),
         "served_model_name": SERVED_NAME,
-        # a judge that is held to a schema may otherwise go on with white space until its tokens are used up
-        "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
+        "structured_outputs_config": STRUCTURED_OUTPUTS,
         **config.engine_args,
     }
     return [word for name, value in values.items() for word in _flag(name, value)]

@@ -16,7 +16,7 @@ from roll_like.metrics.names import describe
 from roll_like.metrics.panels import Panel, choose_report_panels, split_panels
 from roll_like.metrics.progress import duration, number
 from roll_like.metrics.reports import figures as texts
-from roll_like.metrics.reports.configuration import differences
+from roll_like.metrics.reports.configuration import ABSENT, differences
 from roll_like.metrics.reports.lines import Line, lines_beside
 from roll_like.metrics.reports.page import figure_of, legend_of, render, unwritable, write_page
 from roll_like.metrics.reports.svg import DASHES, ON_WHITE, draw_lines, style_axis
@@ -129,11 +129,13 @@ def compare(folders: Sequence[Path]) -> Comparison:
     configs = [read_config(folder) for folder in folders]
     notes = [f"{label} has no config.yaml" for label, config in zip(labels, configs, strict=True) if not config]
     pipelines = list(dict.fromkeys(str(run.info["pipeline"]) for run in runs.values()))
+    differing = differences(configs, leave_out=("name", "output_dir"))
     if len(pipelines) > 1:
         notes.append(
-            f"the runs are of different pipelines ({', '.join(pipelines)}); not all figures are in all of them"
+            f"the runs are of different pipelines ({', '.join(pipelines)}): not all figures are in all of them, and of "
+            "the configuration those keys are shown that all of them have"
         )
-    differing = differences(configs, leave_out=("name", "output_dir"))
+        differing = {key: values for key, values in differing.items() if ABSENT not in values}
     return Comparison(runs, [figures_of(run) for run in runs.values()], differing, notes)
 
 

@@ -37,6 +37,10 @@ def as_yaml(config: Mapping[str, Any]) -> str:
     return yaml.safe_dump(without_secrets(config), sort_keys=False, allow_unicode=True, width=110) if config else ""
 
 
+#: What stands for the value of a key that a configuration does not have.
+ABSENT = "–"
+
+
 def differences(configs: Sequence[Mapping[str, Any]], *, leave_out: Sequence[str] = ()) -> dict[str, list[str]]:
     """Return the keys whose values are not the same in all configurations, each with its values, `–` for none.
 
@@ -50,7 +54,7 @@ def differences(configs: Sequence[Mapping[str, Any]], *, leave_out: Sequence[str
     shown = [flatten(without_secrets(config)) if config else {} for config in configs]
     keys = dict.fromkeys(key for one in flat for key in one)
     return {
-        key: [one.get(key, "–") for one in shown]
+        key: [one.get(key, ABSENT) for one in shown]
         for key in keys
         if key.partition(".")[0] not in leave_out and len({one.get(key) for one in flat}) > 1
     }

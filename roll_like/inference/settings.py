@@ -1,0 +1,93 @@
+"""Settings that vLLM and SGLang share: arguments that are passed through to the engine, and sleep."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, ClassVar
+
+from pydantic import Field, field_validator
+
+from roll_like.config.base import ConfigModel
+from roll_like.config.inference import EngineConfig, engines_share_gpus
+from roll_like.config.sections import SamplingResourcesConfig
+from roll_like.config.violations import Finding, Violation
+
+#: Share of a GPU's memory that an engine may keep while a trainer works on the same GPU.
+MOST_KEPT = 0.6
+
+
+class PassedThrough(ConfigModel):
+    """A section with a key `engine_args`, whose names must not be those that other keys set."""
+
+    #: Arguments of the engine that a key of ours sets, and the key.
+    owned_engine_args: ClassVar[Mapping[str, str]] = {}
+    #: Arguments of the engine that cannot be changed, and why.
+    fixed_engine_args: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def _not_set_elsewhere(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for key in value:
+            if key in cls.owned_engine_args:
+                raise ValueError(f"{key!r} is set by `{cls.owned_engine_args[key]}`; remove it from engine_args")
+            if key in cls.fixed_engine_args:
+                raise ValueError(f"{key!r} cannot be changed: {cls.fixed_engine_args[key]}; remove it from engine_args")
+        return value
+
+    # no decorator: the site's generator looks for the field in the class that has one
+    _checked_engine_args = field_validator("engine_args", check_fields=False)(_not_set_elsewhere)
+
+
+class SleepingEngineConfig(EngineConfig):
+    """An engine that can free its GPU memory while a trainer works on the same GPUs."""
+
+    sleep: bool | None = Field(
+        default=None,
+        description="Free GPU memory while a trainer works on the same GPUs. Default: yes. No effect if trainer and "
+        "engines share no GPU.",
+    )
+
+    def sleeps(self, *, shares_gpus: bool) -> bool:
+        """Return whether the engine frees its GPU memory while the trainer works."""
+        return shares_gpus and self.sleep is not False
+
+    def violations(self, resources: SamplingResourcesConfig) -> Iterator[Violation]:
+        """Yield an engine that stays awake and leaves a colocated trainer too little memory."""
+        equal = resources.device_mapping.training == resources.device_mapping.inference
+        share = self.gpu_share
+        if share is not None and share > MOST_KEPT and self.sleep is False and engines_share_gpus(resources) and equal:
+            yield Violation(
+                ("inference", "sleep"),
+                f"the engine shares its GPUs with the trainer and would keep {share:.0%} of their memory while it "
+                f"trains; set sleep: true, {self.gpu_memory_key} to {MOST_KEPT} or less, or disjoint device ranges",
+            )
+
+    def without_effect(self, resources: SamplingResourcesConfig) -> Iterator[Finding]:
+        """Yield a `sleep` without effect."""
+        if self.sleep is None or engines_share_gpus(resources):
+            return
+        why = (
+            "resources.device is cpu, where there is no GPU memory to free"
+            if resources.device == "cpu"
+            else "the trainer works on other GPUs (resources.device_mapping)"
+        )
+        yield Finding("warning", "inference.sleep", f"has no effect: {why}; remove the key")
+
+
+def unknown_arguments(chosen: Iterable[str], known: Collection[str], documented: str) -> dict[str, str]:
+    """Return the names that an engine does not have, each with a hint.
+
+    Args:
+        chosen: Names in `engine_args`.
+        known: Names that the installed engine has.
+        documented: Where they are documented, for names that resemble none.
+
+    >>> unknown_arguments(["seed", "sead", "x"], ["seed"], "the manual")
+    {'sead': "did you mean 'seed'?", 'x': 'see the manual'}
+    """
+    hints = {}
+    for name in chosen:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hints[name] = f"did you mean {near[0]!r}?" if near else f"see {documented}"
+    return hints

@@ -1,0 +1,62 @@
+"""What a run makes of Ray's errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import ActorDiedError, NodeDiedError, OutOfMemoryError, RayError, WorkerCrashedError
+
+from roll_like.cluster import Cluster, WorkerDied
+from roll_like.errors import WorkerError
+
+
+class Worker:
+    def close(self) -> None:
+        """Nothing."""
+
+
+class FakeActor:
+    """An actor that no call reaches any more."""
+
+    def __init__(self) -> None:
+        self.close = self
+
+    def remote(self) -> Any:
+        return self
+
+
+@pytest.fixture
+def cluster() -> Cluster[Worker]:
+    cluster = Cluster.__new__(Cluster)
+    cluster.name, cluster._actors, cluster._ranks = "training", [FakeActor()], [0]
+    return cluster
+
+
+@pytest.mark.parametrize("error", [OutOfMemoryError("short of memory"), NodeDiedError("no node"), ActorDiedError()])
+def test_a_worker_that_ray_has_ended_is_gone(cluster: Cluster[Worker], error: RayError) -> None:
+    explained = cluster._explain(error, 0, Worker.close)
+    assert isinstance(explained, WorkerDied)
+    assert "training worker 0 in close: its process is gone" in explained.message
+
+
+def test_other_errors_are_told_by_name(cluster: Cluster[Worker]) -> None:
+    explained = cluster._explain(WorkerCrashedError(), 0, Worker.close)
+    assert type(explained) is WorkerError
+    assert "WorkerCrashedError" in explained.message
+
+
+@pytest.mark.parametrize("error", [OutOfMemoryError("short of memory"), ActorDiedError()])
+def test_a_worker_that_is_gone_does_not_keep_others_from_closing(
+    cluster: Cluster[Worker], error: RayError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def get(ref: Any, timeout: float) -> None:
+        raise error
+
+    killed: list[Any] = []
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(ray, "kill", killed.append)
+    (actor,) = cluster._actors
+    cluster.close(Worker.close)
+    assert killed == [actor]
