@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from algorithm_samples import make_task
+from rank_specs import cpu_rank
 from torch import Tensor
 
 from roll_like.algorithms.kl import KLController
@@ -26,7 +27,6 @@ from roll_like.policy_gradient.advantages import Advantages
 from roll_like.policy_gradient.objective import PolicyObjective, with_reference
 from roll_like.registry import ADVANTAGES
 from roll_like.training.engine import TrainingEngine
-from roll_like.training.interface import RankSpec
 from roll_like.training.rank import TrainingRank
 from roll_like.types import FloatArray, Group, Part, PolicySample, Scored, Segment, StopReason, Trajectory
 from roll_like.values import Metrics, reduce
@@ -202,16 +202,7 @@ def bigram_engine(
         max_response_tokens=max_response_tokens,
         kl=kl,
     )
-    spec = RankSpec(
-        objective=objective,
-        model_path="",
-        dtype="bfloat16",
-        device="cpu",
-        threads=1,
-        seed=0,
-        total_updates=10,
-        trust_remote_code=False,
-    )
+    spec = cpu_rank(objective, "", dtype="bfloat16")
     worker, backend = TrainingRank(spec, 0, 1), BigramBackend(torch.from_numpy(start_table()))
     worker._backend = backend  # type: ignore[assignment]
     worker.take(torch.nn.Module())

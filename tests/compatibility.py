@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 
-START, END = "<!-- tables: written by make compatibility -->", "<!-- end of tables -->"
+from generated_page import GeneratedPage, one_digit
+
+PAGE = GeneratedPage("--compatibility", "<!-- tables: written by make compatibility -->", "<!-- end of tables -->")
 TESTED, NOT_RUN = "tested", "–"
 BACKENDS, ENGINES = ("deepspeed", "fsdp2"), ("vllm", "hf", "sglang")
 #: `inference.type` and `training.backend` of each column of the page.
@@ -131,7 +132,7 @@ def tables(results: Mapping[tuple[str, str, str], Found]) -> str:
             "",
             "| compared | largest difference of all |",
             "| --- | ---: |",
-            *(_row([what, _number(value)]) for what, value in largest),
+            *(_row([what, one_digit(value)]) for what, value in largest),
             "",
             f"Versions: {', '.join(f'{name} {version(name)}' for name in packages)}.",
         ]
@@ -139,11 +140,7 @@ def tables(results: Mapping[tuple[str, str, str], Found]) -> str:
 
 
 def _shown(cell: Cell, found: Found) -> str:
-    return f"refused: {cell.refused}" if cell.refused else f"{TESTED}, {_number(found.largest)}"
-
-
-def _number(value: float) -> str:
-    return "0" if value == 0 else f"{value:.0e}"
+    return f"refused: {cell.refused}" if cell.refused else f"{TESTED}, {one_digit(found.largest)}"
 
 
 def _row(cells: list[str]) -> str:
@@ -153,19 +150,9 @@ def _row(cells: list[str]) -> str:
 def page_cells(page: str) -> dict[tuple[str, str, str], str]:
     """Return what the page says of each combination, those that were not run left out: `tested`, or the refusal."""
     titles, found = {title: family for family, title in FAMILIES.items()}, {}
-    for line in page.partition(START)[2].partition(END)[0].splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
+    for cells in PAGE.rows(page):
         if cells[0] in titles and len(cells) == 1 + len(PAIRS):
             for pair, said in zip(PAIRS, cells[1:], strict=True):
                 if said != NOT_RUN:
                     found[titles[cells[0]], *pair] = said.partition(",")[0] if said.startswith(TESTED) else said
     return found
-
-
-def write(page: Path, text: str) -> None:
-    """Replace the tables of the page."""
-    before, start, rest = page.read_text().partition(START)
-    _, end, after = rest.partition(END)
-    if not start or not end:
-        raise ValueError(f"{page} has no {START} … {END}")
-    page.write_text(f"{before}{START}\n{text}\n{END}{after}")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from rank_specs import cpu_rank
 from tests_support import ragged_policy_samples as batch
 from torch import Tensor
 from warm_workers import RankHost
@@ -21,7 +22,6 @@ from roll_like.policy_gradient.objective import PolicyObjective
 from roll_like.training.deepspeed import DeepSpeedBackend
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.host_copies import CHUNK_BYTES, HostCopies, _bytes_of
-from roll_like.training.interface import RankSpec
 from roll_like.training.rank import TrainingRank
 from roll_like.values import reduce
 
@@ -116,16 +116,7 @@ def trainer(host: RankHost, model: Path, **training: Any) -> Iterator[TrainingEn
     objective = PolicyObjective(
         settings=settings, algorithm=algorithm, max_response_tokens=16, kl=KLController(algorithm.kl)
     )
-    spec = RankSpec(
-        objective=objective,
-        model_path=str(model),
-        dtype="bfloat16",
-        device=DEVICE,
-        threads=1,
-        seed=0,
-        total_updates=10,
-        trust_remote_code=False,
-    )
+    spec = cpu_rank(objective, model, dtype="bfloat16", device=DEVICE)
     host.begin((spec, 0, 1), [], {})
     try:
         host.start(host.address())

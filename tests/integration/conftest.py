@@ -21,20 +21,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--compatibility", None) and config.getoption("numprocesses", None):
-        raise pytest.UsageError("--compatibility writes what one process has compared: leave out -n")
+    compatibility.PAGE.refuse_workers(config)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config) -> None:
-    page: Path | None = config.getoption("--compatibility", None)
-    if page is None:
-        return
-    if exitstatus != pytest.ExitCode.OK:
-        terminalreporter.write_line(f"{page} stays as it is: not everything passed")
-        return
-    text = compatibility.tables(compatibility.RESULTS)
-    terminalreporter.write_line(text)
-    compatibility.write(page, text)
+    compatibility.PAGE.finish(terminalreporter, exitstatus, config, lambda: compatibility.tables(compatibility.RESULTS))
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ import pytest
 import torch
 from compatibility import CELLS, RESULTS, VISION, Cell, Found
 from engine_thread import float_spec
+from rank_specs import cpu_rank
 from safetensors import safe_open
 from sglang_engine import stand_in
 from tiny_families import load_family, make_family
@@ -41,7 +42,6 @@ from roll_like.policy_gradient.objective import PolicyObjective
 from roll_like.policy_gradient.probe import trainer_logprobs
 from roll_like.registry import INFERENCE_ENGINES
 from roll_like.training.engine import TrainingEngine
-from roll_like.training.interface import RankSpec
 from roll_like.training.rank import TrainingRank
 from roll_like.training.start import start_engine
 from roll_like.types import PlacedImage, PolicySample
@@ -114,16 +114,7 @@ def trainer_of(cell: Cell, model: Path, hardware: ResourceManager) -> Iterator[T
     objective = PolicyObjective(
         settings=settings, algorithm=algorithm, max_response_tokens=RESPONSE, kl=KLController(algorithm.kl)
     )
-    spec = RankSpec(
-        objective=objective,
-        model_path=str(model),
-        dtype="float32",
-        device="cpu",
-        threads=1,
-        seed=0,
-        total_updates=10,
-        trust_remote_code=False,
-    )
+    spec = cpu_rank(objective, model)
     with ExitStack() as stack:
         yield start_engine("training", spec, hardware, DEVICES, stack=stack)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from rank_specs import cpu_rank
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 from tiny_model import make_tiny_model
 from trained_weights import trained_weights
@@ -51,17 +52,7 @@ def batches() -> list[list[TrainingSample]]:
 
 
 def spec_of(model: Path, objective: Objective[Any, Any], *, frozen: bool) -> RankSpec[Any]:
-    return RankSpec(
-        objective=objective,
-        model_path=str(model),
-        dtype="float32",
-        device="cpu",
-        threads=1,
-        seed=0,
-        frozen=frozen,
-        total_updates=10,
-        trust_remote_code=False,
-    )
+    return cpu_rank(objective, model, frozen=frozen)
 
 
 def teacher(

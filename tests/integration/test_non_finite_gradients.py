@@ -17,6 +17,7 @@ import pytest
 import torch
 from gloo_ranks import on_ranks
 from hygiene import nothing_left
+from rank_specs import cpu_rank
 from run_config import read_lines, run_here, write_sft_run
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 
@@ -65,16 +66,7 @@ def trainer_of(rank: int, ranks: int, model: str, settings: dict[str, Any], dtyp
         optimizer={"lr": 1e-2, "max_grad_norm": 0.5, "warmup_steps": 4, "weight_decay": 0.01},
         **settings,
     )
-    spec: RankSpec[Any] = RankSpec(
-        objective=SupervisedObjective(settings=section, packing=True),
-        model_path=model,
-        dtype=dtype,
-        device="cpu",
-        threads=1,
-        seed=0,
-        total_updates=10,
-        trust_remote_code=False,
-    )
+    spec: RankSpec[Any] = cpu_rank(SupervisedObjective(settings=section, packing=True), model, dtype=dtype)
     trainer = TrainingRank(spec, rank, ranks)
     trainer._backend = TRAINING_BACKENDS.get(section.backend)(section, dtype=dtype, device="cpu", world_size=ranks)
     trainer.take(spec.objective.load(spec))

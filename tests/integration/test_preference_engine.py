@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rank_specs import cpu_rank
 from tests_support import pairs_of  # type: ignore[import-not-found]
 from trained_weights import trained_weights
 from transformers import AutoModelForCausalLM
@@ -20,7 +21,6 @@ from roll_like.config.sections import DeviceRange, TrainingConfig
 from roll_like.errors import EngineError
 from roll_like.registry import PREFERENCE_LOSSES
 from roll_like.training.engine import TrainingEngine
-from roll_like.training.interface import RankSpec
 from roll_like.training.start import start_engine
 from roll_like.types import FloatArray, TrainingSample
 from roll_like.values import reduce
@@ -63,16 +63,7 @@ def answer_logprob(model: Any, sample: TrainingSample) -> torch.Tensor:
 def engine(resources: ResourceManager, model: Path, stack: ExitStack, **training: Any) -> TrainingEngine[PairStep]:
     config = TrainingConfig(optimizer={"lr": LR, "max_grad_norm": 1000.0, "eps": EPS}, **training)
     loss = PREFERENCE_LOSSES.get("dpo").Config.model_validate({"type": "dpo", "beta": BETA, "nll_coefficient": 0.3})
-    spec = RankSpec(
-        objective=PairedObjective(settings=config, loss_config=loss),
-        model_path=str(model),
-        dtype="float32",
-        device="cpu",
-        threads=1,
-        seed=0,
-        total_updates=10,
-        trust_remote_code=False,
-    )
+    spec = cpu_rank(PairedObjective(settings=config, loss_config=loss), model)
     return start_engine("training", spec, resources, DeviceRange.model_validate("0-1"), stack=stack)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from rank_specs import cpu_rank
 from reward_support import completion
 from trained_weights import trained_weights
 
@@ -23,7 +24,6 @@ from roll_like.models.card import ModelCard
 from roll_like.models.classifier import load_classifier
 from roll_like.models.load import load_tokenizer
 from roll_like.training.engine import TrainingEngine
-from roll_like.training.interface import RankSpec
 from roll_like.training.rank import TrainingRank
 from roll_like.training.start import start_engine
 from roll_like.values import reduce
@@ -48,16 +48,7 @@ def pairs(float_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[S
 def engine(resources: ResourceManager, model: Path, stack: ExitStack, **training: Any) -> TrainingEngine[Any]:
     config = TrainingConfig(optimizer={"lr": LR, "max_grad_norm": 1000.0, "eps": EPS}, **training)
     algorithm = RewardModelAlgorithmConfig(label_smoothing=SMOOTHING, center_coefficient=CENTER)
-    spec = RankSpec(
-        objective=RewardModelObjective(settings=config, algorithm=algorithm, pad_token_id=0),
-        model_path=str(model),
-        dtype="float32",
-        device="cpu",
-        threads=1,
-        seed=3,
-        total_updates=10,
-        trust_remote_code=False,
-    )
+    spec = cpu_rank(RewardModelObjective(settings=config, algorithm=algorithm, pad_token_id=0), model, seed=3)
     return start_engine("training", spec, resources, DeviceRange.model_validate("0-1"), stack=stack)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gloo_ranks import on_ranks
+from rank_specs import cpu_rank
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 from tiny_families import make_family
 from tiny_model import make_tiny_model
@@ -35,16 +36,8 @@ M_MMAP_THRESHOLD = -3
 
 def rank_of(rank: int, ranks: int, model: Path, backend: str, *, frozen: bool, dtype: str = "float32") -> TrainingRank:
     settings = TrainingConfig(backend=backend, workers=ranks, zero_stage=3)
-    spec: RankSpec[Any] = RankSpec(
-        objective=LanguageModelObjective(settings=settings),
-        model_path=str(model),
-        dtype=dtype,  # type: ignore[arg-type]
-        device="cpu",
-        threads=1,
-        seed=0,
-        total_updates=1,
-        trust_remote_code=False,
-        frozen=frozen,
+    spec: RankSpec[Any] = cpu_rank(
+        LanguageModelObjective(settings=settings), model, dtype=dtype, total_updates=1, frozen=frozen
     )
     return TrainingRank(spec, rank, ranks)
 

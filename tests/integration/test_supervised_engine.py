@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rank_specs import cpu_rank
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 from trained_weights import trained_weights
 from transformers import AutoModelForCausalLM
@@ -17,7 +18,6 @@ from roll_like.builtin.pipelines.sft.objective import SupervisedObjective, likel
 from roll_like.cluster import ResourceManager
 from roll_like.config.sections import DeviceRange, TrainingConfig
 from roll_like.training.engine import TrainingEngine
-from roll_like.training.interface import RankSpec
 from roll_like.training.start import start_engine
 from roll_like.types import TrainingSample
 from roll_like.values import reduce
@@ -45,16 +45,7 @@ def engine(
     resources: ResourceManager, model: Path, stack: ExitStack, *, packing: bool, **training: Any
 ) -> TrainingEngine[Any]:
     config = TrainingConfig(optimizer={"lr": LR, "max_grad_norm": 1000.0, "eps": EPS}, **training)
-    spec = RankSpec(
-        objective=SupervisedObjective(settings=config, packing=packing),
-        model_path=str(model),
-        dtype="float32",
-        device="cpu",
-        threads=1,
-        seed=0,
-        total_updates=10,
-        trust_remote_code=False,
-    )
+    spec = cpu_rank(SupervisedObjective(settings=config, packing=packing), model)
     return start_engine("training", spec, resources, DeviceRange.model_validate("0-1"), stack=stack)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from rank_specs import cpu_rank
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 from trained_weights import trained_weights
 from transformers import AutoModelForCausalLM
@@ -19,7 +20,6 @@ from roll_like.cluster import ResourceManager
 from roll_like.config.sections import CriticConfig, DeviceRange
 from roll_like.errors import EngineError
 from roll_like.policy_gradient.critic import Critic, ValueObjective
-from roll_like.training.interface import RankSpec
 from roll_like.training.start import start_engine
 from roll_like.types import FloatArray, PolicySample
 from roll_like.values import reduce
@@ -35,16 +35,7 @@ def critic_engine(
     resources: ResourceManager, model: Path, *, dtype: str = "float32", **options: Any
 ) -> Iterator[Critic]:
     config = CriticConfig(optimizer=OPTIMIZER, value_clip=CLIP, **options)
-    spec = RankSpec(
-        objective=ValueObjective(settings=config),
-        model_path=str(model),
-        dtype=dtype,
-        device="cpu",
-        threads=1,
-        seed=0,
-        total_updates=10,
-        trust_remote_code=False,
-    )
+    spec = cpu_rank(ValueObjective(settings=config), model, dtype=dtype)
     with ExitStack() as stack:
         yield Critic(start_engine("critic", spec, resources, DeviceRange.model_validate("0-1"), stack=stack))
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rank_specs import cpu_rank
 from tensor_memory import tensor_bytes
 from tests_support import ragged_policy_samples as batch  # type: ignore[import-not-found]
 from trained_weights import trained_weights
@@ -23,7 +24,6 @@ from roll_like.config.sections import DeviceRange, TrainingConfig
 from roll_like.policy_gradient.objective import PolicyObjective
 from roll_like.run.export import merged_weights
 from roll_like.training.engine import TrainingEngine
-from roll_like.training.interface import RankSpec
 from roll_like.training.rank import TrainingRank
 from roll_like.training.start import start_engine
 from roll_like.values import reduce
@@ -55,16 +55,7 @@ def engine(
     objective = PolicyObjective(
         settings=config, algorithm=settings, max_response_tokens=16, kl=KLController(settings.kl)
     )
-    spec = RankSpec(
-        objective=objective,
-        model_path=str(model),
-        dtype=dtype,
-        device="cpu",
-        threads=1,
-        seed=0,
-        total_updates=10,
-        trust_remote_code=False,
-    )
+    spec = cpu_rank(objective, model, dtype=dtype)
     with ExitStack() as stack:
         yield start_engine("training", spec, resources, DeviceRange.model_validate("0-1"), stack=stack)
 

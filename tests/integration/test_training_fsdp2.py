@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from gloo_ranks import on_ranks
+from rank_specs import cpu_rank
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 from tiny_families import make_family
 from transformers import AutoModelForCausalLM
@@ -30,16 +31,7 @@ Weights = dict[str, torch.Tensor]
 
 def start(rank: int, ranks: int, address: Any, model: str, dtype: str, options: dict[str, Any]) -> TrainingRank:
     settings = TrainingConfig(backend="fsdp2", workers=ranks, zero_stage=3, optimizer=OPTIMIZER, **options)
-    spec: RankSpec[Any] = RankSpec(
-        objective=SupervisedObjective(settings=settings, packing=True),
-        model_path=model,
-        dtype=dtype,  # type: ignore[arg-type]
-        device="cpu",
-        threads=1,
-        seed=0,
-        total_updates=10,
-        trust_remote_code=False,
-    )
+    spec: RankSpec[Any] = cpu_rank(SupervisedObjective(settings=settings, packing=True), model, dtype=dtype)
     trainer = TrainingRank(spec, rank, ranks)
     trainer.start(address)
     return trainer

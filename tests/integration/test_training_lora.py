@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from rank_specs import cpu_rank
 from tests_support import pairs_of, ragged_policy_samples  # type: ignore[import-not-found]
 from trained_weights import sent_adapters, trained_weights
 from transformers import AutoModelForCausalLM
@@ -27,7 +28,6 @@ from roll_like.policy_gradient.objective import PolicyObjective
 from roll_like.registry import PREFERENCE_LOSSES
 from roll_like.run.export import merged_weights
 from roll_like.training.engine import TrainingEngine, WithoutAdapters
-from roll_like.training.interface import RankSpec
 from roll_like.training.rank import TrainingRank
 from roll_like.training.start import start_engine
 from roll_like.types import PolicySample, TrainingSample
@@ -50,23 +50,11 @@ def settings(**training: Any) -> TrainingConfig:
     return TrainingConfig(lora=lora, optimizer={"lr": LR, "max_grad_norm": 1000.0, "eps": EPS}, **training)
 
 
-def common(model: Path, dtype: str = "float32") -> dict[str, Any]:
-    return {
-        "model_path": str(model),
-        "dtype": dtype,
-        "device": "cpu",
-        "threads": 1,
-        "seed": SEED,
-        "total_updates": 10,
-        "trust_remote_code": False,
-    }
-
-
 def supervised(
     resources: ResourceManager, model: Path, stack: ExitStack, dtype: str = "float32", **training: Any
 ) -> TrainingEngine[Any]:
     objective = SupervisedObjective(settings=settings(**training), packing=True)
-    return start_engine("training", RankSpec(**common(model, dtype), objective=objective), resources, SPAN, stack=stack)
+    return start_engine("training", cpu_rank(objective, model, dtype=dtype, seed=SEED), resources, SPAN, stack=stack)
 
 
 def weights_of(engine: Any) -> Weights:
@@ -244,7 +232,7 @@ def test_policy_updates_are_those_of_peft_and_the_base_stays_within_reach(
     objective = PolicyObjective(
         settings=settings(**options), algorithm=algorithm, max_response_tokens=16, kl=KLController(algorithm.kl)
     )
-    spec = RankSpec(**common(float_model), objective=objective)
+    spec = cpu_rank(objective, float_model, seed=SEED)
     with ExitStack() as stack:
         trainer = start_engine("training", spec, resources, SPAN, stack=stack)
         reference = WithoutAdapters(trainer)
@@ -296,7 +284,7 @@ def test_preference_updates_against_the_model_without_adapters(
     objective = PairedObjective(settings=settings(**options), loss_config=loss)
     answers = pairs()
     with ExitStack() as stack:
-        spec = RankSpec(**common(float_model), objective=objective)
+        spec = cpu_rank(objective, float_model, seed=SEED)
         trainer = start_engine("training", spec, resources, SPAN, stack=stack)
         base = AnswerLogprobs(WithoutAdapters(trainer))
         found = []

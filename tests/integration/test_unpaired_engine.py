@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rank_specs import cpu_rank
 from test_preference_engine import answer_logprob
 from trained_weights import trained_weights
 from transformers import AutoModelForCausalLM
@@ -23,7 +24,6 @@ from roll_like.data.samples import ConversationSample
 from roll_like.errors import EngineError
 from roll_like.registry import PREFERENCE_LOSSES
 from roll_like.training.engine import TrainingEngine
-from roll_like.training.interface import RankSpec
 from roll_like.training.start import start_engine
 from roll_like.types import FloatArray, TrainingSample
 from roll_like.values import reduce
@@ -58,16 +58,7 @@ def engine(resources: ResourceManager, model: Path, stack: ExitStack, **training
     config = TrainingConfig(optimizer={"lr": LR, "max_grad_norm": 1000.0, "eps": EPS}, **training)
     settings = {"type": "kto", "beta": BETA, "desirable_weight": DESIRABLE, "undesirable_weight": UNDESIRABLE}
     loss = PREFERENCE_LOSSES.get("kto").Config.model_validate(settings)
-    spec = RankSpec(
-        objective=LabelledObjective(settings=config, loss_config=loss),
-        model_path=str(model),
-        dtype="float32",
-        device="cpu",
-        threads=1,
-        seed=0,
-        total_updates=10,
-        trust_remote_code=False,
-    )
+    spec = cpu_rank(LabelledObjective(settings=config, loss_config=loss), model)
     return start_engine("training", spec, resources, DeviceRange.model_validate("0-1"), stack=stack)
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from generated_page import GeneratedPage, one_digit
 
 TOLERANCE = 1e-5
-START, END = "<!-- table: written by make oracle -->", "<!-- end of table -->"
+PAGE = GeneratedPage("--conformance", "<!-- table: written by make oracle -->", "<!-- end of table -->")
 HAND_COMPUTED = "hand-computed only"
 #: What is compared, in the order of the page.
 KINDS = (
@@ -136,7 +136,7 @@ def table(results: Mapping[tuple[str, str, str], Found], expected: Iterable[tupl
 
 
 def _columns(differences: list[float]) -> tuple[str, str]:
-    shown = ["0" if difference == 0 else f"{difference:.0e}" for difference in differences]
+    shown = [one_digit(value) for value in differences]
     return shown[0], shown[1] if len(shown) > 1 else "–"
 
 
@@ -148,19 +148,9 @@ def _with_version(reference: str) -> str:
 def page_rows(page: str) -> set[tuple[str, str, str]]:
     """Return (kind, name, reference) of every row in the page's table, references without their versions."""
     found = set()
-    for line in page.partition(START)[2].partition(END)[0].splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
+    for cells in PAGE.rows(page):
         if len(cells) == 6 and cells[0] in KINDS:
             library, _, rest = cells[2].partition(" ")
             reference = f"{library} {rest.partition(' ')[2]}".strip() if library in PACKAGES else cells[2]
             found.add((cells[0], cells[1].strip("`"), reference))
     return found
-
-
-def write(page: Path, text: str) -> None:
-    """Replace the table of the page."""
-    before, start, rest = page.read_text().partition(START)
-    _, end, after = rest.partition(END)
-    if not start or not end:
-        raise ValueError(f"{page} has no {START} … {END}")
-    page.write_text(f"{before}{START}\n{text}\n{END}{after}")

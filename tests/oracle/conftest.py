@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import conformance
 import pytest
 
 # at the end, so that nothing there can hide a package of .venv
@@ -16,20 +17,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--conformance", None) and config.getoption("numprocesses", None):
-        raise pytest.UsageError("--conformance writes what one process has compared: leave out -n")
+    conformance.PAGE.refuse_workers(config)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config) -> None:
-    page: Path | None = config.getoption("--conformance", None)
-    if page is None:
-        return
-    if exitstatus != pytest.ExitCode.OK:
-        terminalreporter.write_line(f"{page} stays as it is: not everything passed")
-        return
-    import conformance
-    from registered import computed
+    def table() -> str:
+        from registered import computed
 
-    text = conformance.table(conformance.RESULTS, computed())
-    terminalreporter.write_line(text)
-    conformance.write(page, text)
+        return conformance.table(conformance.RESULTS, computed())
+
+    conformance.PAGE.finish(terminalreporter, exitstatus, config, table)

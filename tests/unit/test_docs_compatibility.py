@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from compatibility import CELLS, END, FAMILIES, PAIRS, START, TESTED, Found, page_cells, tables, write
+from compatibility import CELLS, FAMILIES, PAGE, PAIRS, TESTED, Found, page_cells, tables
 from tiny_families import FAMILIES as MODELS
 
 from roll_like.registry import INFERENCE_ENGINES, TRAINING_BACKENDS
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
+PATH = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
 EXPECTED = {cell.key: f"refused: {cell.refused}" if cell.refused else TESTED for cell in CELLS}
 
 
 def test_the_page_has_what_the_test_runs() -> None:
-    assert page_cells(PAGE.read_text(encoding="utf-8")) == EXPECTED, "run `make compatibility`, which writes the tables"
+    assert page_cells(PATH.read_text(encoding="utf-8")) == EXPECTED, "run `make compatibility`, which writes the tables"
 
 
 def test_no_combination_runs_twice_and_all_engines_and_backends_are_there() -> None:
@@ -29,9 +29,9 @@ def test_no_combination_runs_twice_and_all_engines_and_backends_are_there() -> N
 
 def test_tables_are_read_back(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{START}\nold\n{END}\nafter\n")
+    page.write_text(f"before\n{PAGE.start}\nold\n{PAGE.end}\nafter\n")
     found = {cell.key: Found() if cell.refused else Found(before=1e-7, resumed=3e-6) for cell in CELLS}
-    write(page, tables(found))
+    PAGE.write(page, tables(found))
     text = page.read_text()
     assert page_cells(text) == EXPECTED
     assert "tested, 3e-06" in text

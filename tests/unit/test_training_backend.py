@@ -18,6 +18,7 @@ from bigram_engine import OneRank
 from config_files import MINIMAL, changed
 from model_families import make_family
 from pydantic import ValidationError
+from rank_specs import cpu_rank
 from test_training_skipped import spoil
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 from torch import Tensor, nn
@@ -36,7 +37,7 @@ from roll_like.run.export import merged_weights
 from roll_like.training.deepspeed import without
 from roll_like.training.engine import TrainingEngine
 from roll_like.training.host_copies import tensors_within
-from roll_like.training.interface import RankSpec, State
+from roll_like.training.interface import State
 from roll_like.training.optimizer import adamw
 from roll_like.training.plugin import BackendPlugin, LazyTensors
 from roll_like.training.rank import TrainingRank
@@ -127,17 +128,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def engine(model: Path, *, frozen: bool = False, packing: bool = True, **training: Any) -> TrainingEngine[Any]:
     settings = TrainingConfig(backend="plain", optimizer={"lr": 1e-2, "schedule": "linear"}, **training)
-    spec = RankSpec(
-        objective=SupervisedObjective(settings=settings, packing=packing),
-        model_path=str(model),
-        dtype="float32",
-        device="cpu",
-        threads=1,
-        seed=0,
-        total_updates=10,
-        trust_remote_code=False,
-        frozen=frozen,
-    )
+    spec = cpu_rank(SupervisedObjective(settings=settings, packing=packing), model, frozen=frozen)
     rank = TrainingRank(spec, 0, 1)
     rank.start(("127.0.0.1", 1))
     cluster: Any = OneRank(rank)

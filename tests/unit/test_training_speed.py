@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rank_specs import cpu_rank
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 
 from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
@@ -15,7 +16,6 @@ from roll_like.config.gpus import GPU_KINDS, gpu_named
 from roll_like.config.sections import TrainingConfig
 from roll_like.models.flops import ForwardPass, training_pass
 from roll_like.models.load import load_model_shape
-from roll_like.training.interface import RankSpec
 from roll_like.training.layout import micro_batches
 from roll_like.training.speed import Speed, pass_of
 from roll_like.values import Mean
@@ -63,15 +63,8 @@ def test_only_documented_peaks_are_compared_with(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, device: str, dtype: Any, peak: float | None
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
-    spec = RankSpec(
-        objective=SupervisedObjective(settings=TrainingConfig()),
-        model_path=str(tiny_model),
-        dtype=dtype,
-        device=device,
-        threads=1,
-        seed=0,
-        total_updates=1,
-        trust_remote_code=False,
+    spec = cpu_rank(
+        SupervisedObjective(settings=TrainingConfig()), tiny_model, dtype=dtype, device=device, total_updates=1
     )
     found = Speed.of(torch.nn.Linear(1, 1), spec)
     assert (found.peak, found.adapters) == (peak, None)
