@@ -79,7 +79,7 @@ def main(options: argparse.Namespace) -> None:
     from roll_like.models.modules import load_causal_lm
     from roll_like.registry import INFERENCE_ENGINES
 
-    config = quickstart(smoke=options.smoke)
+    config = quickstart("inference.type=vllm", smoke=options.smoke)  # the only engine that takes adapters alone
     dtype = config.model.dtype
     path = options.model or str(resolve_model(config.model).path)
     spec = EngineSpec(
