@@ -216,7 +216,8 @@ def _model(config: RunConfig, role: RolePlan, shape: ModelShape) -> _Model | Non
 def _trained_model(config: RunConfig, role: str, settings: TrainerConfig, shape: ModelShape) -> _Model:
     width, tokens = bytes_per_value(config), settings.max_tokens_per_micro_batch
     trained = trained_parameters(config, shape, role)
-    states = training_states(settings, shape, trained, width)
+    quantized = shape.quantized_parameters if role == "training" else shape.critic_quantized_parameters
+    states = training_states(settings, shape, trained, width, quantized)
     dense = settings.attention == "dense" or (settings.attention == "auto" and width == 4)
     activations = training_bytes(
         shape,
@@ -264,7 +265,7 @@ def _engine(
     """Return what an engine holds of one GPU, and its cache where that follows from the GPU's memory."""
     width, gpus = bytes_per_value(config), role.devices_per_worker
     weights = shape.parameters * width // gpus
-    if config.training.lora is not None and config.inference.sends_adapters is not False:
+    if config.may_send_adapters:
         weights += trained_parameters(config, shape) * width
     running = min(config.inference.max_running, config.rollout.max_in_flight)
     # widest tensors of a forward pass, and float32 logits with two copies for the sampler

@@ -17,8 +17,9 @@ from roll_like.inference.adapters import ADAPTERS_KEY, adapter_choice
 from roll_like.inference.plugin import refuse_unserved_images
 from roll_like.models.attention import AttentionLayers, refuse_undivided_heads
 from roll_like.models.load import ModelShape, load_model_shape, load_tokenizer, resolve_model
-from roll_like.models.lora import adapted_width
+from roll_like.models.lora import adapted_width, quantized_width
 from roll_like.models.modules import empty_model, load_model_config
+from roll_like.models.quantized import require_bitsandbytes
 from roll_like.models.vision import ImageProcessor, image_processor, refuse_vision
 
 if TYPE_CHECKING:
@@ -90,13 +91,24 @@ def _with_adapters_of(
     except ConfigError:
         return shape  # a finding already
     try:
-        width = adapted_width(empty_model(model, trusted), lora, role)
-        return replace(shape, adapted_width=width) if role == "training" else replace(shape, critic_adapted_width=width)
+        empty = empty_model(model, trusted)
+        width = adapted_width(empty, lora, role)
     except ConfigError as error:
         findings.append(failed(f"{role}.lora.target_modules", error))
+        return shape
     except (OSError, ValueError, KeyError) as error:
         findings.append(Finding("error", "model.path", f"transformers cannot make such a model: {error}"))
-    return shape
+        return shape
+    quantized = 0
+    try:
+        if lora.quantization is not None:
+            require_bitsandbytes(role)
+            quantized = quantized_width(empty, lora, role)
+    except ConfigError as error:
+        findings.append(failed(f"{role}.lora.quantization", error))
+    if role == "training":
+        return replace(shape, adapted_width=width, quantized_parameters=quantized)
+    return replace(shape, critic_adapted_width=width, critic_quantized_parameters=quantized)
 
 
 def check_tokenizer(

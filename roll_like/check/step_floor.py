@@ -93,7 +93,7 @@ def sync_seconds(config: SamplingRunConfig, shape: ModelShape, kind: GPUKind) ->
 
     Adapters alone go through host memory.
     """
-    if config.training.lora is not None and config.inference.sends_adapters is not False:
+    if config.may_send_adapters:
         adapters = trained_parameters(config, shape) * bytes_per_value(config)
         return adapters / (kind.host_gb_per_second * 1e9)
     size = shape.parameters * bytes_per_value(config)

@@ -115,6 +115,8 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "lora_r": ("training.lora.rank", "training.lora"),
     "lora_rank": ("training.lora.rank", "training.lora"),
     "lora_alpha": ("training.lora.alpha", "training.lora"),
+    "load_in_4bit": ("training.lora.quantization", "training.lora"),
+    "bnb_4bit_quant_type": ("training.lora.quantization", "training.lora"),
     "save_steps": _SAVE,
     "save_freq": _SAVE,
     "save_total_limit": ("checkpoint.keep",),

@@ -5,7 +5,7 @@ Everything here follows from the configuration alone; no device is counted and n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
 from rich.console import Group, RenderableType
@@ -15,7 +15,7 @@ from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunCo
 from roll_like.config.roles import RolePlan
 from roll_like.config.run import RunConfig
 from roll_like.config.sections import DeviceRange, TrainerConfig
-from roll_like.config.states import StateBytes, StateSizes
+from roll_like.config.states import QUANTIZED_BYTES, StateBytes, StateSizes
 from roll_like.registry import TRAINING_BACKENDS
 
 GIB = 2**30
@@ -56,6 +56,16 @@ class ModelSizes(Protocol):
     @property
     def critic_adapted_width(self) -> int:
         """The same of the critic's adapters."""
+        ...
+
+    @property
+    def quantized_parameters(self) -> int:
+        """Parameters that the policy's trainer keeps in 4 bits; 0 without quantisation."""
+        ...
+
+    @property
+    def critic_quantized_parameters(self) -> int:
+        """The same of the critic's."""
         ...
 
     def kv_bytes_per_token(self, bytes_per_value: int = 2) -> int:
@@ -262,7 +272,8 @@ def trained_parameters(config: RunConfig, model: ModelSizes, role: str = "traini
 def trainer_memory(config: RunConfig, model: ModelSizes) -> MemoryLine:
     """Return the estimated memory of one rank of the trainer, without activations."""
     trained = trained_parameters(config, model)
-    parts = _parts(training_states(config.training, model, trained, bytes_per_value(config)))
+    width = bytes_per_value(config)
+    parts = _parts(training_states(config.training, model, trained, width, model.quantized_parameters))
     if config.task == "text-classification":  # one output in place of a vocabulary
         return MemoryLine(role="training", parts=parts)
     chunk = config.training.logprob_chunk_tokens * config.training.logprob_chunk_vocab * _BYTES["float32"]
@@ -275,7 +286,8 @@ def _memory(config: SamplingRunConfig, role: RolePlan, model: ModelSizes) -> Mem
         return trainer_memory(config, model)
     if role.name == "critic" and isinstance(config, PolicyGradientConfig) and config.critic is not None:
         trained = trained_parameters(config, model, "critic")
-        states = training_states(config.critic, model, trained, bytes_per_value(config))
+        quantized = model.critic_quantized_parameters
+        states = training_states(config.critic, model, trained, bytes_per_value(config), quantized)
         return MemoryLine(role=role.name, parts=_parts(states))
     if role.name == "reference":
         frozen = config.training.frozen(workers=role.workers, max_tokens_per_micro_batch=1)
@@ -293,7 +305,9 @@ def _parts(states: StateBytes) -> tuple[tuple[str, int], ...]:
     return (("weights", states.weights), ("gradients", states.gradients), ("optimizer", states.optimizer))
 
 
-def training_states(settings: TrainerConfig, model: ModelSizes, trained: int, width: int) -> StateBytes:
+def training_states(
+    settings: TrainerConfig, model: ModelSizes, trained: int, width: int, quantized: int = 0
+) -> StateBytes:
     """Return the memory of one rank of a model in training, without activations.
 
     Args:
@@ -301,6 +315,7 @@ def training_states(settings: TrainerConfig, model: ModelSizes, trained: int, wi
         model: Its sizes.
         trained: How many parameters are trained: all, none, or those of adapters beside the model's own.
         width: Bytes of a weight.
+        quantized: How many weights are in 4 bits; no backend divides them (`rules`).
     """
     sizes = StateSizes(
         parameters=model.parameters + (trained if trained != model.parameters else 0),
@@ -311,4 +326,11 @@ def training_states(settings: TrainerConfig, model: ModelSizes, trained: int, wi
         width=width,
     )
     states: StateBytes = TRAINING_BACKENDS.get(settings.backend).state_bytes(settings, sizes)
-    return states
+    if not quantized:
+        return states
+    # one matrix at a time is dequantised, which takes less than a layer
+    return replace(
+        states,
+        weights=states.weights - int(quantized * (width - QUANTIZED_BYTES)),
+        buffers=states.buffers + model.layer_parameters * width,
+    )

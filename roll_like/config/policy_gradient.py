@@ -141,6 +141,12 @@ class SamplingRunConfig(RunConfig):
         return 1
 
     @property
+    def may_send_adapters(self) -> bool:
+        """Whether engines may be sent adapters alone: the base that they load is the one that the trainer has."""
+        lora = self.training.lora
+        return lora is not None and lora.quantization is None and self.inference.sends_adapters is not False
+
+    @property
     def adapter_keys(self) -> tuple[str, ...]:
         """Keys that need an engine with the base model beside the policy's adapter."""
         return ()

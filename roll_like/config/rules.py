@@ -232,8 +232,17 @@ def _ranks_share_rows(config: RunConfig) -> Iterator[Violation]:
 
 def _backend_takes_its_settings(config: RunConfig) -> Iterator[Violation]:
     for section, trained in config.trained.items():
-        for violation in TRAINING_BACKENDS.get(trained.backend).violations(trained):
+        backend = TRAINING_BACKENDS.get(trained.backend)
+        for violation in backend.violations(trained):
             yield Violation((section, *violation.path), violation.message)
+        quantization = None if trained.lora is None else trained.lora.quantization
+        if quantization is not None and "weights" in backend.divided(trained):
+            yield Violation(
+                (section, "lora", "quantization"),
+                f"{quantization!r} keeps 4-bit weights whole on each rank, and {section}.zero_stage: "
+                f"{trained.zero_stage} of {trained.backend!r} shards weights; use {section}.backend: deepspeed with "
+                "zero_stage 2 or less, or remove the key",
+            )
 
 
 def _engine_fits(config: SamplingRunConfig) -> Iterator[Violation]:
@@ -269,6 +278,13 @@ def _engine_fits(config: SamplingRunConfig) -> Iterator[Violation]:
             ("inference", "lora"),
             "true sends adapters, and the trainer has none; add `training.lora: {}`, or remove the key",
         )
+    elif engine.sends_adapters and not config.may_send_adapters:
+        yield Violation(
+            ("inference", "lora"),
+            "true sends adapters alone, to engines that load the base unquantised, and the trainer computes with it in "
+            "4 bits (training.lora.quantization), so log-probabilities would differ; set it to false, which sends the "
+            "dequantised base with adapters merged, or remove the key",
+        )
     yield from _base_is_beside(config)
     yield from engine.violations(resources)
 
@@ -283,11 +299,14 @@ def _base_is_beside(config: SamplingRunConfig) -> Iterator[Violation]:
                 "engines have the base model beside the policy only where adapters are trained; add "
                 "`training.lora: {}`, or change this (`roll-like eval --model` measures other models)",
             )
-        elif config.inference.sends_adapters is False:
+        elif not config.may_send_adapters:
+            way_out = "use inference.type: vllm without `lora: false`"
+            if config.training.lora.quantization is not None:
+                way_out = "remove training.lora.quantization"
             yield Violation(
                 path,
-                "adapters are merged into the weights of these engines, which have no base model then; use "
-                "inference.type: vllm without `lora: false`, or change this",
+                "adapters are merged into the weights of these engines, which have no base model then; "
+                f"{way_out}, or change this",
             )
 
 

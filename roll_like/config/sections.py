@@ -164,6 +164,11 @@ class LoRAConfig(ConfigModel):
         default="kaiming",
         description="How A is drawn: uniform as linear layers are, or normal with deviation 1 / rank. B starts at 0.",
     )
+    quantization: Literal["nf4", "fp4"] | None = Field(
+        default=None,
+        description="Keep the frozen linear layers in 4 bits (QLoRA, arXiv:2305.14314): `nf4`, whose values are spaced "
+        "as those of a normal distribution, or `fp4`. Needs the extra `qlora` and `zero_stage` 2 or less.",
+    )
 
 
 class TrainerConfig(ConfigModel):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+#: Bytes of a weight in 4 bits: with an 8-bit scale for 64 of them, and a float32 one for 256 scales.
+QUANTIZED_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSizes:

@@ -22,6 +22,10 @@ from roll_like.registry import INFERENCE_ENGINES
 
 #: What decides, where the engine has it.
 ADAPTERS_KEY = "inference.lora"
+#: What keeps adapters from being sent alone where the frozen base is in 4 bits.
+QUANTIZED = (
+    "the trainer computes with a quantised base (training.lora.quantization), and the engine would load one that is not"
+)
 #: What names adapters that are held beside the policy's.
 FROZEN_KEY = "evaluation.adapters"
 
@@ -120,4 +124,4 @@ def _adapter(model: Any, lora: LoRAConfig) -> tuple[AdapterSpec, str | None]:
     changed = sorted({name.split(".")[-2] for name in weights if name not in alone})
     if changed:
         return adapter, f"the model's checkpoint format has {', '.join(changed)} in another form"
-    return adapter, None
+    return adapter, None if lora.quantization is None else QUANTIZED

@@ -7,6 +7,7 @@ Layers are peft's, injected in place: names stay the model's own, with `.base_la
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from roll_like.config.sections import LoRAConfig, Task
 from roll_like.errors import CheckpointError, ConfigError
+from roll_like.models.quantized import dequantized, quantize, quiet_bitsandbytes, shape_and_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 _IN_FILE = re.compile(r"\.lora_[AB]\.weight$")
 _ADAPTER = re.compile(r"\.(lora_[AB])\.default\.weight$")
 _BASE = ".base_layer"
+_ROUTER = re.compile(r"router$|(^|_|\.)gate$")
 _FILE_PREFIX = "base_model.model."
 
 
@@ -99,8 +102,46 @@ def _chosen(layers: dict[str, tuple[int, int]], wanted: tuple[str, ...]) -> list
     return [name for name in layers if any(name == each or name.endswith(f".{each}") for each in wanted)]
 
 
+def quantized_layers(causal_lm: Any, config: LoRAConfig, section: str = "training") -> list[str]:
+    """Return the whole names of all layers whose weights are quantised: linear ones in the blocks, but no routers.
+
+    Only `nn.Linear` itself: classes that derive from it may read their weights.
+
+    Raises:
+        ConfigError: The model has none.
+    """
+    from torch import nn
+
+    if config.quantization is None:
+        return []
+    found = [
+        name
+        for name in linear_layers(causal_lm)
+        if type(causal_lm.get_submodule(name)) is nn.Linear and _ROUTER.search(name) is None
+    ]
+    if not found:
+        raise ConfigError(
+            f"{section}.lora.quantization: {type(causal_lm).__name__} has no nn.Linear in its numbered blocks, and "
+            "nothing else can be quantised",
+            fix="remove the key",
+        )
+    return found
+
+
+def quantized_width(causal_lm: Any, config: LoRAConfig, section: str = "training") -> int:
+    """Return how many weights are quantised.
+
+    Raises:
+        ConfigError: As `quantized_layers`.
+    """
+    layers = linear_layers(causal_lm)
+    return sum(math.prod(layers[name]) for name in quantized_layers(causal_lm, config, section))
+
+
 def add_adapters(causal_lm: Any, config: LoRAConfig, *, seed: int, section: str = "training") -> None:
-    """Freeze a model and add adapters to it, in place; they change nothing until they have been trained.
+    """Freeze a model, quantise it where that is asked for, and add adapters to it, in place.
+
+    They change nothing until they have been trained.
 
     Args:
         causal_lm: The whole model, on any device but the meta device.
@@ -109,18 +150,27 @@ def add_adapters(causal_lm: Any, config: LoRAConfig, *, seed: int, section: str 
         section: Where it is, for messages: `training` or `critic`.
 
     Raises:
-        ConfigError: The model has no such layers.
+        ConfigError: The model has no such layers, or bitsandbytes is needed and not installed.
     """
     import torch
-    from peft import inject_adapter_in_model
 
+    with quiet_bitsandbytes():
+        from peft import inject_adapter_in_model
+
+    names = targets(causal_lm, config, section)
+    if config.quantization is not None:
+        quantize(causal_lm, quantized_layers(causal_lm, config, section), config.quantization, section)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        inject_adapter_in_model(_peft_config(causal_lm, config, targets(causal_lm, config, section)), causal_lm)
+        inject_adapter_in_model(_peft_config(causal_lm, config, names), causal_lm)
+    for weight in named_weights(causal_lm):
+        for part in weight.parts[1:]:  # peft leaves those beside quantised weights in float32
+            part.data = part.data.to(weight.dtype)
 
 
 def _peft_config(causal_lm: Any, config: LoRAConfig, names: tuple[str, ...], **more: Any) -> Any:
-    from peft import LoraConfig
+    with quiet_bitsandbytes():
+        from peft import LoraConfig
     from transformers.pytorch_utils import Conv1D
 
     return LoraConfig(
@@ -157,7 +207,7 @@ class NamedWeight:
 
     Attributes:
         name: As in the model without adapters.
-        parameter: The parameter; frozen where it has an adapter.
+        parameter: The parameter; frozen where it has an adapter, perhaps quantised (`models.quantized`).
         layer: The layer that has the adapter.
     """
 
@@ -172,15 +222,20 @@ class NamedWeight:
             return [self.parameter]
         return [self.parameter, self.layer.lora_A["default"].weight, self.layer.lora_B["default"].weight]
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the forward pass computes with, also where the weight is quantised."""
+        return shape_and_dtype(self.parameter)[1]
+
     def merged(self, dtype: torch.dtype, parts: Sequence[Tensor] | None = None, *, copy: bool = False) -> Tensor:
-        """Return W + scale·B·A, computed in float32.
+        """Return W + scale·B·A, computed in float32; of a quantised W what the forward pass dequantises.
 
         Args:
             dtype: Of the result.
             parts: What `parts` are where those are sharded: whole.
             copy: For memory that is about to go.
         """
-        weight, *adapter = (part.detach() for part in parts or self.parts)
+        weight, *adapter = (dequantized(part) for part in parts or self.parts)
         if self.layer is None:
             return weight.to(dtype, copy=copy)
         weight, down, up = (part.float() for part in (weight, *adapter))

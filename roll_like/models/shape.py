@@ -30,6 +30,8 @@ class ModelShape:
         tied_embeddings: Whether the output layer is the embedding.
         adapted_width: Inputs plus outputs of all layers that get adapters in the policy; 0 without adapters.
         critic_adapted_width: The same of the critic.
+        quantized_parameters: Parameters that the policy's trainer keeps in 4 bits; 0 without quantisation.
+        critic_quantized_parameters: The same of the critic's.
         query_norm: Whether queries and keys are normalised before attention.
         experts: Experts of a layer that one token goes to; 0 without a mixture.
         idle_parameters: Parameters of the experts that one token does not go to.
@@ -47,6 +49,8 @@ class ModelShape:
     tied_embeddings: bool
     adapted_width: int = 0
     critic_adapted_width: int = 0
+    quantized_parameters: int = 0
+    critic_quantized_parameters: int = 0
     query_norm: bool = False
     experts: int = 0
     idle_parameters: int = 0

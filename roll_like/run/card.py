@@ -31,6 +31,7 @@ _SETTINGS = (
     "pairs_per_step",
     "training.optimizer.lr",
     "training.lora.rank",
+    "training.lora.quantization",
 )
 
 

@@ -79,7 +79,7 @@ def _with_base(
     load_adapters(loaded, trained)
     tensors = {name: parameter.detach() for name, parameter in adapter_parameters(loaded)}
     adapter = Adapter.of(loaded, lora, tensors, base=from_anywhere(model.label, model.path), task=config.task)
-    return ((weight.name, weight.merged(weight.parameter.dtype)) for weight in named_weights(loaded)), adapter
+    return ((weight.name, weight.merged(weight.dtype)) for weight in named_weights(loaded)), adapter
 
 
 def merged_weights(checkpoint: Path, backend: str) -> Mapping[str, Tensor]:

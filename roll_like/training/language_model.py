@@ -70,17 +70,20 @@ class LanguageModelObjective(Objective[StepT, BatchT]):
 
 
 def load_language_model(spec: RankSpec[Any], settings: TrainerConfig) -> Any:
-    """Return the language model of a spec on the CPU; where ranks divide its weights, what they can read later is not.
+    """Return the language model of a spec on the CPU; without what can be read later, where no rank needs all of it.
+
+    That is where ranks divide its weights, or quantise one layer after the other.
 
     Raises:
         ConfigError: As `load_causal_lm`.
     """
     backend = TRAINING_BACKENDS.get(settings.backend)
+    quantised = settings.lora is not None and settings.lora.quantization is not None and not spec.frozen
     return load_causal_lm(
         Path(spec.model_path),
         dtype=spec.dtype,
         trust_remote_code=spec.trust_remote_code,
-        late=backend.reads_late and "weights" in backend.divided(settings),
+        late=quantised or (backend.reads_late and "weights" in backend.divided(settings)),
     )
 
 

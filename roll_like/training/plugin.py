@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from roll_like.config.sections import TrainerConfig
 from roll_like.config.states import StateBytes, StateSizes
 from roll_like.config.violations import Violation
+from roll_like.models.quantized import shape_and_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -42,8 +43,8 @@ class LazyTensors(Mapping[str, "Tensor"]):
 
 
 def whole_shape(parameter: nn.Parameter) -> tuple[int, ...]:
-    """Return the shape of a parameter, also of one that DeepSpeed has sharded."""
-    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+    """Return the shape of a parameter, also of one that DeepSpeed has sharded, or that is quantised."""
+    return tuple(getattr(parameter, "ds_shape", shape_and_dtype(parameter)[0]))
 
 
 def require_same_tensors(wanted: Collection[str], stored: Collection[str]) -> None:

@@ -38,6 +38,7 @@ from roll_like.models.lora import (
     adapters_off,
     named_weights,
 )
+from roll_like.models.quantized import scales
 from roll_like.models.vision import processor_files
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training.backbone import joins_rows
@@ -383,6 +384,11 @@ class TrainingRank:
     def _hf_model(self) -> Any:
         return self._objective.hf_model(self._model.module)
 
+    def _tensors(self, state: State) -> Iterator[Tensor]:
+        yield from self._backend.tensors(state)
+        if state == "weights":
+            yield from scales(self._model.module)
+
     def _gathered(self, parameters: Sequence[nn.Parameter]) -> AbstractContextManager[Sequence[Tensor]]:
         return self._backend.gathered(parameters) if self._backend.sharded else nullcontext(parameters)
 
@@ -392,7 +398,7 @@ class TrainingRank:
         """Return how much memory this rank's weights and optimizer take, wherever they are."""
         found: dict[int, int] = {}  # by storage: what is emptied now counts as well, views of one tensor count once
         for state in get_args(State):
-            for tensor in self._backend.tensors(state):
+            for tensor in self._tensors(state):
                 storage = tensor.untyped_storage()._cdata
                 found[storage] = max(found.get(storage, 0), tensor.nbytes)
         return sum(found.values())
@@ -453,7 +459,7 @@ class TrainingRank:
         if not self._spec.frozen:
             # an optimizer of plain float32 training has the weights themselves as its parameters
             keep = self._backend.tensors("weights") if state == "optimizer" else ()
-            self._host[state].offload(self._backend.tensors(state), keep)
+            self._host[state].offload(self._tensors(state), keep)
         elif state == "weights":
             sharded = self._backend.sharded
             self._host[state].offload(

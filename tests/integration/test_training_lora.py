@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from rank_specs import cpu_rank
+from safetensors.torch import save_file
 from tests_support import pairs_of, ragged_policy_samples  # type: ignore[import-not-found]
 from trained_weights import sent_adapters, trained_weights
 from transformers import AutoModelForCausalLM
@@ -21,9 +23,12 @@ from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, PairedObje
 from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
 from roll_like.cluster import ResourceManager
 from roll_like.config.algorithm import AlgorithmConfig
-from roll_like.config.sections import DeviceRange, ModelConfig, TrainingConfig
+from roll_like.config.sections import DeviceRange, LoRAConfig, ModelConfig, TrainingConfig
 from roll_like.inference.weight_transfer.fingerprint import fingerprint
 from roll_like.models.card import ModelCard
+from roll_like.models.lora import named_weights, quantized_layers
+from roll_like.models.modules import load_causal_lm
+from roll_like.models.quantized import quantize
 from roll_like.policy_gradient.objective import PolicyObjective
 from roll_like.registry import PREFERENCE_LOSSES
 from roll_like.run.export import merged_weights
@@ -125,10 +130,22 @@ def test_supervised_updates_are_those_of_peft(
     options: dict[str, Any],
     tmp_path: Path,
 ) -> None:
+    updates_are_those_of_peft(resources, float_model, frozen, plain, options, tmp_path)
+
+
+def updates_are_those_of_peft(
+    resources: ResourceManager,
+    model: Path,
+    frozen: Any,
+    plain: tuple[list[float], Weights],
+    options: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    """Compare an engine's losses, weights and checkpoint with those of a plain loop from the weights of `frozen`."""
     losses, weights = plain
     first, second, third = batches()
     with ExitStack() as stack:
-        trainer = supervised(resources, float_model, stack, **options)
+        trainer = supervised(resources, model, stack, **options)
         assert largest_difference(weights_of(trainer), dict(frozen.named_parameters())) == 0.0
         found = [reduce(trainer.train_step(samples))["train/loss"] for samples in (first, second)]
         trainer.save(tmp_path)
@@ -157,6 +174,35 @@ def test_supervised_updates_are_those_of_peft(
     if options.get("backend") == "fsdp2":
         assert all(".lora_" in name for name in merged_weights(tmp_path, "fsdp2"))
     assert sum(file.stat().st_size for file in tmp_path.rglob("*.pt")) < 4 * adapters + 100_000 * 2
+
+
+@pytest.fixture(scope="module")
+def dequantised_model(float_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of what a trainer with a quantised base computes with."""
+    directory = Path(shutil.copytree(float_model, tmp_path_factory.mktemp("dequantised") / "model"))
+    model = load_causal_lm(float_model, "float32")
+    config = LoRAConfig(quantization="nf4")
+    quantize(model, quantized_layers(model, config), "nf4")
+    tensors = {weight.name: weight.merged(torch.float32) for weight in named_weights(model)}
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"workers": 2, "zero_stage": 1, "max_tokens_per_micro_batch": 48},
+        pytest.param({"workers": 2, "zero_stage": 2, "gradient_checkpointing": True}, marks=pytest.mark.slow),
+    ],
+)
+def test_beside_a_quantised_base_updates_are_those_of_peft_beside_the_dequantised_one(
+    resources: ResourceManager, float_model: Path, dequantised_model: Path, options: dict[str, Any], tmp_path: Path
+) -> None:
+    base = AutoModelForCausalLM.from_pretrained(dequantised_model, dtype=torch.float32)
+    plain = plain_loop(dequantised_model, [likelihood(samples) for samples in batches()])
+    options = {**options, "lora": {"quantization": "nf4"}}
+    updates_are_those_of_peft(resources, float_model, base, plain, options, tmp_path)
 
 
 @pytest.mark.slow
