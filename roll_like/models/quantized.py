@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from roll_like.errors import ConfigError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
 #: Scales that share one scale of their own.
@@ -113,7 +114,7 @@ def shape_and_dtype(parameter: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
 
 
 def dequantized(parameter: Tensor) -> Tensor:
-    """Return what a layer computes with: a quantised parameter in its former shape and precision; others as they are."""
+    """Return what a layer computes with: a quantised parameter in its former shape and precision, others as is."""
     state = getattr(parameter, "quant_state", None)
     if state is None:
         return parameter.detach()

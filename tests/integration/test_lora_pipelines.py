@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,10 @@ from run_config import evaluated, exported, read_lines, run_here, write_dpo_run,
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from roll_like.config.sections import LoRAConfig
+from roll_like.models.lora import quantized_layers
 from roll_like.models.modules import load_causal_lm
+from roll_like.models.quantized import quantize
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("warm_ray")]
 LORA = {"rank": 8, "alpha": 16}
@@ -90,6 +94,77 @@ def test_vllm_samples_with_the_adapters_and_kl_is_measured_without_them(
         found = PeftModel.from_pretrained(base, run / "model" / "adapter")(prompt).logits
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
     assert float((untrained - expected).abs().max()) > 0.05
+
+
+QUANTISED = {
+    "training": {
+        "lora": {**LORA, "quantization": "nf4"},
+        "optimizer": {"lr": 2.0e-2},
+        "max_tokens_per_micro_batch": 512,
+        "zero_stage": 1,
+    },
+    "algorithm": {"kl": {"use": "loss", "coefficient": 0.01}, "advantage": "rloo"},
+    "reference": {"mode": "adapter_off"},
+    "checkpoint": {"every": 1, "export": True},
+}
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"type": "hf"},
+        pytest.param({"type": "vllm", "kv_cache_gib": 0.2, "max_running": 32}, marks=pytest.mark.slow),
+    ],
+    ids=["hf", "vllm"],
+)
+def test_engines_sample_with_the_dequantised_base_and_a_resumed_run_quantises_it_again(
+    tmp_path: Path, tiny_model: Path, engine: dict[str, Any]
+) -> None:
+    config = write_run(tmp_path, tiny_model, steps=3, inference=engine, **QUANTISED)
+    with nothing_left():
+        code, output = run_here(config, "steps=2", "checkpoint.export=false")
+        assert code == 0, output
+        code, output = run_here(config, "--resume")
+        assert code == 0, output
+    run = tmp_path / "runs" / "tiny"
+    steps = read_lines(run / "metrics.jsonl")
+    assert len(steps) == 3
+    assert abs(steps[0]["train/kl"]) < 1e-6  # the policy is its reference, both with the quantised base
+    assert steps[2]["train/kl"] > 1e-3
+    # whole weights are compared at each push
+    tensors = len(load_file(tiny_model / "model.safetensors"))
+    assert [step["sync/tensors_checked"] for step in steps] == [tensors] * 3
+    assert all(step["mismatch/logprob_difference"] < 1e-5 for step in steps)
+
+    again = tmp_path / "again"
+    exported(run / "checkpoints/step_000003", again)
+    one, other = (load_file(folder / "model.safetensors") for folder in (run / "model", again))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    base = load_causal_lm(tiny_model, "float32")
+    quantize(base, quantized_layers(base, LoRAConfig(quantization="nf4")), "nf4")
+    merged = AutoModelForCausalLM.from_pretrained(run / "model", dtype=torch.float32)
+    prompt = torch.arange(20, 60)[None]
+    with torch.no_grad():
+        expected = merged(prompt).logits
+        without = base(prompt).logits
+        found = PeftModel.from_pretrained(base, run / "model" / "adapter")(prompt).logits
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+    assert float((without - expected).abs().max()) > 0.05
+
+
+@pytest.mark.slow
+def test_a_resumed_run_with_a_quantised_base_has_the_series_of_a_whole_one(tmp_path: Path, tiny_model: Path) -> None:
+    series = {}
+    for folder, parts in {"whole": [()], "halves": [("steps=2",), ("--resume",)]}.items():
+        (tmp_path / folder).mkdir()
+        config = write_run(tmp_path / folder, tiny_model, steps=3, **QUANTISED)
+        for part in parts:
+            code, output = run_here(config, *part)
+            assert code == 0, output
+        lines = read_lines(tmp_path / folder / "runs" / "tiny" / "metrics.jsonl")
+        series[folder] = [(line["train/loss"], line["train/grad_norm"], line["rollout/reward/mean"]) for line in lines]
+    assert series["halves"] == series["whole"]
 
 
 @pytest.mark.slow

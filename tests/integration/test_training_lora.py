@@ -156,6 +156,12 @@ def updates_are_those_of_peft(
         assert report["train/grad_norm"] > 0
         moved = weights_of(trainer)
         adapters, base = sent_adapters(trainer.cluster)
+        if trainer.objective.settings.lora.quantization is not None:
+            held = trainer.cluster.everywhere(TrainingRank.state_bytes)
+            trainer.cluster.everywhere(TrainingRank.offload, "weights")
+            assert trainer.cluster.everywhere(TrainingRank.state_bytes) == held
+            trainer.cluster.everywhere(TrainingRank.reload, "weights")
+            assert largest_difference(weights_of(trainer), moved) == 0.0
     assert largest_difference(moved, weights) < 2e-6
     assert largest_difference(moved, dict(frozen.named_parameters())) > 1e-2
     # what an engine is sent of adapters alone gives the same matrices, and it is told of the weights beside them once
@@ -176,14 +182,12 @@ def updates_are_those_of_peft(
     assert sum(file.stat().st_size for file in tmp_path.rglob("*.pt")) < 4 * adapters + 100_000 * 2
 
 
-@pytest.fixture(scope="module")
-def dequantised_model(float_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of what a trainer with a quantised base computes with."""
-    directory = Path(shutil.copytree(float_model, tmp_path_factory.mktemp("dequantised") / "model"))
-    model = load_causal_lm(float_model, "float32")
-    config = LoRAConfig(quantization="nf4")
-    quantize(model, quantized_layers(model, config), "nf4")
-    tensors = {weight.name: weight.merged(torch.float32) for weight in named_weights(model)}
+def dequantised(model: Path, directory: Path, dtype: Any = "float32") -> Path:
+    """Write what a trainer with a quantised base computes with, and return its directory."""
+    shutil.copytree(model, directory)
+    base, config = load_causal_lm(model, dtype), LoRAConfig(quantization="nf4")
+    quantize(base, quantized_layers(base, config), "nf4")
+    tensors = {weight.name: weight.merged(torch.float32) for weight in named_weights(base)}
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     return directory
 
@@ -197,12 +201,14 @@ def dequantised_model(float_model: Path, tmp_path_factory: pytest.TempPathFactor
     ],
 )
 def test_beside_a_quantised_base_updates_are_those_of_peft_beside_the_dequantised_one(
-    resources: ResourceManager, float_model: Path, dequantised_model: Path, options: dict[str, Any], tmp_path: Path
+    resources: ResourceManager, float_model: Path, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    base = AutoModelForCausalLM.from_pretrained(dequantised_model, dtype=torch.float32)
-    plain = plain_loop(dequantised_model, [likelihood(samples) for samples in batches()])
+    directory = dequantised(float_model, tmp_path / "dequantised")
+    base = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    plain = plain_loop(directory, [likelihood(samples) for samples in batches()])
     options = {**options, "lora": {"quantization": "nf4"}}
-    updates_are_those_of_peft(resources, float_model, base, plain, options, tmp_path)
+    (checkpoint := tmp_path / "checkpoint").mkdir()
+    updates_are_those_of_peft(resources, float_model, base, plain, options, checkpoint)
 
 
 @pytest.mark.slow
@@ -210,6 +216,8 @@ def test_beside_a_quantised_base_updates_are_those_of_peft_beside_the_dequantise
     ("options", "dtype"),
     [
         ({"zero_stage": 1}, "bfloat16"),
+        ({"zero_stage": 0, "lora": {"quantization": "nf4"}}, "bfloat16"),
+        ({"workers": 2, "zero_stage": 2, "lora": {"quantization": "nf4"}}, "bfloat16"),
         ({"workers": 2, "zero_stage": 3}, "float32"),
         ({"workers": 2, "zero_stage": 3, "backend": "fsdp2"}, "bfloat16"),
     ],
@@ -218,7 +226,9 @@ def test_a_resumed_engine_goes_on_bit_for_bit_and_its_adapter_is_the_export(
     resources: ResourceManager, float_model: Path, tmp_path: Path, options: dict[str, Any], dtype: str
 ) -> None:
     first, second, _ = batches()
-    options = {**options, "lora": {"dropout": 0.3, "init": "gaussian", "rslora": True, "alpha": 6}}
+    options = dict(options)
+    lora = {"dropout": 0.3, "init": "gaussian", "rslora": True, "alpha": 6, **options.pop("lora", {})}
+    options = {**options, "lora": lora}
     with ExitStack() as stack:
         trainer = supervised(resources, float_model, stack, dtype, **options)
         trainer.train_step(first)
@@ -237,6 +247,8 @@ def test_a_resumed_engine_goes_on_bit_for_bit_and_its_adapter_is_the_export(
         assert largest_difference(weights_of(trainer), expected) == 0.0
 
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    if "quantization" in lora:
+        float_model = dequantised(float_model, tmp_path / "dequantised", dtype)
     base = AutoModelForCausalLM.from_pretrained(float_model, dtype=torch.float32)
     adapted = PeftModel.from_pretrained(base, tmp_path / "model" / "adapter")
     tolerance = {"float32": 1e-5, "bfloat16": 0.05}[dtype]

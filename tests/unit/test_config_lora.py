@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from config_files import changed
 from pydantic import BaseModel, ValidationError
-from transformers import GPT2Config
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from roll_like.builtin.pipelines.agentic.config import AgenticConfig
 from roll_like.builtin.pipelines.dpo.config import DPOConfig
@@ -21,7 +21,7 @@ from roll_like.config.inference import weight_backend
 from roll_like.config.plan import plan, trained_parameters
 from roll_like.config.sections import LoRAConfig
 from roll_like.errors import ConfigError
-from roll_like.inference.adapters import AdapterChoice, adapter_choice
+from roll_like.inference.adapters import QUANTIZED, AdapterChoice, adapter_choice
 from roll_like.inference.interface import AdapterSpec, EngineSpec
 from roll_like.inference.vllm.arguments import engine_arguments, reserved_rank
 from roll_like.inference.vllm.config import VLLMConfig
@@ -46,6 +46,7 @@ class Billion:
     parameters = 2**30
     adapted_width = 2**20
     critic_adapted_width = 2**10
+    quantized_parameters, critic_quantized_parameters = 0, 0
     embedding_parameters = 2**20
     layers, layer_parameters = 2, 2**28
 
@@ -149,6 +150,77 @@ def test_the_check_counts_adapters_and_names_the_layers_that_there_are(tiny_mode
     )
 
 
+class InFourBits(Billion):
+    """The same model, most of which can be quantised."""
+
+    quantized_parameters, critic_quantized_parameters = 2**29, 2**28
+
+
+def test_memory_of_a_quantised_base_is_4_bits_and_its_scales() -> None:
+    values = changed(training={"lora": {"rank": 8, "quantization": "nf4"}}, algorithm={"advantage": "gae"})
+    values["critic"] = {"lora": {"rank": 8, "quantization": "fp4"}}
+    memory = {line.role: dict(line.parts) for line in plan(RLVRConfig.from_values(values), InFourBits()).memory}
+    scales = 1 / 64 + 4 / 64 / 256
+    for role, quantised, width in (("training", 2**29, 2**20), ("critic", 2**28, 2**10)):
+        rest = 2 * (2**30 - quantised + 8 * width)
+        assert memory[role]["weights"] == pytest.approx(rest + quantised * (0.5 + scales), abs=1), role
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "expected"),
+    [
+        ({"training__zero_stage": 3}, "training.lora.quantization", "and training.zero_stage: 3 of 'deepspeed' shards"),
+        (
+            {"training__zero_stage": 3, "training__backend": "fsdp2"},
+            "training.lora.quantization",
+            "use training.backend: deepspeed with zero_stage 2 or less",
+        ),
+        (
+            {"algorithm": {"advantage": "gae"}, "critic": {"lora": {"quantization": "nf4"}, "zero_stage": 3}},
+            "critic.lora.quantization",
+            "and critic.zero_stage: 3 of 'deepspeed' shards weights",
+        ),
+        ({"training__lora__quantization": "int8"}, "training.lora.quantization", "'nf4' or 'fp4'"),
+        ({"inference": {"type": "vllm", "lora": True}}, "inference.lora", "set it to false, which sends the deq"),
+        (
+            {"evaluation": {"sources": [{"path": "eval.jsonl"}], "base_model": True}},
+            "evaluation.base_model",
+            "which have no base model then; remove training.lora.quantization",
+        ),
+    ],
+)
+def test_what_a_quantised_base_cannot_do_is_refused(changes: dict[str, Any], key: str, expected: str) -> None:
+    base = changed(training={"lora": {"quantization": "nf4"}}, inference={"type": "vllm"})
+    RLVRConfig.from_values(base)
+    with pytest.raises(ValidationError) as caught:
+        RLVRConfig.from_values(changed(base, **changes))
+    found = {".".join(map(str, error["loc"])): error["msg"] for error in caught.value.errors()}
+    assert expected in found.get(key, ""), found
+
+
+def test_the_check_counts_what_is_quantised_and_names_what_is_missing(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def checked(model: Path) -> tuple[list[str], int]:
+        findings: list[Finding] = []
+        lora = {"target_modules": [layer], "quantization": "nf4"}
+        values = changed(PAIRS, model={"path": str(model)}, training={"lora": lora})
+        _, shape = check_model(DPOConfig.from_values(values), findings)
+        assert shape is not None
+        return [str(finding) for finding in findings], shape.quantized_parameters
+
+    layer = "q_proj"
+    assert checked(tiny_model) == ([], 2 * 64 * (128 + 64 + 64 + 128 + 3 * 128))
+    monkeypatch.setattr("roll_like.models.quantized.find_spec", lambda _: None)
+    (finding,), _ = checked(tiny_model)
+    assert finding.startswith("error: training.lora.quantization: training.lora.quantization needs the package bitsand")
+    monkeypatch.undo()
+    layer = "c_attn"
+    GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=64)).save_pretrained(tmp_path)
+    (finding,), _ = checked(tmp_path)
+    assert finding.startswith("error: training.lora.quantization: GPT2LMHeadModel has no nn.Linear in its numbered blo")
+
+
 ALL = ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
 
 
@@ -163,6 +235,7 @@ def test_adapters_are_sent_alone_wherever_the_engine_takes_them(tiny_model: Path
     assert choice(tiny_model, training={}) == AdapterChoice(None)
     assert choice(tiny_model, inference__lora=False).adapter is None
     assert choice(tiny_model, inference={"type": "hf"}).adapter is None
+    assert choice(tiny_model, training__lora__quantization="nf4") == AdapterChoice(None, QUANTIZED)
     one = choice(tiny_model, training__lora={"rank": 4, "target_modules": ["0.self_attn.q_proj"]})
     assert one.adapter == AdapterSpec(rank=4, modules=("q_proj",))
 

@@ -42,6 +42,7 @@ class Billion:
     embedding_parameters = 2**20
     layers, layer_parameters = 2, 2**28
     adapted_width = critic_adapted_width = 0
+    quantized_parameters = critic_quantized_parameters = 0
 
     def kv_bytes_per_token(self, bytes_per_value: int = 2) -> int:
         return 100 * bytes_per_value

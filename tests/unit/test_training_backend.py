@@ -287,6 +287,7 @@ def test_rules_of_a_backend_are_its_own() -> None:
 class Sizes:
     parameters, embedding_parameters, layers, layer_parameters = 1000, 100, 9, 100
     adapted_width = critic_adapted_width = 0
+    quantized_parameters = critic_quantized_parameters = 0
 
     def kv_bytes_per_token(self, bytes_per_value: int = 2) -> int:
         return bytes_per_value
