@@ -183,9 +183,12 @@ def _less_state(config: RunConfig, role: str, settings: TrainerConfig, part: str
     divided = TRAINING_BACKENDS.get(settings.backend).divided(settings)
     if part not in divided and settings.workers > 1 and settings.zero_stage < _NEEDED_STAGES[part]:
         return f"{role}.zero_stage", f"set {role}.zero_stage: {_NEEDED_STAGES[part]}"
+    lora = settings.lora
+    if part == "weights" and part not in divided and lora is not None and lora.quantization is None:
+        return f"{role}.lora.quantization", f"keep the frozen base in 4 bits ({role}.lora.quantization: nf4)"
     if settings.offload == "none" and part != "weights" and settings.zero_stage > 0:
         return f"{role}.offload", f"set {role}.offload: optimizer"
-    if role in config.trained and config.trained[role].lora is None:
+    if lora is None:
         return f"{role}.lora", f"train adapters ({role}.lora), or divide the model among more GPUs"
     return f"{role}.workers", f"divide the model among more GPUs ({role}.workers and its device range)"
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from roll_like.errors import ConfigError
 
@@ -90,7 +90,7 @@ def _quantized(layer: nn.Linear, kind: str) -> nn.Module:
     state.offset = torch.tensor(state.absmax.numpy().mean(dtype="float64"), dtype=torch.float32)
     state.absmax, state.state2 = quantize_blockwise(state.absmax - state.offset, blocksize=_SCALES)
     state.nested = True
-    made: nn.Module = Linear4bit(
+    made: Any = Linear4bit(
         layer.in_features,
         layer.out_features,
         bias=False,
@@ -103,7 +103,7 @@ def _quantized(layer: nn.Linear, kind: str) -> nn.Module:
     made.bias = layer.bias
     # without gradients it would round weights and inputs to bfloat16, for a faster kernel
     made.support_avx512bf16_for_cpu = False
-    return made.train(layer.training)
+    return cast("nn.Module", made.train(layer.training))
 
 
 def shape_and_dtype(parameter: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
