@@ -150,7 +150,7 @@ def _advice(config: RunConfig, role: str, part: str) -> tuple[str, str] | None:
     if settings is None:
         return None
     if part in _NEEDED_STAGES:
-        return _less_state(config, role, settings, part)
+        return _less_state(role, settings, part)
     return _less_to_compute(config, role, settings, part)
 
 
@@ -179,7 +179,7 @@ def _less_of_an_engine(config: SamplingRunConfig, part: str) -> tuple[str, str] 
     return None if part == "CUDA" else (key, f"lower {key}")
 
 
-def _less_state(config: RunConfig, role: str, settings: TrainerConfig, part: str) -> tuple[str, str]:
+def _less_state(role: str, settings: TrainerConfig, part: str) -> tuple[str, str]:
     divided = TRAINING_BACKENDS.get(settings.backend).divided(settings)
     if part not in divided and settings.workers > 1 and settings.zero_stage < _NEEDED_STAGES[part]:
         return f"{role}.zero_stage", f"set {role}.zero_stage: {_NEEDED_STAGES[part]}"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dequantised import dequantised
 from peft import LoraConfig, get_peft_model
 from rank_specs import cpu_rank
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
@@ -210,22 +211,26 @@ def adapted(model: Path) -> PlainCritic:
         pytest.param({}, marks=pytest.mark.slow),
         pytest.param({"workers": 2, "zero_stage": 3, "max_tokens_per_micro_batch": 48}, marks=pytest.mark.slow),
         {"workers": 2, "zero_stage": 3, "backend": "fsdp2", "gradient_checkpointing": True},
+        pytest.param({"lora": {**LORA, "quantization": "nf4"}}, marks=pytest.mark.slow),
     ],
 )
 def test_a_critic_with_adapters_learns_as_with_peft_and_goes_on_where_it_was(
     resources: ResourceManager, float_model: Path, tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    plain = adapted(float_model)
-    frozen = {name: weight.clone() for name, weight in PlainCritic(float_model).parameters().items()}
+    options = {"lora": LORA, **options}
+    base = dequantised(float_model, tmp_path / "base") if "quantization" in options["lora"] else float_model
+    plain = adapted(base)
+    frozen = {name: weight.clone() for name, weight in PlainCritic(base).parameters().items()}
     for seed in (0, 1, 2):
         plain.step(seed)
-    with critic_engine(resources, float_model, lora=LORA, **options) as critic:
+    with critic_engine(resources, float_model, **options) as critic:
         learn(critic, seed=0)
         learn(critic, seed=1)
-        critic.engine.save(tmp_path)
+        (saved := tmp_path / "saved").mkdir()
+        critic.engine.save(saved)
         learn(critic, seed=3)  # away from where the checkpoint was taken
-    with critic_engine(resources, float_model, lora=LORA, **options) as critic:
-        critic.engine.load(tmp_path)
+    with critic_engine(resources, float_model, **options) as critic:
+        critic.engine.load(saved)
         learn(critic, seed=2)
         merged = parameters(critic)  # adapters are merged into what is read
         samples = ragged_policy_samples(seed=2)
@@ -239,7 +244,7 @@ def test_a_critic_with_adapters_learns_as_with_peft_and_goes_on_where_it_was(
     assert moved == {name for name in merged if "_proj" in name or name.startswith("head.")}
     # adapters, head and two moments each: the frozen backbone is in no checkpoint
     trained = sum(4 * sum(weight.shape) for name, weight in merged.items() if "_proj" in name) + 65
-    assert sum(file.stat().st_size for file in tmp_path.rglob("*.pt")) < 4 * 4 * trained + 200_000
+    assert sum(file.stat().st_size for file in saved.rglob("*.pt")) < 4 * 4 * trained + 200_000
 
 
 def test_a_layer_that_the_critic_lacks_is_named_with_its_key(resources: ResourceManager, float_model: Path) -> None:

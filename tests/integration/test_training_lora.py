@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dequantised import dequantised
 from peft import LoraConfig, PeftModel, get_peft_model
 from rank_specs import cpu_rank
-from safetensors.torch import save_file
 from tests_support import pairs_of, ragged_policy_samples  # type: ignore[import-not-found]
 from trained_weights import sent_adapters, trained_weights
 from transformers import AutoModelForCausalLM
@@ -23,12 +22,9 @@ from roll_like.builtin.pipelines.dpo.objective import AnswerLogprobs, PairedObje
 from roll_like.builtin.pipelines.sft.objective import SupervisedObjective
 from roll_like.cluster import ResourceManager
 from roll_like.config.algorithm import AlgorithmConfig
-from roll_like.config.sections import DeviceRange, LoRAConfig, ModelConfig, TrainingConfig
+from roll_like.config.sections import DeviceRange, ModelConfig, TrainingConfig
 from roll_like.inference.weight_transfer.fingerprint import fingerprint
 from roll_like.models.card import ModelCard
-from roll_like.models.lora import named_weights, quantized_layers
-from roll_like.models.modules import load_causal_lm
-from roll_like.models.quantized import quantize
 from roll_like.policy_gradient.objective import PolicyObjective
 from roll_like.registry import PREFERENCE_LOSSES
 from roll_like.run.export import merged_weights
@@ -180,16 +176,6 @@ def updates_are_those_of_peft(
     if options.get("backend") == "fsdp2":
         assert all(".lora_" in name for name in merged_weights(tmp_path, "fsdp2"))
     assert sum(file.stat().st_size for file in tmp_path.rglob("*.pt")) < 4 * adapters + 100_000 * 2
-
-
-def dequantised(model: Path, directory: Path, dtype: Any = "float32") -> Path:
-    """Write what a trainer with a quantised base computes with, and return its directory."""
-    shutil.copytree(model, directory)
-    base, config = load_causal_lm(model, dtype), LoRAConfig(quantization="nf4")
-    quantize(base, quantized_layers(base, config), "nf4")
-    tensors = {weight.name: weight.merged(torch.float32) for weight in named_weights(base)}
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    return directory
 
 
 @pytest.mark.parametrize(
