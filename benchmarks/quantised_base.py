@@ -17,6 +17,7 @@ def parser() -> Options:
     arguments = Options(__doc__, rows=2)
     arguments.add_argument("--rows", type=int, default=105, help="answers")
     arguments.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="of what computes")
+    arguments.add_argument("--threads", type=int, default=1, help="cores")
     return arguments
 
 
@@ -53,6 +54,7 @@ def main() -> None:
     from roll_like.models.modules import load_causal_lm
     from roll_like.models.quantized import quantize, scales
 
+    torch.set_num_threads(options.threads)
     smaller = SMOKE_MODEL if options.smoke else ()
     config = configuration(SFTConfig, CONFIGS / "sft_quickstart.yaml", f"model.dtype={options.dtype}", *smaller)
     path = resolve_model(config.model).path
