@@ -141,6 +141,11 @@ class SamplingRunConfig(RunConfig):
         return 1
 
     @property
+    def replays_routes(self) -> bool:
+        """Whether engines tell the experts of each token, for training to use the same ones."""
+        return False
+
+    @property
     def adapter_keys(self) -> tuple[str, ...]:
         """Keys that need an engine with the base model beside the policy's adapter."""
         return ()
@@ -197,6 +202,11 @@ class PolicyGradientConfig(SamplingRunConfig):
     def updates_per_step(self) -> int:
         """Optimizer steps of the policy in one step."""
         return self.algorithm.updates_per_step
+
+    @property
+    def replays_routes(self) -> bool:
+        """Whether `algorithm.router_replay` is on."""
+        return self.algorithm.router_replay
 
     @property
     def trained(self) -> dict[str, TrainerConfig]:

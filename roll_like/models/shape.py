@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from roll_like.errors import ConfigError
 
@@ -134,6 +135,18 @@ def load_model_shape(path: Path) -> ModelShape:
         idle = shape.layers * 3 * hidden * shape.intermediate_size * max(experts - active, 0)
         shape = replace(shape, experts=active, idle_parameters=idle)
     return replace(shape, parameters=_count_safetensors(path) or _estimate(shape, experts))
+
+
+def expert_counts(config: Any) -> tuple[int, int] | None:
+    """Return how many experts a layer chooses from, and how many it takes for a token; None without experts.
+
+    Args:
+        config: Of the language model, from transformers.
+    """
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    experts = next((int(value) for name in names if (value := getattr(config, name, None))), 1)
+    active = getattr(config, "num_experts_per_tok", None) or getattr(config, "moe_topk", None)
+    return (experts, int(active)) if experts > 1 and active else None
 
 
 def _estimate(shape: ModelShape, experts: int) -> int:

@@ -7,6 +7,7 @@ coroutines of SGLang's tokenizer manager: the methods of its `Engine` wait on an
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import ctypes
 import itertools
@@ -33,6 +34,7 @@ from roll_like.inference.interface import (
     response_text,
 )
 from roll_like.inference.process_output import ProcessOutput
+from roll_like.inference.routes import experts_of, told_routes
 from roll_like.inference.sglang.arguments import (
     LOADER,
     engine_arguments,
@@ -77,6 +79,7 @@ class SGLangEngine(TaskEngine):
         self._asleep: tuple[str, ...] = ()  # memory that is given up
         self._session = False  # whether a weight update is open
         self._buckets = LocalBuckets()
+        self._experts = 0  # of a layer, where routes are told
         self._handler: int | None = None  # what SIGQUIT did before
         self._looked = 0.0  # when SGLang's processes were last seen
 
@@ -91,6 +94,7 @@ class SGLangEngine(TaskEngine):
         """
         require_version()
         os.environ.update(sglang_environment())
+        self._experts = experts_of(self._spec)
         arguments = engine_arguments(self._config, self._spec)
         self._handler = _on_sigquit(_IGNORE)  # schedulers that die end their parent so
         failure: Exception | None = None
@@ -189,6 +193,7 @@ class SGLangEngine(TaskEngine):
             return_logprob=True,
             logprob_start_len=logprob_start_len,
             stream=True,
+            return_routed_experts=self._experts > 0,
         )
         last: Mapping[str, Any] | None = None
         reports = self._manager.generate_request(asked, None)
@@ -233,7 +238,17 @@ class SGLangEngine(TaskEngine):
             text=response_text(decoded, request.sampling.stop, stop_reason),
             stop_reason=stop_reason,
             cached_prompt_tokens=int(meta.get("cached_tokens") or 0),
+            routes=told_routes(self._routes(meta), request, len(tokens), stop_reason, self._experts),
         )
+
+    def _routes(self, meta: Mapping[str, Any]) -> IntArray | None:
+        """Return the experts that a report tells, shape [T, layers, k]: SGLang sends the bytes of int32 as base64."""
+        told = meta.get("routed_experts")
+        if not self._experts or told is None:
+            return None
+        config = self._manager.model_config.hf_text_config
+        shape = (-1, config.num_hidden_layers, config.num_experts_per_tok)
+        return np.frombuffer(base64.b64decode(told), np.int32).reshape(shape)
 
     async def prompt_logprobs(self, token_ids: IntArray) -> FloatArray:
         """Return the log-probabilities of given tokens. See `InferenceEngine.prompt_logprobs`.

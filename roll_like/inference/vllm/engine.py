@@ -29,6 +29,7 @@ from roll_like.inference.interface import (
     response_text,
 )
 from roll_like.inference.process_output import ProcessOutput
+from roll_like.inference.routes import experts_of, told_routes
 from roll_like.inference.task_engine import TaskEngine
 from roll_like.inference.vllm.arguments import ADAPTER_ID, engine_arguments, vllm_environment
 from roll_like.inference.vllm.config import VLLMConfig
@@ -65,6 +66,7 @@ class VLLMEngine(TaskEngine):
         self._probes = 0
         self._adapter: Any = None
         self._frozen_adapters: dict[str, Any] = {}
+        self._experts = 0  # of a layer, where routes are told
 
     # ---- start and end -------------------------------------------------------------------------
 
@@ -78,6 +80,7 @@ class VLLMEngine(TaskEngine):
         for name, value in vllm_environment(self._config, self._spec.threads, self._spec.device).items():
             os.environ.setdefault(name, value)
         name_semaphores()
+        self._experts = experts_of(self._spec)
         arguments = engine_arguments(self._config, self._spec)
         # Python's own helper process outlives the engine: it must not hold the engine's output open
         resource_tracker.ensure_running()
@@ -187,6 +190,7 @@ class VLLMEngine(TaskEngine):
             text=response_text(decoded, request.sampling.stop, stop_reason),
             stop_reason=stop_reason,
             cached_prompt_tokens=cached,
+            routes=told_routes(completion.routed_experts, request, len(tokens), stop_reason, self._experts),
         )
 
     # ---- GPU memory and weights -------------------------------------------------------------------
