@@ -14,7 +14,7 @@ from roll_like.errors import ConfigError, GenerationError
 from roll_like.inference.interface import EngineSpec, GenerateRequest
 from roll_like.inference.plugin import EnginePlugin
 from roll_like.models.modules import load_model_config
-from roll_like.models.shape import expert_counts
+from roll_like.models.shape import Experts
 from roll_like.registry import INFERENCE_ENGINES
 from roll_like.types import RouteArray, StopReason
 
@@ -24,7 +24,7 @@ def refuse_unknown_routes(config: SamplingRunConfig, model: Path) -> None:
     if not config.replays_routes:
         return
     loaded = load_model_config(model, trust_remote_code=config.model.trust_remote_code)
-    if expert_counts(loaded.get_text_config()) is None:
+    if Experts.of(loaded.get_text_config()) is None:
         raise ConfigError(
             f"{ROUTER_REPLAY}: the model {config.model.path} is no mixture of experts", fix="remove the key"
         )
@@ -38,23 +38,23 @@ def refuse_unknown_routes(config: SamplingRunConfig, model: Path) -> None:
         )
 
 
-def experts_of(spec: EngineSpec) -> int:
-    """Return how many experts a layer of the engine's model has; 0 where its routes are not asked for.
+def experts_of(spec: EngineSpec) -> Experts | None:
+    """Return the sizes of the mixture whose routes an engine is to tell; None where it is not to.
 
     Raises:
-        GenerationError: They are asked for, and the model has none.
+        GenerationError: The model is none.
     """
     if not spec.returns_routes:
-        return 0
+        return None
     config = load_model_config(Path(spec.model_path), trust_remote_code=spec.trust_remote_code)
-    counts = expert_counts(config.get_text_config())
-    if counts is None:
+    experts = Experts.of(config.get_text_config())
+    if experts is None:
         raise GenerationError(f"{ROUTER_REPLAY}: the model {spec.model_path} has no experts", fix="remove the key")
-    return counts[0]
+    return experts
 
 
 def told_routes(
-    found: npt.NDArray[Any] | None, request: GenerateRequest, response: int, stop: StopReason, experts: int
+    found: npt.NDArray[Any] | None, request: GenerateRequest, response: int, stop: StopReason, experts: Experts | None
 ) -> RouteArray | None:
     """Return the routes of a sample, shape [P+R, layers, k].
 
@@ -63,13 +63,13 @@ def told_routes(
         request: What was sampled.
         response: R.
         stop: Why it ended. An aborted sample may have no routes; it is not trained on.
-        experts: Experts of a layer; 0 where routes are not asked for.
+        experts: What `experts_of` returned.
 
     Raises:
         GenerationError: The engine told the experts of too few tokens.
     """
     tokens = len(request.prompt_ids) + response
-    if not experts or (stop is StopReason.ABORTED and (found is None or len(found) < tokens - 1)):
+    if experts is None or (stop is StopReason.ABORTED and (found is None or len(found) < tokens - 1)):
         return None
     if found is None or len(found) < tokens - 1:
         told = "no experts" if found is None else f"the experts of {len(found)} tokens"
@@ -77,4 +77,4 @@ def told_routes(
             f"the engine told {told} for request {request.request_id}; {tokens - 1} tokens were computed for it",
             fix=f"set {ROUTER_REPLAY}: false",
         )
-    return known_routes(found[: tokens - 1], experts, tokens)
+    return known_routes(found[: tokens - 1], experts.choice, tokens)

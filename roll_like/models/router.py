@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from roll_like.errors import ConfigError, EngineError
-from roll_like.models.shape import expert_counts
+from roll_like.models.shape import Experts
 
 _NUMBER = re.compile(r"\.(\d+)\.")
 UNKNOWN = -1
@@ -37,13 +37,11 @@ class Router:
     """
 
     def __init__(self, model: Any, key: str) -> None:
-        config = model.config.get_text_config()
         blocks = {name: module for name, module in model.named_modules() if hasattr(module, "experts")}
-        counts = expert_counts(config)
-        if not blocks or counts is None:
+        experts = Experts.of(model.config.get_text_config())
+        if not blocks or experts is None:
             raise ConfigError(f"{key}: {type(model).__name__} has no layers with experts", fix="remove the key")
-        self.experts, self.active = counts
-        self.layers = int(config.num_hidden_layers)
+        self.experts = experts
         self._key = key
         self._recorded: dict[int, Tensor] | None = None
         self._given_TMK: Tensor | None = None
@@ -93,8 +91,8 @@ class Router:
         mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         if output is not None and mode.calls != 1:  # a recomputation ends as soon as it has what it needs
             raise EngineError(
-                f"{name} ({type(module).__name__}) chose among its {self.experts} experts with {mode.calls} calls of "
-                "torch.topk; one is expected, so its routes can neither be recorded nor replayed",
+                f"{name} ({type(module).__name__}) chose among its {self.experts.choice} experts with {mode.calls} "
+                "calls of torch.topk; one is expected, so its routes can neither be recorded nor replayed",
                 fix=f"set {self._key}: false, or use another model",
             )
 
@@ -128,7 +126,7 @@ class _Watched(TorchFunctionMode):
         if func not in (torch.topk, torch.Tensor.topk):
             return result
         scores = args[0] if args else kwargs["input"]
-        if scores.shape[-1] != self._router.experts or result[1].shape[-1] != self._router.active:
+        if scores.shape[-1] != self._router.experts.choice or result[1].shape[-1] != self._router.experts.active:
             return result  # of groups of experts
         self.calls += 1
         return self._router.choose(self._layer, scores, result)

@@ -137,16 +137,27 @@ def load_model_shape(path: Path) -> ModelShape:
     return replace(shape, parameters=_count_safetensors(path) or _estimate(shape, experts))
 
 
-def expert_counts(config: Any) -> tuple[int, int] | None:
-    """Return how many experts a layer chooses from, and how many it takes for a token; None without experts.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """Sizes of a mixture.
 
-    Args:
-        config: Of the language model, from transformers.
+    Attributes:
+        layers: Decoder layers, also those without experts.
+        choice: Experts that a layer chooses from.
+        active: Experts that it takes for a token.
     """
-    names = ("num_experts", "num_local_experts", "n_routed_experts")
-    experts = next((int(value) for name in names if (value := getattr(config, name, None))), 1)
-    active = getattr(config, "num_experts_per_tok", None) or getattr(config, "moe_topk", None)
-    return (experts, int(active)) if experts > 1 and active else None
+
+    layers: int
+    choice: int
+    active: int
+
+    @classmethod
+    def of(cls, config: Any) -> Experts | None:
+        """Return the sizes from transformers' configuration of a language model; None without experts."""
+        names = ("num_experts", "num_local_experts", "n_routed_experts")
+        choice = next((int(value) for name in names if (value := getattr(config, name, None))), 1)
+        active = getattr(config, "num_experts_per_tok", None)
+        return cls(layers=config.num_hidden_layers, choice=choice, active=active) if choice > 1 and active else None
 
 
 def _estimate(shape: ModelShape, experts: int) -> int:

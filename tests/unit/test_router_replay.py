@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,18 +11,19 @@ import pytest
 import tiny_families
 import torch
 from model_families import make_family
+from sglang_engine import stand_in
 from torch import Tensor, nn
 
 from roll_like.data.routes import continued, joined_routes, known_routes, route_dtype, unknown
 from roll_like.errors import ConfigError, EngineError, GenerationError
-from roll_like.inference.hf.config import HFConfig
-from roll_like.inference.hf.engine import HFEngine
-from roll_like.inference.interface import EngineSpec, GenerateRequest, Generation, Sampling
+from roll_like.inference.interface import EngineSpec, GenerateRequest, Generation, InferenceEngine, Sampling
 from roll_like.inference.routes import told_routes
 from roll_like.inference.vllm.arguments import engine_arguments, known_arguments
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.models.modules import load_causal_lm
 from roll_like.models.router import UNKNOWN, Router
+from roll_like.models.shape import Experts
+from roll_like.registry import INFERENCE_ENGINES
 from roll_like.training.backbone import use_row_attention
 from roll_like.training.layout import micro_batches, per_sample
 from roll_like.training.policy import PolicyModule, tensors_of
@@ -32,6 +31,7 @@ from roll_like.types import RouteArray, StopReason, TrainingSample
 
 KEY = "algorithm.router_replay"
 EXPERTS, LAYERS, ACTIVE = 4, 2, 2
+SIZES = Experts(layers=LAYERS, choice=EXPERTS, active=ACTIVE)
 #: Families that score, weigh and scale their experts differently; the first layer of the last one has none.
 MIXTURES = ("qwen3_moe", "mixtral", "olmoe", "granitemoe", "gpt_oss", "deepseek_v3")
 
@@ -266,22 +266,37 @@ def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_families.make_family("qwen3_moe", tmp_path_factory.mktemp("moe"))
 
 
-async def test_the_transformers_engine_tells_the_experts_of_prompt_and_response(moe: Path) -> None:
-    """Those that one forward pass over both chooses; also after an update that recomputes what came before."""
-    engine = HFEngine(HFConfig(max_running=2), spec(moe))
+async def sample(engine: InferenceEngine) -> dict[str, Generation]:
+    """A short answer, and a long one that goes on after an update."""
+    finished: dict[str, Generation] = {}
+
+    async def until(name: str) -> None:
+        while name not in finished:
+            results = await engine.poll(20.0)
+            assert results, "nothing finished within 20 s"
+            for each in results:
+                assert isinstance(each, Generation), each
+                finished[each.request_id] = each
+
     await engine.start()
     try:
         await engine.submit([request(), request("long", 100)])
-        finished: dict[str, Generation] = {}
-        while "one" not in finished:
-            finished |= {each.request_id: each for each in await engine.poll(20.0) if isinstance(each, Generation)}
+        await until("one")
         await engine.start_weight_update()
         await engine.finish_weight_update(1)
         await engine.resume()
-        while "long" not in finished:
-            finished |= {each.request_id: each for each in await engine.poll(20.0) if isinstance(each, Generation)}
+        await until("long")
     finally:
         await engine.close()
+    return finished
+
+
+@pytest.mark.parametrize("kind", ["hf", "sglang"])
+async def test_engines_tell_the_experts_of_prompt_and_response(kind: str, moe: Path) -> None:
+    """Those that one forward pass over both chooses; also after an update, which computes again what came before."""
+    with stand_in():
+        engine: type[InferenceEngine] = INFERENCE_ENGINES.get(kind).engine()
+        finished = await sample(engine(INFERENCE_ENGINES.get(kind).Config(max_running=2), spec(moe)))
     model = load_causal_lm(moe, "float32")
     router = Router(model, KEY)
     assert len(finished["long"].segments) == 2
@@ -299,15 +314,15 @@ async def test_the_transformers_engine_tells_the_experts_of_prompt_and_response(
 
 def test_engines_must_tell_the_experts_of_all_tokens_but_the_last() -> None:
     found = random_routes(25, 0)
-    routes = told_routes(found, request(), 6, StopReason.LENGTH, EXPERTS)
+    routes = told_routes(found, request(), 6, StopReason.LENGTH, SIZES)
     assert routes is not None
     np.testing.assert_array_equal(routes[:25], found)
     assert (routes[25] == 255).all()
-    assert told_routes(found, request(), 6, StopReason.LENGTH, 0) is None
-    assert told_routes(None, request(), 6, StopReason.ABORTED, EXPERTS) is None
+    assert told_routes(found, request(), 6, StopReason.LENGTH, None) is None
+    assert told_routes(None, request(), 6, StopReason.ABORTED, SIZES) is None
     for missing in (None, found[:24]):
         with pytest.raises(GenerationError, match="for request one; 25 tokens were computed"):
-            told_routes(missing, request(), 6, StopReason.STOP, EXPERTS)
+            told_routes(missing, request(), 6, StopReason.STOP, SIZES)
 
 
 def test_vllm_is_asked_for_them(moe: Path) -> None:
@@ -316,17 +331,3 @@ def test_vllm_is_asked_for_them(moe: Path) -> None:
     assert arguments["enable_prefix_caching"] is True  # which vLLM asks for
     assert "enable_return_routed_experts" in known_arguments()
     assert "enable_return_routed_experts" not in engine_arguments(VLLMConfig(), spec(moe, returns_routes=False))
-
-
-def test_sglang_sends_them_as_base64() -> None:
-    from roll_like.inference.sglang.config import SGLangConfig
-    from roll_like.inference.sglang.engine import SGLangEngine
-
-    engine = SGLangEngine(SGLangConfig(), spec(Path("nowhere")))
-    text = SimpleNamespace(num_hidden_layers=LAYERS, num_experts_per_tok=ACTIVE)
-    engine._manager = SimpleNamespace(model_config=SimpleNamespace(hf_text_config=text))
-    engine._experts = EXPERTS
-    found = random_routes(25, 0)
-    told = base64.b64encode(found.astype(np.int32).tobytes()).decode()
-    np.testing.assert_array_equal(engine._routes({"routed_experts": told}), found)
-    assert engine._routes({}) is None

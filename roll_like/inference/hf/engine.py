@@ -213,8 +213,8 @@ class HFEngine(PolledEngine):
             return
         with self._router.record() as found:
             yield
-        count = len(next(iter(found.values())))
-        routes_TMK = torch.full((count, self._router.layers, self._router.active), UNKNOWN)
+        count, experts = len(next(iter(found.values()))), self._router.experts
+        routes_TMK = torch.full((count, experts.layers, experts.active), UNKNOWN)
         for layer, experts_TK in found.items():
             routes_TMK[:, layer] = experts_TK.cpu()
         new = tokens - sum(map(len, sample.routes))
@@ -274,7 +274,7 @@ class HFEngine(PolledEngine):
         if self._router is None or not sample.routes:
             return None
         tokens = len(sample.request.prompt_ids) + len(sample.tokens)
-        return known_routes(torch.cat(sample.routes).numpy(), self._router.experts, tokens)
+        return known_routes(torch.cat(sample.routes).numpy(), self._router.experts.choice, tokens)
 
     # ---- weights -------------------------------------------------------------------------------
 

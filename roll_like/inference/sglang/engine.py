@@ -45,6 +45,7 @@ from roll_like.inference.sglang.config import SGLangConfig
 from roll_like.inference.sglang.loader import described
 from roll_like.inference.task_engine import DEATH_SECONDS, TaskEngine
 from roll_like.inference.weight_transfer.shared_memory import BucketInfo, LocalBuckets, read_bucket
+from roll_like.models.shape import Experts
 from roll_like.types import FloatArray, IntArray, Segment, StopReason
 
 _STOP_REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH, "abort": StopReason.ABORTED}
@@ -79,7 +80,7 @@ class SGLangEngine(TaskEngine):
         self._asleep: tuple[str, ...] = ()  # memory that is given up
         self._session = False  # whether a weight update is open
         self._buckets = LocalBuckets()
-        self._experts = 0  # of a layer, where routes are told
+        self._experts: Experts | None = None  # where routes are told
         self._handler: int | None = None  # what SIGQUIT did before
         self._looked = 0.0  # when SGLang's processes were last seen
 
@@ -193,7 +194,7 @@ class SGLangEngine(TaskEngine):
             return_logprob=True,
             logprob_start_len=logprob_start_len,
             stream=True,
-            return_routed_experts=self._experts > 0,
+            return_routed_experts=self._experts is not None,
         )
         last: Mapping[str, Any] | None = None
         reports = self._manager.generate_request(asked, None)
@@ -244,11 +245,9 @@ class SGLangEngine(TaskEngine):
     def _routes(self, meta: Mapping[str, Any]) -> IntArray | None:
         """Return the experts that a report tells, shape [T, layers, k]: SGLang sends the bytes of int32 as base64."""
         told = meta.get("routed_experts")
-        if not self._experts or told is None:
+        if self._experts is None or told is None:
             return None
-        config = self._manager.model_config.hf_text_config
-        shape = (-1, config.num_hidden_layers, config.num_experts_per_tok)
-        return np.frombuffer(base64.b64decode(told), np.int32).reshape(shape)
+        return np.frombuffer(base64.b64decode(told), np.int32).reshape(-1, self._experts.layers, self._experts.active)
 
     async def prompt_logprobs(self, token_ids: IntArray) -> FloatArray:
         """Return the log-probabilities of given tokens. See `InferenceEngine.prompt_logprobs`.

@@ -36,6 +36,7 @@ from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.images import image_prompt
 from roll_like.inference.weight_transfer.shared_memory import LocalBuckets
 from roll_like.models.imports import quick_imports
+from roll_like.models.shape import Experts
 from roll_like.types import FloatArray, IntArray, Segment, StopReason
 
 _STOP_REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH, "abort": StopReason.ABORTED}
@@ -66,7 +67,7 @@ class VLLMEngine(TaskEngine):
         self._probes = 0
         self._adapter: Any = None
         self._frozen_adapters: dict[str, Any] = {}
-        self._experts = 0  # of a layer, where routes are told
+        self._experts: Experts | None = None  # where routes are told
 
     # ---- start and end -------------------------------------------------------------------------
 
