@@ -28,6 +28,7 @@ COLUMNS = {
     "memory_plan": {"Qwen2.5-0.5B-Instruct error", "Qwen2.5-0.5B-Instruct recomputed error"},
     "overhead": {"step_seconds", "waiting_seconds", "computing_seconds", "ratio"},
     "recovery": {f"{role}_{name}" for role in ("training", "inference") for name in ("to_next_step", "step", "stall")},
+    "router_replay": {f"{row}_{name}" for row in ("dense", "own", "replayed") for name in ("mean", "p99", "max", "kl")},
     "rollout": {
         *("tokens_per_second", "bare_tokens_per_second", "ratio", "dtype", "matmul_gflops_per_second"),
         *("scheduler_gflops_per_second", "scheduler_mfu", "bare_gflops_per_second", "bare_mfu"),

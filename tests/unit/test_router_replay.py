@@ -10,16 +10,22 @@ import numpy as np
 import pytest
 import tiny_families
 import torch
+from chat_templates import renderer
+from config_files import changed
 from model_families import make_family
 from sglang_engine import stand_in
 from torch import Tensor, nn
 
+from roll_like.agents.conversation import Conversation
+from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
+from roll_like.check.model import check_routes
 from roll_like.data.routes import continued, joined_routes, known_routes, route_dtype, unknown
 from roll_like.errors import ConfigError, EngineError, GenerationError
 from roll_like.inference.interface import EngineSpec, GenerateRequest, Generation, InferenceEngine, Sampling
 from roll_like.inference.routes import told_routes
 from roll_like.inference.vllm.arguments import engine_arguments, known_arguments
 from roll_like.inference.vllm.config import VLLMConfig
+from roll_like.inference.vllm.plugin import VLLMPlugin
 from roll_like.models.modules import load_causal_lm
 from roll_like.models.router import UNKNOWN, Router
 from roll_like.models.shape import Experts
@@ -236,6 +242,48 @@ def test_routes_of_growing_and_of_joined_sequences() -> None:
     assert route_dtype(256) == np.uint16
     with pytest.raises(ValueError, match="expected at most 3 tokens and experts below 4"):
         known_routes(np.array([[[4, 1]]]), 4, 3)
+
+
+def test_a_conversation_keeps_the_routes_that_its_tokens_were_sampled_with() -> None:
+    """A later turn's engine computes what came before again; a rewritten history begins anew."""
+    conversation = Conversation(renderer("chatml"))
+    prompt = conversation.start([{"role": "user", "content": "Which way?"}])
+
+    def turn(number: int) -> RouteArray:
+        seen = len(conversation.tokens)
+        routes = known_routes(np.full((seen + 2, LAYERS, ACTIVE), number), EXPERTS, seen + 3)
+        conversation.sampled([40, 41, 42], [-1.0] * 3, routes=routes)
+        return routes
+
+    first = turn(1)
+    seen = len(conversation.observe([{"role": "user", "content": "You hit a wall."}]))
+    second = turn(2)
+    (segment,) = conversation.copy().segments()
+    assert segment.routes is not None
+    assert len(segment.routes) == len(segment.token_ids) == seen + 3
+    known = len(prompt) + 2
+    np.testing.assert_array_equal(segment.routes[:known], first[:known])
+    np.testing.assert_array_equal(segment.routes[known:], second[known:])
+
+
+# ---- configuration ---------------------------------------------------------------------------------
+
+
+def test_the_check_refuses_models_and_engines_without_routes(moe: Path, tiny_model: Path) -> None:
+    def found(model: Path, kind: str) -> list[str]:
+        values = changed(model={"path": str(model)}, inference={"type": kind}, algorithm={"router_replay": True})
+        config = RLVRConfig.from_values(values)
+        return [str(finding) for finding in check_routes(config, config.model)]
+
+    assert found(moe, "hf") == []
+    (refused,) = found(moe, "vllm")
+    assert refused.startswith(
+        "error: algorithm.router_replay: inference.type: vllm cannot tell which experts a token was computed with: "
+        "vLLM tells them with its second model runner, which has no CPU version"
+    )
+    (refused,) = found(tiny_model, "hf")
+    assert refused.startswith(f"error: algorithm.router_replay: the model {tiny_model} is no mixture of experts")
+    assert VLLMPlugin.routes_obstacle(VLLMConfig(), device="cuda") is None
 
 
 # ---- engines ---------------------------------------------------------------------------------------
