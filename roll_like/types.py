@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 IntArray: TypeAlias = npt.NDArray[np.int32]
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
+#: Experts that tokens were computed with, shape [T, layers, k]: `roll_like.data.routes`.
+RouteArray: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
 
 #: First seed of evaluations in environments, unless configured otherwise; training counts its seeds from 0.
 EVALUATION_SEED = 1_000_000
@@ -207,6 +209,7 @@ class Trajectory:
         text: The response, decoded once, for rewards and people; never tokenised again.
         stop_reason: Why it ended.
         record: The turns of an episode, for rewards and people; empty for single answers.
+        routes: The experts that the engine computed each token with; None unless they are replayed in training.
     """
 
     task: Task
@@ -220,6 +223,7 @@ class Trajectory:
     text: str
     stop_reason: StopReason
     record: tuple[TurnRecord, ...] = ()
+    routes: RouteArray | None = None
 
     @property
     def response_length(self) -> int:
@@ -327,6 +331,7 @@ class TrainingSample:
         prompt_length: Leading tokens that all samples of the group share.
         sampled: True where the loss applies, shape [T].
         images: Images among its tokens, in order; samples of one group have the same ones in their prompt.
+        routes: Experts to compute its tokens with; None where the model chooses them.
     """
 
     group_id: str
@@ -334,6 +339,7 @@ class TrainingSample:
     prompt_length: int
     sampled: BoolArray
     images: tuple[PlacedImage, ...] = ()
+    routes: RouteArray | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

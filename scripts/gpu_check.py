@@ -126,7 +126,7 @@ def run_of(config: str, *overrides: str) -> tuple[Sequence[str], ...]:
     return ((PYTHON, "run_pipeline.py", "--config", f"configs/{config}.yaml", "output_dir={out}", *overrides),)
 
 
-def tests_of(file: str) -> tuple[Sequence[str], ...]:
+def tests_of(*files: str) -> tuple[Sequence[str], ...]:
     """Return the command of tests; one that hangs leaves time to the others."""
     report = ("-o", "junit_family=xunit1", "--junitxml={out}/report.xml")
     return (
@@ -134,7 +134,7 @@ def tests_of(file: str) -> tuple[Sequence[str], ...]:
             PYTHON,
             "-m",
             "pytest",
-            f"tests/gpu/{file}.py",
+            *(f"tests/gpu/{file}.py" for file in files),
             "-p",
             "no:cacheprovider",
             "--timeout=150",
@@ -177,8 +177,9 @@ CHECKS = (
     Check(
         "engine",
         300,
-        "vLLM: sleep and wake through all states, memory that stays, CUDA graphs after a reload, its model runner",
-        tests_of("test_engine"),
+        "vLLM: sleep and wake through all states, memory that stays, CUDA graphs after a reload, its model runner, the "
+        "experts that it tells",
+        tests_of("test_engine", "test_router_replay"),
         figures_of_tests,
         needs=("torch", "vllm", "pytest"),
     ),

@@ -36,8 +36,9 @@ import numpy as np
 import numpy.typing as npt
 
 from roll_like.data.chat import ChatMessage, Renderer, squeezed
+from roll_like.data.routes import continued
 from roll_like.errors import EnvError
-from roll_like.types import BoolArray, FloatArray, IntArray, Segment
+from roll_like.types import BoolArray, FloatArray, IntArray, RouteArray, Segment
 
 __all__ = ["ChatMessage", "Conversation", "Renderer", "Segmented"]
 
@@ -54,6 +55,7 @@ class Segmented:
         segments: Which policy version sampled which tokens, if `Conversation.sampled` was given it.
         prompt_length: Tokens before the first sampled one.
         cut: Why the next segment does not go on with this one; None for the last.
+        routes: The experts that the engine computed each token with, if `Conversation.sampled` was given them.
     """
 
     token_ids: IntArray
@@ -63,6 +65,7 @@ class Segmented:
     segments: tuple[Segment, ...]
     prompt_length: int
     cut: str | None
+    routes: RouteArray | None = None
 
 
 class Conversation:
@@ -131,6 +134,7 @@ class Conversation:
         segments: Sequence[Segment] = (),
         *,
         message: ChatMessage | None = None,
+        routes: RouteArray | None = None,
     ) -> None:
         """Append what the policy sampled after the latest prompt, exactly.
 
@@ -143,6 +147,7 @@ class Conversation:
             message: The turn as later prompts shall show it, for example with `tool_calls`; default: the decoded
                 text as `content`, tool calls as the policy wrote them, which templates repeat word for word.
                 A message whose rendering differs from what was sampled by more than white space leads to a cut.
+            routes: As in `Generation.routes`: of the prompt that `tokens` was, and of `token_ids`.
 
         Raises:
             ValueError: Before `start`, or the arrays differ in length.
@@ -158,6 +163,7 @@ class Conversation:
         self._turn.extend(ids.tolist())
         self._message = message
         self._open.add(ids, logs, self._turns - 1, segments)
+        self._open.routes = continued(self._open.routes, routes)
 
     def observe(self, messages: Sequence[ChatMessage]) -> IntArray:
         """Append the template's glue and the environment's messages; return the next prompt, shape [T].
@@ -246,6 +252,7 @@ class _Tokens:
     turns: list[IntArray] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
     length: int = 0
+    routes: RouteArray | None = None
 
     def add(
         self, ids: IntArray, logprobs: FloatArray | None = None, turn: int = -1, segments: Sequence[Segment] = ()
@@ -259,7 +266,13 @@ class _Tokens:
 
     def copy(self) -> _Tokens:
         """Return an independent copy."""
-        return _Tokens(list(self.ids), list(self.logprobs), list(self.turns), list(self.segments), self.length)
+        return replace(
+            self,
+            ids=list(self.ids),
+            logprobs=list(self.logprobs),
+            turns=list(self.turns),
+            segments=list(self.segments),
+        )
 
     @property
     def token_ids(self) -> IntArray:
@@ -283,6 +296,7 @@ class _Tokens:
             segments=tuple(self.segments),
             prompt_length=int(places[0]),
             cut=cut,
+            routes=None if self.routes is None else self.routes[:end],
         )
 
 

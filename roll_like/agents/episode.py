@@ -15,6 +15,7 @@ import numpy as np
 
 from roll_like.agents.conversation import ChatMessage, Conversation, Renderer, Segmented
 from roll_like.config.reward_names import RETURN
+from roll_like.data.routes import joined_routes
 from roll_like.inference.interface import GenerateRequest, Generation, Sampling, derived_seed
 from roll_like.types import IntArray, Message, Part, Scored, StopReason, Task, Trajectory, TurnRecord
 
@@ -219,7 +220,9 @@ async def play(environment: Environment, generator: Generator, renderer: Rendere
         request = settings.request(len(turns), prompt_ids)
         generation = await generator.generate(request, settings.affinity_key, settings.urgent)
         sampled = time.time()
-        conversations[-1].sampled(generation.token_ids, generation.logprobs, generation.segments)
+        conversations[-1].sampled(
+            generation.token_ids, generation.logprobs, generation.segments, routes=generation.routes
+        )
         stepped = await environment.step(generation.text)
         turns.append(
             TurnRecord(
@@ -313,6 +316,7 @@ def scored_episode(
         text=text,
         stop_reason=stop,
         record=tuple(turns),
+        routes=joined_routes([(segment.routes, len(segment.token_ids)) for segment in segments]),
     )
     total = sum(turn.reward for turn in turns)
     solved = {} if success is None else {"success": float(success)}

@@ -145,7 +145,9 @@ class Recorder:
             began: When it was requested. Unix seconds.
             sampled: When the sample was back. Unix seconds.
         """
-        draft._conversation.sampled(generation.token_ids, generation.logprobs, generation.segments)
+        draft._conversation.sampled(
+            generation.token_ids, generation.logprobs, generation.segments, routes=generation.routes
+        )
         turn = RecordedTurn(
             shown=draft.new,
             generation=generation,

@@ -30,6 +30,7 @@ from roll_like.check.model import (
     check_images,
     check_model,
     check_reference,
+    check_routes,
     check_tokenizer,
     check_window,
     role_shapes,
@@ -93,8 +94,10 @@ def check_run(
         renderer = Renderer(tokenizer, template_options=config.model.template_options, images=images)
     report = Report(planned(config, shape), findings)
     findings += further(config, renderer, shape, report)
-    if isinstance(config, SamplingRunConfig) and config.replay is None:
-        findings += check_adapters(config, model)
+    if isinstance(config, SamplingRunConfig):
+        findings += check_routes(config, model)
+        if config.replay is None:
+            findings += check_adapters(config, model)
     report.disk = None if shape is None else DiskUse.of(config, shape)
     # a machine without the weights is not the one that will write checkpoints
     findings += check_output(config, None if model is None else report.disk)

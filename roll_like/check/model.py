@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from roll_like.check.findings import Finding, failed, is_hub_id
+from roll_like.config.algorithm import ROUTER_REPLAY
 from roll_like.config.plan import frozen_sections
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.run import RunConfig
@@ -15,6 +16,7 @@ from roll_like.config.sections import ModelConfig, ReferenceSection
 from roll_like.errors import ConfigError, RollLikeError
 from roll_like.inference.adapters import ADAPTERS_KEY, adapter_choice
 from roll_like.inference.plugin import refuse_unserved_images
+from roll_like.inference.routes import refuse_unknown_routes
 from roll_like.models.attention import AttentionLayers, refuse_undivided_heads
 from roll_like.models.load import ModelShape, load_model_shape, load_tokenizer, resolve_model
 from roll_like.models.lora import adapted_width, quantized_width
@@ -203,6 +205,21 @@ def check_adapters(config: SamplingRunConfig, model: ModelConfig | None) -> Iter
         yield Finding("note", ADAPTERS_KEY, "adapters alone are sent to the engines")
     elif choice.reason and config.inference.sends_adapters is None:
         yield Finding("note", ADAPTERS_KEY, f"whole weights with merged adapters are sent: {choice.reason}")
+
+
+def check_routes(config: SamplingRunConfig, model: ModelConfig | None) -> Iterator[Finding]:
+    """Yield what keeps routes from being replayed in runs that ask for it.
+
+    Args:
+        config: The run's configuration.
+        model: The model with a local path; None where there is none.
+    """
+    if model is None:
+        return
+    try:
+        refuse_unknown_routes(config, Path(model.path))
+    except ConfigError as error:
+        yield failed(ROUTER_REPLAY, error)
 
 
 def _further_model(config: RunConfig, role: str, path: str, findings: list[Finding]) -> ModelShape | None:

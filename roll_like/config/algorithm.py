@@ -192,6 +192,10 @@ class AdvantageShapingConfig(ConfigModel):
     clip: PositiveFloat | None = Field(default=None, description="Clip advantages to [−this, this]; not by default.")
 
 
+#: What asks engines for the experts of each token.
+ROUTER_REPLAY = "algorithm.router_replay"
+
+
 class AlgorithmConfig(ConfigModel):
     """How rewards become a gradient."""
 
@@ -221,4 +225,9 @@ class AlgorithmConfig(ConfigModel):
     entropy_coefficient: Annotated[float, Field(ge=0)] = Field(default=0.0, description="Weight of an entropy bonus.")
     correction: CorrectionConfig = Field(
         default_factory=CorrectionConfig, description="Off-policy correction between engines."
+    )
+    router_replay: bool = Field(
+        default=False,
+        description="For mixtures of experts: compute each token in training with the experts that the inference "
+        "engine computed it with (docs/moe.md).",
     )

@@ -147,6 +147,11 @@ class SamplingRunConfig(RunConfig):
         return lora is not None and lora.quantization is None and self.inference.sends_adapters is not False
 
     @property
+    def replays_routes(self) -> bool:
+        """Whether engines tell the experts of each token, for training to use the same ones."""
+        return False
+
+    @property
     def adapter_keys(self) -> tuple[str, ...]:
         """Keys that need an engine with the base model beside the policy's adapter."""
         return ()
@@ -203,6 +208,11 @@ class PolicyGradientConfig(SamplingRunConfig):
     def updates_per_step(self) -> int:
         """Optimizer steps of the policy in one step."""
         return self.algorithm.updates_per_step
+
+    @property
+    def replays_routes(self) -> bool:
+        """Whether `algorithm.router_replay` is on."""
+        return self.algorithm.router_replay
 
     @property
     def trained(self) -> dict[str, TrainerConfig]:

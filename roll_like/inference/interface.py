@@ -18,7 +18,7 @@ import numpy as np
 from roll_like.config.inference import BASE, POLICY
 from roll_like.config.sections import Precision
 from roll_like.errors import GenerationError
-from roll_like.types import FloatArray, IntArray, PlacedImage, Segment, StopReason
+from roll_like.types import FloatArray, IntArray, PlacedImage, RouteArray, Segment, StopReason
 
 
 class EngineDied(GenerationError):
@@ -92,6 +92,8 @@ class Generation:
         text: The response, decoded once, without special tokens and without the stop string.
         stop_reason: Why it ended.
         cached_prompt_tokens: Prompt tokens whose computation was shared with an earlier request.
+        routes: With `EngineSpec.returns_routes`: the experts of all tokens of the prompt and of the response, shape
+            [P+R, layers, k]; unknown for the last, which is not computed.
     """
 
     request_id: str
@@ -101,6 +103,7 @@ class Generation:
     text: str
     stop_reason: StopReason
     cached_prompt_tokens: int = 0
+    routes: RouteArray | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +182,8 @@ class EngineSpec:
         shares_gpus: Whether a trainer works on the same GPUs, in turns.
         adapter: What `update_weights` brings: an adapter of this kind, beside the weights in `model_path`, which stay;
             None for whole weights. Given to engines whose plugin finds no `adapter_obstacle`.
+        returns_routes: Whether each `Generation` says which experts its tokens were computed with. True for engines
+            whose plugin finds no `routes_obstacle`.
     """
 
     model_path: str
@@ -193,6 +198,7 @@ class EngineSpec:
     weight_backend: str = "shared_memory"
     shares_gpus: bool = False
     adapter: AdapterSpec | None = None
+    returns_routes: bool = False
 
 
 class InferenceEngine(ABC):

@@ -106,6 +106,19 @@ class EnginePlugin:
         return "this engine takes no images"
 
     @classmethod
+    def routes_obstacle(cls, config: EngineConfig, *, device: str) -> str | None:
+        """Return what keeps the engine from telling the experts of its tokens; None where it can.
+
+        An engine that can is given `EngineSpec.returns_routes`.
+
+        Args:
+            config: The `inference` section.
+            device: `cpu` or `cuda`.
+        """
+        del config, device
+        return "this engine does not tell them"
+
+    @classmethod
     def check(cls, config: EngineConfig, resources: SamplingResourcesConfig) -> Iterator[Finding]:
         """Yield for `--check` what is wrong with the settings on this machine, or has no effect."""
         del config, resources

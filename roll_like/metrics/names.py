@@ -97,6 +97,12 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("train/computed_tokens", "tokens", "computed", "Tokens of the forward and backward passes, padding included."),
     ("train/padding_tokens", "tokens", "padding", "Tokens computed only because micro-batches are rectangular."),
     ("train/padding_fraction", "share", "padding", "Padding as a share of the computed tokens."),
+    (
+        "train/router_disagreement",
+        "share",
+        "other experts",
+        "With `algorithm.router_replay`: share of the engine's experts that the trainer would not have chosen.",
+    ),
     ("train/<name>", "", "<name>", "A further figure of the trainer."),
     ("preference/reward_chosen", "", "chosen", "Mean implicit reward of chosen, or desirable, responses; scaled by β."),
     ("preference/reward_rejected", "", "rejected", "The same of rejected, or undesirable, ones."),

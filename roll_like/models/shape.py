@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from roll_like.errors import ConfigError
 
@@ -138,6 +139,29 @@ def load_model_shape(path: Path) -> ModelShape:
         idle = shape.layers * 3 * hidden * shape.intermediate_size * max(experts - active, 0)
         shape = replace(shape, experts=active, idle_parameters=idle)
     return replace(shape, parameters=_count_safetensors(path) or _estimate(shape, experts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """Sizes of a mixture.
+
+    Attributes:
+        layers: Decoder layers, also those without experts.
+        choice: Experts that a layer chooses from.
+        active: Experts that it takes for a token.
+    """
+
+    layers: int
+    choice: int
+    active: int
+
+    @classmethod
+    def of(cls, config: Any) -> Experts | None:
+        """Return the sizes from transformers' configuration of a language model; None without experts."""
+        names = ("num_experts", "num_local_experts", "n_routed_experts")
+        choice = next((int(value) for name in names if (value := getattr(config, name, None))), 1)
+        active = getattr(config, "num_experts_per_tok", None)
+        return cls(layers=config.num_hidden_layers, choice=choice, active=active) if choice > 1 and active else None
 
 
 def _estimate(shape: ModelShape, experts: int) -> int:

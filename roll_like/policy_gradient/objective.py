@@ -23,7 +23,7 @@ from roll_like.training.interface import Engine, RankModel, Update, computed
 from roll_like.training.language_model import LanguageModelObjective
 from roll_like.training.layout import Layout, MicroBatch, PerToken, spread, update_parts
 from roll_like.types import FloatArray, IntArray, PolicySample, ReferencedSample
-from roll_like.values import Last, Metric, Metrics, merge
+from roll_like.values import Last, Mean, Metric, Metrics, merge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ class PolicyObjective(LanguageModelObjective[Sequence[PolicySample], PolicyBatch
         penalty = KLTerm(kl.estimator, shared.kl_coefficient, kl.straight_through) if kl.use == "loss" else None
         correction = correction_from(algorithm.correction)
         loss, metrics = policy_objective(inputs, shared.loss, penalty, algorithm.entropy_coefficient, correction)
-        return loss, merge([metrics, computed(batch, model)])
+        return loss, merge([metrics, computed(batch, model), _replayed(model)])
 
     def report(self, step: Sequence[PolicySample], metrics: Mapping[str, Metric], updates: int) -> dict[str, Metric]:
         """Return a step's metrics; the weight of the KL penalty in the next step follows from its divergence."""
@@ -168,6 +168,14 @@ class PolicyObjective(LanguageModelObjective[Sequence[PolicySample], PolicyBatch
             ]
             for shards, results in zip(updates, found, strict=True)
         ]
+
+
+def _replayed(model: RankModel) -> Metrics:
+    """Return how many of the engine's experts the trainer's router would not have chosen; nothing without replay."""
+    if model.module.router is None:
+        return {}
+    fraction, count = model.module.router.disagreement()
+    return {"train/router_disagreement": Mean(fraction, float(count))}
 
 
 def policy_batches(

@@ -14,6 +14,7 @@ from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunCo
 from roll_like.inference.adapters import adapter_choice
 from roll_like.inference.interface import EngineSpec, InferenceEngine
 from roll_like.inference.plugin import EnginePlugin, refuse_unserved_images
+from roll_like.inference.routes import refuse_unknown_routes
 from roll_like.inference.weight_transfer.interface import SendReport
 from roll_like.inference.weight_transfer.sync import WeightSync
 from roll_like.models.load import ResolvedModel, resolve_model
@@ -43,6 +44,7 @@ def start_actor(
         algorithm=config.algorithm,
         max_response_tokens=config.longest_response,
         kl=kl,
+        replays_routes=config.algorithm.router_replay,
     )
     learning_steps = config.steps - (0 if config.critic is None else config.critic.warmup_steps)
     spec = rank_spec(
@@ -72,7 +74,11 @@ def start_reference(
         max_tokens_per_micro_batch=config.reference.max_tokens_per_micro_batch,
     )
     devices = config.resources.device_mapping.reference or config.resources.device_mapping.training
-    objective = LanguageModelObjective[Any, Any](settings=training, temperature=config.rollout.temperature)
+    # of another model the layers have other experts
+    replays = config.algorithm.router_replay and path is None
+    objective = LanguageModelObjective[Any, Any](
+        settings=training, temperature=config.rollout.temperature, replays_routes=replays
+    )
     spec = rank_spec(config, model, devices, objective, total_updates=None)
     engine = start_engine("reference", spec, run.resources, devices, stack=run.stack, timer=run.state.timer)
     residency.add(engine, devices)
@@ -115,9 +121,10 @@ def start_inference(
         follows: Whether a trainer sends them weights.
 
     Raises:
-        ConfigError: The engine cannot serve a vision-language model.
+        ConfigError: The engine cannot serve a vision-language model, or tell the routes that are to be replayed.
     """
     refuse_unserved_images(config.inference.type, model.path)
+    refuse_unknown_routes(config, model.path)
     devices, device = config.resources.device_mapping.inference, config.resources.device
     placements = resources.place(devices, config.inference.replicas, "inference")
     share = len(devices) // config.inference.replicas
@@ -135,6 +142,7 @@ def start_inference(
         weight_backend=_weight_backend(config, adapters=adapter is not None),
         shares_gpus=engines_share_gpus(config.resources),
         adapter=adapter,
+        returns_routes=config.replays_routes,
     )
     plugin: type[EnginePlugin] = INFERENCE_ENGINES.get(config.inference.type)
     cluster = Cluster(

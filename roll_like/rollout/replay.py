@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from roll_like.config.algorithm import ROUTER_REPLAY
 from roll_like.config.policy_gradient import SamplingRunConfig
 from roll_like.config.schedule import ReplaySchedule
 from roll_like.errors import ConfigError
@@ -37,6 +38,7 @@ class ReplayedRollouts:
         require_recorded(schedule.path, config.steps)
         self._path = schedule.path
         self._rollout = config.rollout
+        self._replays_routes = config.replays_routes
         self._vocabulary = vocabulary
         self._note = note
         self._noted = False
@@ -46,11 +48,12 @@ class ReplayedRollouts:
 
         Raises:
             CheckpointError: They cannot be read.
-            ConfigError: They have a token that the model does not have.
+            ConfigError: They have a token that the model does not have, or lack the routes that are to be replayed.
         """
         groups = read_groups(tokens_stem(self._path, step + 1))
         for group in groups:
             self._refuse_unknown_tokens(step, group)
+            self._require_routes(step, group)
         wanted = self._rollout.groups
         if len(groups) != wanted and not self._noted:
             self._noted = True
@@ -89,6 +92,14 @@ class ReplayedRollouts:
                 f"step {step + 1} of {self._path} has the token {highest} in task {group.task.task_id!r}, and the "
                 f"model's vocabulary ends at {self._vocabulary - 1}: another model sampled it",
                 fix="set model.path to the model that made the recording, or record rollouts of this one",
+            )
+
+    def _require_routes(self, step: int, group: Group[Scored]) -> None:
+        if self._replays_routes and any(sample.trajectory.routes is None for sample in group.samples):
+            raise ConfigError(
+                f"step {step + 1} of {self._path} was recorded without the experts of its tokens, which "
+                f"{ROUTER_REPLAY} replays",
+                fix=f"record it with {ROUTER_REPLAY}: true, or set it to false",
             )
 
 

@@ -244,4 +244,5 @@ def _trajectory(task: Task, sample_index: int, generation: Generation) -> Trajec
         segments=tuple(segment.shifted(prompt_length) for segment in generation.segments),
         text=generation.text,
         stop_reason=generation.stop_reason,
+        routes=generation.routes,
     )

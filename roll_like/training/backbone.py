@@ -32,11 +32,8 @@ def run_backbone(backbone: Any, token_ids_BL: Tensor | SeenTokens, segments: Row
     if isinstance(token_ids_BL, SeenTokens):
         return _run_with_images(backbone, token_ids_BL, segments, sources_N)
     if joined_attention(backbone) is not None:
-        kept_T, first = segments.sequences.kept_T, 0
-        if segments.parallel is not None:
-            own = segments.parallel.own(len(kept_T))
-            # beyond the last token any other is computed, and nobody sees it
-            kept_T, first = nn.functional.pad(kept_T, (0, max(own.stop - len(kept_T), 0)))[own], own.start
+        kept_T = layer_tokens(backbone, segments)
+        first = 0 if segments.parallel is None else segments.parallel.own(len(segments.sequences.kept_T)).start
         joined_TD = backbone(
             input_ids=token_ids_BL.reshape(-1)[kept_T][None],
             position_ids=segments.positions_BL.reshape(-1)[kept_T][None],
@@ -57,6 +54,18 @@ def run_backbone(backbone: Any, token_ids_BL: Tensor | SeenTokens, segments: Row
     ).last_hidden_state
     hidden_ND: Tensor = hidden_BLD.reshape(-1, hidden_BLD.shape[-1])[sources_N]
     return hidden_ND
+
+
+def layer_tokens(backbone: Any, segments: RowSegments) -> Tensor:
+    """Return the flat indices of [B·L] of the tokens that layers see, in their order, shape [T]."""
+    if joined_attention(backbone) is None:
+        return torch.arange(segments.segment_ids_BL.numel(), device=segments.segment_ids_BL.device)
+    kept_T = segments.sequences.kept_T
+    if segments.parallel is None:
+        return kept_T
+    own = segments.parallel.own(len(kept_T))
+    # beyond the last token any other is computed, and nobody sees it
+    return nn.functional.pad(kept_T, (0, max(own.stop - len(kept_T), 0)))[own]
 
 
 def _run_with_images(backbone: Any, seen: SeenTokens, segments: RowSegments, sources_N: Tensor) -> Tensor:

@@ -8,11 +8,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from roll_like.config.algorithm import ROUTER_REPLAY
 from roll_like.config.sections import TrainerConfig, TrainingConfig
 from roll_like.models.attention import refuse_undivided_heads
 from roll_like.models.logits import refuse_other_logits
 from roll_like.models.lora import add_adapters
 from roll_like.models.modules import load_causal_lm
+from roll_like.models.router import Router
 from roll_like.models.vision import refuse_vision, vision_tower
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training.backbone import use_row_attention
@@ -29,10 +31,12 @@ class LanguageModelObjective(Objective[StepT, BatchT]):
     Attributes:
         settings: The `training` section.
         temperature: Temperature that log-probabilities are taken at.
+        replays_routes: Whether tokens are computed with the experts that the engine chose, where samples have them.
     """
 
     settings: TrainingConfig
     temperature: float = 1.0
+    replays_routes: bool = False
 
     def head(self) -> type[TokenLogprobHead]:
         """Return what becomes of the hidden states before targets."""
@@ -47,12 +51,15 @@ class LanguageModelObjective(Objective[StepT, BatchT]):
             tower.requires_grad_(False)
         model = prepared(loaded, spec, settings)
         refuse_other_logits(model)
-        return PolicyModule(
+        module = PolicyModule(
             model,
             chunk_tokens=settings.logprob_chunk_tokens,
             chunk_vocab=settings.logprob_chunk_vocab,
             head=self.head(),
         )
+        if self.replays_routes:
+            module.router = Router(model, ROUTER_REPLAY)
+        return module
 
     def hf_model(self, module: nn.Module) -> Any:
         """Return the Hugging Face model."""

@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from roll_like.data.images import moved
+from roll_like.data.routes import joined_routes
 from roll_like.training.row_plan import planned
 from roll_like.training.rows import PADDING, Row, balance, build_rows, split_by_budget
-from roll_like.types import FloatArray, IntArray, PlacedImage, TrainingSample
+from roll_like.types import FloatArray, IntArray, PlacedImage, RouteArray, TrainingSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class MicroBatch:
         target_ids: Index of each target within its sample's own tokens, shape [N].
         weights: Weight of each target in the loss, shape [N].
         images: The images among the inputs, in order; each starts at an index into the flattened [B·L].
+        routes_BLMK: Experts to compute the inputs with, in M layers; None where the model chooses them.
     """
 
     token_ids_BL: IntArray
@@ -40,6 +42,7 @@ class MicroBatch:
     target_ids: IntArray
     weights: FloatArray
     images: tuple[PlacedImage, ...] = ()
+    routes_BLMK: RouteArray | None = None
 
     @property
     def tokens(self) -> int:
@@ -203,4 +206,12 @@ def _pad(rows: Sequence[Row], weight_of: PerToken) -> MicroBatch:
         target_ids=target_ids,
         weights=weight_of.at(sample_ids, target_ids),
         images=tuple(image for index, row in enumerate(rows) for image in moved(row.images, index * length)),
+        routes_BLMK=_routes(rows, length),
     )
+
+
+def _routes(rows: Sequence[Row], length: int) -> RouteArray | None:
+    """Return the routes of rows that are padded to a length."""
+    padded = [piece for row in rows for piece in ((row.routes, len(row)), (None, length - len(row)))]
+    routes = joined_routes(padded)
+    return None if routes is None else routes.reshape(len(rows), length, *routes.shape[1:])

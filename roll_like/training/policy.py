@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from roll_like.algorithms.logprobs import token_logprobs
+from roll_like.data.routes import unknown
 from roll_like.models.logits import logit_transform
+from roll_like.models.router import UNKNOWN, Router
 from roll_like.models.vision import SeenTokens
-from roll_like.training.backbone import run_backbone
+from roll_like.training.backbone import layer_tokens, run_backbone
 from roll_like.training.layout import MicroBatch
 from roll_like.training.segments import RowSegments
 from roll_like.training.sequence_parallel import OwnTargets, SequenceParallel
@@ -45,19 +49,38 @@ class TokenLogprobHead(nn.Module):
         )
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class RoutedTokens:
+    """Tokens with the experts to compute them with, in the place of tokens alone.
+
+    Attributes:
+        tokens: The tokens, with their images where there are some.
+        routes_BLMK: The experts in M layers; `UNKNOWN` where the model is to choose.
+    """
+
+    tokens: Tensor | SeenTokens
+    routes_BLMK: Tensor
+
+
+#: What a forward pass takes as its tokens.
+Tokens: TypeAlias = Tensor | SeenTokens | RoutedTokens
+
+
 class RowModule(nn.Module):
     """A model that says something of each target of a micro-batch.
 
     Attributes:
         parallel: The ranks that share a micro-batch's rows, each with its share of the tokens; None for this one alone.
+        router: Replays given experts; None where the model chooses them, whatever comes with the tokens.
     """
 
     parallel: SequenceParallel | None = None
+    router: Router | None = None
 
     def states_before(
         self,
         backbone: Any,
-        token_ids_BL: Tensor | SeenTokens,
+        token_ids_BL: Tokens,
         positions_BL: Tensor,
         segment_ids_BL: Tensor,
         sources_N: Tensor,
@@ -66,12 +89,18 @@ class RowModule(nn.Module):
 
         Args:
             backbone: The model without its output.
-            token_ids_BL: Inputs, with their images where there are some.
+            token_ids_BL: Inputs, with their images and routes where there are some.
             positions_BL: Position of each in its sample.
             segment_ids_BL: What it may see (`rows.py`).
             sources_N: Flat index of [B·L] of the token before each target.
         """
         segments = RowSegments(segment_ids_BL, positions_BL, parallel=self.parallel)
+        routes_BLMK: Tensor | None = None
+        if isinstance(token_ids_BL, RoutedTokens):
+            routes_BLMK, token_ids_BL = token_ids_BL.routes_BLMK, token_ids_BL.tokens
+        if self.router is not None:
+            places = layer_tokens(backbone, segments)
+            self.router.give(None if routes_BLMK is None else routes_BLMK.flatten(0, 1)[places])
         own = segments.own_targets(sources_N)
         return run_backbone(backbone, token_ids_BL, segments, own.part(sources_N)), own
 
@@ -100,7 +129,7 @@ class PolicyModule(RowModule):
 
     def forward(
         self,
-        token_ids_BL: Tensor | SeenTokens,
+        token_ids_BL: Tokens,
         positions_BL: Tensor,
         segment_ids_BL: Tensor,
         sources_N: Tensor,
@@ -118,7 +147,7 @@ class PolicyModule(RowModule):
         return own.whole(self.head(hidden_ND, own.part(targets_N), temperature, *map(own.part, more)))
 
     def hidden_states(
-        self, token_ids_BL: Tensor, positions_BL: Tensor, segment_ids_BL: Tensor, sources_N: Tensor
+        self, token_ids_BL: Tokens, positions_BL: Tensor, segment_ids_BL: Tensor, sources_N: Tensor
     ) -> Tensor:
         """Return the last hidden states before each target, after the final norm, shape [N, D]."""
         rows = (token_ids_BL, positions_BL, segment_ids_BL, sources_N)
@@ -127,10 +156,14 @@ class PolicyModule(RowModule):
         return whole_ND
 
 
-def tensors_of(batch: MicroBatch, device: torch.device) -> tuple[Tensor | SeenTokens, Tensor, Tensor, Tensor, Tensor]:
-    """Return the forward pass's index tensors on a device; the tokens with their images where there are some."""
+def tensors_of(batch: MicroBatch, device: torch.device) -> tuple[Tokens, Tensor, Tensor, Tensor, Tensor]:
+    """Return the forward pass's index tensors on a device; the tokens with images and routes where there are some."""
     arrays = (batch.token_ids_BL, batch.positions_BL, batch.segment_ids_BL, batch.sources, batch.targets)
-    tokens, positions, segments, sources, targets = (
-        torch.from_numpy(array).long().to(device, non_blocking=True) for array in arrays
-    )
-    return SeenTokens(tokens, batch.images) if batch.images else tokens, positions, segments, sources, targets
+    tokens, *others = (torch.from_numpy(array).long().to(device, non_blocking=True) for array in arrays)
+    positions, segments, sources, targets = others
+    seen = SeenTokens(tokens, batch.images) if batch.images else tokens
+    if batch.routes_BLMK is None:
+        return seen, positions, segments, sources, targets
+    routes = torch.from_numpy(batch.routes_BLMK.astype(np.int64)).to(device, non_blocking=True)
+    known = routes != unknown(batch.routes_BLMK)
+    return RoutedTokens(seen, torch.where(known, routes, UNKNOWN)), positions, segments, sources, targets

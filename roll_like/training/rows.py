@@ -27,7 +27,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from roll_like.types import IntArray, PlacedImage, TrainingSample
+from roll_like.data.routes import joined_routes
+from roll_like.types import IntArray, PlacedImage, RouteArray, TrainingSample
 
 #: Longest row of several samples that has a dense attention mask; beyond, the mask would cost more than sharing saves.
 MAX_SHARED_ROW_TOKENS = 8192
@@ -52,6 +53,8 @@ class Row:
         sample_ids: Which sample each target belongs to, as an index into the batch, shape [N].
         target_ids: Index of each target within its sample's own tokens, shape [N].
         images: The images among the inputs; one of a shared prompt is there once.
+        routes: Experts to compute the inputs with; None where the model chooses them. Those of a shared prompt are what
+            the engine chose for its first sample.
     """
 
     token_ids: IntArray
@@ -62,6 +65,7 @@ class Row:
     sample_ids: IntArray
     target_ids: IntArray
     images: tuple[PlacedImage, ...] = ()
+    routes: RouteArray | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -200,16 +204,27 @@ def split_by_budget(rows: Sequence[RowT], max_tokens: int, *, joined: bool = Fal
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Consecutive tokens of a row: the prompt, a prefix, or what a sample has of its own."""
+    """Consecutive tokens of a row, of one sample: the prompt, a prefix, or what the sample has of its own."""
 
-    tokens: IntArray
+    sample: TrainingSample
     position: int
+    end: int
     segment: int
+
+    @property
+    def tokens(self) -> IntArray:
+        return self.sample.token_ids[self.position : self.end]
+
+    @property
+    def routes(self) -> tuple[RouteArray | None, int]:
+        routes = self.sample.routes
+        return (None if routes is None else routes[self.position : self.end]), self.end - self.position
 
 
 def _lay_out(row: _Open, samples: Sequence[TrainingSample]) -> Row:
     prompt_length = len(row.prompt)
-    pieces = [_Piece(row.prompt, 0, 0)]
+    first = row.prefixes[0].members[0]
+    pieces = [_Piece(samples[first], 0, prompt_length, 0)]
     sources, targets, sample_ids, target_ids = [], [], [], []
     start, segment = prompt_length, 0
     images: list[PlacedImage] = []
@@ -222,19 +237,19 @@ def _lay_out(row: _Open, samples: Sequence[TrainingSample]) -> Row:
             if begin <= image.start < end
         )
 
-    show(row.prefixes[0].members[0], 0, prompt_length, 0)
+    show(first, 0, prompt_length, 0)
     for prefix in row.prefixes:
         prefix_start, own_begin, number = start, prompt_length + len(prefix.tokens), 0
         if len(prefix.tokens):
             segment += 1
             number = segment
-            pieces.append(_Piece(prefix.tokens, prompt_length, number))
+            pieces.append(_Piece(samples[prefix.members[0]], prompt_length, own_begin, number))
             show(prefix.members[0], prompt_length, own_begin, start)
             start += len(prefix.tokens)
         for index in prefix.members:
             segment, sample = segment + 1, samples[index]
-            own = sample.token_ids[own_begin:-1]
-            pieces.append(_Piece(own, own_begin, segment + PREFIX_STRIDE * number))
+            own = _Piece(sample, own_begin, max(len(sample.token_ids) - 1, own_begin), segment + PREFIX_STRIDE * number)
+            pieces.append(own)
             show(index, own_begin, len(sample.token_ids), start)
             at = np.flatnonzero(sample.sampled)
             # token t is predicted by t-1, which is in the prompt or the prefix for the first token of a response
@@ -249,7 +264,7 @@ def _lay_out(row: _Open, samples: Sequence[TrainingSample]) -> Row:
             targets.append(sample.token_ids[at])
             sample_ids.append(np.full(len(at), index))
             target_ids.append(at)
-            start += len(own)
+            start += len(own.tokens)
 
     def joined(parts: Iterator[np.typing.NDArray[np.generic]]) -> IntArray:
         whole: IntArray = np.concatenate(list(parts)).astype(np.int32)
@@ -264,4 +279,5 @@ def _lay_out(row: _Open, samples: Sequence[TrainingSample]) -> Row:
         sample_ids=joined(iter(sample_ids)),
         target_ids=joined(iter(target_ids)),
         images=tuple(images),
+        routes=joined_routes([piece.routes for piece in pieces]),
     )

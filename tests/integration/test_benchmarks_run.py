@@ -29,6 +29,7 @@ COLUMNS = {
     "overhead": {"step_seconds", "waiting_seconds", "computing_seconds", "ratio"},
     "quantised_base": {f"{kind}_{name}" for kind in ("nf4", "fp4") for name in ("mb", "nll", "difference")},
     "recovery": {f"{role}_{name}" for role in ("training", "inference") for name in ("to_next_step", "step", "stall")},
+    "router_replay": {f"{row}_{name}" for row in ("dense", "own", "replayed") for name in ("mean", "p99", "max", "kl")},
     "rollout": {
         *("tokens_per_second", "bare_tokens_per_second", "ratio", "dtype", "matmul_gflops_per_second"),
         *("scheduler_gflops_per_second", "scheduler_mfu", "bare_gflops_per_second", "bare_mfu"),

@@ -18,6 +18,7 @@ from run_config import (
     write_on_policy_distill_run,
     write_run,
 )
+from tiny_families import make_family
 
 from roll_like.rollout.replay import tokens_stem
 from roll_like.rollout.storage import read_groups_and_values
@@ -77,6 +78,36 @@ def test_episodes_are_replayed(tmp_path: Path, tiny_model: Path) -> None:
         np.testing.assert_array_equal(np.concatenate(again.logprobs), np.concatenate(values.logprobs))
         np.testing.assert_array_equal(np.concatenate(again.advantages), np.concatenate(values.advantages))
     check_page(tmp_path)
+
+
+def test_experts_are_replayed(tmp_path: Path) -> None:
+    """Episodes of a mixture: what engines tell of its experts is trained with, written, resumed and read back."""
+    replay = ("algorithm.router_replay=true", "inference={type: hf, max_running: 8}", "evaluation=null")
+    runs = tmp_path / "runs"
+    config = write_episodes_run(tmp_path, make_family("qwen3_moe", tmp_path / "model"))
+    check_replay(tmp_path, config, *replay)
+    for number, step in enumerate(read_lines(runs / "tiny" / "metrics.jsonl"), start=1):
+        assert 0 <= step["train/router_disagreement"] < 0.01  # float32: all but near ties are chosen alike
+        assert step["mismatch/logprob_difference_max"] < 1e-4
+        groups, _ = read_groups_and_values(tokens_stem(runs / "tiny", number))
+        for trajectory in (sample.trajectory for group in groups for sample in group.samples):
+            routes = trajectory.routes
+            assert routes is not None
+            assert routes.shape == (len(trajectory.token_ids), 2, 2)
+            ends = [part.end - 1 for part in trajectory.parts]
+            assert (np.delete(routes, ends, 0) < 4).all()
+            assert (routes[ends] == 255).all()
+    # other experts: another difference from the engine, and another update
+    for path in sorted((runs / "tiny" / "rollouts").glob("*.npz")):
+        arrays = dict(np.load(path))
+        arrays["uint8"] = np.where(arrays["uint8"] < 4, 3 - arrays["uint8"], arrays["uint8"])
+        np.savez(path, **arrays)
+    schedule = f"rollout.schedule={{type: replay, path: {runs / 'tiny'}}}"
+    code, output = run_here(config, "steps=1", schedule, "name=others", *replay)
+    assert code == 0, output
+    (step,) = read_lines(runs / "others" / "metrics.jsonl")
+    assert step["train/router_disagreement"] > 0.2
+    assert step["mismatch/logprob_difference"] > 1e-3
 
 
 def check_values(groups: list[Group[Scored]], values: TrainingValues, figures: dict[str, Any]) -> None:

@@ -110,6 +110,7 @@ def trajectories(draw: st.DrawFn, owner: Task) -> Trajectory:
         text=draw(texts),
         stop_reason=draw(st.sampled_from(StopReason)),
         record=draw(many(turns)),
+        routes=draw(st.none() | arrays.arrays(np.uint8, (length, 2, 3)) | arrays.arrays(np.uint16, (length, 1, 2))),
     )
 
 

@@ -84,6 +84,7 @@ def policy_samples(groups: Groups, advantages: TokenValues | None = None) -> lis
             prompt_length=part.prompt_length,
             sampled=sample.trajectory.sampled[part.start : part.end],
             images=sample.trajectory.task.images,
+            routes=None if sample.trajectory.routes is None else sample.trajectory.routes[part.start : part.end],
             turns=sample.trajectory.turns[part.start : part.end],
             behaviour_logprobs=sample.trajectory.logprobs[part.start : part.end],
             advantages=np.where(sample.trajectory.sampled, advantages_T, 0)[part.start : part.end].astype(np.float32),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 from roll_like.cluster.progress import PROGRESS
+from roll_like.config.algorithm import ROUTER_REPLAY
+from roll_like.data.routes import known_routes
 from roll_like.errors import ConfigError, GenerationError
 from roll_like.inference.hf.config import HFConfig
 from roll_like.inference.hf.weights import CheckpointWeights
@@ -38,8 +40,9 @@ from roll_like.inference.interface import (
 from roll_like.inference.weight_transfer.fingerprint import fingerprint
 from roll_like.inference.weight_transfer.shared_memory import BucketInfo, LocalBuckets, read_bucket
 from roll_like.models.modules import load_causal_lm
+from roll_like.models.router import UNKNOWN, Router
 from roll_like.models.vision import SeenTokens, seen_inputs
-from roll_like.types import FloatArray, IntArray, Segment, StopReason
+from roll_like.types import FloatArray, IntArray, RouteArray, Segment, StopReason
 
 HEAD = "lm_head.weight"
 
@@ -55,6 +58,7 @@ class _Sample:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    routes: list[Tensor] = field(default_factory=list)  # [tokens, layers, k], of all that was computed
     stop_reason: StopReason | None = None
     error: GenerationError | None = None
 
@@ -75,6 +79,7 @@ class HFEngine(PolledEngine):
         super().__init__(spec)
         self._config = config
         self._model: Any = None
+        self._router: Router | None = None
         self._weights: CheckpointWeights
         self._tokenizer: Any = None
         self._eos: frozenset[int] = frozenset()
@@ -116,6 +121,8 @@ class HFEngine(PolledEngine):
         )
         self._model = model.to(self._spec.device).requires_grad_(False).eval()
         self._weights = CheckpointWeights(self._model)
+        if self._spec.returns_routes:
+            self._router = Router(self._model, ROUTER_REPLAY)
         self._tokenizer = AutoTokenizer.from_pretrained(self._spec.tokenizer_path, local_files_only=True)
         ends = [self._tokenizer.eos_token_id, model.generation_config.eos_token_id]
         ends.append(getattr(model.config.get_text_config(), "eos_token_id", None))
@@ -188,7 +195,8 @@ class HFEngine(PolledEngine):
         seen: dict[str, Tensor] = {"input_ids": ids_BL}
         if sample.request.images:
             seen = self._with_images(sample, everything, len(inputs))
-        output = self._model(**seen, past_key_values=sample.cache, use_cache=True, logits_to_keep=1)
+        with self._recorded(sample, len(everything)):
+            output = self._model(**seen, past_key_values=sample.cache, use_cache=True, logits_to_keep=1)
         sample.cache = output.past_key_values
         logprobs_V = sampling_logprobs(output.logits[0, -1].float().cpu(), sample.request.sampling)
         token = draw(logprobs_V, sample.request.sampling, sample.generator or self._shared_generator)
@@ -196,6 +204,21 @@ class HFEngine(PolledEngine):
         sample.logprobs.append(float(logprobs_V[token]))
         sample.versions.append(self._version)
         sample.stop_reason = self._why_stopped(sample, token)
+
+    @contextlib.contextmanager
+    def _recorded(self, sample: _Sample, tokens: int) -> Iterator[None]:
+        """Note the experts of those of a sample's first `tokens` that are computed for the first time."""
+        if self._router is None:
+            yield
+            return
+        with self._router.record() as found:
+            yield
+        count, experts = len(next(iter(found.values()))), self._router.experts
+        routes_TMK = torch.full((count, experts.layers, experts.active), UNKNOWN)
+        for layer, experts_TK in found.items():
+            routes_TMK[:, layer] = experts_TK.cpu()
+        new = tokens - sum(map(len, sample.routes))
+        sample.routes.append(routes_TMK[count - new :])
 
     def _with_images(self, sample: _Sample, everything: Sequence[int], count: int) -> dict[str, Tensor]:
         """Return the inputs of the last `count` tokens of a sequence with images: all, or one after what is cached."""
@@ -241,10 +264,17 @@ class HFEngine(PolledEngine):
                     segments=segments_of(sample.versions),
                     text=response_text(self._decode(sample), sample.request.sampling.stop, sample.stop_reason),
                     stop_reason=sample.stop_reason,
+                    routes=self._routes(sample),
                 )
             )
         if self._finished:
             self._arrived.set()
+
+    def _routes(self, sample: _Sample) -> RouteArray | None:
+        if self._router is None or not sample.routes:
+            return None
+        tokens = len(sample.request.prompt_ids) + len(sample.tokens)
+        return known_routes(torch.cat(sample.routes).numpy(), self._router.experts.choice, tokens)
 
     # ---- weights -------------------------------------------------------------------------------
 

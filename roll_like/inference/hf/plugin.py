@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from roll_like.config.inference import EngineConfig
 from roll_like.inference.hf.config import HFConfig
 from roll_like.inference.plugin import EnginePlugin
 from roll_like.registry import INFERENCE_ENGINES
@@ -29,3 +30,8 @@ class HFPlugin(EnginePlugin):
     def vision_obstacle(cls, *, here: bool) -> None:
         """Return None: without torchvision, transformers processes images with Pillow."""
         del here
+
+    @classmethod
+    def routes_obstacle(cls, config: EngineConfig, *, device: str) -> None:
+        """Return None: what transformers' routers choose is seen here."""
+        del config, device

@@ -93,6 +93,8 @@ def engine_arguments(config: SGLangConfig, spec: EngineSpec) -> dict[str, Any]:
         "sampling_defaults": "openai",  # not those of the model's generation_config.json
         "log_level": "error",
     }
+    if spec.returns_routes:
+        arguments["enable_return_routed_experts"] = True
     if not config.cuda_graphs:
         arguments |= {"cuda_graph_backend_decode": "disabled", "cuda_graph_backend_prefill": "disabled"}
     if config.sleeps(shares_gpus=spec.shares_gpus):

@@ -24,6 +24,7 @@ OWNED_ENGINE_ARGS = {
     "cuda_graph_backend_decode": "inference.cuda_graphs",
     "cuda_graph_backend_prefill": "inference.cuda_graphs",
     "enable_deterministic_inference": "inference.deterministic",
+    "enable_return_routed_experts": "algorithm.router_replay",
     "enable_memory_saver": "inference.sleep",
     "enable_weights_cpu_backup": "inference.sleep",
     "tp_size": "resources.device_mapping.inference and inference.replicas",

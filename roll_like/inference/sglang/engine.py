@@ -7,6 +7,7 @@ coroutines of SGLang's tokenizer manager: the methods of its `Engine` wait on an
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import ctypes
 import itertools
@@ -33,6 +34,7 @@ from roll_like.inference.interface import (
     response_text,
 )
 from roll_like.inference.process_output import ProcessOutput
+from roll_like.inference.routes import experts_of, told_routes
 from roll_like.inference.sglang.arguments import (
     LOADER,
     engine_arguments,
@@ -43,6 +45,7 @@ from roll_like.inference.sglang.config import SGLangConfig
 from roll_like.inference.sglang.loader import described
 from roll_like.inference.task_engine import DEATH_SECONDS, TaskEngine
 from roll_like.inference.weight_transfer.shared_memory import BucketInfo, LocalBuckets, read_bucket
+from roll_like.models.shape import Experts
 from roll_like.types import FloatArray, IntArray, Segment, StopReason
 
 _STOP_REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH, "abort": StopReason.ABORTED}
@@ -77,6 +80,7 @@ class SGLangEngine(TaskEngine):
         self._asleep: tuple[str, ...] = ()  # memory that is given up
         self._session = False  # whether a weight update is open
         self._buckets = LocalBuckets()
+        self._experts: Experts | None = None  # where routes are told
         self._handler: int | None = None  # what SIGQUIT did before
         self._looked = 0.0  # when SGLang's processes were last seen
 
@@ -91,6 +95,7 @@ class SGLangEngine(TaskEngine):
         """
         require_version()
         os.environ.update(sglang_environment())
+        self._experts = experts_of(self._spec)
         arguments = engine_arguments(self._config, self._spec)
         self._handler = _on_sigquit(_IGNORE)  # schedulers that die end their parent so
         failure: Exception | None = None
@@ -189,6 +194,7 @@ class SGLangEngine(TaskEngine):
             return_logprob=True,
             logprob_start_len=logprob_start_len,
             stream=True,
+            return_routed_experts=self._experts is not None,
         )
         last: Mapping[str, Any] | None = None
         reports = self._manager.generate_request(asked, None)
@@ -233,7 +239,15 @@ class SGLangEngine(TaskEngine):
             text=response_text(decoded, request.sampling.stop, stop_reason),
             stop_reason=stop_reason,
             cached_prompt_tokens=int(meta.get("cached_tokens") or 0),
+            routes=told_routes(self._routes(meta), request, len(tokens), stop_reason, self._experts),
         )
+
+    def _routes(self, meta: Mapping[str, Any]) -> IntArray | None:
+        """Return the experts that a report tells, shape [T, layers, k]: SGLang sends the bytes of int32 as base64."""
+        told = meta.get("routed_experts")
+        if self._experts is None or told is None:
+            return None
+        return np.frombuffer(base64.b64decode(told), np.int32).reshape(-1, self._experts.layers, self._experts.active)
 
     async def prompt_logprobs(self, token_ids: IntArray) -> FloatArray:
         """Return the log-probabilities of given tokens. See `InferenceEngine.prompt_logprobs`.

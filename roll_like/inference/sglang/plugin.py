@@ -64,6 +64,11 @@ class SGLangPlugin(EnginePlugin):
         return SGLangTransfer(engines=engines, gpus_per_engine=gpus_per_engine, address=address, port=port)
 
     @classmethod
+    def routes_obstacle(cls, config: EngineConfig, *, device: str) -> None:
+        """Return None: a request asks for them."""
+        del config, device
+
+    @classmethod
     def check(cls, config: EngineConfig, resources: SamplingResourcesConfig) -> Iterator[Finding]:
         """Yield a missing or unknown version, names in `engine_args` that it does not know, settings without effect."""
         assert isinstance(config, SGLangConfig)

@@ -29,12 +29,14 @@ from roll_like.inference.interface import (
     response_text,
 )
 from roll_like.inference.process_output import ProcessOutput
+from roll_like.inference.routes import experts_of, told_routes
 from roll_like.inference.task_engine import TaskEngine
 from roll_like.inference.vllm.arguments import ADAPTER_ID, engine_arguments, vllm_environment
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.images import image_prompt
 from roll_like.inference.weight_transfer.shared_memory import LocalBuckets
 from roll_like.models.imports import quick_imports
+from roll_like.models.shape import Experts
 from roll_like.types import FloatArray, IntArray, Segment, StopReason
 
 _STOP_REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH, "abort": StopReason.ABORTED}
@@ -65,6 +67,7 @@ class VLLMEngine(TaskEngine):
         self._probes = 0
         self._adapter: Any = None
         self._frozen_adapters: dict[str, Any] = {}
+        self._experts: Experts | None = None  # where routes are told
 
     # ---- start and end -------------------------------------------------------------------------
 
@@ -78,6 +81,7 @@ class VLLMEngine(TaskEngine):
         for name, value in vllm_environment(self._config, self._spec.threads, self._spec.device).items():
             os.environ.setdefault(name, value)
         name_semaphores()
+        self._experts = experts_of(self._spec)
         arguments = engine_arguments(self._config, self._spec)
         # Python's own helper process outlives the engine: it must not hold the engine's output open
         resource_tracker.ensure_running()
@@ -187,6 +191,7 @@ class VLLMEngine(TaskEngine):
             text=response_text(decoded, request.sampling.stop, stop_reason),
             stop_reason=stop_reason,
             cached_prompt_tokens=cached,
+            routes=told_routes(completion.routed_experts, request, len(tokens), stop_reason, self._experts),
         )
 
     # ---- GPU memory and weights -------------------------------------------------------------------

@@ -88,6 +88,12 @@ class VLLMPlugin(EnginePlugin):
         return torchvision_missing() if here else None
 
     @classmethod
+    def routes_obstacle(cls, config: EngineConfig, *, device: str) -> str | None:
+        """Return that vLLM tells them on GPUs only."""
+        del config
+        return "vLLM tells them with its second model runner, which has no CPU version" if device == "cpu" else None
+
+    @classmethod
     def check(cls, config: EngineConfig, resources: SamplingResourcesConfig) -> Iterator[Finding]:
         """Yield names in `engine_args` that vLLM does not know, and a `sleep` without effect."""
         assert isinstance(config, VLLMConfig)

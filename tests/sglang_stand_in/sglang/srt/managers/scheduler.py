@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import copy
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from torch import Tensor
 from roll_like.errors import WeightSyncError
 from roll_like.inference.hf.weights import CheckpointWeights
 from roll_like.models.modules import load_causal_lm
+from roll_like.models.router import Router
 from sglang.srt.managers import io_struct
 from sglang.srt.utils import MultiprocessingSerializer, init_custom_process_group
 
@@ -80,6 +82,7 @@ class Scheduler:
         self._asleep: set[str] = set()
         self._backup: dict[str, Tensor] = {}
         self._group: Any = None
+        self._router: Router | None = None
 
     def end(self) -> None:
         self._thread.shutdown(wait=True)
@@ -197,6 +200,9 @@ class Scheduler:
         }
         if reason is not None:
             meta["weight_versions"] = request.spans(self._version)
+            if request.asked.return_routed_experts:
+                assert self._arguments["enable_return_routed_experts"]
+                meta["routed_experts"] = self._routed_experts([*request.asked.input_ids, *request.ids])
         since = request.sent if new else len(request.ids)
         ids, logprobs = request.ids[since:], request.logprobs[since:]
         report = {
@@ -209,6 +215,15 @@ class Scheduler:
             report["input_logprobs"] = [(value, token, None) for value, token in pairs]
         request.sent = len(request.ids)
         self._report(request.asked.rid, report)
+
+    @torch.inference_mode()
+    def _routed_experts(self, tokens: list[int]) -> str:
+        """The experts of all tokens but the last, as SGLang sends them."""
+        router = self._router = self._router or Router(self._model.module, "the stand-in")
+        with router.record() as found:
+            self._model.module(torch.tensor([tokens[:-1]]), use_cache=False)
+        layers = [found[layer] for layer in range(router.experts.layers)]
+        return base64.b64encode(torch.stack(layers, 1).to(torch.int32).numpy().tobytes()).decode()
 
     def _abort(self, beginning: str) -> None:
         for request in [each for each in self.waiting if each.asked.rid.startswith(beginning)]:
