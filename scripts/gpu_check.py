@@ -179,7 +179,7 @@ CHECKS = (
         300,
         "vLLM: sleep and wake through all states, memory that stays, CUDA graphs after a reload, its model runner, the "
         "experts that it tells",
-        tests_of("test_engine", "test_router_replay"),
+        tests_of("test_engine", "test_expert_routes"),
         figures_of_tests,
         needs=("torch", "vllm", "pytest"),
     ),

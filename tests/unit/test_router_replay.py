@@ -12,6 +12,7 @@ import tiny_families
 import torch
 from chat_templates import renderer
 from config_files import changed
+from engine_thread import float_spec
 from model_families import make_family
 from sglang_engine import stand_in
 from torch import Tensor, nn
@@ -295,18 +296,7 @@ def request(name: str = "one", tokens: int = 6) -> GenerateRequest:
 
 
 def spec(path: Path, **changes: Any) -> EngineSpec:
-    values: dict[str, Any] = {
-        "model_path": str(path),
-        "tokenizer_path": str(path),
-        "dtype": "float32",
-        "device": "cpu",
-        "threads": 1,
-        "tensor_parallel_size": 1,
-        "max_model_len": 128,
-        "seed": 0,
-        "returns_routes": True,
-    }
-    return EngineSpec(**{**values, **changes})
+    return replace(float_spec(path), **{"returns_routes": True, **changes})
 
 
 @pytest.fixture(scope="module")

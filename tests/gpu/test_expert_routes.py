@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from engine_thread import EngineThread
+from engine_thread import EngineThread, float_spec
 from tiny_families import make_family
 
-from roll_like.inference.interface import EngineSpec, GenerateRequest, Sampling
+from roll_like.inference.interface import GenerateRequest, Sampling
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.engine import VLLMEngine
 from roll_like.models.modules import load_causal_lm
@@ -27,17 +28,7 @@ def test_it_tells_the_experts_that_the_model_chooses(
 ) -> None:
     """Of prompt and response, also where requests share a prompt's keys and values; all but near ties alike."""
     path = make_family("qwen3_moe", tmp_path)
-    spec = EngineSpec(
-        model_path=str(path),
-        tokenizer_path=str(path),
-        dtype="bfloat16",
-        device="cuda",
-        threads=1,
-        tensor_parallel_size=1,
-        max_model_len=256,
-        seed=0,
-        returns_routes=True,
-    )
+    spec = replace(float_spec(path), dtype="bfloat16", device="cuda", returns_routes=True)
     sampling = Sampling(max_tokens=48)
     requests = [
         GenerateRequest(request_id=str(seed), prompt_ids=PROMPT, sampling=sampling, seed=seed) for seed in range(8)
