@@ -16,6 +16,7 @@ from roll_like.cluster.driver_loop import rare_garbage_collection
 from roll_like.cluster.node_watch import RoleMemory
 from roll_like.config.load import dump_config
 from roll_like.config.run import RunConfig
+from roll_like.config.sections import LoRAConfig
 from roll_like.errors import CheckpointError, ConfigError
 from roll_like.metrics.manager import MetricsManager
 from roll_like.run.checkpoint import Checkpoint, CheckpointStore
@@ -60,7 +61,7 @@ def running(
                 "checkpoint.at_end: true always writes a checkpoint",
             )
         if checkpoint is not None:
-            _refuse_other_pipeline(config, checkpoint)
+            refuse_other_run(config, checkpoint)
         (directory / "config.yaml").write_text(dump_config(config))
         signal = stack.enter_context(StopSignal())
         metrics = stack.enter_context(
@@ -129,14 +130,30 @@ def _on_from_the_model(directory: Path) -> str:
     return f"train its model further in a new run, with model.path: {model} and another name; or "
 
 
-def _refuse_other_pipeline(config: RunConfig, checkpoint: Checkpoint) -> None:
+def refuse_other_run(config: RunConfig, checkpoint: Checkpoint) -> None:
+    """Raise where a checkpoint would load, and mean something else: of another pipeline, or beside another base."""
     path = checkpoint.path / "config.yaml"
-    found = yaml.safe_load(path.read_text()).get("pipeline")
+    fix = f"continue with the configuration of the run ({path}), or leave --resume out to start a new one"
+    saved = yaml.safe_load(path.read_text())
+    found = saved.get("pipeline")
     if found != config.pipeline:
         raise CheckpointError(
             f"{checkpoint.path} is of pipeline: {found}, and this configuration is of pipeline: {config.pipeline}",
-            fix=f"continue with the configuration of the run ({path}), or leave --resume out to start a new one",
+            fix=fix,
         )
+    for section, trained in config.trained.items():
+        values = (saved.get(section) or {}).get("lora")
+        if trained.lora is None or values is None:
+            continue  # other tensors, which loading refuses
+        before = LoRAConfig.from_values(values)
+        for key in ("rank", "alpha", "rslora", "quantization"):
+            was, now = getattr(before, key), getattr(trained.lora, key)
+            if was != now:
+                raise CheckpointError(
+                    f"the adapters in {checkpoint.path} were trained with {section}.lora.{key}: {was}, and this "
+                    f"configuration has {now}: with it they are another model",
+                    fix=fix,
+                )
 
 
 def memory_metrics(held: Mapping[str, RoleMemory]) -> dict[str, Metric]:

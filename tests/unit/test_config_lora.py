@@ -18,15 +18,18 @@ from roll_like.builtin.pipelines.sft.config import SFTConfig
 from roll_like.check.findings import Finding
 from roll_like.check.model import check_adapters, check_model
 from roll_like.config.inference import weight_backend
+from roll_like.config.load import dump_config
 from roll_like.config.plan import plan, trained_parameters
 from roll_like.config.sections import LoRAConfig
-from roll_like.errors import ConfigError
+from roll_like.errors import CheckpointError, ConfigError
 from roll_like.inference.adapters import QUANTIZED, AdapterChoice, adapter_choice
 from roll_like.inference.interface import AdapterSpec, EngineSpec
 from roll_like.inference.vllm.arguments import engine_arguments, reserved_rank
 from roll_like.inference.vllm.config import VLLMConfig
 from roll_like.inference.vllm.plugin import VLLMPlugin
 from roll_like.inference.vllm.served import adapter_layers
+from roll_like.run.checkpoint import Checkpoint
+from roll_like.run.launch import refuse_other_run
 
 WITH_KL = changed(algorithm={"kl": {"use": "loss"}}, reference={"mode": "adapter_off"}, training={"lora": {}})
 PAIRS: dict[str, Any] = {
@@ -326,3 +329,22 @@ def test_vllm_is_told_of_the_adapter() -> None:
     }
     assert not [key for key in engine_arguments(VLLMConfig(), spec) if "lora" in key]
     assert [reserved_rank(rank) for rank in (1, 2, 8, 200, 512)] == [1, 8, 8, 256, 512]
+
+
+def test_adapters_of_another_scale_or_base_are_not_continued(tmp_path: Path) -> None:
+    """Their tensors fit, and beside another base, or scaled otherwise, they are another model."""
+    lora = {"rank": 8, "alpha": 16}
+    (tmp_path / "config.yaml").write_text(
+        dump_config(RLVRConfig.from_values(changed(training={"lora": lora}, inference={"type": "hf"})))
+    )
+    checkpoint = Checkpoint(path=tmp_path, step=1, state={})
+
+    def resumed(**changes: Any) -> RLVRConfig:
+        return RLVRConfig.from_values(changed(training={"lora": {**lora, **changes}}, inference={"type": "hf"}))
+
+    refuse_other_run(resumed(dropout=0.1), checkpoint)
+    for key, was, now in (("alpha", 16, 32), ("rslora", False, True), ("quantization", None, "nf4")):
+        expected = f"were trained with training.lora.{key}: {was}, and this configuration has {now}"
+        with pytest.raises(CheckpointError, match=expected) as caught:
+            refuse_other_run(resumed(**{key: now}), checkpoint)
+        assert str(tmp_path / "config.yaml") in caught.value.fix
