@@ -18,7 +18,8 @@ from tests_support import ragged_policy_samples  # type: ignore[import-not-found
 from tiny_families import make_family
 from tiny_model import make_tiny_model
 
-from roll_like.config.sections import TrainingConfig
+from roll_like.config.sections import LoRAConfig, TrainingConfig
+from roll_like.models.lora import add_adapters, named_weights
 from roll_like.models.modules import load_causal_lm
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training.interface import RankSpec
@@ -32,10 +33,20 @@ pytestmark = pytest.mark.integration
 BACKENDS = ["deepspeed", "fsdp2"]
 #: Of glibc's `mallopt`: from which size on memory is mapped, and given back when it is freed.
 M_MMAP_THRESHOLD = -3
+FROZEN, ADAPTERS = "frozen", "adapters"
 
 
-def rank_of(rank: int, ranks: int, model: Path, backend: str, *, frozen: bool, dtype: str = "float32") -> TrainingRank:
-    settings = TrainingConfig(backend=backend, workers=ranks, zero_stage=3)
+def rank_of(
+    rank: int,
+    ranks: int,
+    model: Path,
+    backend: str,
+    *,
+    frozen: bool,
+    dtype: str = "float32",
+    lora: LoRAConfig | None = None,
+) -> TrainingRank:
+    settings = TrainingConfig(backend=backend, workers=ranks, zero_stage=3, lora=lora)
     spec: RankSpec[Any] = cpu_rank(
         LanguageModelObjective(settings=settings), model, dtype=dtype, total_updates=1, frozen=frozen
     )
@@ -159,13 +170,12 @@ def make_moe(kind: str, directory: Path) -> Path:
     return directory
 
 
-def load_late(
-    rank: int, ranks: int, address: Any, small: str, model: str, backend: str, frozen: bool
-) -> dict[str, Any]:
-    trainer = rank_of(rank, ranks, Path(model), backend, frozen=frozen)
+def load_late(rank: int, ranks: int, address: Any, small: str, model: str, backend: str, what: str) -> dict[str, Any]:
+    lora = LoRAConfig(rank=1) if what == ADAPTERS else None
+    trainer = rank_of(rank, ranks, Path(model), backend, frozen=what == FROZEN, lora=lora)
     import deepspeed  # noqa: F401
 
-    load_causal_lm(Path(small), "float32")
+    add_adapters(load_causal_lm(Path(small), "float32"), LoRAConfig(rank=1), seed=0)  # imports what it needs
     # freed tensors do not stay with the allocator, so that memory is what tensors hold
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**17)
     loaded: list[int] = []
@@ -174,44 +184,47 @@ def load_late(
     with peak_memory() as peak:
         trainer.start(address)
     whole = dict(load_causal_lm(Path(model), "float32").named_parameters())
-    other = []
-    for name, parameter in trainer._objective.hf_model(trainer._backend.module).named_parameters():
-        with trainer._backend.gathered([parameter]) as (found,):
-            if not torch.equal(found, whole[name]):
-                other.append(name)
+    weights = list(named_weights(trainer._objective.hf_model(trainer._backend.module)))
+    other = sorted(whole.keys() ^ {weight.name for weight in weights})
+    for weight in weights:
+        with trainer._backend.gathered([weight.parameter]) as (found,):
+            if not torch.equal(found, whole[weight.name]):
+                other.append(weight.name)
     largest = max(parameter.nbytes for parameter in whole.values())
     size = sum(parameter.nbytes for parameter in whole.values())
+    adapted = sum(weight.layer is not None for weight in weights)
     trainer.close()
-    return {"loaded": loaded[0], "peak": peak[0], "other": other, "largest": largest, "size": size}
+    return {"loaded": loaded[0], "peak": peak[0], "other": other, "largest": largest, "size": size, "adapted": adapted}
 
 
 @pytest.mark.parametrize(
-    ("kind", "backend", "frozen"),
+    ("kind", "backend", "what"),
     [
-        ("qwen3_moe", "fsdp2", True),
+        ("qwen3_moe", "fsdp2", FROZEN),
         *(
-            pytest.param(kind, backend, frozen, marks=pytest.mark.slow)
+            pytest.param(kind, backend, what, marks=pytest.mark.slow)
             for kind in ("qwen3_moe", "mixtral", "another precision")
             for backend in BACKENDS
-            for frozen in (True, False)
-            if (kind, backend, frozen) != ("qwen3_moe", "fsdp2", True)
+            for what in (FROZEN, "trained", ADAPTERS)
+            if (kind, backend, what) != ("qwen3_moe", "fsdp2", FROZEN)
         ),
     ],
 )
 def test_tensors_that_are_not_those_of_the_files_are_read_one_after_another(
-    tmp_path: Path, kind: str, backend: str, frozen: bool
+    tmp_path: Path, kind: str, backend: str, what: str
 ) -> None:
-    """Experts that transformers fuses; a bfloat16 checkpoint in float32."""
+    """Experts that transformers fuses; a bfloat16 checkpoint in float32; also beside adapters."""
     small = make_tiny_model(tmp_path / "small", dtype="float32")
     if kind == "another precision":
         model = make_tiny_model(tmp_path / "model", dtype="bfloat16", width=1024, layers=8)
     else:
         model = make_moe(kind, tmp_path / "model")
-    for each in on_ranks(load_late, str(small), str(model), backend, frozen):
+    for each in on_ranks(load_late, str(small), str(model), backend, what):
         shown = {name: round(each[name] / 2**20) for name in ("loaded", "peak", "largest", "size")}
         assert not each["other"]
-        assert each["loaded"] < 4 * each["largest"] < each["size"] / 2, shown
-        if frozen:  # an optimizer adds its own
+        assert (each["adapted"] > 0) == (what == ADAPTERS)
+        assert each["loaded"] < 5 * each["largest"] < each["size"] / 2, shown
+        if what == FROZEN:  # an optimizer adds its own
             assert each["peak"] < each["size"] / 2 + 4 * each["largest"], shown
 
 
