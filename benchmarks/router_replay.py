@@ -187,7 +187,10 @@ def main() -> None:
         print(f"{names[row]:38} " + " ".join(f"{value:9.2g}" for value in values.values()))
     print(f"experts that the trainer's router would not have chosen: {disagreement:.2%}")
     figures = {f"{row}_{name}": value for row, values in rows.items() for name, value in values.items()}
-    finish(options, figures | {"disagreement": disagreement, "dtype": options.dtype})
+    finish(
+        options,
+        {"benchmark": "router_replay", **figures, "disagreement": disagreement, "dtype": options.dtype},
+    )
 
 
 if __name__ == "__main__":

@@ -123,7 +123,8 @@ class PolicyObjective(LanguageModelObjective[Sequence[PolicySample], PolicyBatch
         penalty = KLTerm(kl.estimator, shared.kl_coefficient, kl.straight_through) if kl.use == "loss" else None
         correction = correction_from(algorithm.correction)
         loss, metrics = policy_objective(inputs, shared.loss, penalty, algorithm.entropy_coefficient, correction)
-        return loss, merge([metrics, computed(batch, model), _replayed(model)])
+        replayed = self._replayed(model) if self.replays_routes else {}
+        return loss, merge([metrics, computed(batch, model), replayed])
 
     def report(self, step: Sequence[PolicySample], metrics: Mapping[str, Metric], updates: int) -> dict[str, Metric]:
         """Return a step's metrics; the weight of the KL penalty in the next step follows from its divergence."""
@@ -133,6 +134,11 @@ class PolicyObjective(LanguageModelObjective[Sequence[PolicySample], PolicyBatch
             if "train/kl" in metrics:
                 self.kl.update(float(metrics["train/kl"].value), len(self._selected(step)))
         return completed
+
+    def _replayed(self, model: RankModel) -> Metrics:
+        """Return how many of the engine's experts the trainer's router would not have chosen."""
+        fraction, count = model.module.router.disagreement()
+        return {"train/router_disagreement": Mean(fraction, float(count))}
 
     def _loss(self) -> PolicyLoss:
         loss: PolicyLoss = LOSSES.get(self.algorithm.loss.type)(self.algorithm.loss)
@@ -168,14 +174,6 @@ class PolicyObjective(LanguageModelObjective[Sequence[PolicySample], PolicyBatch
             ]
             for shards, results in zip(updates, found, strict=True)
         ]
-
-
-def _replayed(model: RankModel) -> Metrics:
-    """Return how many of the engine's experts the trainer's router would not have chosen; nothing without replay."""
-    if model.module.router is None:
-        return {}
-    fraction, count = model.module.router.disagreement()
-    return {"train/router_disagreement": Mean(fraction, float(count))}
 
 
 def policy_batches(

@@ -67,6 +67,7 @@ OPTIONS: dict[str, tuple[Mapping[str, Any], list[Any]]] = {
     "mask.difficulty.high": ({"mask": {"difficulty": {"of": "mean", "low": -1.0}}}, [0.4, 2.0]),
     "loss": ({}, []),
     "aggregation": ({}, ["token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "token_sum_norm"]),
+    "router_replay": ({}, []),  # of mixtures of experts: test_router_replay.py
     "updates_per_step": ({}, [1, 2, 4]),
     "old_logprobs": ({"updates_per_step": 2}, ["recompute", "behaviour"]),
     "kl.use": ({"kl": {"coefficient": 0.1}}, ["none", "loss", "reward"]),
