@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,6 +46,10 @@ async def _servers_are_reaped() -> AsyncIterator[None]:
         assert time.monotonic() < until, "a server is not ended"
         await asyncio.sleep(0.02)
     await asyncio.sleep(0)  # the loop takes the exit code
+    with warnings.catch_warnings():
+        # that of a server whose loop was closed meanwhile is taken by nobody: subprocess then takes it to be running
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @contextmanager
