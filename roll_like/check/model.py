@@ -183,6 +183,8 @@ def check_engines(config: SamplingRunConfig, shape: ModelShape | None) -> Iterat
             f"each engine would divide {shape.heads} attention heads among {engines} GPUs; use more replicas, or a "
             f"device range that leaves each a divisor of {shape.heads}",
         )
+    if shape is not None and config.inference.divides_experts and not shape.experts:
+        yield Finding("error", "inference.expert_parallel", "the model has no experts to divide; set it to false")
 
 
 def check_adapters(config: SamplingRunConfig, model: ModelConfig | None) -> Iterator[Finding]:

@@ -104,6 +104,11 @@ class EngineConfig(PluginConfig):
         return False
 
     @property
+    def divides_experts(self) -> bool:
+        """Whether whole experts of a mixture are divided among the GPUs of an engine."""
+        return False
+
+    @property
     def gpu_share(self) -> float | None:
         """Share of a GPU's memory that an engine takes, weights included; None where it grows with the work."""
         return None

@@ -46,13 +46,23 @@ class SleepingEngineConfig(EngineConfig):
         description="Free GPU memory while a trainer works on the same GPUs. Default: yes. No effect if trainer and "
         "engines share no GPU.",
     )
+    expert_parallel: bool = Field(
+        default=False,
+        description="For mixtures of experts on several GPUs for each engine: each expert is whole on one of them, in "
+        "place of a slice on all. `--check` refuses it where there is nothing to divide (docs/moe.md).",
+    )
+
+    @property
+    def divides_experts(self) -> bool:
+        """Whether whole experts are divided among the GPUs of an engine."""
+        return self.expert_parallel
 
     def sleeps(self, *, shares_gpus: bool) -> bool:
         """Return whether the engine frees its GPU memory while the trainer works."""
         return shares_gpus and self.sleep is not False
 
     def violations(self, resources: SamplingResourcesConfig) -> Iterator[Violation]:
-        """Yield an engine that stays awake and leaves a colocated trainer too little memory."""
+        """Yield an engine that leaves a colocated trainer too little memory, or has no GPUs to divide experts among."""
         equal = resources.device_mapping.training == resources.device_mapping.inference
         share = self.gpu_share
         if share is not None and share > MOST_KEPT and self.sleep is False and engines_share_gpus(resources) and equal:
@@ -60,6 +70,14 @@ class SleepingEngineConfig(EngineConfig):
                 ("inference", "sleep"),
                 f"the engine shares its GPUs with the trainer and would keep {share:.0%} of their memory while it "
                 f"trains; set sleep: true, {self.gpu_memory_key} to {MOST_KEPT} or less, or disjoint device ranges",
+            )
+        gpus = 0 if resources.device == "cpu" else len(resources.device_mapping.inference) // self.replicas
+        if self.expert_parallel and gpus < 2:
+            has = "resources.device is cpu" if gpus == 0 else "each engine has one GPU"
+            yield Violation(
+                ("inference", "expert_parallel"),
+                f"true divides experts among the GPUs of an engine, and {has}; lower inference.replicas, widen "
+                "resources.device_mapping.inference, or set it to false",
             )
 
     def without_effect(self, resources: SamplingResourcesConfig) -> Iterator[Finding]:

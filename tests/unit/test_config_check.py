@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from config_files import changed, write
+from tiny_families import make_family
 
 from roll_like import Reward, cli, register_reward
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
@@ -185,6 +186,20 @@ def test_attention_heads_that_gpus_cannot_divide(make: Make) -> None:
     resources = {"device": "cuda", "devices_per_node": 3, "device_mapping": {"training": "0-2", "inference": "0-2"}}
     message = only(make(resources=resources, training__workers=3))
     assert "each engine would divide 4 attention heads among 3 GPUs" in message
+
+
+def test_experts_that_there_are_not_or_that_nothing_divides(make: Make, tmp_path: Path) -> None:
+    two = {"device": "cuda", "devices_per_node": 2, "device_mapping": {"training": "0-1", "inference": "0-1"}}
+    divided = {"resources": two, "training__workers": 2, "inference__expert_parallel": True}
+    message = only(make(**divided))
+    assert message.startswith("error: inference.expert_parallel: the model has no experts to divide")
+    mixture = {"path": str(make_family("qwen3_moe", tmp_path / "moe"))}
+    assert make(**divided, model=mixture).errors == []
+    expected = "true divides experts among the GPUs of an engine, and "
+    with pytest.raises(ConfigError, match=f"{expected}each engine has one GPU"):
+        make(**divided, inference__replicas=2, model=mixture)
+    with pytest.raises(ConfigError, match=f"{expected}resources.device is cpu"):
+        make(inference__expert_parallel=True, model=mixture)
 
 
 def test_a_reference_model_of_another_vocabulary(make: Make, files: Path, tiny_model: Path) -> None:

@@ -142,8 +142,10 @@ def test_the_record_is_that_of_the_pinned_version() -> None:
 
 def test_every_argument_is_one_of_sglangs(tiny_model: Path) -> None:
     known = set(importlib.import_module("sglang.recorded").RECORD["server_args"])
-    for config in (SGLangConfig(), SGLangConfig(cuda_graphs=True, deterministic=True)):
-        assert set(engine_arguments(config, spec(tiny_model, shares_gpus=True))) <= known
+    for config in (SGLangConfig(), SGLangConfig(cuda_graphs=True, deterministic=True, expert_parallel=True)):
+        assert set(engine_arguments(config, spec(tiny_model, shares_gpus=True, returns_routes=True))) <= known
+    divided = engine_arguments(SGLangConfig(expert_parallel=True), spec(tiny_model, tensor_parallel_size=2))
+    assert (divided["tp_size"], divided["ep_size"]) == (2, 2)
     assert set(OWNED_ENGINE_ARGS) | set(FIXED_ENGINE_ARGS) <= known
     fields = importlib.import_module("sglang.recorded").RECORD["classes"]["SamplingParams"]
     assert set(sampling_params(Sampling(max_tokens=3), 1)) <= set(fields)

@@ -10,7 +10,7 @@ import pytest
 
 import roll_like
 from roll_like.inference.interface import EngineSpec
-from roll_like.inference.vllm.arguments import engine_arguments
+from roll_like.inference.vllm.arguments import engine_arguments, known_arguments
 from roll_like.inference.vllm.config import VLLMConfig
 
 SPEC = EngineSpec(
@@ -31,6 +31,13 @@ def test_an_engine_of_several_gpus_has_processes_of_its_own(gpus: int, backend: 
     arguments = engine_arguments(VLLMConfig(), dataclasses.replace(SPEC, tensor_parallel_size=gpus))
     assert arguments["tensor_parallel_size"] == gpus
     assert arguments.get("distributed_executor_backend") == backend
+
+
+def test_experts_are_divided_where_that_is_asked_for() -> None:
+    two = dataclasses.replace(SPEC, tensor_parallel_size=2)
+    assert engine_arguments(VLLMConfig(expert_parallel=True), two)["enable_expert_parallel"] is True
+    assert "enable_expert_parallel" not in engine_arguments(VLLMConfig(), two)
+    assert "enable_expert_parallel" in known_arguments()
 
 
 def test_the_cache_has_a_share_of_a_gpu_or_a_size_on_cpu() -> None:

@@ -93,6 +93,8 @@ def engine_arguments(config: SGLangConfig, spec: EngineSpec) -> dict[str, Any]:
         "sampling_defaults": "openai",  # not those of the model's generation_config.json
         "log_level": "error",
     }
+    if config.expert_parallel:
+        arguments["ep_size"] = spec.tensor_parallel_size
     if spec.returns_routes:
         arguments["enable_return_routed_experts"] = True
     if not config.cuda_graphs:

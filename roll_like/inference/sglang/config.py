@@ -28,6 +28,7 @@ OWNED_ENGINE_ARGS = {
     "enable_memory_saver": "inference.sleep",
     "enable_weights_cpu_backup": "inference.sleep",
     "tp_size": "resources.device_mapping.inference and inference.replicas",
+    "ep_size": "inference.expert_parallel",
     "random_seed": "seed",
     "trust_remote_code": "model.trust_remote_code",
 }

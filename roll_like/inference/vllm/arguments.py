@@ -51,6 +51,8 @@ def engine_arguments(config: VLLMConfig, spec: EngineSpec) -> dict[str, Any]:
     }
     if spec.device != "cpu":
         arguments["enable_sleep_mode"] = config.sleeps(shares_gpus=spec.shares_gpus)
+    if config.expert_parallel:
+        arguments["enable_expert_parallel"] = True
     if spec.returns_routes:
         arguments["enable_return_routed_experts"] = True
     if spec.adapter is not None:
