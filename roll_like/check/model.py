@@ -172,7 +172,7 @@ def check_window(config: RunConfig, shape: ModelShape | None, key: str) -> Itera
 
 
 def check_engines(config: SamplingRunConfig, shape: ModelShape | None) -> Iterator[Finding]:
-    """Yield divisions that the model does not allow."""
+    """Yield divisions that the model does not allow, and settings that are not for it."""
     if config.replay is not None:
         return
     engines = config.roles[1].devices_per_worker
@@ -183,8 +183,9 @@ def check_engines(config: SamplingRunConfig, shape: ModelShape | None) -> Iterat
             f"each engine would divide {shape.heads} attention heads among {engines} GPUs; use more replicas, or a "
             f"device range that leaves each a divisor of {shape.heads}",
         )
-    if shape is not None and config.inference.divides_experts and not shape.experts:
-        yield Finding("error", "inference.expert_parallel", "the model has no experts to divide; set it to false")
+    if shape is not None:
+        for violation in config.inference.model_violations(experts=shape.experts > 0):
+            yield Finding("error", ".".join(map(str, violation.path)), violation.message)
 
 
 def check_adapters(config: SamplingRunConfig, model: ModelConfig | None) -> Iterator[Finding]:

@@ -104,11 +104,6 @@ class EngineConfig(PluginConfig):
         return False
 
     @property
-    def divides_experts(self) -> bool:
-        """Whether whole experts of a mixture are divided among the GPUs of an engine."""
-        return False
-
-    @property
     def gpu_share(self) -> float | None:
         """Share of a GPU's memory that an engine takes, weights included; None where it grows with the work."""
         return None
@@ -125,6 +120,15 @@ class EngineConfig(PluginConfig):
     def violations(self, resources: SamplingResourcesConfig) -> Iterator[Violation]:
         """Yield what cannot work on a run's hardware."""
         del resources
+        yield from ()
+
+    def model_violations(self, *, experts: bool) -> Iterator[Violation]:
+        """Yield what cannot work with a run's model.
+
+        Args:
+            experts: Whether it is a mixture.
+        """
+        del experts
         yield from ()
 
 

@@ -52,11 +52,6 @@ class SleepingEngineConfig(EngineConfig):
         "place of a slice on all. `--check` refuses it where there is nothing to divide (docs/moe.md).",
     )
 
-    @property
-    def divides_experts(self) -> bool:
-        """Whether whole experts are divided among the GPUs of an engine."""
-        return self.expert_parallel
-
     def sleeps(self, *, shares_gpus: bool) -> bool:
         """Return whether the engine frees its GPU memory while the trainer works."""
         return shares_gpus and self.sleep is not False
@@ -79,6 +74,11 @@ class SleepingEngineConfig(EngineConfig):
                 f"true divides experts among the GPUs of an engine, and {has}; lower inference.replicas, widen "
                 "resources.device_mapping.inference, or set it to false",
             )
+
+    def model_violations(self, *, experts: bool) -> Iterator[Violation]:
+        """Yield experts that are to be divided where there are none."""
+        if self.expert_parallel and not experts:
+            yield Violation(("inference", "expert_parallel"), "the model has no experts to divide; set it to false")
 
     def without_effect(self, resources: SamplingResourcesConfig) -> Iterator[Finding]:
         """Yield a `sleep` without effect."""
