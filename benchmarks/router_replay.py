@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from common import Options, finish, say
 
-VOCABULARY, PROMPT, KEY = 512, 16, "algorithm.router_replay"
+VOCABULARY, PROMPT = 512, 16
 EXPERT_WIDTH = 64
 
 
@@ -134,6 +134,7 @@ def differences(path: Path, samples: list[Any], options: Any, *, experts: bool) 
     """Return how far the trainer's log-probabilities are from the engine's, and the share of other experts."""
     import torch
 
+    from roll_like.config.algorithm import ROUTER_REPLAY
     from roll_like.models.modules import load_causal_lm
     from roll_like.models.router import Router
     from roll_like.training.backbone import use_row_attention
@@ -145,7 +146,7 @@ def differences(path: Path, samples: list[Any], options: Any, *, experts: bool) 
     use_row_attention(model, row_sharing=None)
     policy = PolicyModule(model, chunk_tokens=1024, chunk_vocab=VOCABULARY)
     if experts:
-        policy.router = Router(model, KEY)
+        policy.router = Router(model, ROUTER_REPLAY)
     (batches,) = micro_batches(samples, ranks=1, max_tokens=2048, share_prompts=False)
     found, other, given = [], 0.0, 0
     with torch.no_grad():

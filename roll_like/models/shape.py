@@ -12,6 +12,8 @@ from roll_like.errors import ConfigError
 
 #: `model_type`s whose attention normalises queries and keys; config.json does not say so otherwise.
 _QUERY_NORMS = {"qwen3", "qwen3_moe", "qwen3_next", "olmo2", "olmo3", "gemma3_text", "gemma3"}
+#: What configurations call the number of experts that a layer chooses from.
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +135,7 @@ def load_model_shape(path: Path) -> ModelShape:
         query_norm=str(config.get("model_type")) in _QUERY_NORMS,
     )
     shared = optional("n_shared_experts") or 0
-    experts = (optional("num_experts", "num_local_experts", "n_routed_experts") or 1) + shared
+    experts = (optional(*_EXPERT_COUNTS) or 1) + shared
     if experts > 1:
         active = (optional("num_experts_per_tok") or 1) + shared
         idle = shape.layers * 3 * hidden * shape.intermediate_size * max(experts - active, 0)
@@ -158,8 +160,7 @@ class Experts:
     @classmethod
     def of(cls, config: Any) -> Experts | None:
         """Return the sizes from transformers' configuration of a language model; None without experts."""
-        names = ("num_experts", "num_local_experts", "n_routed_experts")
-        choice = next((int(value) for name in names if (value := getattr(config, name, None))), 1)
+        choice = next((int(value) for name in _EXPERT_COUNTS if (value := getattr(config, name, None))), 1)
         active = getattr(config, "num_experts_per_tok", None)
         return cls(layers=config.num_hidden_layers, choice=choice, active=active) if choice > 1 and active else None
 

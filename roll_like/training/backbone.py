@@ -64,7 +64,7 @@ def layer_tokens(backbone: Any, segments: RowSegments) -> Tensor:
     if segments.parallel is None:
         return kept_T
     own = segments.parallel.own(len(kept_T))
-    # beyond the last token any other is computed, and nobody sees it
+    # all ranks compute equally many: the last ones repeat the token at index 0, and its outputs are not read
     return nn.functional.pad(kept_T, (0, max(own.stop - len(kept_T), 0)))[own]
 
 
