@@ -119,7 +119,6 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "bnb_4bit_quant_type": ("training.lora.quantization", "training.lora"),
     "enable_rollout_routing_replay": ("algorithm.router_replay",),
     "use_rollout_routing_replay": ("algorithm.router_replay",),
-    "router_replay_mode": ("algorithm.router_replay",),
     "enable_expert_parallel": ("inference.expert_parallel",),
     "expert_parallel_size": ("inference.expert_parallel",),
     "save_steps": _SAVE,
