@@ -87,7 +87,6 @@ class Found:
 
 
 _REFUSED = {
-    (VISION, "vllm"): "imports torchvision, which is not installed",
     (VISION, "sglang"): "this engine takes no images",
     ("gpt_oss", "vllm"): "GptOssForCausalLM put none of the tensors that it was sent into 4 of its layers",
 }

@@ -53,14 +53,19 @@ def prompt(folder: Path, pictures: Sequence[Picture], text: str) -> tuple[np.nda
 def plain_logprobs(model: Any, folder: Path, token_ids: np.ndarray, images: Sequence[PlacedImage]) -> torch.Tensor:
     """Return the log-probability of each token but the first as transformers computes it by itself, shape [T − 1]."""
     ids = torch.from_numpy(token_ids.astype(np.int64))
+    seen, placeholder = ids.clone(), model.config.image_token_id
     options: dict[str, Any] = {}
     if images:
         processor = image_processor(folder)
         assert processor is not None
         kinds = torch.zeros_like(ids, dtype=torch.int)
+        # transformers takes each placeholder for an image's, sampled ones too: those of images become another token
+        model.config.image_token_id = min(set(range(len(ids) + 1)) - set(ids.tolist()))
         for image in images:
-            kinds[image.start : image.start + image.length] = 1
+            place = slice(image.start, image.start + image.length)
+            kinds[place], seen[place] = 1, model.config.image_token_id
         options = {"mm_token_type_ids": kinds[None], **processor.inputs([image.picture for image in images])}
-    logits = model(input_ids=ids[None], use_cache=False, **options).logits[0, :-1].float()
+    logits = model(input_ids=seen[None], use_cache=False, **options).logits[0, :-1].float()
     model.base_model.rope_deltas = None  # what transformers remembers for generation
+    model.config.image_token_id = placeholder
     return torch.log_softmax(logits, -1).gather(1, ids[1:, None])[:, 0]

@@ -47,7 +47,7 @@ def processor_files(path: Path) -> tuple[Path, ...]:
 class ImageProcessor:
     """What a model makes of images before it sees them.
 
-    transformers processes them with Pillow where torchvision is missing, as vLLM does then too.
+    transformers processes them with torchvision, which vLLM needs; where it is missing, with Pillow.
 
     Args:
         path: The model's directory.
