@@ -62,6 +62,8 @@ def own_memory() -> int:
 @contextmanager
 def peak_memory() -> Iterator[list[int]]:
     """Measure how far this process's own memory rises: the last number of the list, at the end."""
+    # freed tensors do not stay with the allocator, so that memory is what tensors hold
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**17)
     start, found, done = own_memory(), [0], threading.Event()
 
     def watch() -> None:
@@ -146,7 +148,7 @@ def test_each_of_two_ranks_loads_a_half(tmp_path: Path, backend: str, frozen: bo
         assert each["held"] == pytest.approx(size / 2, rel=0.02)
         assert each["moved"] == 0, "a whole model was moved to a device"
         if frozen:  # an optimizer adds its own
-            assert each["peak"] < size, each["peak"] / size
+            assert each["peak"] < 0.75 * size, each["peak"] / size
 
 
 def make_moe(kind: str, directory: Path) -> Path:
@@ -176,8 +178,6 @@ def load_late(rank: int, ranks: int, address: Any, small: str, model: str, backe
     import deepspeed  # noqa: F401
 
     add_adapters(load_causal_lm(Path(small), "float32"), LoRAConfig(rank=1), seed=0)  # imports what it needs
-    # freed tensors do not stay with the allocator, so that memory is what tensors hold
-    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**17)
     loaded: list[int] = []
     take = trainer.take
     trainer.take = lambda module: (loaded.append(peak[0]), take(module))[1]  # type: ignore[method-assign]
