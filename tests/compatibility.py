@@ -34,11 +34,12 @@ FAMILIES = {
     "phi3": "Phi-3",
     "gpt_oss": "GPT-OSS: experts, windows, attention sinks",
     "qwen2_5_vl": "Qwen2.5-VL: images",
+    "qwen3_vl": "Qwen3-VL: images, which inner layers see as well",
 }
-#: The family whose prompts have images.
-VISION = "qwen2_5_vl"
+#: Family whose prompts have images → pixels of a side of what becomes one placeholder.
+VISION = {"qwen2_5_vl": 28, "qwen3_vl": 32}
 #: Those that every engine but SGLang runs with every backend; others with one backend, and in vLLM.
-MAIN = ("llama", "qwen2", "qwen3", "gemma2_window", "gemma3_window", "qwen3_moe", VISION)
+MAIN = ("llama", "qwen2", "qwen3", "gemma2_window", "gemma3_window", "qwen3_moe", *VISION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class Found:
 
 
 _REFUSED = {
-    (VISION, "sglang"): "this engine takes no images",
+    ("qwen2_5_vl", "sglang"): "this engine takes no images",
     ("gpt_oss", "vllm"): "GptOssForCausalLM put none of the tensors that it was sent into 4 of its layers",
 }
 
@@ -96,7 +97,7 @@ def _cells() -> list[Cell]:
     pairs = [(family, engine, backend) for family in MAIN for engine in ("vllm", "hf") for backend in BACKENDS]
     pairs += [(family, "vllm", "deepspeed") for family in FAMILIES if family not in MAIN]
     pairs += [("llama", "sglang", "deepspeed"), ("llama", "sglang", "fsdp2")]
-    pairs += [("gpt_oss", "hf", "deepspeed"), (VISION, "sglang", "deepspeed")]
+    pairs += [("gpt_oss", "hf", "deepspeed"), ("qwen2_5_vl", "sglang", "deepspeed")]
     return [Cell(*each, refused=_REFUSED.get(each[:2], "")) for each in pairs]
 
 

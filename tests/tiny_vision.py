@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -69,3 +70,54 @@ def plain_logprobs(model: Any, folder: Path, token_ids: np.ndarray, images: Sequ
     model.base_model.rope_deltas = None  # what transformers remembers for generation
     model.config.image_token_id = placeholder
     return torch.log_softmax(logits, -1).gather(1, ids[1:, None])[:, 0]
+
+
+def make_vision_model(family: str, folder: Path) -> Path:
+    """Write a tiny random model and return its folder: the quickstart's Qwen2.5-VL, or a Qwen3-VL with its tokens."""
+    make = {"qwen2_5_vl": quickstart().make_model, "qwen3_vl": _make_qwen3_vl}[family]
+    made: Path = make(folder)
+    return made
+
+
+def _make_qwen3_vl(folder: Path, width: int = 128) -> Path:
+    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    quickstart().make_model(folder)
+    stated = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    text = stated["text_config"]
+    config = Qwen3VLConfig(
+        text_config={
+            **{key: text[key] for key in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")},
+            "hidden_size": width,
+            "intermediate_size": 3 * width,
+            "num_hidden_layers": 3,
+            "num_attention_heads": width // 32,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "max_position_embeddings": 1024,
+            "rope_parameters": {"rope_type": "default", "mrope_section": [6, 5, 5], "mrope_interleaved": True},
+            "tie_word_embeddings": True,  # vLLM reads it here, transformers below
+        },
+        vision_config={
+            "depth": 3,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_heads": 2,
+            "out_hidden_size": width,
+            "num_position_embeddings": 64,
+            "deepstack_visual_indexes": [0, 1],
+        },
+        **{key: stated[key] for key in stated if key.endswith("_token_id")},
+        tie_word_embeddings=True,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Qwen3VLForConditionalGeneration(config)
+        for parameter in model.parameters():
+            # norms are born as ones and biases as zeros: nothing would notice that they are missing
+            parameter.data.add_(0.05 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    processor = Qwen2VLImageProcessorPil(patch_size=16, size={"shortest_edge": 32 * 32, "longest_edge": 128 * 128})
+    processor.save_pretrained(folder)
+    return folder

@@ -10,7 +10,8 @@ Torch and transformers are imported only by the functions that need them, so tha
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 #: `model_type`s whose images are supported.
-FAMILIES = ("qwen2_5_vl", "qwen2_vl")
+FAMILIES = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl")
 #: Files of a model's directory that say how images are processed.
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
@@ -129,8 +130,11 @@ class SeenTokens:
     images: tuple[PlacedImage, ...]
 
 
-def seen_inputs(backbone: Any, seen: SeenTokens, visible_B1LL: Tensor) -> dict[str, Tensor]:
-    """Return what a backbone computes with instead of tokens: `inputs_embeds` [B, L, D] and `position_ids` [3, B, L].
+@contextmanager
+def seen_inputs(backbone: Any, seen: SeenTokens, visible_B1LL: Tensor) -> Iterator[dict[str, Tensor]]:
+    """Yield what a backbone computes with instead of tokens: `inputs_embeds` [B, L, D] and `position_ids` [3, B, L].
+
+    Within the context, layers of the language model that see features of the tower's inner layers are given them.
 
     Args:
         backbone: The model without its output.
@@ -146,14 +150,45 @@ def seen_inputs(backbone: Any, seen: SeenTokens, visible_B1LL: Tensor) -> dict[s
     grid_I3 = inputs["image_grid_thw"].to(ids_BL.device)
     features = backbone.get_image_features(inputs["pixel_values"].to(ids_BL.device), grid_I3, return_dict=True)
     embeddings_BLD = backbone.get_input_embeddings()(ids_BL)
-    places = torch.cat([torch.arange(image.start, image.start + image.length) for image in seen.images])
-    flat_TD = embeddings_BLD.reshape(-1, embeddings_BLD.shape[-1])
-    found_TD = torch.cat(tuple(features.pooler_output)).to(flat_TD)
-    mixed_TD = flat_TD.index_copy(0, places.to(ids_BL.device), found_TD)
-    return {
-        "inputs_embeds": mixed_TD.view_as(embeddings_BLD),
-        "position_ids": image_positions(backbone, seen, visible_B1LL, grid_I3),
+    places_T = torch.cat([torch.arange(image.start, image.start + image.length) for image in seen.images])
+    places_T = places_T.to(ids_BL.device)
+    flat_XD = embeddings_BLD.reshape(-1, embeddings_BLD.shape[-1])
+    found_TD = torch.cat(tuple(features.pooler_output)).to(flat_XD)
+    mixed_XD = flat_XD.index_copy(0, places_T, found_TD)
+    with _inner_features(backbone, getattr(features, "deepstack_features", ()), places_T, ids_BL):
+        yield {
+            "inputs_embeds": mixed_XD.view_as(embeddings_BLD),
+            "position_ids": image_positions(backbone, seen, visible_B1LL, grid_I3),
+        }
+
+
+@contextmanager
+def _inner_features(
+    backbone: Any, features: Sequence[Sequence[Tensor]], places_T: Tensor, ids_BL: Tensor
+) -> Iterator[None]:
+    """Give the language model the features of the tower's inner layers (DeepStack, https://arxiv.org/abs/2406.04334).
+
+    The model itself looks for their places among the tokens, where sampled placeholders stand as well.
+    """
+    import torch
+
+    if not features:
+        yield
+        return
+    shown_X = torch.zeros(ids_BL.numel(), dtype=torch.bool, device=ids_BL.device)
+    shown_X[places_T] = True
+    order_T = places_T.argsort()  # the language model adds them in the order of the tokens
+    given = {
+        "visual_pos_masks": shown_X.view_as(ids_BL),
+        "deepstack_visual_embeds": [torch.cat(tuple(layer))[order_T] for layer in features],
     }
+    hook = backbone.language_model.register_forward_pre_hook(
+        lambda _, args, kwargs: (args, {**kwargs, **given}), with_kwargs=True
+    )
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def image_positions(backbone: Any, seen: SeenTokens, visible_B1LL: Tensor, grid_I3: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from rank_specs import cpu_rank
 from safetensors import safe_open
 from sglang_engine import stand_in
 from tiny_families import load_family, make_family
-from tiny_vision import picture, plain_logprobs, prompt, quickstart
+from tiny_vision import make_vision_model, picture, plain_logprobs, prompt
 from warm_workers import RESOURCES
 
 from roll_like.algorithms.kl import KLController
@@ -72,12 +72,17 @@ def hardware(warm_ray: None) -> Iterator[ResourceManager]:
 
 
 def prompts_of(family: str, model: Path) -> Prompts:
-    if family == VISION:
+    if family in VISION:
         # of sizes that are not changed: torchvision, which vLLM uses, and Pillow round differently
-        shown = ([picture(1, 84, 56), picture(2, 56, 56)], [picture(3, 56, 112)], [])
+        side = VISION[family]
+        shown = ([picture(1, 3 * side, 2 * side), picture(2, 2 * side, 2 * side)], [picture(3, 2 * side, 4 * side)], [])
         return [prompt(model, pictures, "What?") for pictures in shown]
     random = np.random.default_rng(1)
     return [(random.integers(5, 500, length).astype(np.int32), ()) for length in LENGTHS]
+
+
+def needs_torchvision(cell: Cell) -> bool:
+    return cell.family in VISION and cell.engine == "vllm"
 
 
 @contextmanager
@@ -87,7 +92,7 @@ def engine_of(cell: Cell, model: Path, hardware: ResourceManager) -> Iterator[Cl
     own = {"vllm": {"kv_cache_gib": 0.05, "max_running": 8}, "hf": {}, "sglang": {"deterministic": True}}[cell.engine]
     config: Any = plugin.Config(**own)
     spec = float_spec(model)
-    path = {"PYTHONPATH": str(TORCHVISION)} if (cell.family, cell.engine) == (VISION, "vllm") else {}
+    path = {"PYTHONPATH": str(TORCHVISION)} if needs_torchvision(cell) else {}
     with ExitStack() as stack:
         if cell.engine == "sglang":
             stack.enter_context(stand_in())
@@ -109,7 +114,7 @@ def trainer_of(cell: Cell, model: Path, hardware: ResourceManager) -> Iterator[T
     """Two ranks that shard the model; one of a model that sees images (docs/vision.md)."""
     settings = TrainingConfig(
         backend=cell.backend,
-        workers=1 if cell.family == VISION else 2,
+        workers=1 if cell.family in VISION else 2,
         zero_stage=3,
         max_tokens_per_micro_batch=256,
         optimizer={"lr": 1e-2},
@@ -266,10 +271,10 @@ def refused(cell: Cell, model: Path, hardware: ResourceManager) -> None:
     [pytest.param(cell, id=str(cell), marks=() if str(cell) in ALWAYS else pytest.mark.slow) for cell in CELLS],
 )
 def test_engine_trainer_checkpoint_and_export_agree(cell: Cell, tmp_path: Path, hardware: ResourceManager) -> None:
-    if (cell.family, cell.engine) == (VISION, "vllm") and not TORCHVISION.is_dir():
+    if needs_torchvision(cell) and not TORCHVISION.is_dir():
         pytest.skip("vLLM needs torchvision for images: make torchvision")
     model, folder = tmp_path / "model", tmp_path / "run"
-    quickstart().make_model(model) if cell.family == VISION else make_family(cell.family, model)
+    (make_vision_model if cell.family in VISION else make_family)(cell.family, model)
     folder.mkdir()
     if cell.refused:
         with pytest.raises(RollLikeError, match=re.escape(cell.refused)):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_model import make_tiny_tokenizer
-from tiny_vision import picture, plain_logprobs, prompt, quickstart, renderer
+from tiny_vision import make_vision_model, picture, plain_logprobs, prompt, renderer
 
 from roll_like.config.sections import DataSource, TrainingConfig
 from roll_like.config.training_data import ConversationData, PairData
@@ -33,9 +33,9 @@ from roll_like.training.policy import PolicyModule, tensors_of
 from roll_like.types import TrainingSample
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return quickstart().make_model(tmp_path_factory.mktemp("vision"))
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_vision_model(request.param, tmp_path_factory.mktemp("vision"))
 
 
 @pytest.fixture

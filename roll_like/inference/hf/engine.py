@@ -192,10 +192,7 @@ class HFEngine(PolledEngine):
         everything = [*sample.request.prompt_ids.tolist(), *sample.tokens]
         inputs = everything if sample.cache is None else everything[-1:]
         ids_BL = torch.tensor([inputs], device=self._spec.device)
-        seen: dict[str, Tensor] = {"input_ids": ids_BL}
-        if sample.request.images:
-            seen = self._with_images(sample, everything, len(inputs))
-        with self._recorded(sample, len(everything)):
+        with self._seen(sample, ids_BL, everything) as seen, self._recorded(sample, len(everything)):
             output = self._model(**seen, past_key_values=sample.cache, use_cache=True, logits_to_keep=1)
         sample.cache = output.past_key_values
         logprobs_V = sampling_logprobs(output.logits[0, -1].float().cpu(), sample.request.sampling)
@@ -220,19 +217,21 @@ class HFEngine(PolledEngine):
         new = tokens - sum(map(len, sample.routes))
         sample.routes.append(routes_TMK[count - new :])
 
-    def _with_images(self, sample: _Sample, everything: Sequence[int], count: int) -> dict[str, Tensor]:
-        """Return the inputs of the last `count` tokens of a sequence with images: all, or one after what is cached."""
-        ids_BL = torch.tensor([everything], device=self._spec.device)
-        length, backbone = len(everything), self._model.base_model
-        seen = SeenTokens(ids_BL, sample.request.images)
-        visible_B1LL = torch.ones(1, 1, length, length, dtype=torch.bool, device=ids_BL.device).tril()
-        if sample.cache is None:
-            inputs = seen_inputs(backbone, seen, visible_B1LL)
-            # a text's positions go on one by one, on all three axes
-            sample.offset = int(inputs["position_ids"][0, 0, -1]) + 1 - length
-            return inputs
-        position = torch.full((3, 1, 1), length - 1 + sample.offset, device=ids_BL.device)
-        return {"input_ids": ids_BL[:, -count:], "position_ids": position}
+    @contextlib.contextmanager
+    def _seen(self, sample: _Sample, ids_BL: Tensor, everything: Sequence[int]) -> Iterator[dict[str, Tensor]]:
+        """Yield the inputs of a sample's next tokens: of all, or of one after what is cached."""
+        if not sample.request.images:
+            yield {"input_ids": ids_BL}
+        elif sample.cache is None:
+            length = len(everything)
+            visible_B1LL = torch.ones(1, 1, length, length, dtype=torch.bool, device=ids_BL.device).tril()
+            with seen_inputs(self._model.base_model, SeenTokens(ids_BL, sample.request.images), visible_B1LL) as inputs:
+                # a text's positions go on one by one, on all three axes
+                sample.offset = int(inputs["position_ids"][0, 0, -1]) + 1 - length
+                yield inputs
+        else:
+            position = len(everything) - 1 + sample.offset
+            yield {"input_ids": ids_BL, "position_ids": torch.full((3, 1, 1), position, device=ids_BL.device)}
 
     def _why_stopped(self, sample: _Sample, token: int) -> StopReason | None:
         sampling = sample.request.sampling
