@@ -7,8 +7,8 @@ A message shows an image as a part of its content, in OpenAI's form or in Huggin
 
 Where no part does, each `<image>` in a text stands for one of the column; without these, all come first.
 
-An image is a path (relative to the folder of the row's file), a `data:` URL, bytes, or `{bytes, path}` as `datasets`
-and Parquet have them, where the bytes may be base64. Nothing is fetched: a run does not depend on a server of images.
+An image is a path (relative to the folder of the row's file), a URL, bytes, or `{bytes, path}` as `datasets` and
+Parquet have them, where the bytes may be base64.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from __future__ import annotations
 import base64
 import binascii
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from roll_like.data.downloads import SCHEMES, download_all, downloaded
 from roll_like.data.rows import Row
 from roll_like.errors import DataError
 from roll_like.types import IntArray, Picture, PlacedImage
 
 #: What stands for an image in a text.
 MARK = "<image>"
-_READABLE = "a path, a data: URL, bytes, or {bytes, path}"
+_READABLE = "a path, a URL, bytes, or {bytes, path}"
 
 
 class ImageTokens(Protocol):
@@ -45,6 +46,11 @@ class ImageTokens(Protocol):
         Raises:
             ConfigError: The model's processor refuses it.
         """
+
+
+def download_images(rows: Iterable[Row]) -> None:
+    """Download the images of rows that are on servers, several at a time; reading a row tells which failed."""
+    download_all(url for row in rows for url in _urls(row))
 
 
 def is_image(part: Any) -> bool:
@@ -166,6 +172,23 @@ def read_picture(value: Any, row: Row) -> Picture:
     return picture
 
 
+def _urls(row: Row) -> list[str]:
+    """Return where images of a row are on servers: those in its column of images, and in the parts of its messages."""
+    found = list(row.images)
+    for messages in row.fields.values():
+        for message in messages if isinstance(messages, list) else ():
+            if isinstance(message, Mapping):
+                found += [_value(part) for part in _parts(message) if is_image(part)]
+    paths = (each.get("path") if isinstance(each, Mapping) and each.get("bytes") is None else each for each in found)
+    return [path for path in paths if isinstance(path, str) and path.startswith(SCHEMES)]
+
+
+def _value(part: Mapping[str, Any]) -> Any:
+    """Return what a part of a content has as its image; None where that is the next of the column."""
+    value = part.get("image_url") or part.get("image") or part.get("url") or part.get("path")
+    return value.get("url") if part["type"] == "image_url" and isinstance(value, Mapping) else value
+
+
 def _parts(message: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     content = message.get("content")
     if isinstance(content, list):
@@ -189,9 +212,7 @@ def _read(parts: Sequence[Mapping[str, Any]], column: Iterator[Any], row: Row) -
         if not is_image(part):
             read.append({"type": "text", "text": part["text"]})
             continue
-        value = part.get("image_url") or part.get("image") or part.get("url") or part.get("path")
-        if part["type"] == "image_url" and isinstance(value, Mapping):
-            value = value.get("url")
+        value = _value(part)
         if value is None:
             value = next(column, None)
         if value is None:
@@ -211,12 +232,12 @@ def _decoded(text: str, row: Row) -> bytes:
 
 
 def _file(spelling: str, row: Row) -> tuple[str, bytes]:
-    """Return an image's path and its bytes."""
-    if spelling.startswith(("http://", "https://")):
-        raise DataError(
-            f"{row.origin}: {spelling[:80]} is on a server, and images are not fetched",
-            fix="download it, and give its path (relative to the data file) or its bytes",
-        )
+    """Return an image's path or URL, and its bytes."""
+    if spelling.startswith(SCHEMES):
+        try:
+            return spelling, downloaded(spelling).read_bytes()
+        except DataError as error:
+            raise DataError(f"{row.origin}: {error.message}", fix=error.fix) from error
     path = row.folder / Path(spelling.removeprefix("file://")).expanduser()
     try:
         return str(path), path.read_bytes()

@@ -14,7 +14,7 @@ import numpy as np
 from roll_like.config.training_data import RowLimits, RowSource
 from roll_like.data.bad_rows import BadRow, Problem, RowsReport, SampleCounter
 from roll_like.data.chat import Renderer
-from roll_like.data.images import moved
+from roll_like.data.images import download_images, moved
 from roll_like.data.order import Drawn, Order
 from roll_like.data.rows import Row, read_rows
 from roll_like.data.turns import Piece
@@ -253,6 +253,8 @@ def _tokenised(
     """Yield the rows that are not bad with their sequences; many are tokenised in one call."""
     remaining = iter(rows)
     while batch := list(islice(remaining, _BATCH)):
+        if renderer.images is not None:
+            download_images(batch)
         drafts: list[tuple[Row, list[list[Piece]]]] = []
         for row in batch:
             counter.rows += 1

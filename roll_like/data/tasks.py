@@ -11,7 +11,7 @@ from itertools import islice, product
 
 from roll_like.config.sections import DataSource
 from roll_like.data.chat import ChatMessage, Renderer, UnseenImages
-from roll_like.data.images import as_text, pictures_of
+from roll_like.data.images import as_text, download_images, pictures_of
 from roll_like.data.messages import field_names, read_prompt, require_fields, short, with_system
 from roll_like.data.rows import Row, read_rows
 from roll_like.errors import DataError, EnvError
@@ -185,6 +185,8 @@ def _tasks(rows: Iterable[Row], source: DataSource, renderer: Renderer, key: str
     number = 0
     remaining = iter(rows)
     while batch := list(islice(remaining, _BATCH)):
+        if renderer.images is not None:
+            download_images(batch)
         messages = [_messages(row, source, key) for row in batch]
         answers = [_answer(row, source, key) for row in batch]
         texts = [(_render(renderer, prompt, row), True) for prompt, row in zip(messages, batch, strict=True)]

@@ -5,7 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import re
+import threading
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ from tiny_vision import make_vision_model, picture, plain_logprobs, prompt, rend
 
 from roll_like.config.sections import DataSource, TrainingConfig
 from roll_like.config.training_data import ConversationData, PairData
+from roll_like.data import downloads
 from roll_like.data.chat import Renderer
 from roll_like.data.conversations import load_conversations
 from roll_like.data.pairs import load_pairs
@@ -39,7 +44,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-def rows(tmp_path: Path) -> Path:
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(downloads, "_PAUSE_SECONDS", 0.0)
     for seed in (1, 2):
         (tmp_path / f"{seed}.png").write_bytes(picture(seed, 56, 28 * seed).data)
     return tmp_path / "rows.jsonl"
@@ -91,7 +97,14 @@ def test_marks_say_where_images_are(rows: Path, folder: Path) -> None:
         ({"prompt": "a", "images": ["3.png"]}, r"rows.jsonl:1: the image .*3\.png cannot be read: No such file"),
         ({"prompt": "a", "images": ["rows.jsonl"]}, "rows.jsonl is no image that Pillow can read"),
         ({"prompt": "a", "images": [7]}, "expected an image as a path.* found int"),
-        ({"prompt": "a", "images": ["https://x.org/1.png"]}, "is on a server, and images are not fetched"),
+        (
+            {"prompt": "a", "images": ["http://127.0.0.1:9/1.png"]},
+            "jsonl:1: http.*png cannot be downloaded: .*refused",
+        ),
+        (
+            {"prompt": "a", "images": ["https:///1.png"]},
+            "jsonl:1: .*1.png cannot be downloaded: .*no host given",
+        ),
         ({"prompt": "<image>a", "images": ["1.png", "2.png"]}, "has 2 images, and its messages show 1"),
         ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, r"shows more images than the row has \(0\)"),
         ({"prompt": "a<|image_pad|>", "images": ["1.png"]}, "wrote 2 placeholders for 1 images"),
@@ -100,6 +113,65 @@ def test_marks_say_where_images_are(rows: Path, folder: Path) -> None:
 def test_what_is_wrong_with_images_is_said(row: dict[str, Any], said: str, rows: Path, folder: Path) -> None:
     with pytest.raises(DataError, match=said):
         load(rows, row, folder)
+
+
+class ImageServer(ThreadingHTTPServer):
+    """Has pictures 1 and 2; the first request for 2 fails, and all for 3. Counts requests."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        self.asked: Counter[str] = Counter()
+        super().__init__(("127.0.0.1", 0), _Answer)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Answer(BaseHTTPRequestHandler):
+    server: ImageServer
+
+    def do_GET(self) -> None:
+        self.server.asked[self.path] += 1
+        found = {"/1.png": picture(1, 56, 28), "/2.png": picture(2, 56, 56)}.get(self.path.partition("?")[0])
+        failed = self.path == "/2.png" and self.server.asked[self.path] == 1
+        self.send_response(503 if failed else 200 if found else 404)
+        self.end_headers()
+        self.wfile.write(found.data if found and not failed else b"")
+
+    def log_message(self, *args: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ImageServer]:
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    with ImageServer() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_images_on_servers_are_downloaded_once_and_kept(rows: Path, folder: Path, server: ImageServer) -> None:
+    part = {"type": "image_url", "image_url": {"url": f"{server.url}/2.png"}}
+    lines = [
+        {"prompt": "<image>What?", "images": [f"{server.url}/1.png?size=7"]},
+        {"prompt": [{"role": "user", "content": [part, TEXT]}]},
+        {"prompt": "<image>What?", "images": [{"bytes": None, "path": f"{server.url}/2.png"}]},
+    ]
+    rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for _ in range(2):
+        tasks = load_tasks([DataSource(path=str(rows))], renderer(folder), 200).tasks
+        data = [each.images[0].picture.data for each in tasks]
+        assert data == [picture(1, 56, 28).data, *[picture(2, 56, 56).data] * 2]
+        assert tasks[0].messages[0]["content"] == f"[image: {server.url}/1.png?size=7]What?"
+        assert server.asked == {"/1.png?size=7": 1, "/2.png": 2}
+    kept = list((Path.home() / ".cache" / "roll_like" / "images").iterdir())
+    assert len(kept) == 2
+    rows.write_text(json.dumps({"prompt": "a", "images": [f"{server.url}/3.png"]}) + "\n")
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: http.*/3\.png cannot be downloaded: .*404"):
+        load_tasks([DataSource(path=str(rows))], renderer(folder), 200)
+    assert server.asked["/3.png"] == 2  # once ahead, once for its row
 
 
 def test_a_text_model_refuses_images_and_can_ignore_a_column(rows: Path) -> None:
