@@ -10,11 +10,12 @@ Torch and transformers are imported only by the functions that need them, so tha
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from roll_like.config.sections import TrainerConfig
 from roll_like.errors import ConfigError, DataError, EngineError
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 #: `model_type`s whose images are supported.
 FAMILIES = ("qwen2_5_vl", "qwen2_vl")
+#: Which micro-batches run the vision tower, those with images apart, which do always.
+TowerRuns: TypeAlias = Literal["where there are images", "with gradients", "always"]
 #: Files of a model's directory that say how images are processed.
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
@@ -122,7 +125,7 @@ class SeenTokens:
 
     Attributes:
         token_ids_BL: The tokens.
-        images: Each starts at an index into the flattened [B·L].
+        images: Each starts at an index into the flattened [B·L]. Without any, the vision tower runs all the same.
     """
 
     token_ids_BL: Tensor
@@ -132,6 +135,10 @@ class SeenTokens:
 def seen_inputs(backbone: Any, seen: SeenTokens, visible_B1LL: Tensor) -> dict[str, Tensor]:
     """Return what a backbone computes with instead of tokens: `inputs_embeds` [B, L, D] and `position_ids` [3, B, L].
 
+    Without images there are no positions: they are those of a text. The features of a blank image are computed then,
+    and none is taken: embeddings keep their bits, and the tower's gradient is zero, where that of a tower that did not
+    run is None.
+
     Args:
         backbone: The model without its output.
         seen: Tokens and images.
@@ -140,20 +147,34 @@ def seen_inputs(backbone: Any, seen: SeenTokens, visible_B1LL: Tensor) -> dict[s
     import torch
 
     ids_BL = seen.token_ids_BL
-    processor = image_processor(Path(backbone.config._name_or_path))
-    assert processor is not None, "images came from a data loader that had one"
-    inputs = processor.inputs([image.picture for image in seen.images])
-    grid_I3 = inputs["image_grid_thw"].to(ids_BL.device)
-    features = backbone.get_image_features(inputs["pixel_values"].to(ids_BL.device), grid_I3, return_dict=True)
+    pixels, grid_I3 = (each.to(ids_BL.device) for each in _tower_inputs(backbone, seen.images))
+    features = backbone.get_image_features(pixels, grid_I3, return_dict=True)
     embeddings_BLD = backbone.get_input_embeddings()(ids_BL)
-    places = torch.cat([torch.arange(image.start, image.start + image.length) for image in seen.images])
+    taken = [torch.arange(image.start, image.start + image.length) for image in seen.images]
+    places = torch.cat([torch.arange(0), *taken])
     flat_TD = embeddings_BLD.reshape(-1, embeddings_BLD.shape[-1])
     found_TD = torch.cat(tuple(features.pooler_output)).to(flat_TD)
+    if not seen.images:
+        found_TD = found_TD[:0]
     mixed_TD = flat_TD.index_copy(0, places.to(ids_BL.device), found_TD)
-    return {
-        "inputs_embeds": mixed_TD.view_as(embeddings_BLD),
-        "position_ids": image_positions(backbone, seen, visible_B1LL, grid_I3),
-    }
+    inputs = {"inputs_embeds": mixed_TD.view_as(embeddings_BLD)}
+    if seen.images:
+        inputs["position_ids"] = image_positions(backbone, seen, visible_B1LL, grid_I3)
+    return inputs
+
+
+def _tower_inputs(backbone: Any, images: Sequence[PlacedImage]) -> tuple[Tensor, Tensor]:
+    """Return the patches of images and the grid of each, [I, 3]; without images, those of a smallest one."""
+    import torch
+
+    if images:
+        processor = image_processor(Path(backbone.config._name_or_path))
+        assert processor is not None, "images came from a data loader that had one"
+        inputs = processor.inputs([image.picture for image in images])
+        return inputs["pixel_values"], inputs["image_grid_thw"]
+    side, patches = backbone.config.vision_config.spatial_merge_size, backbone.visual.patch_embed.proj
+    pixels = patches.in_channels * math.prod(patches.kernel_size)
+    return torch.zeros(side**2, pixels), torch.tensor([[1, side, side]])  # patches that become one token
 
 
 def image_positions(backbone: Any, seen: SeenTokens, visible_B1LL: Tensor, grid_I3: Tensor) -> Tensor:
@@ -198,6 +219,22 @@ def vision_tower(causal_lm: Any) -> Any | None:
     return causal_lm.base_model.visual if sees_images(causal_lm.config) else None
 
 
+def tower_runs(*, ranks: int, divided: bool, trained: bool) -> TowerRuns:
+    """Return which micro-batches run the vision tower, though one of them may have no images.
+
+    All ranks have to take part in the collectives of the tower's layers: those that gather divided weights, in each
+    pass, and those that add up gradients. A rank that left its tower out would let the others wait for ever.
+
+    Args:
+        ranks: Of the model.
+        divided: Whether they divide its weights.
+        trained: Whether the tower is.
+    """
+    if ranks == 1 or not (divided or trained):
+        return "where there are images"
+    return "always" if divided else "with gradients"
+
+
 def refuse_vision(config: Any, settings: TrainerConfig, key: str) -> None:
     """Raise a ConfigError for settings that a vision-language model is not trained with.
 
@@ -223,12 +260,3 @@ def refuse_vision(config: Any, settings: TrainerConfig, key: str) -> None:
         )
     if getattr(settings, "lora", None) is not None:
         raise ConfigError(f"{what} adapters are for text models", fix=f"remove {key}.lora")
-    sharded = settings.backend == "fsdp2" or settings.zero_stage == 3
-    unfrozen = not getattr(settings, "freeze_vision", True)
-    if settings.workers > 1 and (sharded or unfrozen):
-        # a rank whose rows have no image would leave the others waiting for its part of the tower
-        found = f"{key}.freeze_vision: false" if unfrozen else f"a sharded model ({key}.zero_stage or backend)"
-        raise ConfigError(
-            f"{what} {found} with {key}.workers: {settings.workers} would wait for ranks that have no image",
-            fix=f"set {key}.workers: 1, or freeze_vision: true with zero_stage 2 or less",
-        )

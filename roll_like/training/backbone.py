@@ -69,8 +69,9 @@ def layer_tokens(backbone: Any, segments: RowSegments) -> Tensor:
 
 
 def _run_with_images(backbone: Any, seen: SeenTokens, segments: RowSegments, sources_N: Tensor) -> Tensor:
+    inputs = {"position_ids": segments.positions_BL, **seen_inputs(backbone, seen, segments.mask())}
     hidden_BLD = backbone(
-        **seen_inputs(backbone, seen, segments.mask()),
+        **inputs,
         attention_mask=segments.mask(),
         use_cache=False,
         row_segments=segments,
