@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: `model_type`s whose images are supported.
 FAMILIES = ("qwen2_5_vl", "qwen2_vl")
-#: Which micro-batches run the vision tower, those with images apart, which do always.
+#: Which micro-batches run the vision tower: those with images; also all with gradients; or all.
 TowerRuns: TypeAlias = Literal["where there are images", "with gradients", "always"]
 #: Files of a model's directory that say how images are processed.
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
@@ -135,9 +135,9 @@ class SeenTokens:
 def seen_inputs(backbone: Any, seen: SeenTokens, visible_B1LL: Tensor) -> dict[str, Tensor]:
     """Return what a backbone computes with instead of tokens: `inputs_embeds` [B, L, D] and `position_ids` [3, B, L].
 
-    Without images there are no positions: they are those of a text. The features of a blank image are computed then,
-    and none is taken: embeddings keep their bits, and the tower's gradient is zero, where that of a tower that did not
-    run is None.
+    Without images the tower runs on a blank one and none of its features is taken. So embeddings keep their bits, and
+    the tower's gradient is zero and not None, so that it is added to that of other ranks. Positions are left out then:
+    they are those of a text.
 
     Args:
         backbone: The model without its output.
@@ -220,10 +220,10 @@ def vision_tower(causal_lm: Any) -> Any | None:
 
 
 def tower_runs(*, ranks: int, divided: bool, trained: bool) -> TowerRuns:
-    """Return which micro-batches run the vision tower, though one of them may have no images.
+    """Return which micro-batches run the vision tower: more than those with images where other ranks depend on it.
 
-    All ranks have to take part in the collectives of the tower's layers: those that gather divided weights, in each
-    pass, and those that add up gradients. A rank that left its tower out would let the others wait for ever.
+    Ranks that divide weights gather those of the tower's layers in each pass, and ranks that train the tower add up its
+    gradients. A rank that left the tower out would not take part, and the others would wait for it.
 
     Args:
         ranks: Of the model.

@@ -72,7 +72,7 @@ class RowModule(nn.Module):
     Attributes:
         parallel: The ranks that share a micro-batch's rows, each with its share of the tokens; None for this one alone.
         router: Replays given experts; None where the model chooses them, whatever comes with the tokens.
-        tower: Which micro-batches without images run the vision tower all the same.
+        tower: Which micro-batches run the vision tower (`tower_runs`).
     """
 
     parallel: SequenceParallel | None = None
@@ -100,6 +100,7 @@ class RowModule(nn.Module):
         routes_BLMK: Tensor | None = None
         if isinstance(token_ids_BL, RoutedTokens):
             routes_BLMK, token_ids_BL = token_ids_BL.routes_BLMK, token_ids_BL.tokens
+        # without images on this rank, and perhaps with some on another
         waited_for = self.tower == "always" or (self.tower == "with gradients" and torch.is_grad_enabled())
         if waited_for and isinstance(token_ids_BL, Tensor):
             token_ids_BL = SeenTokens(token_ids_BL, images=())
