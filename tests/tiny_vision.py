@@ -15,7 +15,7 @@ from PIL import Image
 
 from roll_like.data.chat import Renderer
 from roll_like.models.vision import image_processor
-from roll_like.types import Picture, PlacedImage
+from roll_like.types import Picture, PlacedImage, TrainingSample
 
 _SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "make_vision_quickstart.py"
 
@@ -49,6 +49,24 @@ def prompt(folder: Path, pictures: Sequence[Picture], text: str) -> tuple[np.nda
     parts = [{"type": "image", "image": each} for each in pictures]
     written = render.render([{"role": "user", "content": [*parts, {"type": "text", "text": text}]}], ())
     return render.expanded(render.encode(written), pictures, "here")
+
+
+def samples_of(folder: Path) -> list[TrainingSample]:
+    """Return two samples of each of four groups, about pictures of several sizes; one group has none."""
+    random = np.random.default_rng(0)
+    samples = []
+    for group, seeds in enumerate([(1,), (2, 3), (), (4,)]):
+        begin, images = prompt(folder, [picture(seed, 40 + 15 * seed) for seed in seeds], "Which?" * (group + 1))
+        for length in (3, 6):
+            response = random.integers(8, 100, length)
+            tokens = np.concatenate([begin, response]).astype(np.int32)
+            sampled = np.arange(len(tokens)) >= len(begin)
+            samples.append(
+                TrainingSample(
+                    group_id=str(group), token_ids=tokens, prompt_length=len(begin), sampled=sampled, images=images
+                )
+            )
+    return samples
 
 
 def plain_logprobs(model: Any, folder: Path, token_ids: np.ndarray, images: Sequence[PlacedImage]) -> torch.Tensor:

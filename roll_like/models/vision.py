@@ -10,12 +10,13 @@ Torch and transformers are imported only by the functions that need them, so tha
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from roll_like.config.sections import TrainerConfig
 from roll_like.errors import ConfigError, DataError, EngineError
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 #: `model_type`s whose images are supported.
 FAMILIES = ("qwen2_5_vl", "qwen2_vl", "qwen3_vl")
+#: Which micro-batches run the vision tower: those with images; also all with gradients; or all.
+TowerRuns: TypeAlias = Literal["where there are images", "with gradients", "always"]
 #: Files of a model's directory that say how images are processed.
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
@@ -123,7 +126,7 @@ class SeenTokens:
 
     Attributes:
         token_ids_BL: The tokens.
-        images: Each starts at an index into the flattened [B·L].
+        images: Each starts at an index into the flattened [B·L]. Without any, the vision tower runs all the same.
     """
 
     token_ids_BL: Tensor
@@ -136,6 +139,10 @@ def seen_inputs(backbone: Any, seen: SeenTokens, visible_B1LL: Tensor) -> Iterat
 
     Within the context, layers of the language model that see features of the tower's inner layers are given them.
 
+    Without images the tower runs on a blank one and none of its features is taken. So embeddings keep their bits, and
+    the tower's gradient is zero and not None, so that it is added to that of other ranks. Positions are left out then:
+    they are those of a text.
+
     Args:
         backbone: The model without its output.
         seen: Tokens and images.
@@ -144,28 +151,25 @@ def seen_inputs(backbone: Any, seen: SeenTokens, visible_B1LL: Tensor) -> Iterat
     import torch
 
     ids_BL = seen.token_ids_BL
-    processor = image_processor(Path(backbone.config._name_or_path))
-    assert processor is not None, "images came from a data loader that had one"
-    inputs = processor.inputs([image.picture for image in seen.images])
-    grid_I3 = inputs["image_grid_thw"].to(ids_BL.device)
-    features = backbone.get_image_features(inputs["pixel_values"].to(ids_BL.device), grid_I3, return_dict=True)
+    pixels, grid_I3 = (each.to(ids_BL.device) for each in _tower_inputs(backbone, seen.images))
+    features = backbone.get_image_features(pixels, grid_I3, return_dict=True)
     embeddings_BLD = backbone.get_input_embeddings()(ids_BL)
-    places_T = torch.cat([torch.arange(image.start, image.start + image.length) for image in seen.images])
-    places_T = places_T.to(ids_BL.device)
+    taken = [torch.arange(image.start, image.start + image.length) for image in seen.images]
+    places_T = torch.cat([torch.arange(0), *taken]).to(ids_BL.device)
     flat_XD = embeddings_BLD.reshape(-1, embeddings_BLD.shape[-1])
-    found_TD = torch.cat(tuple(features.pooler_output)).to(flat_XD)
-    mixed_XD = flat_XD.index_copy(0, places_T, found_TD)
-    with _inner_features(backbone, getattr(features, "deepstack_features", ()), places_T, ids_BL):
-        yield {
-            "inputs_embeds": mixed_XD.view_as(embeddings_BLD),
-            "position_ids": image_positions(backbone, seen, visible_B1LL, grid_I3),
-        }
+    found_TD, *inner = (
+        torch.cat(tuple(layer))[: len(places_T)].to(flat_XD)
+        for layer in (features.pooler_output, *getattr(features, "deepstack_features", ()))
+    )
+    inputs = {"inputs_embeds": flat_XD.index_copy(0, places_T, found_TD).view_as(embeddings_BLD)}
+    if seen.images:
+        inputs["position_ids"] = image_positions(backbone, seen, visible_B1LL, grid_I3)
+    with _inner_features(backbone, inner, places_T, ids_BL):
+        yield inputs
 
 
 @contextmanager
-def _inner_features(
-    backbone: Any, features: Sequence[Sequence[Tensor]], places_T: Tensor, ids_BL: Tensor
-) -> Iterator[None]:
+def _inner_features(backbone: Any, features: Sequence[Tensor], places_T: Tensor, ids_BL: Tensor) -> Iterator[None]:
     """Give the language model the features of the tower's inner layers (DeepStack, https://arxiv.org/abs/2406.04334).
 
     The model itself looks for their places among the tokens, where sampled placeholders stand as well.
@@ -180,7 +184,7 @@ def _inner_features(
     order_T = places_T.argsort()  # the language model adds them in the order of the tokens
     given = {
         "visual_pos_masks": shown_X.view_as(ids_BL),
-        "deepstack_visual_embeds": [torch.cat(tuple(layer))[order_T] for layer in features],
+        "deepstack_visual_embeds": [layer_TD[order_T] for layer_TD in features],
     }
     hook = backbone.language_model.register_forward_pre_hook(
         lambda _, args, kwargs: (args, {**kwargs, **given}), with_kwargs=True
@@ -189,6 +193,20 @@ def _inner_features(
         yield
     finally:
         hook.remove()
+
+
+def _tower_inputs(backbone: Any, images: Sequence[PlacedImage]) -> tuple[Tensor, Tensor]:
+    """Return the patches of images and the grid of each, [I, 3]; without images, those of a smallest one."""
+    import torch
+
+    if images:
+        processor = image_processor(Path(backbone.config._name_or_path))
+        assert processor is not None, "images came from a data loader that had one"
+        inputs = processor.inputs([image.picture for image in images])
+        return inputs["pixel_values"], inputs["image_grid_thw"]
+    side, patches = backbone.config.vision_config.spatial_merge_size, backbone.visual.patch_embed.proj
+    pixels = patches.in_channels * math.prod(patches.kernel_size)
+    return torch.zeros(side**2, pixels), torch.tensor([[1, side, side]])  # patches that become one token
 
 
 def image_positions(backbone: Any, seen: SeenTokens, visible_B1LL: Tensor, grid_I3: Tensor) -> Tensor:
@@ -233,6 +251,22 @@ def vision_tower(causal_lm: Any) -> Any | None:
     return causal_lm.base_model.visual if sees_images(causal_lm.config) else None
 
 
+def tower_runs(*, ranks: int, divided: bool, trained: bool) -> TowerRuns:
+    """Return which micro-batches run the vision tower: more than those with images where other ranks depend on it.
+
+    Ranks that divide weights gather those of the tower's layers in each pass, and ranks that train the tower add up its
+    gradients. A rank that left the tower out would not take part, and the others would wait for it.
+
+    Args:
+        ranks: Of the model.
+        divided: Whether they divide its weights.
+        trained: Whether the tower is.
+    """
+    if ranks == 1 or not (divided or trained):
+        return "where there are images"
+    return "always" if divided else "with gradients"
+
+
 def refuse_vision(config: Any, settings: TrainerConfig, key: str) -> None:
     """Raise a ConfigError for settings that a vision-language model is not trained with.
 
@@ -258,12 +292,3 @@ def refuse_vision(config: Any, settings: TrainerConfig, key: str) -> None:
         )
     if getattr(settings, "lora", None) is not None:
         raise ConfigError(f"{what} adapters are for text models", fix=f"remove {key}.lora")
-    sharded = settings.backend == "fsdp2" or settings.zero_stage == 3
-    unfrozen = not getattr(settings, "freeze_vision", True)
-    if settings.workers > 1 and (sharded or unfrozen):
-        # a rank whose rows have no image would leave the others waiting for its part of the tower
-        found = f"{key}.freeze_vision: false" if unfrozen else f"a sharded model ({key}.zero_stage or backend)"
-        raise ConfigError(
-            f"{what} {found} with {key}.workers: {settings.workers} would wait for ranks that have no image",
-            fix=f"set {key}.workers: 1, or freeze_vision: true with zero_stage 2 or less",
-        )

@@ -71,7 +71,10 @@ def layer_tokens(backbone: Any, segments: RowSegments) -> Tensor:
 def _run_with_images(backbone: Any, seen: SeenTokens, segments: RowSegments, sources_N: Tensor) -> Tensor:
     with seen_inputs(backbone, seen, segments.mask()) as inputs:
         hidden_BLD = backbone(
-            **inputs, attention_mask=segments.mask(), use_cache=False, row_segments=segments
+            **{"position_ids": segments.positions_BL, **inputs},
+            attention_mask=segments.mask(),
+            use_cache=False,
+            row_segments=segments,
         ).last_hidden_state
     hidden_ND: Tensor = hidden_BLD.reshape(-1, hidden_BLD.shape[-1])[sources_N]
     return hidden_ND

@@ -15,7 +15,7 @@ from roll_like.models.logits import refuse_other_logits
 from roll_like.models.lora import add_adapters
 from roll_like.models.modules import load_causal_lm
 from roll_like.models.router import Router
-from roll_like.models.vision import refuse_vision, vision_tower
+from roll_like.models.vision import refuse_vision, tower_runs, vision_tower
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.training.backbone import use_row_attention
 from roll_like.training.interface import BatchT, Objective, RankModel, RankSpec, StepT
@@ -47,7 +47,8 @@ class LanguageModelObjective(Objective[StepT, BatchT]):
         settings = self.settings
         loaded = load_language_model(spec, settings)
         refuse_vision(loaded.config, settings, self.section)
-        if settings.freeze_vision and (tower := vision_tower(loaded)) is not None:
+        tower = vision_tower(loaded)
+        if tower is not None and settings.freeze_vision:
             tower.requires_grad_(False)
         model = prepared(loaded, spec, settings)
         refuse_other_logits(model)
@@ -57,6 +58,10 @@ class LanguageModelObjective(Objective[StepT, BatchT]):
             chunk_vocab=settings.logprob_chunk_vocab,
             head=self.head(),
         )
+        if tower is not None:
+            divided = "weights" in TRAINING_BACKENDS.get(settings.backend).divided(settings)
+            trained = not (settings.freeze_vision or spec.frozen)
+            module.tower = tower_runs(ranks=settings.workers, divided=divided, trained=trained)
         if self.replays_routes:
             module.router = Router(model, ROUTER_REPLAY)
         return module

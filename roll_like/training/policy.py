@@ -13,7 +13,7 @@ from roll_like.algorithms.logprobs import token_logprobs
 from roll_like.data.routes import unknown
 from roll_like.models.logits import logit_transform
 from roll_like.models.router import UNKNOWN, Router
-from roll_like.models.vision import SeenTokens
+from roll_like.models.vision import SeenTokens, TowerRuns
 from roll_like.training.backbone import layer_tokens, run_backbone
 from roll_like.training.layout import MicroBatch
 from roll_like.training.segments import RowSegments
@@ -72,10 +72,12 @@ class RowModule(nn.Module):
     Attributes:
         parallel: The ranks that share a micro-batch's rows, each with its share of the tokens; None for this one alone.
         router: Replays given experts; None where the model chooses them, whatever comes with the tokens.
+        tower: Which micro-batches run the vision tower (`tower_runs`).
     """
 
     parallel: SequenceParallel | None = None
     router: Router | None = None
+    tower: TowerRuns = "where there are images"
 
     def states_before(
         self,
@@ -98,6 +100,10 @@ class RowModule(nn.Module):
         routes_BLMK: Tensor | None = None
         if isinstance(token_ids_BL, RoutedTokens):
             routes_BLMK, token_ids_BL = token_ids_BL.routes_BLMK, token_ids_BL.tokens
+        # without images on this rank, and perhaps with some on another
+        waited_for = self.tower == "always" or (self.tower == "with gradients" and torch.is_grad_enabled())
+        if waited_for and isinstance(token_ids_BL, Tensor):
+            token_ids_BL = SeenTokens(token_ids_BL, images=())
         if self.router is not None:
             places = layer_tokens(backbone, segments)
             self.router.give(None if routes_BLMK is None else routes_BLMK.flatten(0, 1)[places])

@@ -111,10 +111,10 @@ def engine_of(cell: Cell, model: Path, hardware: ResourceManager) -> Iterator[Cl
 
 @contextmanager
 def trainer_of(cell: Cell, model: Path, hardware: ResourceManager) -> Iterator[TrainingEngine[Any]]:
-    """Two ranks that shard the model; one of a model that sees images (docs/vision.md)."""
+    """Two ranks that shard the model."""
     settings = TrainingConfig(
         backend=cell.backend,
-        workers=1 if cell.family in VISION else 2,
+        workers=2,
         zero_stage=3,
         max_tokens_per_micro_batch=256,
         optimizer={"lr": 1e-2},

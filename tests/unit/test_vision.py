@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rank_specs import cpu_rank
 from tiny_model import make_tiny_tokenizer
-from tiny_vision import make_vision_model, picture, plain_logprobs, prompt, renderer
+from tiny_vision import make_vision_model, picture, plain_logprobs, prompt, renderer, samples_of
 
 from roll_like.config.sections import DataSource, TrainingConfig
 from roll_like.config.training_data import ConversationData, PairData
@@ -31,11 +32,11 @@ from roll_like.inference.hf.config import HFConfig
 from roll_like.inference.hf.engine import HFEngine
 from roll_like.inference.interface import EngineSpec, GenerateRequest, Sampling
 from roll_like.models.modules import load_causal_lm, load_model_config
-from roll_like.models.vision import image_processor, refuse_vision
+from roll_like.models.vision import TowerRuns, image_processor, refuse_vision
 from roll_like.training.backbone import use_row_attention
+from roll_like.training.language_model import LanguageModelObjective
 from roll_like.training.layout import micro_batches
 from roll_like.training.policy import PolicyModule, tensors_of
-from roll_like.types import TrainingSample
 
 
 @pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl"])
@@ -205,24 +206,6 @@ def test_conversations_and_pairs_hold_their_images(rows: Path, folder: Path) -> 
     assert pair.chosen.images == pair.rejected.images == sample.images[:1]
 
 
-def samples_of(folder: Path) -> list[TrainingSample]:
-    """Groups about pictures of several sizes, one of none."""
-    random = np.random.default_rng(0)
-    samples = []
-    for group, seeds in enumerate([(1,), (2, 3), (), (4,)]):
-        begin, images = prompt(folder, [picture(seed, 40 + 15 * seed) for seed in seeds], "Which?" * (group + 1))
-        for length in (3, 6):
-            response = random.integers(8, 100, length)
-            tokens = np.concatenate([begin, response]).astype(np.int32)
-            sampled = np.arange(len(tokens)) >= len(begin)
-            samples.append(
-                TrainingSample(
-                    group_id=str(group), token_ids=tokens, prompt_length=len(begin), sampled=sampled, images=images
-                )
-            )
-    return samples
-
-
 @pytest.mark.parametrize(
     "layout", [{"share_prompts": True}, {"share_prompts": False}, {"share_prompts": True, "packing": True}]
 )
@@ -305,11 +288,77 @@ async def test_the_transformers_engine_samples_what_the_trainer_computes(folder:
     [
         ({"attention": "varlen"}, r"set training\.attention: dense"),
         ({"lora": {}}, r"remove training\.lora"),
-        ({"workers": 2, "freeze_vision": False}, r"freeze_vision: false with training\.workers: 2"),
-        ({"workers": 2, "zero_stage": 3}, "a sharded model"),
+        ({"workers": 2, "sequence_parallel": 2}, r"set training\.sequence_parallel: 1"),
     ],
 )
 def test_settings_that_images_are_not_for_are_refused(settings: dict[str, Any], said: str, folder: Path) -> None:
     with pytest.raises(ConfigError) as error:
         refuse_vision(load_model_config(folder), TrainingConfig(**settings), "training")
     assert re.search(said, str(error.value))
+
+
+@pytest.mark.parametrize("family", ["of the fixture", "qwen2_vl"])
+def test_a_text_whose_ranks_run_the_tower_has_the_bits_of_one_without(family: str, folder: Path) -> None:
+    model = load_causal_lm(folder, "float32") if family == "of the fixture" else tiny_qwen2_vl()
+    use_row_attention(model.eval(), row_sharing=None)
+    policy, calls = PolicyModule(model, chunk_tokens=64, chunk_vocab=512), []
+    tower = model.base_model.visual
+    tower.register_forward_hook(lambda *_: calls.append(1))
+    texts = [sample for sample in samples_of(folder) if not sample.images]
+    ((batch,),) = micro_batches(texts, ranks=1, max_tokens=400, share_prompts=True)
+    found = []
+    every: list[TowerRuns] = ["where there are images", "with gradients", "always"]
+    for runs in every:
+        policy.tower = runs
+        model.zero_grad()
+        calls.clear()
+        logprobs, entropies = policy(*tensors_of(batch, torch.device("cpu")), 1.0)
+        logprobs.sum().backward()
+        assert len(calls) == (runs != "where there are images")
+        found.append((logprobs.detach(), entropies.detach(), model.get_input_embeddings().weight.grad.clone()))
+        gradients = [each.grad for each in tower.parameters()]
+        if not calls:
+            assert gradients == [None] * len(gradients)
+        else:
+            assert all(each is not None and not each.any() for each in gradients)
+        with torch.no_grad():
+            policy(*tensors_of(batch, torch.device("cpu")), 1.0)
+        assert len(calls) == {"where there are images": 0, "with gradients": 1, "always": 2}[runs]
+    for other in found[1:]:
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(found[0], other, strict=True))
+
+
+def tiny_qwen2_vl() -> Any:
+    """Of random weights, for the tokens of the quickstart's model."""
+    from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
+
+    text = {
+        "vocab_size": 110,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0},
+        "pad_token_id": 0,
+    }
+    vision = {"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "patch_size": 6}
+    return Qwen2VLForConditionalGeneration(Qwen2VLConfig(text_config=text, vision_config=vision))
+
+
+@pytest.mark.parametrize(
+    ("settings", "frozen", "runs"),
+    [
+        ({"zero_stage": 3, "freeze_vision": False}, False, "where there are images"),
+        ({"workers": 2, "zero_stage": 2}, False, "where there are images"),
+        ({"workers": 2, "zero_stage": 2, "freeze_vision": False}, True, "where there are images"),
+        ({"workers": 2, "zero_stage": 1, "freeze_vision": False}, False, "with gradients"),
+        ({"workers": 2, "zero_stage": 3}, True, "always"),
+        ({"workers": 2, "zero_stage": 3, "backend": "fsdp2"}, False, "always"),
+    ],
+)
+def test_the_tower_runs_without_images_only_where_other_ranks_wait_for_it(
+    settings: dict[str, Any], frozen: bool, runs: TowerRuns, folder: Path
+) -> None:
+    objective: Any = LanguageModelObjective(settings=TrainingConfig(**settings))
+    assert objective.load(cpu_rank(objective, folder, frozen=frozen)).tower == runs
