@@ -15,7 +15,7 @@ from PIL import Image
 
 from roll_like.data.chat import Renderer
 from roll_like.models.vision import image_processor
-from roll_like.types import Picture, PlacedImage
+from roll_like.types import Picture, PlacedImage, TrainingSample
 
 _SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "make_vision_quickstart.py"
 
@@ -51,6 +51,24 @@ def prompt(folder: Path, pictures: Sequence[Picture], text: str) -> tuple[np.nda
     return render.expanded(render.encode(written), pictures, "here")
 
 
+def samples_of(folder: Path) -> list[TrainingSample]:
+    """Groups about pictures of several sizes, one of none."""
+    random = np.random.default_rng(0)
+    samples = []
+    for group, seeds in enumerate([(1,), (2, 3), (), (4,)]):
+        begin, images = prompt(folder, [picture(seed, 40 + 15 * seed) for seed in seeds], "Which?" * (group + 1))
+        for length in (3, 6):
+            response = random.integers(8, 100, length)
+            tokens = np.concatenate([begin, response]).astype(np.int32)
+            sampled = np.arange(len(tokens)) >= len(begin)
+            samples.append(
+                TrainingSample(
+                    group_id=str(group), token_ids=tokens, prompt_length=len(begin), sampled=sampled, images=images
+                )
+            )
+    return samples
+
+
 def plain_logprobs(model: Any, folder: Path, token_ids: np.ndarray, images: Sequence[PlacedImage]) -> torch.Tensor:
     """Return the log-probability of each token but the first as transformers computes it by itself, shape [T − 1]."""
     ids = torch.from_numpy(token_ids.astype(np.int64))
@@ -73,10 +91,26 @@ def plain_logprobs(model: Any, folder: Path, token_ids: np.ndarray, images: Sequ
 
 
 def make_vision_model(family: str, folder: Path) -> Path:
-    """Write a tiny random model and return its folder: the quickstart's Qwen2.5-VL, or a Qwen3-VL with its tokens."""
-    make = {"qwen2_5_vl": quickstart().make_model, "qwen3_vl": _make_qwen3_vl}[family]
+    """Write a tiny random model and return its folder: the quickstart's Qwen2.5-VL, or another with its tokens."""
+    makers = {"qwen2_vl": _make_qwen2_vl, "qwen2_5_vl": quickstart().make_model, "qwen3_vl": _make_qwen3_vl}
+    make = makers[family]
     made: Path = make(folder)
     return made
+
+
+def _make_qwen2_vl(folder: Path) -> Path:
+    from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
+
+    quickstart().make_model(folder)
+    stated = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    text = {name: value for name, value in stated["text_config"].items() if name != "model_type"}
+    tokens = {name: value for name, value in stated.items() if name.endswith("_token_id")}
+    vision = {"depth": 2, "embed_dim": 64, "num_heads": 2, "hidden_size": text["hidden_size"], "mlp_ratio": 2}
+    config = Qwen2VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True, **tokens)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        Qwen2VLForConditionalGeneration(config).save_pretrained(folder)
+    return folder
 
 
 def _make_qwen3_vl(folder: Path, width: int = 128) -> Path:

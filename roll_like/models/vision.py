@@ -256,10 +256,14 @@ def refuse_vision(config: Any, settings: TrainerConfig, key: str) -> None:
             f"{what} {key}.sequence_parallel: {settings.sequence_parallel} divides rows whose images are whole",
             fix=f"set {key}.sequence_parallel: 1",
         )
-    if getattr(settings, "lora", None) is not None:
-        raise ConfigError(f"{what} adapters are for text models", fix=f"remove {key}.lora")
     sharded = settings.backend == "fsdp2" or settings.zero_stage == 3
     unfrozen = not getattr(settings, "freeze_vision", True)
+    if settings.lora is not None and unfrozen:
+        raise ConfigError(
+            f"{what} {key}.freeze_vision: false trains the vision tower, where {key}.lora trains adapters in the "
+            "language model and nothing else",
+            fix=f"set {key}.freeze_vision: true, or remove {key}.lora",
+        )
     if settings.workers > 1 and (sharded or unfrozen):
         # a rank whose rows have no image would leave the others waiting for its part of the tower
         found = f"{key}.freeze_vision: false" if unfrozen else f"a sharded model ({key}.zero_stage or backend)"

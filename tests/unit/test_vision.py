@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_model import make_tiny_tokenizer
-from tiny_vision import make_vision_model, picture, plain_logprobs, prompt, renderer
+from tiny_vision import make_vision_model, picture, plain_logprobs, prompt, renderer, samples_of
 
 from roll_like.config.sections import DataSource, TrainingConfig
 from roll_like.config.training_data import ConversationData, PairData
@@ -35,7 +35,6 @@ from roll_like.models.vision import image_processor, refuse_vision
 from roll_like.training.backbone import use_row_attention
 from roll_like.training.layout import micro_batches
 from roll_like.training.policy import PolicyModule, tensors_of
-from roll_like.types import TrainingSample
 
 
 @pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl"])
@@ -205,24 +204,6 @@ def test_conversations_and_pairs_hold_their_images(rows: Path, folder: Path) -> 
     assert pair.chosen.images == pair.rejected.images == sample.images[:1]
 
 
-def samples_of(folder: Path) -> list[TrainingSample]:
-    """Groups about pictures of several sizes, one of none."""
-    random = np.random.default_rng(0)
-    samples = []
-    for group, seeds in enumerate([(1,), (2, 3), (), (4,)]):
-        begin, images = prompt(folder, [picture(seed, 40 + 15 * seed) for seed in seeds], "Which?" * (group + 1))
-        for length in (3, 6):
-            response = random.integers(8, 100, length)
-            tokens = np.concatenate([begin, response]).astype(np.int32)
-            sampled = np.arange(len(tokens)) >= len(begin)
-            samples.append(
-                TrainingSample(
-                    group_id=str(group), token_ids=tokens, prompt_length=len(begin), sampled=sampled, images=images
-                )
-            )
-    return samples
-
-
 @pytest.mark.parametrize(
     "layout", [{"share_prompts": True}, {"share_prompts": False}, {"share_prompts": True, "packing": True}]
 )
@@ -304,7 +285,7 @@ async def test_the_transformers_engine_samples_what_the_trainer_computes(folder:
     ("settings", "said"),
     [
         ({"attention": "varlen"}, r"set training\.attention: dense"),
-        ({"lora": {}}, r"remove training\.lora"),
+        ({"lora": {}, "freeze_vision": False}, r"set training\.freeze_vision: true, or remove training\.lora"),
         ({"workers": 2, "freeze_vision": False}, r"freeze_vision: false with training\.workers: 2"),
         ({"workers": 2, "zero_stage": 3}, "a sharded model"),
     ],
