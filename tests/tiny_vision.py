@@ -91,10 +91,26 @@ def plain_logprobs(model: Any, folder: Path, token_ids: np.ndarray, images: Sequ
 
 
 def make_vision_model(family: str, folder: Path) -> Path:
-    """Write a tiny random model and return its folder: the quickstart's Qwen2.5-VL, or a Qwen3-VL with its tokens."""
-    make = {"qwen2_5_vl": quickstart().make_model, "qwen3_vl": _make_qwen3_vl}[family]
+    """Write a tiny random model and return its folder: the quickstart's Qwen2.5-VL, or another with its tokens."""
+    makers = {"qwen2_vl": _make_qwen2_vl, "qwen2_5_vl": quickstart().make_model, "qwen3_vl": _make_qwen3_vl}
+    make = makers[family]
     made: Path = make(folder)
     return made
+
+
+def _make_qwen2_vl(folder: Path) -> Path:
+    from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
+
+    quickstart().make_model(folder)
+    stated = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    text = {name: value for name, value in stated["text_config"].items() if name != "model_type"}
+    tokens = {name: value for name, value in stated.items() if name.endswith("_token_id")}
+    vision = {"depth": 2, "embed_dim": 64, "num_heads": 2, "hidden_size": text["hidden_size"], "mlp_ratio": 2}
+    config = Qwen2VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True, **tokens)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        Qwen2VLForConditionalGeneration(config).save_pretrained(folder)
+    return folder
 
 
 def _make_qwen3_vl(folder: Path, width: int = 128) -> Path:

@@ -158,7 +158,8 @@ class LoRAConfig(ConfigModel):
     )
     target_modules: Annotated[tuple[str, ...], Field(min_length=1)] | None = Field(
         default=None,
-        description="Names of linear layers, such as `q_proj`; default: all in the model's blocks, without the head.",
+        description="Names of linear layers, such as `q_proj`; default: all in the model's blocks, without the head "
+        "and without a vision tower.",
     )
     init: Literal["kaiming", "gaussian"] = Field(
         default="kaiming",
@@ -238,7 +239,8 @@ class TrainingConfig(TrainerConfig):
 
     freeze_vision: bool = Field(
         default=True,
-        description="Leave the vision tower of a vision-language model as it is. No effect on text models.",
+        description="Leave the vision tower of a vision-language model as it is; with `lora` it has to be true. No "
+        "effect on text models.",
     )
     logprob_chunk_tokens: PositiveInt = Field(default=1024, description="Rows of logits that exist at a time. Tokens.")
     logprob_chunk_vocab: PositiveInt = Field(

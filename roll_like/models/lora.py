@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from roll_like.config.sections import LoRAConfig, Task
 from roll_like.errors import CheckpointError, ConfigError
 from roll_like.models.quantized import dequantized, quantize, quiet_bitsandbytes, shape_and_dtype
+from roll_like.models.vision import vision_tower
 
 if TYPE_CHECKING:
     import torch
@@ -33,21 +34,30 @@ _FILE_PREFIX = "base_model.model."
 def linear_layers(causal_lm: Any) -> dict[str, tuple[int, int]]:
     """Return inputs and outputs of each linear layer in a model's blocks, by its whole name.
 
-    Blocks are what is numbered: neither the head nor layers around the blocks are among them.
+    Blocks are what is numbered: neither the head nor layers around the blocks are among them. Nor are those of a vision
+    tower, some of which have the names of the language model's.
     """
     from torch import nn
     from transformers.pytorch_utils import Conv1D
 
-    head = causal_lm.get_output_embeddings()
+    head, tower = causal_lm.get_output_embeddings(), tower_name(causal_lm)
     found: dict[str, tuple[int, int]] = {}
     for name, layer in causal_lm.named_modules():
         if layer is head or re.search(r"\.\d+\.", name) is None:
+            continue
+        if tower is not None and name.startswith(f"{tower}."):
             continue
         if isinstance(layer, nn.Linear):
             found[name] = layer.in_features, layer.out_features
         elif isinstance(layer, Conv1D):
             found[name] = layer.nx, layer.nf
     return found
+
+
+def tower_name(causal_lm: Any) -> str | None:
+    """Return the name of a model's vision tower, which gets no adapters; None where there is none."""
+    tower = vision_tower(causal_lm)
+    return None if tower is None else next(name for name, layer in causal_lm.named_modules() if layer is tower)
 
 
 def targets(causal_lm: Any, config: LoRAConfig, section: str = "training") -> tuple[str, ...]:
@@ -71,9 +81,10 @@ def targets(causal_lm: Any, config: LoRAConfig, section: str = "training") -> tu
     for wanted in config.target_modules or ():
         if not _chosen(layers, (wanted,)):
             near = difflib.get_close_matches(wanted, there, n=1)
+            blocks = "its blocks" if tower_name(causal_lm) is None else "the blocks of its language model"
             raise ConfigError(
-                f"{section}.lora.target_modules: the model has no linear layer {wanted!r} in its blocks; it has "
-                f"{', '.join(there)}",
+                f"{section}.lora.target_modules: the model has no linear layer {wanted!r} in {blocks}; it "
+                f"has {', '.join(there)}",
                 fix=f"use {near[0]!r}" if near else "use some of these, or leave the key out for all of them",
             )
     return there if config.target_modules is None else config.target_modules
@@ -173,12 +184,14 @@ def _peft_config(causal_lm: Any, config: LoRAConfig, names: tuple[str, ...], **m
         from peft import LoraConfig
     from transformers.pytorch_utils import Conv1D
 
+    tower = tower_name(causal_lm)
     return LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
         use_rslora=config.rslora,
         lora_dropout=config.dropout,
         target_modules=sorted(names),
+        exclude_modules=None if tower is None else rf"{re.escape(tower)}\..*",
         init_lora_weights="gaussian" if config.init == "gaussian" else True,
         fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in causal_lm.modules()),
         **more,

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from roll_like.errors import ConfigError
 from roll_like.models.load import is_hub_id
-from roll_like.models.lora import linear_layers
+from roll_like.models.lora import linear_layers, tower_name
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -93,7 +93,15 @@ class StoredAdapter:
             base: `model.path`.
             key: The configuration key that names the adapter.
         """
-        there = linear_layers(model)
+        there, tower = linear_layers(model), tower_name(model)
+        seen = [name for name in self.layers if tower is not None and name.startswith(f"{tower}.")]
+        if seen:
+            raise ConfigError(
+                f"{key}: the adapter in {self.path} changes {len(seen)} layers of the vision tower, such as {seen[0]}, "
+                "and engines take adapters of the language model only",
+                fix="choose an adapter of the language model, or merge it into a model and measure that with "
+                "`roll-like eval --model`",
+            )
         strange = [name for name, size in self.layers.items() if there.get(name) != size]
         if strange:
             size, found = self.layers[strange[0]], there.get(strange[0])

@@ -290,5 +290,9 @@ def refuse_vision(config: Any, settings: TrainerConfig, key: str) -> None:
             f"{what} {key}.sequence_parallel: {settings.sequence_parallel} divides rows whose images are whole",
             fix=f"set {key}.sequence_parallel: 1",
         )
-    if getattr(settings, "lora", None) is not None:
-        raise ConfigError(f"{what} adapters are for text models", fix=f"remove {key}.lora")
+    if settings.lora is not None and not getattr(settings, "freeze_vision", True):
+        raise ConfigError(
+            f"{what} {key}.freeze_vision: false trains the vision tower, where {key}.lora trains adapters in the "
+            "language model and nothing else",
+            fix=f"set {key}.freeze_vision: true, or remove {key}.lora",
+        )

@@ -298,6 +298,10 @@ def test_adapters_go_through_host_memory_also_between_gpus() -> None:
         ("LlamaForCausalLM", set(ALL), "lm_head"),
         ("MistralForCausalLM", set(ALL), "embed_tokens"),  # of a class in another file
         ("Qwen3MoeForCausalLM", {"q_proj", "o_proj", "gate"}, "w1"),
+        # of a language model in another file
+        ("Qwen2_5_VLForConditionalGeneration", set(ALL), "lm_head"),
+        ("Qwen2VLForConditionalGeneration", set(ALL), "lm_head"),
+        ("Qwen3VLForConditionalGeneration", set(ALL), "lm_head"),
         ("Phi3ForCausalLM", {"qkv_proj", "gate_up_proj", "down_proj"}, "lm_head"),
     ],
 )

@@ -287,7 +287,7 @@ async def test_the_transformers_engine_samples_what_the_trainer_computes(folder:
     ("settings", "said"),
     [
         ({"attention": "varlen"}, r"set training\.attention: dense"),
-        ({"lora": {}}, r"remove training\.lora"),
+        ({"lora": {}, "freeze_vision": False}, r"set training\.freeze_vision: true, or remove training\.lora"),
         ({"workers": 2, "sequence_parallel": 2}, r"set training\.sequence_parallel: 1"),
     ],
 )

@@ -25,7 +25,8 @@ def adapter_layers(architecture: str) -> frozenset[str] | None:
     module, model = place
     if not _takes_adapters(module, model):
         return None
-    return frozenset(name for each in _with_imported(module) for name in _layer_names(each))
+    parts = [module, *(found[0] for each in _language_models(module) if (found := _registered().get(each)) is not None)]
+    return frozenset(name for part in parts for each in _with_imported(part) for name in _layer_names(each))
 
 
 @cache
@@ -69,6 +70,14 @@ def _takes_adapters(module: str, model: str) -> bool:
                 if (name.asname or name.name) == model and (own := _sibling(statement)) is not None:
                     return _takes_adapters(own, name.name)
     return False
+
+
+def _language_models(module: str) -> Iterator[str]:
+    """Yield the architectures that a module has its language models built as."""
+    tree = _source(module)
+    for node in () if tree is None else ast.walk(tree):
+        if isinstance(node, ast.keyword) and node.arg == "architectures" and isinstance(node.value, ast.List):
+            yield from (str(each.value) for each in node.value.elts if isinstance(each, ast.Constant))
 
 
 def _with_imported(module: str) -> Iterator[str]:

@@ -25,6 +25,7 @@ from vllm.model_executor.layers.linear import LinearBase, RowParallelLinear
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+from vllm.model_executor.utils import get_packed_modules_mapping
 
 from roll_like.cluster.progress import PROGRESS
 from roll_like.errors import WeightSyncError
@@ -209,7 +210,7 @@ class _Layers:
         self._modules = without_wrappers(model)
         self._fused_into = {
             part: (whole, index)
-            for whole, parts in getattr(model, "packed_modules_mapping", {}).items()
+            for whole, parts in get_packed_modules_mapping(model).items()
             for index, part in enumerate(parts)
             if whole != part
         }
