@@ -144,12 +144,16 @@ def check_images(config: RunConfig, model: ModelConfig | None, findings: list[Fi
         return None
     try:
         path = resolve_model(model.model_copy(update={"tokenizer": None})).path
-        if isinstance(config, SamplingRunConfig):
-            refuse_unserved_images(config.inference.type, path, here=config.resources.device == "cpu")
-        return image_processor(path)
+        processor = image_processor(path)
     except RollLikeError as error:
         findings.append(failed("model.path", error))
         return None
+    if isinstance(config, SamplingRunConfig):
+        try:
+            refuse_unserved_images(config.inference.type, path, here=config.resources.device == "cpu")
+        except ConfigError as error:
+            findings.append(failed("inference.type", error))
+    return processor
 
 
 def check_window(config: RunConfig, shape: ModelShape | None, key: str) -> Iterator[Finding]:

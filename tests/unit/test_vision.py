@@ -16,10 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from config_files import changed
 from rank_specs import cpu_rank
 from tiny_model import make_tiny_tokenizer
 from tiny_vision import make_vision_model, picture, plain_logprobs, prompt, renderer, samples_of
 
+from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
+from roll_like.check.model import check_images
 from roll_like.config.sections import DataSource, TrainingConfig
 from roll_like.config.training_data import ConversationData, PairData
 from roll_like.data import downloads
@@ -31,6 +34,7 @@ from roll_like.errors import ConfigError, DataError
 from roll_like.inference.hf.config import HFConfig
 from roll_like.inference.hf.engine import HFEngine
 from roll_like.inference.interface import EngineSpec, GenerateRequest, Sampling
+from roll_like.inference.vllm import images as vllm_images
 from roll_like.models.modules import load_causal_lm, load_model_config
 from roll_like.models.vision import TowerRuns, image_processor, refuse_vision
 from roll_like.training.backbone import use_row_attention
@@ -295,6 +299,32 @@ def test_settings_that_images_are_not_for_are_refused(settings: dict[str, Any], 
     with pytest.raises(ConfigError) as error:
         refuse_vision(load_model_config(folder), TrainingConfig(**settings), "training")
     assert re.search(said, str(error.value))
+
+
+def test_an_engine_that_takes_no_images_is_refused_and_nothing_else(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said(kind: str, device: str = "cpu") -> list[str]:
+        found: list[Any] = []
+        where = {"device": device, "device_mapping": {"training": "0", "inference": "0"}}
+        values = changed(inference={"type": kind}, model={"path": str(folder)}, resources=where)
+        config = RLVRConfig.from_values(values)
+        # rows with images are counted whatever the engine is
+        assert check_images(config, config.model, found) is image_processor(folder)
+        return [str(each) for each in found]
+
+    monkeypatch.setattr(vllm_images, "find_spec", lambda name: None)
+    (finding,) = said("vllm")
+    assert finding.startswith("error: inference.type: ")
+    assert re.search(
+        "vllm cannot serve .* imports torchvision, which is not installed.*set inference.type: hf", finding
+    )
+    assert said("hf") == []
+    assert said("vllm", "cuda") == []
+    (finding,) = said("sglang", "cuda")
+    assert "this engine takes no images" in finding
+    monkeypatch.setattr(vllm_images, "find_spec", lambda name: object())
+    assert said("vllm") == []
 
 
 @pytest.mark.parametrize("family", ["of the fixture", "qwen2_vl"])
