@@ -306,7 +306,7 @@ def test_an_engine_that_takes_no_images_is_refused_and_nothing_else(
 ) -> None:
     def said(kind: str, device: str = "cpu") -> list[str]:
         found: list[Any] = []
-        where = {"device": device, "device_mapping": {"training": "0", "inference": "0"}}
+        where = {"device": device, "devices_per_node": 1, "device_mapping": {"training": "0", "inference": "0"}}
         values = changed(inference={"type": kind}, model={"path": str(folder)}, resources=where)
         config = RLVRConfig.from_values(values)
         # rows with images are counted whatever the engine is
