@@ -60,11 +60,11 @@ Step = Mapping[str, float]
 
 def parser() -> Options:
     """Return the options."""
-    found = Options(__doc__, steps=2, repetitions=1, groups=2, episodes=2, longest_seconds=0.2)
+    found = Options(__doc__, steps=2, repetitions=1, episodes=2, longest_seconds=0.2)
     found.add_argument("--model", help="the policy, a directory; default: the pretrained model")
     found.add_argument("--steps", type=int, default=6, help="steps that are measured in each run")
     found.add_argument("--repetitions", type=repetition_count, default=3, help="runs of each side; the median counts")
-    found.add_argument("--groups", type=int, default=4, help="groups of a step")
+    found.add_argument("--groups", type=int, default=1, help="groups of a step")
     found.add_argument("--episodes", type=int, default=8, help="episodes of a group")
     found.add_argument("--longest-seconds", type=float, default=20.0, help="no call takes longer")
     found.add_argument("--keep", type=Path, help="a new folder for the runs' folders; default: they are removed")
