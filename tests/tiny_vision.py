@@ -72,7 +72,7 @@ def samples_of(folder: Path) -> list[TrainingSample]:
 def plain_logprobs(model: Any, folder: Path, token_ids: np.ndarray, images: Sequence[PlacedImage]) -> torch.Tensor:
     """Return the log-probability of each token but the first as transformers computes it by itself, shape [T − 1]."""
     ids = torch.from_numpy(token_ids.astype(np.int64))
-    seen, placeholder = ids.clone(), model.config.image_token_id
+    seen, placeholder = ids.clone(), getattr(model.config, "image_token_id", None)
     options: dict[str, Any] = {}
     if images:
         processor = image_processor(folder)
@@ -86,7 +86,8 @@ def plain_logprobs(model: Any, folder: Path, token_ids: np.ndarray, images: Sequ
         options = {"mm_token_type_ids": kinds[None], **processor.inputs([image.picture for image in images])}
     logits = model(input_ids=seen[None], use_cache=False, **options).logits[0, :-1].float()
     model.base_model.rope_deltas = None  # what transformers remembers for generation
-    model.config.image_token_id = placeholder
+    if images:
+        model.config.image_token_id = placeholder
     return torch.log_softmax(logits, -1).gather(1, ids[1:, None])[:, 0]
 
 
