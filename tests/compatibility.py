@@ -36,8 +36,8 @@ FAMILIES = {
     "qwen2_5_vl": "Qwen2.5-VL: images",
     "qwen3_vl": "Qwen3-VL: images, which inner layers see as well",
 }
-#: Family whose prompts have images → pixels of a side of what becomes one placeholder.
-VISION = {"qwen2_5_vl": 28, "qwen3_vl": 32}
+#: Families whose prompts have images.
+VISION = ("qwen2_5_vl", "qwen3_vl")
 #: Those that every engine but SGLang runs with every backend; others with one backend, and in vLLM.
 MAIN = ("llama", "qwen2", "qwen3", "gemma2_window", "gemma3_window", "qwen3_moe", *VISION)
 

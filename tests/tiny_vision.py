@@ -17,7 +17,10 @@ from roll_like.data.chat import Renderer
 from roll_like.models.vision import image_processor
 from roll_like.types import Picture, PlacedImage, TrainingSample
 
-_SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "make_vision_quickstart.py"
+_ROOT = Path(__file__).resolve().parents[1]
+_SCRIPT = _ROOT / "scripts" / "make_vision_quickstart.py"
+#: What vLLM imports for models that see images; made by `make torchvision`.
+TORCHVISION = _ROOT / ".torchvision"
 
 
 def quickstart() -> Any:
@@ -49,6 +52,17 @@ def prompt(folder: Path, pictures: Sequence[Picture], text: str) -> tuple[np.nda
     parts = [{"type": "image", "image": each} for each in pictures]
     written = render.render([{"role": "user", "content": [*parts, {"type": "text", "text": text}]}], ())
     return render.expanded(render.encode(written), pictures, "here")
+
+
+def unresized_prompts(folder: Path) -> list[tuple[np.ndarray, tuple[PlacedImage, ...]]]:
+    """Return prompts with two pictures, one and none, of sizes that a model's processor leaves as they are.
+
+    torchvision, which vLLM uses, and Pillow resize with other rounding.
+    """
+    stated = json.loads((folder / "preprocessor_config.json").read_text(encoding="utf-8"))
+    side = stated["patch_size"] * stated["merge_size"]  # of what becomes one placeholder
+    shown = ([picture(1, 3 * side, 2 * side), picture(2, 2 * side, 2 * side)], [picture(3, 2 * side, 4 * side)], [])
+    return [prompt(folder, pictures, "What?") for pictures in shown]
 
 
 def samples_of(folder: Path) -> list[TrainingSample]:

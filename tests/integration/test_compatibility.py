@@ -23,7 +23,7 @@ from rank_specs import cpu_rank
 from safetensors import safe_open
 from sglang_engine import stand_in
 from tiny_families import load_family, make_family
-from tiny_vision import make_vision_model, picture, plain_logprobs, prompt
+from tiny_vision import TORCHVISION, make_vision_model, plain_logprobs, unresized_prompts
 from warm_workers import RESOURCES
 
 from roll_like.algorithms.kl import KLController
@@ -58,8 +58,6 @@ RESPONSE = 16
 DEVICES = DeviceRange.model_validate("0-1")
 #: Those that `make test` runs.
 ALWAYS = ("qwen3-hf-fsdp2", "qwen2_5_vl-vllm-deepspeed", "qwen2_5_vl-sglang-deepspeed")
-#: What vLLM imports for models that see images; made by `make torchvision`.
-TORCHVISION = Path(__file__).resolve().parents[2] / ".torchvision"
 Prompts = Sequence[tuple[np.ndarray, tuple[PlacedImage, ...]]]
 
 
@@ -73,10 +71,7 @@ def hardware(warm_ray: None) -> Iterator[ResourceManager]:
 
 def prompts_of(family: str, model: Path) -> Prompts:
     if family in VISION:
-        # of sizes that are not changed: torchvision, which vLLM uses, and Pillow round differently
-        side = VISION[family]
-        shown = ([picture(1, 3 * side, 2 * side), picture(2, 2 * side, 2 * side)], [picture(3, 2 * side, 4 * side)], [])
-        return [prompt(model, pictures, "What?") for pictures in shown]
+        return unresized_prompts(model)
     random = np.random.default_rng(1)
     return [(random.integers(5, 500, length).astype(np.int32), ()) for length in LENGTHS]
 

@@ -12,7 +12,7 @@ from hygiene import nothing_left
 from peft import PeftModel
 from run_config import command_here, exported, finish_run, read_lines, run_here, write_dpo_run, write_run
 from safetensors.torch import load_file
-from tiny_vision import plain_logprobs, quickstart, samples_of
+from tiny_vision import TORCHVISION, plain_logprobs, quickstart, samples_of
 
 from roll_like.models.modules import load_causal_lm
 
@@ -67,7 +67,6 @@ def test_supervised_and_reinforced_runs_see_images(tmp_path: Path) -> None:
 
 
 LORA = {"rank": 8, "alpha": 16}
-TORCHVISION = Path(__file__).resolve().parents[2] / ".torchvision"
 
 
 def shown(folder: Path) -> tuple[Path, dict[str, Any]]:

@@ -14,8 +14,8 @@ import torch
 from engine_thread import float_spec
 from peft import LoraConfig, PeftModel, get_peft_model
 from rank_specs import cpu_rank
-from test_compatibility import TORCHVISION, Prompts, difference, mismatch, sample, sample_of
-from tiny_vision import make_vision_model, picture, plain_logprobs, prompt
+from test_compatibility import Prompts, difference, mismatch, sample, sample_of
+from tiny_vision import TORCHVISION, make_vision_model, plain_logprobs, unresized_prompts
 from warm_workers import RESOURCES
 
 from roll_like.algorithms.kl import KLController
@@ -77,10 +77,7 @@ def frozen(model: Path, tmp_path_factory: pytest.TempPathFactory) -> FrozenAdapt
 
 @pytest.fixture(scope="module")
 def prompts(model: Path) -> Prompts:
-    # of sizes that are not changed: torchvision, which vLLM uses, and Pillow round differently
-    side = 32 if model.name == "qwen3_vl" else 28
-    shown = ([picture(1, 3 * side, 2 * side), picture(2, 2 * side, 2 * side)], [picture(3, 2 * side, 4 * side)], [])
-    return [prompt(model, pictures, "What?") for pictures in shown]
+    return unresized_prompts(model)
 
 
 @contextmanager

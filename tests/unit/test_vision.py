@@ -328,8 +328,10 @@ def test_an_engine_that_takes_no_images_is_refused_and_nothing_else(
 
 
 @pytest.mark.parametrize("family", ["of the fixture", "qwen2_vl"])
-def test_a_text_whose_ranks_run_the_tower_has_the_bits_of_one_without(family: str, folder: Path) -> None:
-    model = load_causal_lm(folder, "float32") if family == "of the fixture" else tiny_qwen2_vl()
+def test_a_text_whose_ranks_run_the_tower_has_the_bits_of_one_without(
+    family: str, folder: Path, tmp_path: Path
+) -> None:
+    model = load_causal_lm(folder if family == "of the fixture" else make_vision_model(family, tmp_path), "float32")
     use_row_attention(model.eval(), row_sharing=None)
     policy, calls = PolicyModule(model, chunk_tokens=64, chunk_vocab=512), []
     tower = model.base_model.visual
@@ -356,24 +358,6 @@ def test_a_text_whose_ranks_run_the_tower_has_the_bits_of_one_without(family: st
         assert len(calls) == {"where there are images": 0, "with gradients": 1, "always": 2}[runs]
     for other in found[1:]:
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(found[0], other, strict=True))
-
-
-def tiny_qwen2_vl() -> Any:
-    """Of random weights, for the tokens of the quickstart's model."""
-    from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
-
-    text = {
-        "vocab_size": 110,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0},
-        "pad_token_id": 0,
-    }
-    vision = {"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "patch_size": 6}
-    return Qwen2VLForConditionalGeneration(Qwen2VLConfig(text_config=text, vision_config=vision))
 
 
 @pytest.mark.parametrize(

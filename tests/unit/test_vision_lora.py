@@ -10,6 +10,7 @@ import torch
 from config_files import changed
 from dequantised import dequantised
 from peft import LoraConfig, PeftModel, get_peft_model
+from test_models_lora import move
 from tiny_vision import make_vision_model, plain_logprobs, samples_of
 
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
@@ -67,14 +68,6 @@ def adapted(folder: Path, *, trained: bool = True, **settings: Any) -> Any:
     if trained:
         move(model)
     return model.eval()
-
-
-@torch.no_grad()
-def move(model: Any) -> None:
-    generator = torch.Generator().manual_seed(1)
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
 
 
 def trainer_logprobs(model: Any, folder: Path) -> torch.Tensor:
