@@ -94,6 +94,10 @@ def training_table() -> str:
             ["sharded over the ranks at the highest stage", *(divided[name] for name in names)],
             ["`model.dtype`", *(", ".join(f"`{each}`" for each in _precisions(name)) for name in names)],
             ["`offload` during a step", *("; ".join(_offloads(name)) or "none" for name in names)],
+            [
+                "ranks divide experts (`expert_parallel`)",
+                *(_yes(TRAINING_BACKENDS.get(n).divides_experts) for n in names),
+            ],
             ["`roll-like export` merges its checkpoints", *(_yes(exports(name)) for name in names)],
             *memory,
         ],

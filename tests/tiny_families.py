@@ -85,6 +85,29 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
 }
+#: What only trainers are tested with.
+TRAINED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "deepseek_v3": (
+        "DeepseekV3ForCausalLM",
+        "DeepseekV3Config",
+        {
+            **EXPERTS,
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "n_group": 2,
+            "topk_group": 1,
+            "moe_intermediate_size": 48,
+            "first_k_dense_replace": 1,
+            "num_key_value_heads": 4,
+            "q_lora_rank": 32,
+            "kv_lora_rank": 32,
+            "head_dim": 16,
+            "qk_rope_head_dim": 16,
+            "qk_nope_head_dim": 16,
+            "v_head_dim": 32,
+        },
+    ),
+}
 
 
 #: Bounded attention scores and attention sinks, which torch's scaled-dot-product attention leaves out.
@@ -107,7 +130,7 @@ def make_family(name: str, directory: Path, *, seed: int = 0) -> Path:
     import torch
     import transformers
 
-    model_class, config_class, own = FAMILIES[name]
+    model_class, config_class, own = (FAMILIES | TRAINED)[name]
     tokenizer = make_tiny_tokenizer()
     ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
     config = getattr(transformers, config_class)(**{**COMMON, **ids, **own})

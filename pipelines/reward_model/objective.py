@@ -18,7 +18,7 @@ from roll_like.config.sections import Task, TrainingConfig
 from roll_like.errors import EngineError
 from roll_like.models.classifier import HEAD, load_classifier
 from roll_like.training.interface import Engine, Objective, RankModel, RankSpec, Update, computed
-from roll_like.training.language_model import prepared
+from roll_like.training.language_model import loads_late, prepared
 from roll_like.training.pairs import PairBatch, TrainingPair, pair_batches
 from roll_like.training.policy import RowModule
 from roll_like.types import FloatArray, IntArray, TrainingSample
@@ -45,7 +45,11 @@ class RewardModelObjective(Objective[Sequence[ScoredPair], PairBatch]):
     def load(self, spec: RankSpec[Any]) -> nn.Module:
         """Return a sequence classifier with one output."""
         loaded = load_classifier(
-            Path(spec.model_path), spec.dtype, seed=spec.seed, trust_remote_code=spec.trust_remote_code
+            Path(spec.model_path),
+            spec.dtype,
+            seed=spec.seed,
+            trust_remote_code=spec.trust_remote_code,
+            late=loads_late(spec, self.settings),
         )
         return ScoreModule(prepared(loaded, spec, self.settings))
 

@@ -18,6 +18,7 @@ from roll_like.inference.adapters import ADAPTERS_KEY, adapter_choice
 from roll_like.inference.plugin import refuse_unserved_images
 from roll_like.inference.routes import refuse_unknown_routes
 from roll_like.models.attention import AttentionLayers, refuse_undivided_heads
+from roll_like.models.experts import refuse_undivided_experts
 from roll_like.models.load import ModelShape, load_model_shape, load_tokenizer, resolve_model
 from roll_like.models.lora import adapted_width, quantized_width
 from roll_like.models.modules import empty_model, load_model_config
@@ -64,6 +65,7 @@ def _layers_fit(config: RunConfig, path: Path) -> Iterator[Finding]:
             if getattr(section, "path", None) is not None:
                 continue  # a critic that starts from another model
             refuse_vision(model, section, key)
+            refuse_undivided_experts(model, section.expert_parallel)
             if section.attention in ("varlen", "flex"):
                 layers.refuse_joining(section.attention)
             if section.sequence_parallel > 1:

@@ -121,6 +121,7 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     "use_rollout_routing_replay": ("algorithm.router_replay",),
     "enable_expert_parallel": ("inference.expert_parallel",),
     "expert_parallel_size": ("inference.expert_parallel",),
+    "expert_model_parallel_size": ("training.expert_parallel",),
     "save_steps": _SAVE,
     "save_freq": _SAVE,
     "save_total_limit": ("checkpoint.keep",),

@@ -44,6 +44,11 @@ class ModelSizes(Protocol):
         ...
 
     @property
+    def expert_parameters(self) -> int:
+        """Parameters of the experts of one layer that its router chooses from."""
+        ...
+
+    @property
     def embedding_parameters(self) -> int:
         """Parameters of the embedding."""
         ...
@@ -322,6 +327,7 @@ def training_states(
         trained=trained,
         largest=model.embedding_parameters,
         layer=model.layer_parameters,
+        experts=model.expert_parameters,
         outside=model.parameters - model.layers * model.layer_parameters,
         width=width,
     )

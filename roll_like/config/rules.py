@@ -230,6 +230,24 @@ def _ranks_share_rows(config: RunConfig) -> Iterator[Violation]:
             )
 
 
+def _ranks_divide_experts(config: RunConfig) -> Iterator[Violation]:
+    for section, trained in config.trained.items():
+        ranks, workers = trained.expert_parallel, trained.workers
+        if ranks > 1 and not TRAINING_BACKENDS.get(trained.backend).divides_experts:
+            able = [name for name in sorted(TRAINING_BACKENDS.names()) if TRAINING_BACKENDS.get(name).divides_experts]
+            yield Violation(
+                (section, "expert_parallel"),
+                f"{trained.backend} divides no experts among ranks; set {section}.backend: {' or '.join(able)}, or "
+                "remove the key: zero_stage 3 shards experts like other weights",
+            )
+        elif workers % ranks:
+            yield Violation(
+                (section, "expert_parallel"),
+                f"{workers} workers cannot be divided into groups of {ranks} that divide experts; set "
+                f"{section}.workers to a multiple of {ranks}",
+            )
+
+
 def _backend_takes_its_settings(config: RunConfig) -> Iterator[Violation]:
     for section, trained in config.trained.items():
         backend = TRAINING_BACKENDS.get(trained.backend)
@@ -347,6 +365,7 @@ RUN_RULES = (
     _device_ranges_are_equal_or_disjoint,
     _device_can_do_it,
     _ranks_share_rows,
+    _ranks_divide_experts,
     _backend_takes_its_settings,
     _evaluation_runs,
     *EFFECT_RULES,

@@ -198,6 +198,12 @@ class TrainerConfig(ConfigModel):
         "that do not fit on one GPU: a row may be as long as the budgets of these ranks together. Must divide "
         "`workers` and the model's attention heads.",
     )
+    expert_parallel: PositiveInt = Field(
+        default=1,
+        description="For mixtures of experts: ranks that divide the experts of each layer. Tokens travel to the ranks "
+        "that have their experts, in place of weights (docs/moe.md). `fsdp2` only. Must divide `workers` and the "
+        "number of experts in a layer.",
+    )
     share_prompts: bool = Field(
         default=True, description="Compute the prompt of a group once instead of once per sample. Same gradients."
     )

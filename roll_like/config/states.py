@@ -17,6 +17,7 @@ class StateSizes:
         trained: How many of them are trained.
         largest: Elements of the largest tensor.
         layer: Parameters of one layer.
+        experts: Those of them that are of experts which its router chooses from.
         outside: Parameters outside of the layers: embedding, final norm, and the head where it is not the embedding.
         width: Bytes of a weight in the forward pass.
     """
@@ -27,6 +28,7 @@ class StateSizes:
     layer: int
     outside: int
     width: int
+    experts: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

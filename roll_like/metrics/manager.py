@@ -262,6 +262,7 @@ class MetricsManager:
         self.event("end", status=status, failures=reports)
         self.console.close()
         self._summarise()
+        self._deliver_events()
         for key, tracker in self._trackers.items():
             sink = self._sinks[key]
             for name in ARTIFACTS:
@@ -269,6 +270,14 @@ class MetricsManager:
                 if path.exists():
                     sink.attempt(partial(tracker.artifact, path), f"given {name}")
             sink.attempt(partial(tracker.close, status), "closed")
+
+    def _deliver_events(self) -> None:
+        """Write what `events.jsonl` lacks, although it has failed a moment ago; say what still does not arrive."""
+        with self._warning:
+            self._events.flush()
+            missing = self._events.report()
+        if missing["undelivered"]:
+            self.console.warn(f"{files.EVENTS}: {missing['undelivered']} lines never arrived ({missing['last_error']})")
 
     def _summarise(self) -> None:
         if not (self._step or (self._run_dir / files.EVALUATIONS).exists()):

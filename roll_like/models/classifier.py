@@ -22,7 +22,9 @@ HEAD = "score"
 _NAME = "ForSequenceClassification"
 
 
-def load_classifier(path: Path, dtype: Precision, *, seed: int, trust_remote_code: bool = False) -> PreTrainedModel:
+def load_classifier(
+    path: Path, dtype: Precision, *, seed: int, trust_remote_code: bool = False, late: bool = False
+) -> PreTrainedModel:
     """Return a model with one score, on CPU in `dtype`, for training.
 
     A sequence classifier keeps its output. A language model gets a new one: normal numbers of standard deviation
@@ -33,6 +35,7 @@ def load_classifier(path: Path, dtype: Precision, *, seed: int, trust_remote_cod
         dtype: Precision of every floating-point parameter.
         seed: Seed of a new output.
         trust_remote_code: Run Python code that comes with the model.
+        late: As `load_causal_lm` takes it.
 
     Raises:
         ConfigError: The directory does not hold a complete model of an architecture that has such an output, or holds a
@@ -49,6 +52,7 @@ def load_classifier(path: Path, dtype: Precision, *, seed: int, trust_remote_cod
             path,
             dtype,
             trust_remote_code=trust_remote_code,
+            late=late,
             num_labels=1,
         )
     head = getattr(model, HEAD, None)

@@ -38,6 +38,7 @@ class ModelShape:
         query_norm: Whether queries and keys are normalised before attention.
         experts: Experts of a layer that one token goes to; 0 without a mixture.
         idle_parameters: Parameters of the experts that one token does not go to.
+        expert_parameters: Parameters of the experts of one layer that its router chooses from.
     """
 
     parameters: int
@@ -57,6 +58,7 @@ class ModelShape:
     query_norm: bool = False
     experts: int = 0
     idle_parameters: int = 0
+    expert_parameters: int = 0
 
     @property
     def active_parameters(self) -> int:
@@ -138,8 +140,9 @@ def load_model_shape(path: Path) -> ModelShape:
     experts = (optional(*_EXPERT_COUNTS) or 1) + shared
     if experts > 1:
         active = (optional("num_experts_per_tok") or 1) + shared
-        idle = shape.layers * 3 * hidden * shape.intermediate_size * max(experts - active, 0)
-        shape = replace(shape, experts=active, idle_parameters=idle)
+        of_one = 3 * hidden * shape.intermediate_size
+        idle, chosen_from = shape.layers * of_one * max(experts - active, 0), of_one * (experts - shared)
+        shape = replace(shape, experts=active, idle_parameters=idle, expert_parameters=chosen_from)
     return replace(shape, parameters=_count_safetensors(path) or _estimate(shape, experts))
 
 

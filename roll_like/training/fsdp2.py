@@ -2,6 +2,7 @@
 
 Each of the model's layers is one unit: its parameters are gathered for the layer's forward and backward pass and are
 sharded at all other times. What is outside the layers, such as embeddings and the output head, is a unit with them all.
+With `expert_parallel` a layer's experts are a unit of their own, sharded among the ranks that have the same ones.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from roll_like.training.plugin import COLLECTIVE_TIMEOUT, BackendPlugin, LazyTen
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
 
     from roll_like.training.interface import State
 
@@ -48,8 +50,9 @@ class FSDP2Backend(BackendPlugin):
         ConfigError: The precision is float16, whose gradients would have to be scaled.
     """
 
-    start_keys: ClassVar[tuple[str, ...]] = ("zero_stage",)
+    start_keys: ClassVar[tuple[str, ...]] = ("zero_stage", "expert_parallel")
     reads_late: ClassVar[bool] = True
+    divides_experts: ClassVar[bool] = True
 
     def __init__(self, settings: TrainerConfig, *, dtype: Precision, device: str, world_size: int) -> None:
         if dtype == "float16":
@@ -94,14 +97,13 @@ class FSDP2Backend(BackendPlugin):
         layer is while the next one travels, and a gradient is whole in both precisions while ranks reduce it.
         """
         trained, width = sizes.trained, sizes.width
+        layer = sizes.layer - sizes.experts + sizes.experts // settings.expert_parallel
         frozen = (sizes.parameters - trained) * width
         if settings.zero_stage != 3:
             return StateBytes(weights=frozen)
         shard = 4 * trained // settings.workers
-        of_layer, of_outside = (
-            (sizes.layer, sizes.outside) if trained == sizes.parameters else (0, 0)
-        )  # of adapters little
-        gathered = (sizes.outside + 2 * sizes.layer) * width
+        of_layer, of_outside = (layer, sizes.outside) if trained == sizes.parameters else (0, 0)  # of adapters little
+        gathered = (sizes.outside + 2 * layer) * width
         reduced = of_outside * width + max(of_layer * (width + 4), of_outside * 4)
         return StateBytes(
             weights=shard + frozen // settings.workers,
@@ -150,25 +152,45 @@ class FSDP2Backend(BackendPlugin):
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         from roll_like.models.unread import read
+        from roll_like.training.expert_parallel import ExpertParallel
         from roll_like.training.optimizer import adamw
 
         dtype = getattr(torch, self._dtype)
+        kept_as = {True: torch.float32, False: dtype}
         # inputs keep their precision: some are a loss's own float32 figures
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
         mesh = init_device_mesh(self._device, (self._world_size,))
         layers = [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
+
+        def shard(part: nn.Module, **options: Any) -> None:
+            unit: Any = fully_shard(part, mp_policy=policy, **options)
+            unit.set_gradient_divide_factor(1.0)  # losses add up over ranks
+            unit.set_force_sum_reduction_for_comms(True)  # gloo has no other reduction
+            unit.set_reduce_scatter_unused_params(True)  # a rank's tokens may miss experts that another's reach
+
+        if self._settings.expert_parallel > 1:
+            same, divided = self._mesh_of_experts()
+            for experts in ExpertParallel(divided).divide(module, kept_as):
+                shard(experts, mesh=same, shard_placement_fn=_second_dimension)
         for part in (*layers, module):
             for parameter in part.parameters():
                 read(parameter)
                 if not isinstance(parameter, torch.distributed.tensor.DTensor) and parameter.is_floating_point():
-                    parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else dtype)
-            unit: Any = fully_shard(part, mesh=mesh, mp_policy=policy)
-            unit.set_gradient_divide_factor(1.0)  # losses add up over ranks
-            unit.set_force_sum_reduction_for_comms(True)  # gloo has no other reduction
-            unit.set_reduce_scatter_unused_params(True)  # a rank's tokens may miss experts that another's reach
+                    parameter.data = parameter.data.to(kept_as[parameter.requires_grad])
+            shard(part, mesh=mesh)
         self._module = module
-        if any(parameter.requires_grad for parameter in module.parameters()):
+        if self._trained():
             self._optimizer = adamw(module, self._settings.optimizer)
+
+    def _mesh_of_experts(self) -> tuple[DeviceMesh, DeviceMesh]:
+        """Return this rank's place among those that have the same experts, and among those that divide them."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        size, names = self._settings.expert_parallel, ("same", "divided")
+        mesh = init_device_mesh(self._device, (self._world_size // size, size), mesh_dim_names=names)
+        for group in mesh.get_all_groups():
+            torch.distributed.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT, group)
+        return mesh["same"], mesh["divided"]
 
     @property
     def module(self) -> nn.Module:
@@ -193,9 +215,14 @@ class FSDP2Backend(BackendPlugin):
 
     def optimizer_step(self, learning_rate: float) -> float:
         """Move the weights by the gradients since the last step; return the norm of the gradient before clipping."""
-        sharded: Any = torch.nn.utils.clip_grad_norm_(self._trained().values(), self._settings.optimizer.max_grad_norm)
-        norm = float(sharded.full_tensor())  # the same on all ranks, which therefore do the same
+        gradients = [_local(each.grad) for each in self._trained().values() if each.grad is not None]
+        # each element is on one rank, so all of them do the same; squares of float32 may not fit into it
+        squared = torch.nn.utils.get_total_norm(gradients).double().square()
+        torch.distributed.all_reduce(squared)
+        norm = float(squared.sqrt())
         if math.isfinite(norm):
+            for gradient in gradients:
+                gradient.mul_(min(1.0, self._settings.optimizer.max_grad_norm / (norm + 1e-6)))
             self._step(learning_rate)
         else:
             self._optimizer.zero_grad()
@@ -209,7 +236,7 @@ class FSDP2Backend(BackendPlugin):
     @contextmanager
     def gathered(self, parameters: Sequence[nn.Parameter]) -> Iterator[Sequence[Tensor]]:
         """Hold the whole of sharded parameters; every rank must ask for the same ones."""
-        yield [_sharded(parameter).full_tensor() for parameter in parameters]
+        yield [_whole(parameter) for parameter in parameters]
 
     def save(self, directory: str) -> None:
         """Write this rank's share of model and optimizer; any number of ranks can take it back."""
@@ -277,6 +304,18 @@ class FSDP2Backend(BackendPlugin):
 def _sharded(tensor: Tensor) -> Any:
     """Return a sharded tensor, without its history."""
     return tensor.detach()
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Return the whole of a sharded tensor; every rank must ask for the same one."""
+    whole: Tensor = _sharded(tensor).full_tensor()
+    return whole
+
+
+def _second_dimension(parameter: nn.Parameter) -> Any:
+    """Return where ranks with the same experts shard them: the first dimension is divided already."""
+    del parameter
+    return torch.distributed.tensor.Shard(1)
 
 
 def _local(tensor: Tensor) -> Tensor:

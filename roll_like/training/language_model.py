@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from roll_like.config.algorithm import ROUTER_REPLAY
 from roll_like.config.sections import TrainerConfig, TrainingConfig
 from roll_like.models.attention import refuse_undivided_heads
+from roll_like.models.experts import refuse_undivided_experts
 from roll_like.models.logits import refuse_other_logits
 from roll_like.models.lora import add_adapters
 from roll_like.models.modules import load_causal_lm
@@ -89,19 +90,25 @@ def load_language_model(spec: RankSpec[Any], settings: TrainerConfig) -> Any:
     Raises:
         ConfigError: As `load_causal_lm`.
     """
-    backend = TRAINING_BACKENDS.get(settings.backend)
-    quantised = settings.lora is not None and settings.lora.quantization is not None and not spec.frozen
     return load_causal_lm(
         Path(spec.model_path),
         dtype=spec.dtype,
         trust_remote_code=spec.trust_remote_code,
-        late=quantised or (backend.reads_late and "weights" in backend.divided(settings)),
+        late=loads_late(spec, settings),
     )
+
+
+def loads_late(spec: RankSpec[Any], settings: TrainerConfig) -> bool:
+    """Return whether a rank may leave tensors in the files until each is wanted: it needs no whole model at a time."""
+    backend = TRAINING_BACKENDS.get(settings.backend)
+    quantised = settings.lora is not None and settings.lora.quantization is not None and not spec.frozen
+    return quantised or (backend.reads_late and "weights" in backend.divided(settings))
 
 
 def prepared(model: Any, spec: RankSpec[Any], settings: TrainerConfig) -> Any:
     """Return a Hugging Face model with the attention, the checkpointing and the adapters that it is trained with."""
     refuse_undivided_heads(model.config, settings.sequence_parallel)
+    refuse_undivided_experts(model.config, settings.expert_parallel)
     # tokens are exchanged for heads over joined rows
     attention = "varlen" if settings.sequence_parallel > 1 and settings.attention == "auto" else settings.attention
     use_row_attention(model, attention, row_sharing=spec.objective.row_sharing, device=spec.device)

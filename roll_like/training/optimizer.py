@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,9 +12,16 @@ from roll_like.config.sections import OptimizerConfig
 
 
 def adamw(module: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """Return AdamW over what is trained of a module."""
+    """Return AdamW over what is trained of a module.
+
+    It has a group for the parameters that the same ranks divide: torch computes with no mixture of them.
+    """
+    groups: dict[Any, list[nn.Parameter]] = {}
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
     return torch.optim.AdamW(
-        [parameter for parameter in module.parameters() if parameter.requires_grad],
+        [{"params": group} for group in groups.values()],
         lr=config.lr,
         betas=config.betas,
         eps=config.eps,

@@ -68,6 +68,8 @@ class BackendPlugin:
     start_keys: ClassVar[tuple[str, ...]] = ()
     #: Whether `wrap` calls `models.unread.read` on each parameter before it uses it, where weights are divided.
     reads_late: ClassVar[bool] = False
+    #: Whether ranks can divide the experts of a layer (`expert_parallel`).
+    divides_experts: ClassVar[bool] = False
 
     @staticmethod
     def environment(device: str) -> Mapping[str, str]:

@@ -26,12 +26,12 @@ pytestmark = pytest.mark.integration
 EXPERTS, LAYERS, ACTIVE = 4, 2, 2
 
 
-def routed_samples() -> list[PolicySample]:
-    """Samples with random experts; those of a group's prompt are the same."""
+def routed_samples(among: int = EXPERTS) -> list[PolicySample]:
+    """Samples with random experts, the first ones only; those of a group's prompt are the same."""
     random = np.random.default_rng(1)
     samples = ragged_policy_samples()
     longest = max(len(sample.token_ids) for sample in samples)
-    chosen = [random.permutation(EXPERTS)[:ACTIVE] for _ in range((len(samples) + 5) * longest * LAYERS)]
+    chosen = [random.permutation(among)[:ACTIVE] for _ in range((len(samples) + 5) * longest * LAYERS)]
     tables = np.array(chosen, np.uint8).reshape(-1, longest, LAYERS, ACTIVE)
     found = []
     for index, sample in enumerate(samples):
@@ -41,13 +41,15 @@ def routed_samples() -> list[PolicySample]:
     return found
 
 
-def computed(rank: int, ranks: int, address: Any, model: str, settings: dict[str, Any]) -> tuple[list[Any], float]:
+def computed(
+    rank: int, ranks: int, address: Any, model: str, settings: dict[str, Any], among: int
+) -> tuple[list[Any], float]:
     """Log-probabilities of a rank's targets, and the norm of the gradient of their sum over all ranks."""
     training = TrainingConfig(workers=ranks, **settings)
     objective: Any = LanguageModelObjective(settings=training, replays_routes=True)
     trainer = TrainingRank(cpu_rank(objective, model), rank, ranks)
     trainer.start(address)
-    shards = micro_batches(routed_samples(), **{**objective.layout(ranks), "joined": trainer.joins_rows()})
+    shards = micro_batches(routed_samples(among), **{**objective.layout(ranks), "joined": trainer.joins_rows()})
     own = shards[rank * len(shards) // ranks]
     logprobs = trainer.forward(own)
     backend, held = trainer._backend, trainer._model
@@ -63,19 +65,30 @@ def computed(rank: int, ranks: int, address: Any, model: str, settings: dict[str
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "among"),
     [
-        {"backend": "fsdp2", "zero_stage": 3, "gradient_checkpointing": True},
-        pytest.param({"backend": "deepspeed", "zero_stage": 3, "gradient_checkpointing": True}, marks=pytest.mark.slow),
-        pytest.param({"backend": "deepspeed", "zero_stage": 1}, marks=pytest.mark.slow),
-        pytest.param({"attention": "varlen", "sequence_parallel": 2}, marks=pytest.mark.slow),
+        ({"backend": "fsdp2", "zero_stage": 3, "gradient_checkpointing": True}, EXPERTS),
+        pytest.param(
+            {"backend": "fsdp2", "zero_stage": 3, "gradient_checkpointing": True, "expert_parallel": 2},
+            EXPERTS,
+            marks=pytest.mark.slow,
+        ),
+        # the second rank has no expert that any token goes to
+        ({"backend": "fsdp2", "zero_stage": 3, "expert_parallel": 2}, EXPERTS // 2),
+        pytest.param(
+            {"backend": "deepspeed", "zero_stage": 3, "gradient_checkpointing": True},
+            EXPERTS,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"backend": "deepspeed", "zero_stage": 1}, EXPERTS, marks=pytest.mark.slow),
+        pytest.param({"attention": "varlen", "sequence_parallel": 2}, EXPERTS, marks=pytest.mark.slow),
     ],
-    ids=["fsdp2", "ZeRO-3", "ZeRO-1", "sequence parallel"],
+    ids=["fsdp2", "divided experts", "a rank without tokens", "ZeRO-3", "ZeRO-1", "sequence parallel"],
 )
-def test_two_ranks_compute_with_the_given_experts(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_two_ranks_compute_with_the_given_experts(tmp_path: Path, settings: dict[str, Any], among: int) -> None:
     path = make_family("qwen3_moe", tmp_path)
-    found = on_ranks(computed, str(path), settings)
-    samples, model = routed_samples(), load_causal_lm(path, "float32")
+    found = on_ranks(computed, str(path), settings, among)
+    samples, model = routed_samples(among), load_causal_lm(path, "float32")
     router, total = Router(model, "the test"), torch.zeros(())
     expected = []
     for sample in samples:

@@ -18,7 +18,10 @@ from tests_support import ragged_policy_samples  # type: ignore[import-not-found
 from tiny_families import make_family
 from tiny_model import make_tiny_model
 
+from roll_like.builtin.pipelines.reward_model.config import RewardModelAlgorithmConfig
+from roll_like.builtin.pipelines.reward_model.objective import RewardModelObjective
 from roll_like.config.sections import LoRAConfig, TrainingConfig
+from roll_like.models.classifier import load_classifier
 from roll_like.models.lora import add_adapters, named_weights
 from roll_like.models.modules import load_causal_lm
 from roll_like.registry import TRAINING_BACKENDS
@@ -33,7 +36,7 @@ pytestmark = pytest.mark.integration
 BACKENDS = ["deepspeed", "fsdp2"]
 #: Of glibc's `mallopt`: from which size on memory is mapped, and given back when it is freed.
 M_MMAP_THRESHOLD = -3
-FROZEN, ADAPTERS = "frozen", "adapters"
+FROZEN, ADAPTERS, SCORES = "frozen", "adapters", "a reward model"
 
 
 def rank_of(
@@ -45,11 +48,14 @@ def rank_of(
     frozen: bool,
     dtype: str = "float32",
     lora: LoRAConfig | None = None,
+    scores: bool = False,
 ) -> TrainingRank:
     settings = TrainingConfig(backend=backend, workers=ranks, zero_stage=3, lora=lora)
-    spec: RankSpec[Any] = cpu_rank(
-        LanguageModelObjective(settings=settings), model, dtype=dtype, total_updates=1, frozen=frozen
-    )
+    algorithm = RewardModelAlgorithmConfig()
+    objective: Any = LanguageModelObjective(settings=settings)
+    if scores:
+        objective = RewardModelObjective(settings=settings, algorithm=algorithm, pad_token_id=0)
+    spec: RankSpec[Any] = cpu_rank(objective, model, dtype=dtype, total_updates=1, frozen=frozen)
     return TrainingRank(spec, rank, ranks)
 
 
@@ -174,7 +180,7 @@ def make_moe(kind: str, directory: Path) -> Path:
 
 def load_late(rank: int, ranks: int, address: Any, small: str, model: str, backend: str, what: str) -> dict[str, Any]:
     lora = LoRAConfig(rank=1) if what == ADAPTERS else None
-    trainer = rank_of(rank, ranks, Path(model), backend, frozen=what == FROZEN, lora=lora)
+    trainer = rank_of(rank, ranks, Path(model), backend, frozen=what == FROZEN, lora=lora, scores=what == SCORES)
     import deepspeed  # noqa: F401
 
     add_adapters(load_causal_lm(Path(small), "float32"), LoRAConfig(rank=1), seed=0)  # imports what it needs
@@ -183,7 +189,10 @@ def load_late(rank: int, ranks: int, address: Any, small: str, model: str, backe
     trainer.take = lambda module: (loaded.append(peak[0]), take(module))[1]  # type: ignore[method-assign]
     with peak_memory() as peak:
         trainer.start(address)
-    whole = dict(load_causal_lm(Path(model), "float32").named_parameters())
+    plain = (
+        load_classifier(Path(model), "float32", seed=0) if what == SCORES else load_causal_lm(Path(model), "float32")
+    )
+    whole = dict(plain.named_parameters())
     weights = list(named_weights(trainer._objective.hf_model(trainer._backend.module)))
     other = sorted(whole.keys() ^ {weight.name for weight in weights})
     for weight in weights:
@@ -205,7 +214,7 @@ def load_late(rank: int, ranks: int, address: Any, small: str, model: str, backe
             pytest.param(kind, backend, what, marks=pytest.mark.slow)
             for kind in ("qwen3_moe", "mixtral", "another precision")
             for backend in BACKENDS
-            for what in (FROZEN, "trained", ADAPTERS)
+            for what in (FROZEN, "trained", ADAPTERS, SCORES)
             if (kind, backend, what) != ("qwen3_moe", "fsdp2", FROZEN)
         ),
     ],
@@ -213,7 +222,7 @@ def load_late(rank: int, ranks: int, address: Any, small: str, model: str, backe
 def test_tensors_that_are_not_those_of_the_files_are_read_one_after_another(
     tmp_path: Path, kind: str, backend: str, what: str
 ) -> None:
-    """Experts that transformers fuses; a bfloat16 checkpoint in float32; also beside adapters."""
+    """Experts that transformers fuses; a bfloat16 checkpoint in float32; also beside adapters, and for scores."""
     small = make_tiny_model(tmp_path / "small", dtype="float32")
     if kind == "another precision":
         model = make_tiny_model(tmp_path / "model", dtype="bfloat16", width=1024, layers=8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from roll_like.errors import CheckpointError
 from roll_like.models.checkpoint_names import converted
 from roll_like.run.export import merged_weights
 from roll_like.training.interface import RankSpec, Share
+from roll_like.training.plugin import COLLECTIVE_TIMEOUT
 from roll_like.training.rank import TrainingRank
 from roll_like.values import reduce
 
@@ -172,6 +174,66 @@ def test_mixtures_and_ranks_that_share_rows(tmp_path: Path, family: str, options
     for reports, _, found in on_ranks(train, *arguments):
         assert close([report["train/grad_norm"] for report in reports], norms)
         assert largest_difference(found, expected) < 5e-6
+
+
+def held_experts(
+    rank: int, ranks: int, address: Any, model: str, options: dict[str, Any]
+) -> tuple[list[list[int]], set[timedelta]]:
+    """What a rank holds of each tensor of experts, and the time-outs of its process groups."""
+    trainer = start(rank, ranks, address, model, "float32", options)
+    found = [
+        list(parameter.to_local().shape)
+        for name, parameter in trainer._backend.module.named_parameters()
+        if ".experts." in name
+    ]
+    groups = torch.distributed.distributed_c10d._world.pg_map
+    limits = {group._get_backend(torch.device("cpu")).options._timeout for group in groups}
+    trainer.close()
+    return found, limits
+
+
+@pytest.mark.parametrize(
+    ("family", "ranks", "options"),
+    [
+        ("qwen3_moe", 2, {"expert_parallel": 2, "gradient_checkpointing": True}),
+        pytest.param("gpt_oss", 4, {"expert_parallel": 2}, marks=pytest.mark.slow),
+        pytest.param("mixtral", 2, {"expert_parallel": 2, "sequence_parallel": 2}, marks=pytest.mark.slow),
+        pytest.param("deepseek_v3", 4, {"expert_parallel": 4}, marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_that_divide_experts_learn_as_one_does_and_resume_on_others(
+    tmp_path: Path, family: str, ranks: int, options: dict[str, Any]
+) -> None:
+    model = make_family(family, tmp_path / "model")
+    losses, norms, expected = plain_loop(model)
+    options = {"max_tokens_per_micro_batch": 64, **options}
+    arguments = (str(model), "float32", str(tmp_path), options)
+    results = on_ranks(train, *arguments, ranks=ranks)
+    sharing = options.get("sequence_parallel", 1)
+    for step, loss in enumerate(losses):
+        assert sum(reports[step]["train/loss"] for reports, *_ in results[::sharing]) == pytest.approx(loss, rel=1e-4)
+    for reports, _, found in results:
+        assert close([report["train/grad_norm"] for report in reports], norms)
+        assert largest_difference(found, expected) < 5e-6
+    _, between, found = results[0]
+    policy = AutoModelForCausalLM.from_pretrained(model)
+    merged = dict(converted(policy, merged_weights(tmp_path, "fsdp2").items()))
+    assert largest_difference(merged, between) == 0.0
+    whole = (str(model), "float32", str(tmp_path), {"max_tokens_per_micro_batch": 96})
+    for again, own in ((1, whole), (ranks, arguments)):
+        (_, resumed), *_ = on_ranks(resume, *own, ranks=again)
+        assert largest_difference(resumed, found) < (1e-6 if again == 1 else 1e-30)
+
+
+@pytest.mark.parametrize(("ranks", "size"), [(2, 2), (4, 2)])
+@pytest.mark.slow
+def test_a_rank_holds_its_share_of_the_experts(tmp_path: Path, ranks: int, size: int) -> None:
+    model = make_family("qwen3_moe", tmp_path / "model")
+    experts, width, inner = 4, 64, 64
+    for found, limits in on_ranks(held_experts, str(model), {"expert_parallel": size}, ranks=ranks):
+        others = ranks // size
+        assert limits == {COLLECTIVE_TIMEOUT}
+        assert found == 2 * [[experts // size, 2 * inner // others, width], [experts // size, width // others, inner]]
 
 
 def stubborn(rank: int, ranks: int, address: Any, model: str, folder: str) -> list[str]:

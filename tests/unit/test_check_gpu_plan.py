@@ -457,3 +457,17 @@ def test_states_of_fsdp2_are_in_float32_and_layers_travel() -> None:
     assert (frozen.gradients, frozen.optimizer, frozen.buffers) == (0, 0, 2 * (outside + 2 * layer))
     whole = training_states(settings.model_copy(update={"zero_stage": 0}), model, 0, width=2)
     assert (whole.weights, whole.buffers) == (2 * model.parameters, 0)
+
+
+def test_divided_experts_are_not_gathered() -> None:
+    """Qwen3-30B-A3B on eight ranks: 128 experts of 3 · 2048 · 768 parameters are 604 of the 623 million of a layer."""
+    model = shape_of("Qwen3-30B-A3B")
+    assert model.expert_parameters == 128 * 3 * 2048 * 768
+    settings = TrainingConfig(backend="fsdp2", zero_stage=3, workers=8)
+    states = training_states(settings, model, model.parameters, width=2)
+    divided = training_states(settings.model_copy(update={"expert_parallel": 8}), model, model.parameters, width=2)
+    assert replace(states, buffers=0) == replace(divided, buffers=0)
+    saved = model.expert_parameters * 7 // 8
+    # two layers that travel, and one layer's gradient in 16 bit and in float32; that of the embedding is larger now
+    outside = model.parameters - model.layers * model.layer_parameters
+    assert states.buffers - divided.buffers == 2 * 2 * saved + (2 + 4) * model.layer_parameters - 4 * outside

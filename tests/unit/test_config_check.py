@@ -202,6 +202,26 @@ def test_experts_that_there_are_not_or_that_nothing_divides(make: Make, tmp_path
         make(inference__expert_parallel=True, model=mixture)
 
 
+def test_experts_that_ranks_of_the_trainer_cannot_divide(make: Make, tmp_path: Path) -> None:
+    devices = {"device": "cuda", "devices_per_node": 6, "device_mapping": {"training": "0-5", "inference": "0-5"}}
+    six = {"backend": "fsdp2", "zero_stage": 3, "workers": 6}
+    mixture = {"model": {"path": str(make_family("qwen3_moe", tmp_path / "moe"))}}
+
+    def found(model: dict[str, Any], ranks: int) -> list[str]:
+        training = {**six, "expert_parallel": ranks}
+        report = make(resources=devices, training=training, **model, inference__replicas=6)
+        return [f"{finding.key}: {finding.message}" for finding in report.errors]
+
+    assert found(mixture, 2) == []
+    (message,) = found(mixture, 3)
+    assert message.startswith(
+        "model.path: expert_parallel: 3 divides experts among 3 ranks, and a layer of the model has"
+    )
+    assert message.endswith("has 4; set it to one of 1, 2, 4")
+    (message,) = found({}, 2)
+    assert "expert_parallel: 2 divides experts among 2 ranks, and the model has none; remove the key" in message
+
+
 def test_a_reference_model_of_another_vocabulary(make: Make, files: Path, tiny_model: Path) -> None:
     other = shutil.copytree(tiny_model, files / "other")
     config = json.loads((other / "config.json").read_text())

@@ -51,7 +51,7 @@ class Billion:
     critic_adapted_width = 2**10
     quantized_parameters, critic_quantized_parameters = 0, 0
     embedding_parameters = 2**20
-    layers, layer_parameters = 2, 2**28
+    layers, layer_parameters, expert_parameters = 2, 2**28, 0
 
     def kv_bytes_per_token(self, bytes_per_value: int = 2) -> int:
         return 100 * bytes_per_value

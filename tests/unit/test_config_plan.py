@@ -40,7 +40,7 @@ class Billion:
 
     parameters = 2**30
     embedding_parameters = 2**20
-    layers, layer_parameters = 2, 2**28
+    layers, layer_parameters, expert_parameters = 2, 2**28, 0
     adapted_width = critic_adapted_width = 0
     quantized_parameters = critic_quantized_parameters = 0
 

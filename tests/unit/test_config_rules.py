@@ -322,6 +322,17 @@ def test_the_bases_of_these_tests_are_valid() -> None:
             "training.workers",
             "one update has 2 samples, fewer than 4 times 2 workers, so some would have nothing to do; use at most 4",
         ),
+        # ranks that divide experts
+        (
+            changed(CUDA, training={"workers": 4, "expert_parallel": 2}),
+            "training.expert_parallel",
+            "deepspeed divides no experts among ranks; set training.backend: fsdp2, or remove the key",
+        ),
+        (
+            changed(CUDA, training={"workers": 4, "expert_parallel": 3, "backend": "fsdp2", "zero_stage": 3}),
+            "training.expert_parallel",
+            "4 workers cannot be divided into groups of 3 that divide experts; set training.workers to a multiple of 3",
+        ),
         (
             changed(CUDA, training__offload="optimizer"),
             "training.offload",

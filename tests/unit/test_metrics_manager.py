@@ -265,6 +265,7 @@ def test_jsonl_on_a_full_disk_is_caught_up(tmp_path: Path, monkeypatch: pytest.M
 
     def append(path: Path, records: Any) -> None:
         if full[0]:
+            time.sleep(0.1)  # the next attempt would be after the end of the run
             raise OSError(28, "No space left on device")
         real(path, records)
 
@@ -275,6 +276,21 @@ def test_jsonl_on_a_full_disk_is_caught_up(tmp_path: Path, monkeypatch: pytest.M
             metrics.log(step, reward(0.5))
     assert logged_steps(tmp_path / "demo") == [1, 2, 3]
     assert [event["kind"] for event in files.read(tmp_path / "demo" / files.EVENTS)] == ["warning", "end"]
+
+
+def test_a_disk_that_stays_full_is_told_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def append(path: Path, records: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with manager(tmp_path / "demo") as metrics:
+        monkeypatch.setattr(files, "append", append)
+        metrics.log(1, reward(0.5))
+    said = capsys.readouterr().out
+    assert "metrics.jsonl: 1 steps never arrived (OSError: [Errno 28] No space left on device)" in said
+    # the two warnings about metrics.jsonl, and the end
+    assert said.count("events.jsonl: 3 lines never arrived") == 1
 
 
 def test_a_resumed_run_continues_every_series(tmp_path: Path) -> None:

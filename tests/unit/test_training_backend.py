@@ -285,7 +285,7 @@ def test_rules_of_a_backend_are_its_own() -> None:
 
 
 class Sizes:
-    parameters, embedding_parameters, layers, layer_parameters = 1000, 100, 9, 100
+    parameters, embedding_parameters, layers, layer_parameters, expert_parameters = 1000, 100, 9, 100, 0
     adapted_width = critic_adapted_width = 0
     quantized_parameters = critic_quantized_parameters = 0
 
