@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from roll_like.check.findings import Finding, failed, is_hub_id
 from roll_like.config.algorithm import ROUTER_REPLAY
@@ -15,7 +15,7 @@ from roll_like.config.run import RunConfig
 from roll_like.config.sections import ModelConfig, ReferenceSection
 from roll_like.errors import ConfigError, RollLikeError
 from roll_like.inference.adapters import ADAPTERS_KEY, adapter_choice
-from roll_like.inference.plugin import refuse_unserved_images
+from roll_like.inference.plugin import EnginePlugin, refuse_unserved_images
 from roll_like.inference.routes import refuse_unknown_routes
 from roll_like.models.attention import AttentionLayers, refuse_undivided_heads
 from roll_like.models.experts import refuse_undivided_experts
@@ -24,6 +24,7 @@ from roll_like.models.lora import adapted_width, quantized_width
 from roll_like.models.modules import empty_model, load_model_config
 from roll_like.models.quantized import require_bitsandbytes
 from roll_like.models.vision import ImageProcessor, image_processor, refuse_vision
+from roll_like.registry import INFERENCE_ENGINES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -43,6 +44,7 @@ def check_model(config: RunConfig, findings: list[Finding]) -> tuple[ModelConfig
         findings.append(failed("model.path", error))
         return None, _shape_without_weights(config, Path(model.path).expanduser(), findings)
     findings += _layers_fit(config, resolved.path)
+    findings += _engine_computes_as_training(config, resolved.path)
     return model.at(str(resolved.path)), _with_adapters(config, resolved.path, shape, findings)
 
 
@@ -73,6 +75,26 @@ def _layers_fit(config: RunConfig, path: Path) -> Iterator[Finding]:
                 refuse_undivided_heads(model, section.sequence_parallel)
     except ConfigError as error:
         yield failed("model.path", error)
+
+
+def _engine_computes_as_training(config: RunConfig, path: Path) -> Iterator[Finding]:
+    """Yield samples that are too long for an engine whose layers would see other tokens than the trainer's."""
+    if not isinstance(config, SamplingRunConfig) or config.replay is not None:
+        return
+    try:
+        model: Any = load_model_config(path, trust_remote_code=config.model.trust_remote_code).get_text_config()
+    except ConfigError:
+        return  # a finding already
+    window, longest = getattr(model, "sliding_window", None), config.longest_sample
+    plugin: type[EnginePlugin] = INFERENCE_ENGINES.get(config.inference.type)
+    obstacle = plugin.length_obstacle(str(model.model_type), window, longest)
+    if obstacle is not None:
+        yield Finding(
+            "error",
+            "inference.type",
+            f"{obstacle}, and samples of {longest} tokens ({config.longest_sample_terms}) are longer than the window "
+            f"of {window}; lower them, or use another engine (inference.type)",
+        )
 
 
 def _with_adapters(config: RunConfig, path: Path, shape: ModelShape, findings: list[Finding]) -> ModelShape:

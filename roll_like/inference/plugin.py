@@ -106,6 +106,18 @@ class EnginePlugin:
         return "this engine takes no images"
 
     @classmethod
+    def length_obstacle(cls, model_type: str, window: int | None, tokens: int) -> str | None:
+        """Return what makes the engine compute samples of a length in another way than training does; None if nothing.
+
+        Args:
+            model_type: Of the language model, as in its config.json.
+            window: Its sliding window, where some layers have one. Tokens.
+            tokens: The length of the longest sample.
+        """
+        del model_type, window, tokens
+        return None
+
+    @classmethod
     def routes_obstacle(cls, config: EngineConfig, *, device: str) -> str | None:
         """Return what keeps the engine from telling the experts of its tokens; None where it can.
 

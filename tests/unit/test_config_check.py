@@ -188,6 +188,25 @@ def test_attention_heads_that_gpus_cannot_divide(make: Make) -> None:
     assert "each engine would divide 4 attention heads among 3 GPUs" in message
 
 
+def test_windows_that_vllm_computes_otherwise(make: Make, files: Path, tiny_model: Path) -> None:
+    other = shutil.copytree(tiny_model, files / "other")
+    written = json.loads((other / "config.json").read_text(encoding="utf-8"))
+
+    def found(**changes: Any) -> list[str]:
+        (other / "config.json").write_text(json.dumps({**written, **changes}), encoding="utf-8")
+        report = make(model={"path": str(other)}, inference={"type": "vllm"})
+        return [finding.message for finding in report.errors if finding.key == "inference.type"]
+
+    cohere = {"model_type": "cohere2", "sliding_window": 95}
+    (message,) = found(**cohere)
+    assert message.startswith(
+        "vLLM lets windows of cohere2 reach one token further than training does, and samples of 96"
+    )
+    assert "are longer than the window of 95" in message
+    assert found(**{**cohere, "sliding_window": 96}) == []
+    assert found(model_type="mistral", sliding_window=95) == []
+
+
 def test_experts_that_there_are_not_or_that_nothing_divides(make: Make, tmp_path: Path) -> None:
     two = {"device": "cuda", "devices_per_node": 2, "device_mapping": {"training": "0-1", "inference": "0-1"}}
     divided = {"resources": two, "training__workers": 2, "inference__expert_parallel": True}

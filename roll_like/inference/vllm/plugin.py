@@ -88,6 +88,13 @@ class VLLMPlugin(EnginePlugin):
         return torchvision_missing() if here else None
 
     @classmethod
+    def length_obstacle(cls, model_type: str, window: int | None, tokens: int) -> str | None:
+        """Return that windows of Cohere 2 are not those of training: in vLLM 0.32 they reach one token further."""
+        if model_type != "cohere2" or window is None or tokens <= window:
+            return None
+        return f"vLLM lets windows of {model_type} reach one token further than training does"
+
+    @classmethod
     def routes_obstacle(cls, config: EngineConfig, *, device: str) -> str | None:
         """Return that vLLM tells them on GPUs only."""
         del config

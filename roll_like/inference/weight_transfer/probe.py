@@ -1,7 +1,7 @@
 """A probe after a weight sync: whether engines and trainer compute the same log-probabilities.
 
 Fingerprints compare weights. A probe compares what is computed from them. So it also finds what no fingerprint sees: a
-kernel that reads weights in another layout than they are in, another attention window, other rotary positions.
+kernel that reads weights in another layout than they are in, other rotary positions.
 """
 
 from __future__ import annotations
