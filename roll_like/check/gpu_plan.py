@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from rich.table import Table
 
 from roll_like.check.gpu_memory import FRAGMENTATION, GPUPhase, GPUPlan, gpu_plans
 from roll_like.check.step_floor import StepFloor, step_floor
+from roll_like.config.gpus import gpu_named
 from roll_like.config.plan import GIB, Plan
 from roll_like.config.policy_gradient import SamplingRunConfig
 from roll_like.config.run import RunConfig
@@ -57,29 +59,44 @@ def gpu_report(config: RunConfig, made: Plan, shapes: Mapping[str, ModelShape]) 
     """
     if config.resources.device == "cpu" or "training" not in shapes:
         return None
-    measured = measured_memory() if config.resources.address is None else []
-    memory = config.resources.gpu_memory or min(measured, default=None)
+    measured = measured_gpus() if config.resources.address is None else []
+    memory = config.resources.gpu_memory or min((memory for _, memory in measured), default=None)
+    kinds = {gpu_named(name) for name, _ in measured}
+    kind = config.resources.gpu or (kinds.pop() if len(kinds) == 1 else None)
     plans = gpu_plans(config, shapes, memory)
     moved = max((plan.host for plan in plans), default=0)
     return GPUReport(
         plans=plans,
         memory=memory,
-        floor=step_floor(config, made, shapes["training"], moved),
+        floor=step_floor(config, made, shapes["training"], moved, kind),
         host_memory=psutil.virtual_memory().total if measured else None,
     )
 
 
-def measured_memory() -> list[int]:
-    """Return the memory of each GPU of this machine in bytes, from nvidia-smi; nothing where there is none.
+def measured_gpus() -> list[tuple[str, int]]:
+    """Return name and memory in bytes of each GPU of this machine that a run may use, from nvidia-smi.
 
-    Not from torch, whose first question makes a CUDA context: half a GiB of a GPU, for as long as the run lasts.
+    Nothing where there is none. Not from torch, whose first question makes a CUDA context: half a GiB of a GPU, for as
+    long as the run lasts. `CUDA_VISIBLE_DEVICES` is read as if `CUDA_DEVICE_ORDER` were PCI_BUS_ID; once the run has
+    its GPUs, it asks each of them.
     """
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    command = ["nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-        return [int(line) * 2**20 for line in done.stdout.split()]
+        rows = [line.split(", ") for line in done.stdout.splitlines()]
+        found = [(index, uuid, (name, int(memory) * 2**20)) for index, uuid, name, memory in rows]
     except (OSError, subprocess.SubprocessError, ValueError):
         return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return [gpu for _, _, gpu in found]
+    wanted = [each.strip() for each in visible.split(",")]
+    # an identifier may be shortened
+    return [
+        gpu
+        for index, uuid, gpu in found
+        if any(each == index or (each.startswith("GPU-") and uuid.startswith(each)) for each in wanted)
+    ]
 
 
 def check_gpus(config: RunConfig, report: GPUReport) -> Iterator[Finding]:

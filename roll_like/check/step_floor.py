@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from roll_like.config.gpus import GPU_KINDS, GPUKind
+from roll_like.config.gpus import GPU_KINDS, GPUKind, GPUName
 from roll_like.config.inference import engines_share_gpus
 from roll_like.config.plan import Plan, bytes_per_value, trained_parameters
 from roll_like.config.policy_gradient import SamplingRunConfig
 from roll_like.config.run import RunConfig
 from roll_like.models.flops import ForwardPass
+from roll_like.models.precision import precision_of
 from roll_like.models.shape import ModelShape
 
 
@@ -36,18 +37,19 @@ class StepFloor:
     move: float
 
 
-def step_floor(config: RunConfig, made: Plan, shape: ModelShape, moved: int) -> StepFloor | None:
-    """Return the floor of a run whose `resources.gpu` is set, else None.
+def step_floor(config: RunConfig, made: Plan, shape: ModelShape, moved: int, gpu: GPUName | None) -> StepFloor | None:
+    """Return the floor of a run on GPUs of a kind; None where that is not known.
 
     Args:
         config: A validated configuration.
         made: Its plan.
         shape: Sizes of the policy.
         moved: What one GPU's roles have in host memory while others have the GPU, in bytes.
+        gpu: The kind.
     """
-    if config.resources.gpu is None:
+    if gpu is None:
         return None
-    kind = GPU_KINDS[config.resources.gpu]
+    kind = GPU_KINDS[gpu]
     sampling = config if isinstance(config, SamplingRunConfig) and config.replay is None else None
     return StepFloor(
         generate=None if sampling is None else generation_seconds(sampling, shape, kind),
@@ -67,7 +69,7 @@ def generation_seconds(config: SamplingRunConfig, shape: ModelShape, kind: GPUKi
     cache = running * (prompt + response / 2) * shape.kv_bytes_per_token(bytes_per_value(config))
     read = (shape.active_parameters * bytes_per_value(config) + cache) / (kind.memory_gb_per_second * 1e9)
     one = ForwardPass(tokens=running, pairs=running * (prompt + response // 2), targets=running).flops(shape)
-    step = max(read, one / (kind.tflops * 1e12)) / gpus
+    step = max(read, one / kind.peak(precision_of(config))) / gpus
     return response * math.ceil(samples / running) * step
 
 
@@ -85,7 +87,7 @@ def training_seconds(config: RunConfig, made: Plan, shape: ModelShape, kind: GPU
     flops = needed.training_flops(shape, adapters)
     if config.training.gradient_checkpointing:
         flops += needed.flops(shape)
-    return flops / (config.training.workers * kind.tflops * 1e12)
+    return flops / (config.training.workers * kind.peak(precision_of(config)))
 
 
 def sync_seconds(config: SamplingRunConfig, shape: ModelShape, kind: GPUKind) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,13 +27,15 @@ class Gpu:
         accelerator_id: What the node calls it.
         name: Its model.
         capability: CUDA compute capability, major and minor.
-        memory_bytes: All of its memory.
+        memory_bytes: All of its memory that programs may use.
+        triton: Whether its node has Triton.
     """
 
     accelerator_id: str
     name: str
     capability: tuple[int, int]
     memory_bytes: int
+    triton: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,11 +224,30 @@ def _own_gpu() -> Gpu | str:
     if not torch.cuda.is_available():
         return f"{torch_without_gpus()}, on {node_address()}"
     properties = torch.cuda.get_device_properties(0)
+    capability, built_for = (properties.major, properties.minor), torch.cuda.get_arch_list()
+    if not _has_kernels(built_for, capability):
+        return (
+            f"torch {torch.__version__} is built for {', '.join(built_for)}, and this {properties.name} on "
+            f"{node_address()} has compute capability {properties.major}.{properties.minor}"
+        )
     return Gpu(
         accelerator_id=accelerator_id,
         name=properties.name,
-        capability=(properties.major, properties.minor),
+        capability=capability,
         memory_bytes=properties.total_memory,
+        triton=find_spec("triton") is not None,
+    )
+
+
+def _has_kernels(built_for: Sequence[str], capability: tuple[int, int]) -> bool:
+    """Return whether a GPU can run a build of torch, by NVIDIA's rules of compatibility; true where nothing is known.
+
+    Machine code (`sm_86`) runs on GPUs of its major version that are not older, intermediate code (`compute_90`) on all
+    that are not older.
+    """
+    known = [(kind, int(code.rstrip("af"))) for kind, _, code in (each.partition("_") for each in built_for) if code]
+    return not known or any(
+        divmod(code, 10) <= capability and (kind == "compute" or code // 10 == capability[0]) for kind, code in known
     )
 
 

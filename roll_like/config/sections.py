@@ -391,7 +391,7 @@ class HardwareConfig(ConfigModel):
     gpu: GPUName | None = Field(
         default=None,
         description="Kind of the GPUs, for the plan of `--check`: their memory, and rates for the least seconds of a "
-        "step. Default: the memory of this machine's GPUs, if it has some.",
+        "step. Default: those of this machine's GPUs, if it has some. A run on GPUs with less memory is refused.",
     )
     gpu_memory_gib: PositiveFloat | None = Field(
         default=None,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from roll_like.check.gpus import require_capable
+from roll_like.check.gpus import require_capable, require_room
 from roll_like.cluster import RaySession, ResourceManager, watching
 from roll_like.cluster.driver_loop import rare_garbage_collection
 from roll_like.cluster.node_watch import RoleMemory
@@ -97,6 +97,7 @@ def running(
         resources = stack.enter_context(ResourceManager(config.resources))
         resources.allocate()
         require_capable(config, resources.gpus)
+        require_room(config, resources.gpus)
         state = RunState(
             directory=directory,
             config=config,

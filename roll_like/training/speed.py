@@ -52,9 +52,8 @@ class Speed:
         adapters = None
         if spec.objective.settings.lora is not None:
             adapters = sum(getattr(each, "ds_numel", each.numel()) for _, each in adapter_parameters(model))
-        half = spec.dtype != "float32"
-        kind = gpu_named(torch.cuda.get_device_name()) if spec.device == "cuda" and half else None
-        peak = None if kind is None else GPU_KINDS[kind].tflops * 1e12
+        kind = gpu_named(torch.cuda.get_device_name()) if spec.device == "cuda" else None
+        peak = None if kind is None else GPU_KINDS[kind].peak(spec.dtype)
         return cls(
             shape=load_model_shape(Path(spec.model_path)),
             adapters=adapters,

@@ -18,8 +18,8 @@ from roll_like.builtin.pipelines.rlvr.pipeline import RLVRPipeline
 from roll_like.check import Report
 from roll_like.check.activations import forward_bytes, head_bytes, layer_bytes, training_bytes
 from roll_like.check.gpu_memory import COMMUNICATOR_BYTES, CONTEXT_BYTES, GPUPlan, gpu_plans
-from roll_like.check.gpu_plan import GPUReport, check_gpus, gpu_report, measured_memory
-from roll_like.check.step_floor import step_floor
+from roll_like.check.gpu_plan import GPUReport, check_gpus, gpu_report, measured_gpus
+from roll_like.check.step_floor import StepFloor, step_floor
 from roll_like.config.load import load_config
 from roll_like.config.plan import plan, training_states
 from roll_like.config.run import RunConfig
@@ -266,7 +266,7 @@ def test_a_frozen_base_that_does_not_fit_may_be_kept_in_4_bits() -> None:
 
 
 def test_without_the_gpus_memory_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roll_like.check.gpu_plan.measured_memory", list)
+    monkeypatch.setattr("roll_like.check.gpu_plan.measured_gpus", list)
     config = gpus()
     report = gpu_report(config, plan(config), {"training": BILLION, "inference": BILLION})
     assert report is not None
@@ -275,22 +275,69 @@ def test_without_the_gpus_memory_nothing_is_compared(monkeypatch: pytest.MonkeyP
     assert ("inference", "KV cache at most") in report.plans[0].phases[0].parts
 
 
+H100, H200 = "0, GPU-aa0, NVIDIA H100 80GB HBM3, 81559", "1, GPU-bb1, NVIDIA H200, 143771"
+
+
+def nvidia_smi(folder: Path, *lines: str) -> None:
+    tool = folder / "nvidia-smi"
+    tool.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
+    tool.chmod(0o755)
+
+
 def test_memory_is_measured_without_a_context_on_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert measured_memory() == []
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\nprintf '81559\\n143771\\n'\n")
-    tool.chmod(0o755)
-    assert measured_memory() == [81559 * 2**20, 143771 * 2**20]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert measured_gpus() == []
+    nvidia_smi(tmp_path, H100, H200)
+    assert measured_gpus() == [("NVIDIA H100 80GB HBM3", 81559 * 2**20), ("NVIDIA H200", 143771 * 2**20)]
     config = gpus()
     report = gpu_report(config, plan(config), {"training": BILLION, "inference": BILLION})
     assert report is not None
     assert report.memory == 81559 * 2**20, "the smallest counts"
+    assert report.floor is None, "of two kinds"
     assert report.host_memory == psutil.virtual_memory().total
     there = gpus(resources__gpu_memory_gib=24)
     report = gpu_report(there, plan(there), {"training": BILLION})
     assert report is not None
     assert report.memory == 24 * GIB, "what is configured comes first"
+
+
+@pytest.mark.parametrize(
+    ("visible", "found"),
+    [
+        ("1", [143771]),
+        ("0, 1", [81559, 143771]),
+        ("GPU-bb", [143771]),
+        ("", []),
+        ("-1", []),
+        ("MIG-aa0", []),
+    ],
+)
+def test_hidden_gpus_are_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str, found: list[int]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    nvidia_smi(tmp_path, H100, H200)
+    assert [memory for _, memory in measured_gpus()] == [mib * 2**20 for mib in found]
+
+
+def test_the_kind_is_measured_where_it_is_not_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    config, stated = gpus(), gpus(resources__gpu="H100")
+    shapes = {"training": BILLION, "inference": BILLION}
+
+    def floor(config: RLVRConfig) -> StepFloor | None:
+        report = gpu_report(config, plan(config), shapes)
+        assert report is not None
+        return report.floor
+
+    nvidia_smi(tmp_path, H200, H200)
+    assert floor(config) == floor(gpus(resources__gpu="H200"))
+    assert floor(stated) != floor(config), "what is configured comes first"
+    nvidia_smi(tmp_path, "0, GPU-aa, NVIDIA A10G, 23028")
+    assert floor(config) is None
 
 
 @pytest.mark.parametrize("key", ["gpu", "gpu_memory_gib"])
@@ -327,8 +374,8 @@ def test_more_in_host_memory_than_there_is_is_refused() -> None:
 
 def test_floors_are_those_of_a_hand_count() -> None:
     """An H200 reads 4.8 · 10¹² bytes/s; the weights of 2 GiB, and a cache of 96 tokens at 64 · 2 bytes."""
-    config = gpus(resources__gpu="H200", inference__max_running=16)
-    floor = step_floor(config, plan(config), BILLION, moved=63 * 10**9)
+    config = gpus(inference__max_running=16)
+    floor = step_floor(config, plan(config), BILLION, 63 * 10**9, "H200")
     assert floor is not None
     assert floor.move == pytest.approx(2.0)
     assert floor.sync == pytest.approx(2 * 2 * 2**30 / 4.8e12)
@@ -338,7 +385,11 @@ def test_floors_are_those_of_a_hand_count() -> None:
     # 8 prompts of 64 tokens, computed once, and 32 responses, whose last tokens are not
     tokens = 8 * 64 + 32 * 31
     assert floor.train == pytest.approx(6 * tokens * 2**30 / 989.5e12, rel=0.01)
-    assert step_floor(gpus(), plan(gpus()), BILLION, moved=0) is None
+    whole = gpus(inference__max_running=16, model__dtype="float32")
+    slower = step_floor(whole, plan(whole), BILLION, 0, "H200")
+    assert slower is not None
+    assert slower.train == pytest.approx(floor.train * 989.5 / 67), "without tensor cores"
+    assert step_floor(gpus(), plan(gpus()), BILLION, 0, None) is None
 
 
 def test_a_layers_activations_are_those_of_a_hand_count() -> None:

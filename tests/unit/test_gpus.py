@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,17 +12,29 @@ from typing import Any
 import pytest
 import ray
 import torch
+from config_files import MINIMAL, changed
 
-from roll_like.check.gpus import require_capable
+from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
+from roll_like.check.gpus import require_capable, require_room
 from roll_like.cluster import RaySession, ResourceManager, resources
 from roll_like.cluster.resources import Gpu, _own_gpu
 from roll_like.config.load import load_config
 from roll_like.config.sections import DeviceRange, HardwareConfig
 from roll_like.errors import ResourceError
+from roll_like.run import launch
 
 ROOT = Path(__file__).resolve().parents[2]
-H200 = Gpu(accelerator_id="0", name="NVIDIA H200", capability=(9, 0), memory_bytes=140 * 2**30)
-T4 = Gpu(accelerator_id="1", name="Tesla T4", capability=(7, 5), memory_bytes=15 * 2**30)
+GIB = 2**30
+H200 = Gpu(accelerator_id="0", name="NVIDIA H200", capability=(9, 0), memory_bytes=140 * GIB, triton=True)
+T4 = Gpu(accelerator_id="1", name="Tesla T4", capability=(7, 5), memory_bytes=15 * GIB, triton=True)
+#: What torch finds on a GPU of 40960 MiB.
+A100 = Gpu(
+    accelerator_id="2",
+    name="NVIDIA A100-SXM4-40GB",
+    capability=(8, 0),
+    memory_bytes=int(39.4 * GIB),
+    triton=True,
+)
 
 
 def hardware(**changes: Any) -> HardwareConfig:
@@ -115,7 +130,7 @@ class Group:
 
 
 def gpu(number: int) -> Gpu:
-    return Gpu(accelerator_id=str(number), name="NVIDIA H200", capability=(9, 0), memory_bytes=1)
+    return Gpu(accelerator_id=str(number), name="NVIDIA H200", capability=(9, 0), memory_bytes=1, triton=True)
 
 
 def test_every_gpu_is_looked_at_by_a_process_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +164,56 @@ def test_a_probe_says_why_torch_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> N
     properties = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, total_memory=7)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
-    assert _own_gpu() == Gpu(accelerator_id="3", name="NVIDIA H200", capability=(9, 0), memory_bytes=7)
+    monkeypatch.setattr(resources, "find_spec", {"triton": "there"}.get)
+    found = _own_gpu()
+    assert found == Gpu(accelerator_id="3", name="NVIDIA H200", capability=(9, 0), memory_bytes=7, triton=True)
+    monkeypatch.setattr(resources, "find_spec", {}.get)
+    assert _own_gpu() == replace(found, triton=False)
+
+
+@pytest.mark.parametrize(
+    ("built_for", "capability", "runs"),
+    [
+        (["sm_75", "sm_80", "sm_90"], (8, 6), True),
+        (["sm_75", "sm_80", "sm_90"], (7, 0), False),
+        (["sm_80", "sm_86"], (9, 0), False),
+        (["sm_86"], (8, 0), False),
+        (["sm_80", "compute_90"], (12, 0), True),
+        (["compute_90"], (8, 0), False),
+        (["sm_90a"], (9, 0), True),
+        (["sm_120"], (12, 1), True),
+        ([], (9, 0), True),
+        (["gfx942"], (9, 4), True),
+    ],
+)
+def test_a_probe_says_whether_torch_has_kernels_for_its_gpu(
+    monkeypatch: pytest.MonkeyPatch, built_for: list[str], capability: tuple[int, int], runs: bool
+) -> None:
+    context = SimpleNamespace(get_accelerator_ids=lambda: {"GPU": [0]})
+    properties = SimpleNamespace(name="a GPU", major=capability[0], minor=capability[1], total_memory=7)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(resources, "node_address", lambda: "192.0.2.7")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built_for)
+    found = _own_gpu()
+    if runs:
+        assert isinstance(found, Gpu)
+        return
+    major, minor = capability
+    assert found == (
+        f"torch {torch.__version__} is built for {', '.join(built_for)}, and this a GPU on 192.0.2.7 has compute "
+        f"capability {major}.{minor}"
+    )
+
+
+#: The trainer on device 0, the engine on device 1.
+TWO = ("resources.devices_per_node=2", "resources.device_mapping.inference=1")
+REFERENCE = ("algorithm.kl.use=loss", "reference={}", "resources.device_mapping.reference=1")
+JUDGE = (
+    "judge={type: vllm, path: org/judge}",
+    "rewards.use=[{type: llm_judge, judges: [{url: judge, model: judge}]}]",
+)
 
 
 @pytest.mark.usefixtures("recording_pipeline")
@@ -159,7 +223,7 @@ def test_a_probe_says_why_torch_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> N
         ([], [H200, H200], None, ""),
         ([], [], None, ""),
         (
-            ["model.dtype=auto"],
+            ["model.dtype=auto", *TWO],
             [H200, T4],
             "auto computes in bfloat16, and device 1 is a Tesla T4",
             "float16",
@@ -174,6 +238,52 @@ def test_a_probe_says_why_torch_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> N
         ),
         (["model.dtype=float16", "training.attention=dense"], [T4], None, ""),
         (["model.dtype=float32"], [T4], None, ""),
+        (["model.dtype=float32", "training.attention=varlen"], [T4], None, ""),
+        (
+            ["model.dtype=float32", "training.attention=flex"],
+            [T4],
+            "training.attention: flex needs flash or Triton kernels, and device 0",
+            "training.attention: dense, or use other GPUs",
+        ),
+        (["training.attention=flex"], [H200], None, ""),
+        (
+            ["training.attention=flex"],
+            [replace(H200, triton=False)],
+            "training.attention: flex is compiled with Triton, and the machine of device 0 has none",
+            "training.attention: auto",
+        ),
+        (["training.attention=auto"], [replace(H200, triton=False)], None, ""),
+        # engines have kernels of their own
+        (["model.dtype=float16", *TWO], [H200, T4], None, ""),
+        (["model.dtype=float16", *TWO, *REFERENCE], [H200, T4], "training.attention: auto needs .* device 1", "dense"),
+        (
+            ["model.dtype=float32", *JUDGE],
+            [T4],
+            "judge.dtype: bfloat16 computes in bfloat16, and device 0 is a Tesla T4",
+            "judge.dtype: float16",
+        ),
+        (["model.dtype=float32", *JUDGE, "judge.dtype=float16"], [T4], None, ""),
+        (["model.dtype=bfloat16", *JUDGE, "judge.dtype=float16"], [H200], None, ""),
+        (["resources.gpu=A100-40GB"], [A100], None, ""),
+        (["resources.gpu=L40S"], [H200], None, ""),
+        (
+            ["resources.gpu=H100", *TWO],
+            [H200, A100],
+            r"device 1 is a NVIDIA A100-SXM4-40GB with 39\.4 GiB, and resources\.gpu: H100 states 79\.6 GiB",
+            "resources.gpu: A100-40GB",
+        ),
+        (
+            ["resources.gpu=L40S"],
+            [replace(A100, name="NVIDIA A800")],
+            "resources.gpu: L40S states 45.0 GiB",
+            "resources.gpu_memory_gib: 39.4",
+        ),
+        (
+            ["resources.gpu=A100-40GB", "resources.gpu_memory_gib=42"],
+            [A100],
+            "device 0 .* resources.gpu_memory_gib states 42.0 GiB",
+            "resources.gpu_memory_gib: 39.4",
+        ),
         (
             ["model.dtype=float16", "training.attention=dense", "algorithm.advantage=gae", "critic={attention: auto}"],
             [T4],
@@ -193,3 +303,54 @@ def test_gpus_that_lack_what_the_run_computes_with_are_named(
     with pytest.raises(ResourceError, match=message) as error:
         require_capable(config, gpus)
     assert fix in str(error.value.fix)
+
+
+def on_a_gpu(model: Path, output: Path, **changes: Any) -> RLVRConfig:
+    values = {
+        "resources": {"device": "cuda", "devices_per_node": 1, "device_mapping": {"training": "0", "inference": "0"}},
+        "training": {"workers": 1},
+        "inference": {"type": "vllm", "replicas": 1},
+        "model": {"path": str(model), "dtype": "bfloat16"},
+        "output_dir": str(output),
+    }
+    return RLVRConfig.model_validate(changed(changed(MINIMAL, **values), **changes))
+
+
+def test_what_does_not_fit_on_the_gpus_there_are_is_named(tiny_model: Path, tmp_path: Path) -> None:
+    """Two CUDA contexts of 0.6 GiB, and an engine that takes half of the GPU: more than 2 GiB."""
+    small = replace(A100, memory_bytes=2 * GIB)
+    config = on_a_gpu(tiny_model, tmp_path)
+    require_room(config, [])
+    require_room(config, [A100])
+    with pytest.raises(
+        ResourceError, match=r"device 1 is a NVIDIA A100-SXM4-40GB with 2\.0 GiB, .*does not fit"
+    ) as error:
+        require_room(config, [A100, small])
+    assert "inference.gpu_memory_utilization: GPU 0 would hold" in error.value.message
+    assert "resources.gpu_memory_gib=2.0" in str(error.value.fix)
+    require_room(on_a_gpu(tiny_model, tmp_path, resources__gpu_memory_gib=2), [small])  # the check has refused it
+
+
+@pytest.mark.parametrize(
+    ("start", "stated", "message"),
+    [
+        (lambda config: launch.running(config, None), None, "the run does not fit"),
+        (lambda config: launch.running(config, None), 80, "resources.gpu_memory_gib states 80.0 GiB"),
+        (launch.measuring, 80, "resources.gpu_memory_gib states 80.0 GiB"),
+    ],
+)
+def test_nothing_is_started_on_gpus_that_are_too_small(
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    start: Callable[[RLVRConfig], AbstractContextManager[object]],
+    stated: float | None,
+    message: str,
+) -> None:
+    session = SimpleNamespace(snapshots=None, memory=None)
+    manager = SimpleNamespace(allocate=lambda: None, gpus=(replace(A100, memory_bytes=2 * GIB),))
+    monkeypatch.setattr(launch, "RaySession", lambda *_, **__: nullcontext(session))
+    monkeypatch.setattr(launch, "ResourceManager", lambda _: nullcontext(manager))
+    config = on_a_gpu(tiny_model, tmp_path, resources__gpu_memory_gib=stated)
+    with pytest.raises(ResourceError, match=message), start(config):
+        raise AssertionError("it was started")
