@@ -17,7 +17,7 @@ from roll_like.errors import RollLikeError
 from roll_like.registry import REWARDS
 from roll_like.rewards.base import Reward, RewardConfig
 from roll_like.rewards.scorer import scores_task
-from roll_like.rewards.trial import is_cheap, try_reward
+from roll_like.rewards.trial import TRIAL_SECONDS, is_cheap, try_reward
 from roll_like.types import IntArray, PlacedImage, Task
 
 #: Rows of a source whose images are decoded.
@@ -193,6 +193,9 @@ def _rows_suit(reward: Any, name: str, key: str, source: TaskSource) -> Iterator
 def _scores(reward: Reward, name: str, key: str, task: Task) -> Iterator[Finding]:
     """Yield what goes wrong when the reward scores answers to a task: an error if it scores none of them."""
     trial = try_reward(reward, task)
+    if trial.late is not None:  # on a busy machine this is no fault: a reward may start a process first
+        slow = f"reward {name!r} did not score {trial.late} within {TRIAL_SECONDS:g} s, so it was not tried"
+        yield Finding("warning", key, f"{task.origin}: {slow}")
     if not trial.failures:
         return
     answer, problem = next(iter(trial.failures.items()))

@@ -23,10 +23,12 @@ class Trial:
     Attributes:
         failures: What the reward raised or returned in the place of a number, by the answer that it was given.
         tried: The answers that it was given.
+        late: The answer that it did not score in time, if there was one; it was given no other then.
     """
 
     failures: dict[str, str]
     tried: tuple[str, ...]
+    late: str | None = None
 
 
 def is_cheap(reward: Reward) -> bool:
@@ -44,11 +46,13 @@ def try_reward(reward: Reward, task: Task) -> Trial:
     answers = {"the reference answer": task.answer, "an empty answer": ""}
     tried = {name: text for name, text in answers.items() if text is not None}
     caller = RewardCaller(reward, TRIAL_SECONDS)
-    failures = {}
+    failures: dict[str, str] = {}
     with DriverLoop() as loop:
         for name, text in tried.items():
             completion = given_completion(text, messages=task.messages, answer=task.answer, metadata=task.metadata)
-            (outcome,), _ = loop.run(caller.call([completion]))
+            (outcome,), hung = loop.run(caller.call([completion]))
+            if hung:
+                return Trial(failures, tuple(tried), late=name)
             if isinstance(outcome, RewardError) and not isinstance(outcome, RefusedAnswerError):
                 failures[name] = _explained(outcome, task)
     return Trial(failures, tuple(tried))

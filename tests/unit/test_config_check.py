@@ -18,6 +18,7 @@ from roll_like.check.data import prompt_findings
 from roll_like.check.disk import DiskUse
 from roll_like.errors import ConfigError
 from roll_like.registry import REWARDS
+from roll_like.rewards.trial import Trial
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW = {"prompt": "Write about rivers.", "instructions": [{"kind": "no_commas"}]}
@@ -383,6 +384,19 @@ def test_a_reward_that_raises_is_a_finding(make: Make, toy_reward: Any) -> None:
     message = only(make(rewards={"use": ["toy_of_check"]}))
     assert message == "error: rewards.use.0: train.jsonl:5: reward 'toy_of_check' fails: ZeroDivisionError: oh"
     assert toy_reward.closed == 1
+
+
+def test_a_reward_that_is_slow_here_is_a_warning(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = Trial(failures={}, tried=("the reference answer", "an empty answer"), late="the reference answer")
+    monkeypatch.setattr("roll_like.check.data.try_reward", lambda reward, task: late)
+    report = make(rewards={"use": ["ifeval"]})
+    assert report.errors == []
+    slow = [finding.message for finding in report.findings if "within 5 s" in finding.message]
+    assert slow
+    assert all(
+        text.endswith("reward 'ifeval' did not score the reference answer within 5 s, so it was not tried")
+        for text in slow
+    )
 
 
 def test_only_the_sources_of_a_reward_are_checked(make: Make, files: Path) -> None:
