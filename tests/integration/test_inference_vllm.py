@@ -19,7 +19,7 @@ from engine_thread import EngineThread
 from hygiene import without_others
 
 from roll_like.cluster.progress import PROGRESS, Work
-from roll_like.errors import ConfigError, GenerationError
+from roll_like.errors import ConfigError, GenerationError, WeightSyncError
 from roll_like.inference.hf.config import HFConfig
 from roll_like.inference.hf.engine import HFEngine, sampling_logprobs
 from roll_like.inference.interface import EngineDied, EngineSpec, GenerateRequest, Generation, Sampling
@@ -231,6 +231,7 @@ async def test_the_calls_of_a_turn_of_the_trainer_are_vllms_own_and_in_order(
         call.pause_generation(mode="keep", clear_cache=True),
         call.start_weight_update(),
         call.update_weights(ANY),
+        call.collective_rpc("require_every_layer"),
         call.finish_weight_update("3"),
     ]
     on_gpu = ([call.sleep(level=1, mode="keep"), call.wake_up(["weights"])], [call.wake_up(["kv_cache"])])
@@ -240,6 +241,22 @@ async def test_the_calls_of_a_turn_of_the_trainer_are_vllms_own_and_in_order(
     llm.reset_mock()
     await engine.resume()  # what is awake is not woken again
     assert llm.mock_calls == [call.resume_generation()]
+
+
+@pytest.mark.usefixtures("vllm")
+@pytest.mark.parametrize("backend", ["shared_memory", "object_store", "nccl", "ipc"])
+async def test_no_reload_is_closed_that_left_layers_alone(float_model: Path, backend: str) -> None:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    llm = create_autospec(AsyncLLM, instance=True, errored=False)
+    llm.collective_rpc.side_effect = RuntimeError("GptOssForCausalLM put none of the tensors")
+    engine = VLLMEngine(VLLMConfig(), replace(spec(float_model), weight_backend=backend))
+    engine._llm = llm
+    await engine.start_weight_update()
+    await engine.update_weights({"names": []})
+    with pytest.raises(WeightSyncError, match="refused the weights: GptOssForCausalLM put none"):
+        await engine.finish_weight_update(3)
+    llm.finish_weight_update.assert_not_called()
 
 
 @pytest.mark.usefixtures("vllm")

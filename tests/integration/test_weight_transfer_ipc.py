@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from roll_like.errors import WeightSyncError
 from roll_like.inference.interface import InferenceEngine
 from roll_like.inference.vllm import weight_transfer
 from roll_like.inference.vllm.weight_transfer import VLLMTransfer
@@ -20,6 +22,13 @@ pytestmark = pytest.mark.integration
 SMALLEST_BUFFER = 1024
 UUID = "GPU-0"
 DEVICE_ARGUMENT = 6  # where vLLM writes the receiver's device into the arguments of a handle
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported() -> None:
+    """A first import of vLLM warns."""
+    with warnings.catch_warnings(action="ignore"):
+        import roll_like.inference.vllm.worker_extension  # noqa: F401
 
 
 @dataclass
@@ -137,3 +146,49 @@ def test_small_tensors_take_the_smallest_buffer(host_memory: HostMemory) -> None
     transfer = VLLMTransfer(engines=engines, backend="ipc", gpus_per_engine=1, address="", port=0)  # type: ignore[arg-type]
     transfer.connect(source, rank=0).send(1)
     assert [len(buffer) for buffer in host_memory.buffers] == [SMALLEST_BUFFER]
+
+
+class PastTheLoaders(torch.nn.Module):
+    """A model that copies the tensors of a layer by itself, as vLLM's GPT-OSS does."""
+
+    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(tie_word_embeddings=False))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.Linear(3, 3, bias=False)
+        self.experts = torch.nn.Linear(3, 3, bias=False)
+
+    def load_weights(self, weights: list[tuple[str, torch.Tensor]]) -> None:
+        for name, tensor in weights:
+            parameter: Any = self.get_parameter(name)
+            if name.startswith("norm"):
+                parameter.weight_loader(parameter, tensor)
+            else:
+                parameter.data.copy_(tensor)
+
+
+@pytest.mark.parametrize("backend", ["ipc", "nccl", "shared_memory"])
+def test_layers_that_a_reload_would_leave_as_they_were_are_named(backend: str) -> None:
+    """vLLM's transfers close a reload like that without an error, whatever the weights came by."""
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+    from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
+
+    from roll_like.inference.vllm.worker_extension import WorkerExtension
+
+    model = PastTheLoaders()
+    record_metadata_for_reloading(model)
+    extension = WorkerExtension()
+    extension.model_runner = SimpleNamespace(get_model=lambda: model)
+    config = SimpleNamespace(parallel_config=None, model_config=SimpleNamespace(dtype=torch.float32))
+    engine = WeightTransferEngineFactory.create_engine(
+        SimpleNamespace(backend=backend), config, torch.device("cpu"), model
+    )
+    old = model.experts.weight.detach().clone()
+    engine.start_weight_update()
+    model.load_weights([("norm.weight", torch.ones(3, 3)), ("experts.weight", torch.ones(3, 3))])
+    with pytest.raises(WeightSyncError, match=r"PastTheLoaders put none .* into 1 of its layers \(experts\)"):
+        extension.require_every_layer()
+    engine.finish_weight_update()
+    assert torch.equal(model.norm.weight, torch.ones(3, 3))
+    assert torch.equal(model.experts.weight, old)
+    extension.require_every_layer()  # nothing is open

@@ -267,6 +267,7 @@ class VLLMEngine(TaskEngine):
         """Close the reload, or put the adapter to work; tokens sampled from now on carry `version`."""
         with self._weight_errors():
             if self._adapter is None:
+                await self._answered(self._llm.collective_rpc("require_every_layer"))
                 await self._answered(self._llm.finish_weight_update(str(version)))
             else:
                 await self._answered(self._llm.collective_rpc("finish_adapter_update"))

@@ -66,18 +66,7 @@ class SharedMemoryWeightTransfer(WeightTransferEngine):  # type: ignore[misc]
         self.model.load_weights(iter(read_bucket(update_info)))
 
     def finish_weight_update(self) -> None:
-        """Close the reload.
-
-        Raises:
-            WeightSyncError: Layers would keep their old weights; names them.
-        """
-        left = untouched_layers(self.model)
-        if left:
-            raise WeightSyncError(
-                f"vLLM's {type(self.model).__name__} put none of the tensors that it was sent into {len(left)} of its "
-                f"layers ({', '.join(left[:3])}{', …' if len(left) > 3 else ''}), so they would keep old weights",
-                fix="use inference.type: hf, or another model.path",
-            )
+        """Close the reload."""
         finalize_layerwise_reload(self.model, self.model_config)
         repack_head(self.model)
 
@@ -149,6 +138,21 @@ class WorkerExtension:
     def finish_adapter_update(self) -> None:
         """Compute with it from now on."""
         self._held().finish()
+
+    def require_every_layer(self) -> None:
+        """Let nothing of the old weights stay, before a reload is closed: none of vLLM's weight transfers checks this.
+
+        Raises:
+            WeightSyncError: Layers would keep their old weights; names them.
+        """
+        model = self.model_runner.get_model()
+        left = untouched_layers(model)
+        if left:
+            raise WeightSyncError(
+                f"vLLM's {type(model).__name__} put none of the tensors that it was sent into {len(left)} of its "
+                f"layers ({', '.join(left[:3])}{', …' if len(left) > 3 else ''}), so they would keep old weights",
+                fix="use inference.type: hf, or another model.path",
+            )
 
     def _held(self) -> HeldAdapter:
         assert self._adapter is not None, "the engine was not started with an adapter"
