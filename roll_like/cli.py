@@ -405,7 +405,10 @@ def _check_env(arguments: argparse.Namespace) -> int:
     options = {}
     for override in arguments.overrides:
         key, _, value = override.partition("=")
-        options[key] = yaml.safe_load(value)
+        try:
+            options[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{key}: {value!r} is no YAML value", fix="correct it, or quote it") from error
     # an option of the environment may be called as one of `check_env`
     report = check_env(partial(make_any, arguments.id, **options))
     report.show(Console())

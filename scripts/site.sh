@@ -28,6 +28,6 @@ if ! { [ -f "$STAMP" ] && [ "$(cat "$STAMP")" = "$wanted" ]; }; then
 fi
 
 export NO_MKDOCS_2_WARNING=1
-[ $# -gt 0 ] || set -- build --strict --quiet
+[ $# -gt 0 ] || set -- build --strict  # not --quiet: it also hides the warnings that strict counts
 "$VENV/bin/mkdocs" "$1" --config-file docs/site/mkdocs.yml "${@:2}"
 [ "$1" != build ] || say "open build/site/index.html"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from roll_like.types import Callbacks, CheckReport, RunResult
 
 #: What a run's folder may be called.
-NAME_PATTERN = r"^[A-Za-z0-9._-]+$"
+NAME_PATTERN = r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$"
 #: What puts several samples into one row in pipelines that always do.
 ALWAYS_SHARED = "the pipeline"
 #: Looks at a whole configuration and yields what cannot work together.

@@ -70,6 +70,8 @@ def make_any(env_id: str, /, **kwargs: Any) -> AnyEnv:
             f"environment {env_id!r} cannot be made with {kwargs}: {type(error).__name__}: {error}",
             fix=f"correct its kwargs; it takes {', '.join(options(spec)) or 'none'}",
         ) from error
+    except Exception as error:
+        raise EnvError(f"environment {env_id!r} cannot be made: {type(error).__name__}: {error}") from error
 
 
 def find(env_id: str) -> EnvSpec:

@@ -53,9 +53,10 @@ def read_task_rows(path: str, required: tuple[str, ...], *, split: str = "train"
 class TaskRows:
     """Which row each seed sets: seeds that count up walk through the rows, and begin anew after the last.
 
-    >>> rows = TaskRows([{"n": 0}, {"n": 1}, {"n": 2}], held_out=1)
-    >>> [rows.row(seed)["n"] for seed in (0, 1, 2, EVALUATION_SEED, EVALUATION_SEED + 1)]
-    [0, 1, 0, 2, 2]
+    Examples:
+        >>> rows = TaskRows([{"n": 0}, {"n": 1}, {"n": 2}], held_out=1)
+        >>> [rows.row(seed)["n"] for seed in (0, 1, 2, EVALUATION_SEED, EVALUATION_SEED + 1)]
+        [0, 1, 0, 2, 2]
 
     Args:
         rows: At least one.

@@ -21,10 +21,11 @@ _OTHER_SECTION = re.compile(r"^(Returns|Raises|Yields|Examples?|Notes?):\s*$")
 def tool_from_function(function: Callable[..., Any], *, name: str | None = None) -> Tool:
     """Return a function as a tool: its schema comes from type hints, its descriptions from the docstring.
 
-    >>> def weather(city: str, days: int = 1) -> str:
-    ...     "Forecast the weather."
-    >>> tool_from_function(weather).schema["function"]["parameters"]["required"]
-    ['city']
+    Examples:
+        >>> def weather(city: str, days: int = 1) -> str:
+        ...     "Forecast the weather."
+        >>> tool_from_function(weather).schema["function"]["parameters"]["required"]
+        ['city']
 
     What the docstring says under `Args:` describes the parameters. A function that is not `async` runs in a thread.
     Arguments are checked and converted by pydantic, so that a parameter may be an enum, a literal or a model.

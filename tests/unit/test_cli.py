@@ -7,10 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import pytest
 from config_files import MINIMAL, RecordingPipeline, changed, write
+from pydantic import ValidationError
 
 from roll_like import cli, errors
+from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.cluster import WorkerDied
 from roll_like.config.base import PipelineConfig
 from roll_like.inference.interface import EngineDied
@@ -222,6 +225,31 @@ def test_check_env_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> Non
 def test_options_of_an_environment_are_its_own(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check-env", "roll_like/FrozenLake-v0", f"{name}=3"]) == 1
     assert f"environment 'roll_like/FrozenLake-v0' has no option '{name}'; " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [".", "..", ".hidden", "a/b", ""])
+def test_the_folder_of_a_run_is_one_below_the_folder_of_runs(name: str) -> None:
+    with pytest.raises(ValidationError, match="name"):
+        RLVRConfig.from_values(changed(MINIMAL, name=name))
+
+
+class BrokenEnv(gymnasium.Env[str, str]):
+    """Cannot be made."""
+
+    def __init__(self) -> None:
+        raise RuntimeError("no such file")
+
+
+def test_environments_that_cannot_be_made_get_no_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        gymnasium.registry, "broken/Env-v0", gymnasium.envs.registration.EnvSpec("broken/Env-v0", BrokenEnv)
+    )
+    assert cli.main(["check-env", "broken/Env-v0"]) != 0
+    assert "environment 'broken/Env-v0' cannot be made: RuntimeError: no such file" in capsys.readouterr().err
+    assert cli.main(["check-env", "roll_like/FrozenLake-v0", "size=["]) == 2
+    assert "error: size: '[' is no YAML value" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
