@@ -15,6 +15,7 @@ from gloo_ranks import on_ranks
 from rank_specs import cpu_rank
 from tiny_vision import make_vision_model, plain_logprobs, samples_of
 
+from roll_like.cluster.address import free_port
 from roll_like.config.sections import TrainingConfig
 from roll_like.models.modules import load_causal_lm
 from roll_like.training import deepspeed
@@ -76,15 +77,20 @@ def keep_nothing_gathered(*arguments: Any, made: Any = deepspeed.deepspeed_confi
     return found
 
 
-def computed(rank: int, ranks: int, address: Any, folder: str, layouts: list[dict[str, Any]]) -> list[Computed]:
-    """What a rank gives with each layout."""
+def computed(
+    rank: int, ranks: int, address: Any, folder: str, layouts: list[dict[str, Any]], ports: list[int]
+) -> list[Computed]:
+    """What a rank gives with each layout; the ranks meet at another port each time.
+
+    At the same port one could still reach what another has not closed yet, and wait there for ever.
+    """
     deepspeed.deepspeed_config = keep_nothing_gathered
     own, found = batches_of(folder)[rank], []
-    for settings in layouts:
+    for settings, port in zip(layouts, ports, strict=True):
         training = TrainingConfig(workers=ranks, optimizer=OPTIMIZER, **settings)
         objective: Any = LanguageModelObjective(settings=training)
         trainer = TrainingRank(cpu_rank(objective, folder), rank, ranks)
-        trainer.start(address)
+        trainer.start((address[0], port))
         before = trainer.forward(own)
         for index, batch in enumerate(own):
             loss_of = partial(loss, trainer._model, batch)
@@ -146,7 +152,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     ids=["DeepSpeed", "FSDP2", "further stages"],
 )
 def test_a_rank_without_images_takes_part(folder: Path, layouts: list[dict[str, Any]]) -> None:
-    ranks = on_ranks(computed, str(folder), layouts)
+    ranks = on_ranks(computed, str(folder), layouts, [free_port() for _ in layouts])
     batches = batches_of(str(folder))
     for number, settings in enumerate(layouts):
         model = load_causal_lm(folder, "float32").eval()
