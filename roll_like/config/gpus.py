@@ -9,13 +9,10 @@ GPUName: TypeAlias = Literal[
     "A10",
     "A100-40GB",
     "A100-80GB",
-    "B200",
     "H100",
-    "H100-NVL",
     "H100-PCIe",
     "H20",
     "H200",
-    "H800",
     "L4",
     "L40S",
     "RTX-4090",
@@ -24,7 +21,7 @@ GPUName: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPUKind:
-    """What a kind of GPU has, by its vendor's data sheet.
+    """What a kind of GPU has.
 
     Attributes:
         device_names: What `torch.cuda.get_device_name` and nvidia-smi call it.
@@ -49,10 +46,10 @@ class GPUKind:
         return (self.float32_tflops if dtype == "float32" else self.tflops) * 1e12
 
 
-#: Sources: NVIDIA's data sheets of the A10, A100 40GB and 80GB, HGX B200 (one of its eight GPUs), H100 SXM, NVL and
-#: PCIe, H20, H200 SXM, H800 SXM, L4 and L40S, and its white paper of the Ada architecture for the RTX 4090. Where one
-#: gives rates with sparsity only, this is half of them. PCIe 4.0 and 5.0 with 16 lanes have 31.5 and 63 GB/s in each
-#: direction. Memory is what nvidia-smi prints.
+#: Sources: NVIDIA's data sheets of the A100 80GB, H100 SXM, H200 SXM and L40S, and its white paper of the Ada
+#: architecture for the RTX 4090. Where one gives rates with sparsity only, this is half of them. PCIe 4.0 and 5.0 with
+#: 16 lanes have 31.5 and 63 GB/s in each direction. Memory is what nvidia-smi prints.
+#: Not compared with a data sheet: all float32 rates, and every figure of the A10, A100 40GB, H100 PCIe, H20 and L4.
 GPU_KINDS: dict[GPUName, GPUKind] = {
     "A10": GPUKind(
         device_names=("NVIDIA A10",),
@@ -81,15 +78,6 @@ GPU_KINDS: dict[GPUName, GPUKind] = {
         link_gb_per_second=300,
         host_gb_per_second=31.5,
     ),
-    "B200": GPUKind(
-        device_names=("NVIDIA B200",),
-        memory_gib=179.1,
-        tflops=2250,
-        float32_tflops=75,
-        memory_gb_per_second=8000,
-        link_gb_per_second=900,
-        host_gb_per_second=63,
-    ),
     "H100": GPUKind(
         device_names=("NVIDIA H100 80GB HBM3",),
         memory_gib=79.6,
@@ -97,15 +85,6 @@ GPU_KINDS: dict[GPUName, GPUKind] = {
         float32_tflops=67,
         memory_gb_per_second=3350,
         link_gb_per_second=450,
-        host_gb_per_second=63,
-    ),
-    "H100-NVL": GPUKind(
-        device_names=("NVIDIA H100 NVL",),
-        memory_gib=93.6,
-        tflops=835.5,
-        float32_tflops=60,
-        memory_gb_per_second=3900,
-        link_gb_per_second=300,
         host_gb_per_second=63,
     ),
     "H100-PCIe": GPUKind(
@@ -133,15 +112,6 @@ GPU_KINDS: dict[GPUName, GPUKind] = {
         float32_tflops=67,
         memory_gb_per_second=4800,
         link_gb_per_second=450,
-        host_gb_per_second=63,
-    ),
-    "H800": GPUKind(
-        device_names=("NVIDIA H800",),
-        memory_gib=79.6,
-        tflops=989.5,
-        float32_tflops=67,
-        memory_gb_per_second=3350,
-        link_gb_per_second=200,
         host_gb_per_second=63,
     ),
     "L4": GPUKind(
