@@ -44,7 +44,6 @@ def check_model(config: RunConfig, findings: list[Finding]) -> tuple[ModelConfig
         findings.append(failed("model.path", error))
         return None, _shape_without_weights(config, Path(model.path).expanduser(), findings)
     findings += _layers_fit(config, resolved.path)
-    findings += _engine_computes_as_training(config, resolved.path)
     return model.at(str(resolved.path)), _with_adapters(config, resolved.path, shape, findings)
 
 
@@ -58,9 +57,10 @@ def _shape_without_weights(config: RunConfig, directory: Path, findings: list[Fi
 
 
 def _layers_fit(config: RunConfig, path: Path) -> Iterator[Finding]:
-    """Yield layers that rows of several samples are not for."""
+    """Yield layers that rows of several samples are not for, or that the engine computes in another way."""
     try:
         model = load_model_config(path, trust_remote_code=config.model.trust_remote_code)
+        yield from _engine_computes_as_training(config, model.get_text_config())
         layers = AttentionLayers.of(model)
         layers.refuse_sharing(config.row_sharing)
         for key, section in config.trained.items():
@@ -77,14 +77,10 @@ def _layers_fit(config: RunConfig, path: Path) -> Iterator[Finding]:
         yield failed("model.path", error)
 
 
-def _engine_computes_as_training(config: RunConfig, path: Path) -> Iterator[Finding]:
+def _engine_computes_as_training(config: RunConfig, model: Any) -> Iterator[Finding]:
     """Yield samples that are too long for an engine whose layers would see other tokens than the trainer's."""
     if not isinstance(config, SamplingRunConfig) or config.replay is not None:
         return
-    try:
-        model: Any = load_model_config(path, trust_remote_code=config.model.trust_remote_code).get_text_config()
-    except ConfigError:
-        return  # a finding already
     window, longest = getattr(model, "sliding_window", None), config.longest_sample
     plugin: type[EnginePlugin] = INFERENCE_ENGINES.get(config.inference.type)
     obstacle = plugin.length_obstacle(str(model.model_type), window, longest)

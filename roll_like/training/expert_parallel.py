@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from roll_like.models.experts import expert_layers
 from roll_like.models.unread import read
+from roll_like.training.exchange import exchange
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -79,24 +80,19 @@ class ExpertParallel:
         chosen_N = chosen_TK.flatten()
         order_N = chosen_N.argsort(stable=True)
         sent_SE = torch.bincount(chosen_N, minlength=experts.num_experts).view(self.size, local)
-        came_SE = torch.empty_like(sent_SE)
-        torch.distributed.all_to_all_single(came_SE, sent_SE, group=self.group)
+        came_SE = exchange(sent_SE, self.group)
         sent, came = torch.stack([sent_SE.sum(1), came_SE.sum(1)]).tolist()
 
-        came_MD = self._sent(x_TD[order_N // active], sent, came)
+        came_MD = exchange(x_TD[order_N // active], self.group, sent, came)
         experts_E = torch.arange(local, device=x_TD.device)
         which_M = experts_E.repeat(self.size).repeat_interleave(came_SE.flatten())
         made_MD = _own_experts(experts, compute, local, came_MD, which_M)
-        back_ND = self._sent(made_MD, came, sent)
+        back_ND = exchange(made_MD, self.group, came, sent)
 
         weighed_ND = back_ND * weights_TK.flatten()[order_N][:, None]
         place_N = torch.empty_like(order_N)
         place_N[order_N] = torch.arange(len(order_N), device=order_N.device)
         return weighed_ND[place_N].view(tokens, active, -1).sum(1).to(x_TD.dtype)
-
-    def _sent(self, rows: Tensor, sent: list[int], came: list[int]) -> Tensor:
-        received: Tensor = _Exchange.apply(rows, sent, came, self.group)  # type: ignore[no-untyped-call]
-        return received
 
 
 def _own_experts(experts: Any, compute: Any, count: int, rows_MD: Tensor, which_M: Tensor) -> Tensor:
@@ -122,23 +118,3 @@ class _OwnExperts:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._experts, name)
-
-
-class _Exchange(torch.autograd.Function):
-    """Sends rows in the order of their ranks, differently many to each, and returns those that came."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, sent: list[int], came: list[int], group: ProcessGroup) -> Tensor:
-        ctx.counts, ctx.group = (sent, came), group
-        return _exchange(rows, sent, came, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        sent, came = ctx.counts
-        return _exchange(gradient, came, sent, ctx.group), None, None, None
-
-
-def _exchange(rows: Tensor, sent: list[int], came: list[int], group: ProcessGroup) -> Tensor:
-    received = rows.new_empty(sum(came), *rows.shape[1:])
-    torch.distributed.all_to_all_single(received, rows.contiguous(), came, sent, group=group)
-    return received

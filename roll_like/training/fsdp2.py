@@ -221,8 +221,7 @@ class FSDP2Backend(BackendPlugin):
         torch.distributed.all_reduce(squared)
         norm = float(squared.sqrt())
         if math.isfinite(norm):
-            for gradient in gradients:
-                gradient.mul_(min(1.0, self._settings.optimizer.max_grad_norm / (norm + 1e-6)))
+            torch._foreach_mul_(gradients, min(1.0, self._settings.optimizer.max_grad_norm / (norm + 1e-6)))
             self._step(learning_rate)
         else:
             self._optimizer.zero_grad()

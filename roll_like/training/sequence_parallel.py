@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from roll_like.training.exchange import exchange
 from roll_like.training.plugin import COLLECTIVE_TIMEOUT
 
 
@@ -68,19 +69,15 @@ class SequenceParallel:
         if heads < self.size:
             own_THD = own_THD.repeat_interleave(self.size // heads, 1)
         by_rank_STHD = own_THD.reshape(own, self.size, -1, width).transpose(0, 1)
-        return self._exchanged(by_rank_STHD).flatten(0, 1)[:tokens]
+        return exchange(by_rank_STHD, self.group).flatten(0, 1)[:tokens]
 
     def to_tokens(self, heads_THD: Tensor) -> Tensor:
         """Return all heads of this rank's tokens, shape [T/S rounded up, H, D]; the inverse of `to_heads`."""
         tokens, heads, width = heads_THD.shape
         share = -(-tokens // self.size)
         padded_THD = torch.nn.functional.pad(heads_THD, (0, 0, 0, 0, 0, share * self.size - tokens))
-        of_ranks_STHD = self._exchanged(padded_THD.view(self.size, share, heads, width))
+        of_ranks_STHD = exchange(padded_THD.view(self.size, share, heads, width), self.group)
         return of_ranks_STHD.transpose(0, 1).reshape(share, self.size * heads, width)
-
-    def _exchanged(self, by_rank: Tensor) -> Tensor:
-        exchanged: Tensor = _Exchange.apply(by_rank, self.group)  # type: ignore[no-untyped-call]
-        return exchanged
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -113,26 +110,6 @@ class OwnTargets:
         if isinstance(found, tuple):
             return tuple(self.whole(each) for each in found)
         return _Gather.apply(found, self.own_N, self.parallel.group)  # type: ignore[no-untyped-call]
-
-
-class _Exchange(torch.autograd.Function):
-    """Sends block s of [S, …] to rank s and returns the blocks that came, in order of their ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, by_rank: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
-        return _exchange(by_rank, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _exchange(gradient, ctx.group), None
-
-
-def _exchange(by_rank: Tensor, group: ProcessGroup) -> Tensor:
-    by_rank = by_rank.contiguous()
-    received = torch.empty_like(by_rank, memory_format=torch.contiguous_format)
-    torch.distributed.all_to_all_single(received, by_rank, group=group)
-    return received
 
 
 class _Gather(torch.autograd.Function):
