@@ -225,34 +225,28 @@ def _refuse_contradictions(parser: argparse.ArgumentParser, arguments: argparse.
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from roll_like.config.run import RunConfig
+    from roll_like.run.folder import AUTO, announcement, is_finished, latest_run
+
     config = _load(arguments)
     if arguments.print_config:
         return _print_config(config)
     if arguments.check:
         return _check(config, arguments.resume)
-    return _train(arguments, config)
-
-
-def _train(arguments: argparse.Namespace, config: PipelineConfig) -> int:
-    from roll_like.config.run import RunConfig
-    from roll_like.run.folder import AUTO, announcement, is_finished, latest_run
-
     automatic = arguments.resume == AUTO
-    if not isinstance(config, RunConfig):
-        if not automatic and arguments.restart is None:
-            config.pipeline_class().launch(config, resume=arguments.resume)
+    if isinstance(config, RunConfig):
+        if arguments.restart is not None:
+            return _supervise(config, arguments.restart)
+        latest = latest_run(config) if automatic else None
+        if latest is not None and is_finished(latest, config):
+            print(f"{latest} is finished; nothing is left to do")
             return OK
+        print(announcement(config, arguments.resume), flush=True)  # what follows takes seconds to import
+    elif automatic or arguments.restart is not None:
         raise ConfigError(
             f"the configuration of pipeline: {config.pipeline!r} is no RunConfig, so where its runs are is not known",
             fix="leave --restart and --resume auto out, or derive it from roll_like.config.run.RunConfig",
         )
-    if arguments.restart is not None:
-        return _supervise(config, arguments.restart)
-    latest = latest_run(config) if automatic else None
-    if latest is not None and is_finished(latest, config):
-        print(f"{latest} is finished; nothing is left to do")
-        return OK
-    print(announcement(config, arguments.resume), flush=True)  # what follows takes seconds to import
     try:
         result = config.pipeline_class().launch(config, resume=arguments.resume)
     except ResourceError as error:

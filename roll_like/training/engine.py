@@ -17,7 +17,7 @@ from roll_like.models.card import ModelCard
 from roll_like.training.interface import BatchT, Objective, Share, State, StepT, Update
 from roll_like.training.layout import Layout, MicroBatch, micro_batches, per_sample
 from roll_like.training.rank import TrainingRank
-from roll_like.training.skipped import SkippedUpdates
+from roll_like.training.skipped import COMPUTE_SECONDS, SkippedUpdates
 from roll_like.types import FloatArray, TrainingSample
 from roll_like.values import Max, Metric, Sum, merge
 
@@ -80,7 +80,7 @@ class TrainingEngine(Generic[StepT]):
         self.resident: Resident = _always
         #: Moves the weights by the gradient that was added up; returns each rank's metrics.
         self.optimizer_step = partial(cluster.everywhere, TrainingRank.optimizer_step)
-        self._skipped = SkippedUpdates(objective.section)
+        self._skipped = SkippedUpdates(objective.section, objective.metric_prefix)
 
     def rebuild(self) -> None:
         """Start all ranks anew, in the place of those that are there or have died, as they were at their first start.
@@ -91,7 +91,7 @@ class TrainingEngine(Generic[StepT]):
         with self.rebuilding():
             self.cluster.rebuild()
             self.restarts += 1
-            self._skipped = SkippedUpdates(self.objective.section)
+            self._skipped = SkippedUpdates(self.objective.section, self.objective.metric_prefix)
             meet(self.cluster)
         for again in self.on_rebuilt:
             again()
@@ -113,42 +113,21 @@ class TrainingEngine(Generic[StepT]):
         Raises:
             NonFiniteGradientError: Too many updates were skipped.
         """
+        parts: list[dict[str, Metric]] = []
         with self.resident("weights", "optimizer"):
-            parts = [self._update(update) for update in self.objective.updates(step, self)]
+            for update in self.objective.updates(step, self):
+                for phases in self._skipped.attempts(parts):
+                    phases.append(self.forward_backward(update))
+                    phases.append(merge(self.optimizer_step()))
         if not parts:
             return self.objective.report(step, {}, 0)
-        skipped = f"{self.objective.metric_prefix}/skipped_updates"
-        updates = sum(skipped not in part for part in parts)
-        seconds = sum(part.pop("time/train_compute").value for part in parts)
+        updates = sum(self._skipped.metric not in part for part in parts)
+        seconds = sum(part.pop(COMPUTE_SECONDS).value for part in parts)
         metrics = merge([*parts, *self.cluster.everywhere(TrainingRank.speed)])
-        metrics["time/train_compute"] = Max(seconds)
+        metrics[COMPUTE_SECONDS] = Max(seconds)
         for name in self.objective.losses & metrics.keys():
             metrics[name] = Sum(metrics[name].value / updates)
         return self.objective.report(step, metrics, updates)
-
-    def _update(self, update: Update[Any]) -> dict[str, Metric]:
-        """Take an optimizer step; compute its gradient again where it is not finite, and skip it where it is not again.
-
-        What a fault of the hardware or a kernel whose results vary has caused is gone the second time.
-        """
-        prefix = self.objective.metric_prefix
-        skipped, norm, spent = f"{prefix}/skipped_updates", f"{prefix}/grad_norm", "time/train_compute"
-        metrics = self._attempt(update)
-        if skipped in metrics:
-            metrics = merge([{spent: metrics[spent]}, self._attempt(update)])
-            if skipped not in metrics:
-                metrics[f"{prefix}/recomputed_updates"] = Sum(1.0)
-        if skipped not in metrics:
-            self._skipped.note(None)
-            return metrics
-        self._skipped.note(metrics[norm].value)
-        # no figures of the loss: they may be NaN as well, and what follows from them (a KL coefficient) would stay so
-        return {skipped: Sum(1.0), norm: metrics[norm], spent: metrics[spent]}
-
-    def _attempt(self, update: Update[Any]) -> dict[str, Metric]:
-        computed, moved = self.forward_backward(update), merge(self.optimizer_step())
-        seconds = sum(part.pop("time/train_compute").value for part in (computed, moved))
-        return merge([computed, moved, {"time/train_compute": Sum(seconds)}])
 
     def forward_backward(self, update: Update[Any]) -> dict[str, Metric]:
         """Add up the gradient of an optimizer step on the ranks."""

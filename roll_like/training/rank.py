@@ -49,6 +49,7 @@ from roll_like.training.optimizer import learning_rate
 from roll_like.training.plugin import whole_shape
 from roll_like.training.policy import RowModule
 from roll_like.training.sequence_parallel import SequenceParallel
+from roll_like.training.skipped import COMPUTE_SECONDS
 from roll_like.training.speed import Speed
 from roll_like.values import Last, Max, Mean, Metric, Metrics, merge
 
@@ -198,7 +199,7 @@ class TrainingRank:
             PROGRESS.tick()
         seconds = time.perf_counter() - started
         self._trained(seconds, share.batches)
-        return merge([*collected, {"time/train_compute": Max(seconds)}])
+        return merge([*collected, {COMPUTE_SECONDS: Max(seconds)}])
 
     @shared_phase
     def optimizer_step(self) -> dict[str, Metric]:
@@ -216,7 +217,7 @@ class TrainingRank:
         metrics: dict[str, Metric] = {
             f"{prefix}/grad_norm": Mean(grad_norm),
             f"{prefix}/lr": Last(rate),
-            "time/train_compute": Max(seconds),
+            COMPUTE_SECONDS: Max(seconds),
         }
         if math.isfinite(grad_norm):
             self.updates += 1

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hygiene import nothing_left
 from run_config import finish_run, read_lines, run_here, write_run
 
+from roll_like.cluster.cluster import ClusterHandle
+from roll_like.training.rank import TrainingRank
+
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("warm_ray")]
 
+SOURCES = [Path(__file__).resolve().parents[2] / folder for folder in ("roll_like", "pipelines")]
 VLLM = {"type": "vllm", "kv_cache_gib": 0.2, "max_running": 32}
 ENGINES = pytest.mark.parametrize("engine", ["hf", pytest.param("vllm", marks=pytest.mark.slow)])
 
@@ -91,6 +97,26 @@ def test_two_replicas_two_ranks_zero_3_with_reference(tmp_path: Path, tiny_model
     assert steps[-1]["train/kl"] > 0
     assert all(step["mismatch/logprob_difference"] < 0.1 for step in steps)
     assert 0 < steps[0]["sync/probe"] < 0.1
+
+
+def test_four_calls_from_the_command_to_the_ranks(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write_run(tmp_path, tiny_model, steps=1, checkpoint={"at_end": False, "export": False})
+    stacks = []
+    everywhere = ClusterHandle.everywhere
+
+    def recorded(cluster: ClusterHandle[Any], method: Any, *args: Any, **kwargs: Any) -> Any:
+        if method is TrainingRank.optimizer_step:
+            files = [(Path(frame.filename), frame.function) for frame in inspect.stack()]
+            stacks.append([call for file, call in files if any(file.is_relative_to(folder) for folder in SOURCES)])
+        return everywhere(cluster, method, *args, **kwargs)
+
+    monkeypatch.setattr(ClusterHandle, "everywhere", recorded)
+    code, output = run_here(config)
+    assert code == 0, output
+    # as docs/architecture.md counts them; `main` calls a command
+    assert stacks == [["train_step", "run", "launch", "_run", "main"]]
 
 
 @ENGINES

@@ -351,10 +351,13 @@ def test_an_exit_code_says_whether_to_try_again(
     assert cli.main(arguments) == code
 
 
-def test_restarts_need_a_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = cli.build_parser().parse_args(["run", "--config", "x.yaml", "--restart", "2"])
-    with pytest.raises(errors.ConfigError, match="is no RunConfig"):
-        cli._train(arguments, PipelineConfig(pipeline="mine"))
+@pytest.mark.parametrize("option", [["--restart", "2"], ["--resume", "auto"]])
+def test_restarts_need_a_run_folder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: list[str]
+) -> None:
+    monkeypatch.setattr(cli, "_load", lambda arguments: PipelineConfig(pipeline="mine"))
+    assert cli.main(["run", "--config", "x.yaml", *option]) == errors.WRONG_CONFIG
+    assert "is no RunConfig" in capsys.readouterr().err
 
 
 def test_a_shell_that_completes_a_line_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:

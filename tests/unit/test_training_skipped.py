@@ -149,7 +149,7 @@ def test_two_skipped_updates_in_a_row_end_the_run_also_across_steps() -> None:
 
 @pytest.mark.parametrize(("between", "ends"), [(97, True), (98, False)])
 def test_three_skipped_updates_among_a_hundred_end_the_run(between: int, ends: bool) -> None:
-    skipped = SkippedUpdates("training")
+    skipped = SkippedUpdates("training", "train")
     for norm in (NAN, *[None] * (between - 1), NAN, None):
         skipped.note(norm)
     if not ends:
