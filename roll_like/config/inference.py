@@ -108,6 +108,10 @@ class EngineConfig(PluginConfig):
         """Share of a GPU's memory that an engine takes, weights included; None where it grows with the work."""
         return None
 
+    def sleeps(self, *, shares_gpus: bool) -> bool:
+        """Return whether the engine frees its GPU memory while the trainer works."""
+        return shares_gpus and self.capabilities.sleep
+
     def kv_cache_bytes(self, device: str) -> int | None:
         """Return the size of one engine's key-value cache where these settings fix it, else None.
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from roll_like.config.inference import EngineConfig, engines_share_gpus
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.run import Rule
 from roll_like.config.schedule import AsyncSchedule
 from roll_like.config.violations import Violation
+from roll_like.registry import LOSSES
 
 
 def only_synchronous(reason: str) -> Rule:
@@ -39,11 +41,18 @@ def _asynchronous(
 @_asynchronous
 def staleness_is_corrected(config: PolicyGradientConfig, schedule: AsyncSchedule) -> Iterator[Violation]:
     """Yield a loss that takes samples of older policies for the current policy's own."""
-    if config.algorithm.correction.type == "none" and config.algorithm.old_logprobs != "behaviour":
+    algorithm = config.algorithm
+    old = f"with rollout.schedule: async samples are up to {schedule.max_staleness} versions old, and"
+    if algorithm.old_logprobs == "behaviour" and not LOSSES.get(algorithm.loss.type).uses_old_policy(algorithm.loss):
+        yield Violation(
+            ("algorithm", "old_logprobs"),
+            f"{old} `behaviour` leaves their correction to the loss's ratio, which {algorithm.loss.type} does not use; "
+            "set auto with algorithm.correction.type: truncated (or masked)",
+        )
+    if algorithm.correction.type == "none" and algorithm.old_logprobs != "behaviour":
         yield Violation(
             ("algorithm", "correction", "type"),
-            f"with rollout.schedule: async samples are up to {schedule.max_staleness} versions old, and `none` treats "
-            "them as the current policy's own, which is biased; set truncated (or masked), or "
+            f"{old} `none` treats them as the current policy's own, which is biased; set truncated (or masked), or "
             "algorithm.old_logprobs: behaviour",
         )
 
@@ -60,6 +69,19 @@ def shared_devices_can_pause(config: PolicyGradientConfig, schedule: AsyncSchedu
             f"trains, and the engine {config.inference.type!r} cannot; give resources.device_mapping.inference devices "
             "of its own, or set type: sync",
         )
+    elif engines_share_gpus(config.resources) and not config.inference.sleeps(shares_gpus=True):
+        yield Violation(
+            ("rollout", "schedule", "type"),
+            f"trainer and engines share the GPUs {mapping.inference}, and the engines keep their memory and requests "
+            f"there while it trains ({_awake(config.inference)}); give resources.device_mapping.inference GPUs of its "
+            "own, or set type: sync",
+        )
+
+
+def _awake(inference: EngineConfig) -> str:
+    if inference.capabilities.sleep:
+        return "inference.sleep: false"
+    return f"the engine {inference.type!r} cannot free it"
 
 
 @_asynchronous

@@ -28,6 +28,10 @@ def asynchronous(
     return changed(base, **{"resources": DISJOINT, "rollout__schedule": settings, **more})
 
 
+BEHAVIOUR = {"old_logprobs": "behaviour", "correction": {"type": "none"}}
+SHARED_GPU = {"device": "cuda", "devices_per_node": 1, "device_mapping": {"training": "0", "inference": "0"}}
+
+
 def problems(config: type, values: dict[str, Any]) -> dict[str, str]:
     with pytest.raises(ValidationError) as caught:
         config.from_values(values)
@@ -40,7 +44,9 @@ def problems(config: type, values: dict[str, Any]) -> dict[str, str]:
         (RLVRConfig, asynchronous()),
         (RLVRConfig, asynchronous(resources=MINIMAL["resources"])),
         (RLVRConfig, asynchronous(schedule={"ahead": 2.0})),
-        (RLVRConfig, asynchronous(algorithm={"old_logprobs": "behaviour", "correction": {"type": "none"}})),
+        (RLVRConfig, asynchronous(algorithm=BEHAVIOUR)),
+        (RLVRConfig, asynchronous(algorithm={**BEHAVIOUR, "loss": {"type": "reinforce", "importance_weight": True}})),
+        (RLVRConfig, asynchronous(inference={"type": "vllm"}, resources=SHARED_GPU)),
         (AgenticConfig, asynchronous(MINIMAL_AGENTIC, rollout__redundant_episodes=2)),
         (OnPolicyDistillConfig, asynchronous(ON_POLICY, distillation={"use": "advantage"})),
     ],
@@ -58,6 +64,29 @@ def test_what_can_be_asynchronous(config: type, values: dict[str, Any]) -> None:
             "algorithm.correction.type",
             "samples are up to 2 versions old, and `none` treats them as the current policy's own",
             "set truncated (or masked), or algorithm.old_logprobs: behaviour",
+        ),
+        *(
+            (
+                RLVRConfig,
+                asynchronous(algorithm={**BEHAVIOUR, "loss": loss}),
+                "algorithm.old_logprobs",
+                f"the loss's ratio, which {loss['type']} does not use",
+                "set auto with algorithm.correction.type: truncated",
+            )
+            for loss in ({"type": "reinforce"}, {"type": "gpg"}, {"type": "raft"})
+        ),
+        *(
+            (
+                RLVRConfig,
+                asynchronous(inference=inference, resources=SHARED_GPU),
+                "rollout.schedule.type",
+                f"share the GPUs 0, and the engines keep their memory and requests there while it trains ({why})",
+                "give resources.device_mapping.inference GPUs of its own",
+            )
+            for inference, why in (
+                ({"type": "vllm", "sleep": False, "gpu_memory_utilization": 0.3}, "inference.sleep: false"),
+                ({"type": "hf"}, "the engine 'hf' cannot free it"),
+            )
         ),
         (
             RLVRConfig,

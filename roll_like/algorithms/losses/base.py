@@ -150,6 +150,11 @@ class PolicyLoss(ABC):
     def __init__(self, config: Any) -> None:
         self.config = config
 
+    @classmethod
+    def uses_old_policy(cls, config: Any) -> bool:  # noqa: ARG003  (for losses whose settings decide)
+        """Return whether the gradient depends on the old policy, with an instance of `Config` as settings."""
+        return True
+
     def selects(self, sample: PolicySample) -> bool:  # noqa: ARG002  (for losses that choose)
         """Return whether to train on a sample; the others do not count in the denominators."""
         return True

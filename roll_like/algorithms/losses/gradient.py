@@ -29,6 +29,11 @@ class ReinforceLoss(PolicyLoss):
             default=False, description="Multiply by π/π_old, which is 1 in the first update on a sample."
         )
 
+    @classmethod
+    def uses_old_policy(cls, config: Config) -> bool:
+        """Return whether it weights by the ratio."""
+        return config.importance_weight
+
     def __call__(self, inputs: LossInputs) -> TokenLosses:
         """Return the policy gradient of each token."""
         losses_N = -inputs.advantages_N * inputs.logprobs_N
@@ -46,6 +51,11 @@ class GPGLoss(PolicyLoss):
         """GPG: the plain policy gradient."""
 
         type: Literal["gpg"] = "gpg"
+
+    @classmethod
+    def uses_old_policy(cls, config: Config) -> bool:  # noqa: ARG003
+        """Return False: it is a plain likelihood."""
+        return False
 
     def __call__(self, inputs: LossInputs) -> TokenLosses:
         """Return the policy gradient of each token."""
@@ -147,6 +157,11 @@ class RAFTLoss(PolicyLoss):
         min_advantage: float = Field(
             default=0.0, description="Train on samples whose mean advantage is above this; the others are left out."
         )
+
+    @classmethod
+    def uses_old_policy(cls, config: Config) -> bool:  # noqa: ARG003
+        """Return False: it is a plain likelihood."""
+        return False
 
     def selects(self, sample: PolicySample) -> bool:
         """Return whether the sample's mean advantage is above the threshold."""
