@@ -19,7 +19,7 @@ from matplotlib import pyplot
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 ROOT = Path(__file__).resolve().parent.parent
-WIDTH, HEIGHT = 168, 100
+WIDTH, HEIGHT = 168, 112
 INK, QUIET, RED = "#1f2933", "#52606d", "#b23a48"
 FILL = {"driver": "#eef4fb", "part": "#ffffff", "actor": "#fdf3e4", "disk": "#eef7ee", "type": "#f3effa"}
 EDGE = {"driver": "#3b6ea5", "part": "#8aa9c9", "actor": "#c98a2b", "disk": "#5a9a5a", "type": "#7d63b3"}
@@ -98,33 +98,49 @@ def arrow(
 
 def draw_driver(axes: Any) -> None:
     """Draw the driver process with its parts from top to bottom."""
-    panel(axes, Box(58, 24, 50, 73), "driver")
-    axes.text(83, 93.5, "driver process: the pipeline", ha="center", va="center", size=11, weight="bold", color=INK)
-    box(axes, Box(63, 79, 40, 11), "part", "RolloutSource", ["task order, over-sampling,", "filters, data position"])
-    box(axes, Box(63, 61, 40, 13), "part", "GenerateScheduler", ["routes, retries, aborts;", "scores complete groups"])
+    panel(axes, Box(58, 24, 50, 86), "driver")
+    axes.text(83, 107, "driver process: the pipeline", ha="center", va="center", size=11, weight="bold", color=INK)
+    box(
+        axes,
+        Box(63, 92.5, 40, 11),
+        "part",
+        "RolloutSource",
+        ["task order, filters, data position;", "asynchronous: GroupStream and Ledger"],
+    )
+    box(
+        axes,
+        Box(63, 76, 40, 11),
+        "part",
+        "GenerateScheduler, EnvManager",
+        ["groups of answers, or of episodes;", "score complete groups"],
+    )
+    box(
+        axes,
+        Box(63, 60, 40, 11),
+        "part",
+        "Router, Fleet",
+        ["queue, priorities, prefix affinity;", "replace dead replicas"],
+    )
     box(axes, Box(63, 48, 40, 8), "part", "Advantages", ["GRPO, RLOO …, in NumPy"])
-    box(axes, Box(63, 36, 40, 7.5), "part", "TrainingEngine", ["micro-batches, balanced ranks"])
-    box(axes, Box(63, 26, 40, 6.5), "part", "RunState", ["steps, checkpoints, signals"])
-    for text, top, bottom in (("Task", 79, 74), ("Group[Scored]", 61, 56), ("PolicySample", 48, 43.5), ("", 36, 32.5)):
-        arrow(axes, (83, top), (83, bottom), text, (84 + 0.65 * len(text), (top + bottom) / 2))
+    box(axes, Box(63, 37, 40, 7.5), "part", "TrainingEngine", ["micro-batches, balanced ranks"])
+    box(axes, Box(63, 26, 40, 7.5), "part", "RunState, Recovery", ["steps, checkpoints; ranks that start again"])
+    arrow(axes, (83, 92.5), (83, 87), "Task", (87, 89.8))
+    arrow(axes, (83, 76), (83, 71), "GenerateRequest, Generation", (95.5, 73.5), both=True)
+    axes.plot([63, 60.5, 60.5], [79, 79, 52], color=INK, linewidth=1.3, zorder=4)
+    arrow(axes, (60.5, 52), (63, 52))
+    axes.text(66.5, 58, "Group[Scored]", ha="center", va="center", size=9, color=INK, zorder=5)
+    arrow(axes, (83, 48), (83, 44.5), "PolicySample", (91, 46.2))
+    arrow(axes, (83, 37), (83, 33.5))
 
 
 def draw_processes(axes: Any) -> None:
     """Draw the actors and the run's folder around the driver, with what passes between them."""
     box(
         axes,
-        Box(2, 58, 34, 19),
+        Box(2, 57, 34, 16),
         "actor",
         "inference",
-        ["InferenceEngine, one a replica:", "vLLM, or transformers", "takes requests at any time"],
-        copies=3,
-    )
-    box(
-        axes,
-        Box(130, 59, 34, 17),
-        "actor",
-        "rewards",
-        ["RewardWorker pool:", "rules, math, LLM judges, yours"],
+        ["InferenceEngine, one a replica:", "vLLM, SGLang, or transformers;", "takes requests at any time"],
         copies=3,
     )
     box(
@@ -132,21 +148,47 @@ def draw_processes(axes: Any) -> None:
         Box(2, 31, 34, 14),
         "actor",
         "training",
-        ["TrainingRank, one a rank:", "ZeRO 0–3, log-probs, updates"],
+        ["TrainingRank, one a rank:", "DeepSpeed or FSDP2"],
         copies=3,
     )
-    box(axes, Box(130, 37, 34, 12), "actor", "reference", ["TrainingRank, frozen,", "only for a KL term"], copies=2)
-    box(axes, Box(130, 22, 34, 11), "disk", "runs/NAME", ["checkpoints, metrics, rollouts,", "exported model, MLflow"])
+    box(
+        axes,
+        Box(2, 84, 34, 15),
+        "actor",
+        "environments",
+        ["EnvWorker pool: Gymnasium, tools;", "agent programs, through the Proxy"],
+        copies=3,
+    )
+    box(
+        axes,
+        Box(130, 84, 34, 13),
+        "actor",
+        "rewards",
+        ["RewardWorker pool: rules, math,", "code in the sandbox, yours"],
+        copies=3,
+    )
+    box(axes, Box(130, 64, 34, 11), "actor", "judge", ["JudgeServer:", "OpenAI-compatible, over HTTP"])
+    box(
+        axes,
+        Box(130, 40, 34, 13),
+        "actor",
+        "reference, critic, teachers",
+        ["a TrainingEngine each;", "only where the algorithm has them"],
+        copies=2,
+    )
+    box(axes, Box(130, 24, 34, 11), "disk", "runs/NAME", ["checkpoints, metrics, rollouts,", "exported model, MLflow"])
 
-    arrow(axes, (63, 70), (38, 70), "GenerateRequest", (47.5, 72))
-    arrow(axes, (38, 65), (63, 65), "Generation", (47.5, 67))
-    arrow(axes, (103, 70), (130, 70), "Group[Trajectory]", (119, 72))
-    arrow(axes, (130, 65), (103, 65), "Group[Scored]", (119, 67))
-    arrow(axes, (63, 41.5), (38, 41.5), "micro-batches", (47.5, 43.3))
-    arrow(axes, (38, 37.5), (63, 37.5), "metrics", (47.5, 39.3))
-    arrow(axes, (103, 41), (130, 41), "log-probs", (119, 42.8), both=True)
-    arrow(axes, (103, 29), (130, 29), "states, metrics", (119, 30.8))
-    arrow(axes, (19, 47), (19, 58), "WeightSync: in memory,\nversioned, checked", (31.5, 53), color=RED)
+    arrow(axes, (38, 90), (63, 84), "observations, actions", (49.5, 90.5), both=True)
+    arrow(axes, (63, 67.5), (38, 67.5), "GenerateRequest", (47.5, 69.3))
+    arrow(axes, (38, 63), (63, 63), "Generation", (47.5, 64.8))
+    arrow(axes, (103, 84.5), (130, 92), "Group[Trajectory]", (115, 92))
+    arrow(axes, (130, 87), (103, 80), "Group[Scored]", (120, 81.3))
+    arrow(axes, (147, 84), (147, 75), both=True)
+    arrow(axes, (63, 42.5), (38, 42.5), "micro-batches", (47.5, 44.3))
+    arrow(axes, (38, 38.5), (63, 38.5), "metrics", (47.5, 40.3))
+    arrow(axes, (103, 43), (130, 45), "log-probs, values", (118, 46.5), both=True)
+    arrow(axes, (103, 29.5), (130, 29.5), "states, metrics", (119, 31.3))
+    arrow(axes, (19, 47), (19, 57), "WeightSync: in memory,\nversioned, checked", (31.5, 52), color=RED)
 
 
 def draw_types(axes: Any) -> None:
@@ -170,7 +212,7 @@ def draw_types(axes: Any) -> None:
 
 def main(path: Path) -> None:
     """Write the picture."""
-    figure, axes = pyplot.subplots(figsize=(16.8, 10), dpi=110)
+    figure, axes = pyplot.subplots(figsize=(16.8, 11.2), dpi=110)
     axes.set_xlim(0, WIDTH)
     axes.set_ylim(0, HEIGHT)
     axes.axis("off")
