@@ -146,6 +146,11 @@ def test_make_help_lists_every_target() -> None:
     assert set(re.findall(r"^  make ([a-z-]+) +\S", done.stdout, flags=re.M)) == set(phony[1].split())
 
 
+def test_the_readme_shows_what_there_is_before_where_it_is() -> None:
+    lines = (ROOT / "README.md").read_text().split("\n")
+    assert lines.index("## Where things are") <= 120
+
+
 def test_the_readme_lists_every_command_of_the_program() -> None:
     rows = re.findall(r"^\| (`roll-like .*?) \| ", (ROOT / "README.md").read_text(), flags=re.M)
     listed = {name for row in rows for name in re.findall(r"`roll-like ([a-z-]+)", row)}
