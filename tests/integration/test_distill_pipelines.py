@@ -66,6 +66,18 @@ def test_a_student_of_given_conversations(tmp_path: Path, models: tuple[Path, Pa
         assert ours == pytest.approx(theirs, rel=1e-4)
 
 
+def test_a_short_run_comes_nearer_to_its_teacher(tmp_path: Path, models: tuple[Path, Path]) -> None:
+    config = write_distill_run(tmp_path, *models, steps=3, checkpoint={"at_end": False, "export": True}, metrics=PLAIN)
+    with nothing_left():
+        code, output = run_here(config)
+    assert code == 0, output
+    run = tmp_path / "runs" / "tiny"
+    before, after = read_lines(run / "evaluations.jsonl")
+    assert after["eval/kl"] < before["eval/kl"] - 0.005
+    assert len(read_lines(run / "metrics.jsonl")) == 3
+    assert AutoModelForCausalLM.from_pretrained(run / "model").config.num_hidden_layers == 2
+
+
 @pytest.mark.slow
 def test_a_student_of_its_own_answers(tmp_path: Path, models: tuple[Path, Path]) -> None:
     whole, halves = tmp_path / "whole", tmp_path / "halves"

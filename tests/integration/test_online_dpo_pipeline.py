@@ -53,3 +53,23 @@ def test_its_own_answers_teach_it_and_a_killed_run_goes_on_within_an_iteration(
     assert len(read_lines(run / "rollouts" / "step_000009.jsonl")) == 16 * 4
     assert not (run / "rollouts" / "step_000010.jsonl").exists()
     assert "eval/avg" in (run / "model" / "README.md").read_text()
+
+
+def test_a_short_run_begins_a_second_iteration(tmp_path: Path, tiny_model: Path) -> None:
+    config = write_online_dpo_run(
+        tmp_path,
+        tiny_model,
+        steps=5,
+        training={"optimizer": {"lr": 1.0e-2}, "max_tokens_per_micro_batch": 512},
+        checkpoint={"at_end": False, "export": False},
+    )
+    with nothing_left():
+        code, output = run_here(config)
+    assert code == 0, output
+    run = tmp_path / "runs" / "tiny"
+    found = series(run / "metrics.jsonl")
+    starts = {step: round(figures["train/loss"], 3) for step, figures in found.items() if "iteration/number" in figures}
+    assert starts == {1: 0.693, 5: 0.693}
+    assert found[4]["preference/reward_margin"] > 0
+    assert [len(read_lines(path)) for path in sorted((run / "rollouts").glob("step_*.jsonl"))] == [16 * 4] * 2
+    assert len(read_lines(run / "evaluations.jsonl")) == 2

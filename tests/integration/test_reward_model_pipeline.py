@@ -64,3 +64,17 @@ def test_a_reward_model_is_learned_and_one_that_was_killed_goes_on(tmp_path: Pat
     code, output = run_here(config, "--resume")
     assert code == 0, output
     assert losses(halves / "runs" / "tiny") == pytest.approx(losses(run), rel=1e-4)
+
+
+def test_a_short_run_prefers_what_was_chosen(tmp_path: Path, tiny_model: Path) -> None:
+    config = write_reward_model_run(tmp_path, tiny_model, steps=4, checkpoint={"at_end": False, "export": True})
+    with nothing_left():
+        code, output = run_here(config)
+    assert code == 0, output
+    run = tmp_path / "runs" / "tiny"
+    assert losses(run)[0] == pytest.approx(0.6931, abs=0.02)  # log 2: scores begin near 0
+    before, after = read_lines(run / "evaluations.jsonl")
+    assert after["eval/loss"] < before["eval/loss"]
+    assert after["eval/margin"] > before["eval/margin"]
+    good, bad = scores(run / "model")
+    assert good > bad
