@@ -250,7 +250,7 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         result = config.pipeline_class().launch(config, resume=arguments.resume)
     except ResourceError as error:
-        if not automatic or config.resources.address is None:
+        if not automatic or not isinstance(config, RunConfig) or config.resources.address is None:
             raise
         _report(error, debug=arguments.debug)
         return RETRY  # a machine of the cluster may come back
