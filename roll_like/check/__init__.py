@@ -22,6 +22,7 @@ from roll_like.check.machine import (
     idle_devices,
     long_masks,
     sleep_without_effect,
+    traces_without_effect,
 )
 from roll_like.check.model import (
     check_adapters,
@@ -109,6 +110,7 @@ def check_run(
     findings += doubtful_rates(config)
     findings += long_masks(config)
     findings += sleep_without_effect(config)
+    findings += traces_without_effect(config)
     return report
 
 

@@ -17,8 +17,9 @@ from roll_like.config.schedule import AsyncSchedule, ReplaySchedule
 from roll_like.config.sections import CriticConfig, TrainerConfig
 from roll_like.errors import ConfigError
 from roll_like.inference.plugin import EnginePlugin
+from roll_like.metrics.trackers import TraceTracker
 from roll_like.models.precision import cpu_has_bfloat16
-from roll_like.registry import INFERENCE_ENGINES, LOSSES
+from roll_like.registry import INFERENCE_ENGINES, LOSSES, TRACKERS
 from roll_like.rollout.replay import require_recorded
 from roll_like.training.rows import MAX_SHARED_ROW_TOKENS
 
@@ -243,6 +244,20 @@ def sleep_without_effect(config: RunConfig) -> Iterator[Finding]:
         else:
             continue
         yield Finding("warning", f"{section}.sleep", f"has no effect: {why}; remove the key")
+
+
+def traces_without_effect(config: RunConfig) -> Iterator[Finding]:
+    """Yield a number of traces where nothing takes them."""
+    metrics = config.metrics
+    if metrics.traces_per_step == type(metrics).model_fields["traces_per_step"].default:
+        return
+    if not any(issubclass(TRACKERS.get(tracker.type), TraceTracker) for tracker in metrics.trackers):
+        names = ", ".join(tracker.type for tracker in metrics.trackers) or "none"
+        yield Finding(
+            "warning",
+            "metrics.traces_per_step",
+            f"has no effect: no tracker takes traces (metrics.trackers: {names}); remove the key, or add mlflow",
+        )
 
 
 def warm_up_that_never_ends(section: str, settings: TrainerConfig, updates: int) -> Iterator[Finding]:

@@ -23,7 +23,7 @@ from roll_like.models.load import ModelShape, load_model_shape, load_tokenizer, 
 from roll_like.models.lora import adapted_width, quantized_width
 from roll_like.models.modules import empty_model, load_model_config
 from roll_like.models.quantized import require_bitsandbytes
-from roll_like.models.vision import ImageProcessor, image_processor, refuse_vision
+from roll_like.models.vision import ImageProcessor, image_processor, is_vision_model, refuse_vision
 from roll_like.registry import INFERENCE_ENGINES
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def check_model(config: RunConfig, findings: list[Finding]) -> tuple[ModelConfig
     except RollLikeError as error:
         findings.append(failed("model.path", error))
         return None, _shape_without_weights(config, Path(model.path).expanduser(), findings)
-    findings += _layers_fit(config, resolved.path)
+    findings += layers_fit(config, resolved.path)
     return model.at(str(resolved.path)), _with_adapters(config, resolved.path, shape, findings)
 
 
@@ -56,7 +56,7 @@ def _shape_without_weights(config: RunConfig, directory: Path, findings: list[Fi
     return _with_adapters(config, directory, shape, findings)
 
 
-def _layers_fit(config: RunConfig, path: Path) -> Iterator[Finding]:
+def layers_fit(config: RunConfig, path: Path) -> Iterator[Finding]:
     """Yield layers that rows of several samples are not for, or that the engine computes in another way."""
     try:
         model = load_model_config(path, trust_remote_code=config.model.trust_remote_code)
@@ -67,6 +67,12 @@ def _layers_fit(config: RunConfig, path: Path) -> Iterator[Finding]:
             if getattr(section, "path", None) is not None:
                 continue  # a critic that starts from another model
             refuse_vision(model, section, key)
+            if not getattr(section, "freeze_vision", True) and not is_vision_model(path):
+                yield Finding(
+                    "warning",
+                    f"{key}.freeze_vision",
+                    f"has no effect: {config.model.path} is a text model, without a vision tower; remove the key",
+                )
             refuse_undivided_experts(model, section.expert_parallel)
             if section.attention in ("varlen", "flex"):
                 layers.refuse_joining(section.attention)

@@ -89,8 +89,9 @@ def evaluation_goes_through_everything(config: RunConfig) -> Iterator[Violation]
 
 def gpus_are_used(config: RunConfig) -> Iterator[Violation]:
     """Yield what a run on CPU says of GPUs."""
-    for key in ("gpu", "gpu_memory_gib"):
-        if config.resources.device == "cpu" and getattr(config.resources, key) is not None:
+    resources = config.resources
+    for key in ("gpu", "gpu_memory_gib", "cpus_per_device"):
+        if resources.device == "cpu" and getattr(resources, key) != type(resources).model_fields[key].default:
             yield Violation(("resources", key), "resources.device is cpu, so this has no effect; remove it")
 
 

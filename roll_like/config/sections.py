@@ -245,8 +245,8 @@ class TrainingConfig(TrainerConfig):
 
     freeze_vision: bool = Field(
         default=True,
-        description="Leave the vision tower of a vision-language model as it is; with `lora` it has to be true. No "
-        "effect on text models.",
+        description="Leave the vision tower of a vision-language model as it is; with `lora` it has to be true. Text "
+        "models have none.",
     )
     logprob_chunk_tokens: PositiveInt = Field(default=1024, description="Rows of logits that exist at a time. Tokens.")
     logprob_chunk_vocab: PositiveInt = Field(

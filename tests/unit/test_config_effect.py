@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from config_files import MINIMAL, MINIMAL_AGENTIC, changed
 from pydantic import ValidationError
+from tiny_model import make_tiny_model
 
 from roll_like import (
     AgenticConfig,
@@ -16,7 +18,13 @@ from roll_like import (
     RLVRConfig,
     SFTConfig,
 )
-from roll_like.check.machine import check_settings, ratio_settings_without_effect
+from roll_like.check.machine import (
+    check_engine,
+    check_settings,
+    ratio_settings_without_effect,
+    traces_without_effect,
+)
+from roll_like.check.model import layers_fit
 from roll_like.config.plan import plan
 
 EVALUATION = {"sources": [{"path": "eval.jsonl"}]}
@@ -71,6 +79,7 @@ SFT = {
             "algorithm.correction",
             "remove level (reject has a level of its own)",
         ),
+        ({"resources": {**MINIMAL["resources"], "cpus_per_device": 2}}, "resources.cpus_per_device", "device is cpu"),
         (
             {"evaluation": {"sources": [{"path": "eval.jsonl", "weight": 2.0}]}},
             "evaluation.sources.0.weight",
@@ -215,6 +224,47 @@ def test_values_that_have_not_moved_are_not_clipped(critic: dict[str, Any], leve
     found = [finding for finding in check_settings(config, plan(config)) if finding.key == "critic.value_clip"]
     assert [finding.level for finding in found] == levels
     assert all("set critic.updates_per_step to 2 or more" in finding.message for finding in found)
+
+
+@pytest.mark.parametrize(
+    ("inference", "device", "keys"),
+    [
+        ({"kv_cache_gib": 0.5}, "cpu", []),
+        ({"kv_cache_gib": 0.5, "gpu_memory_utilization": 0.7}, "cpu", ["gpu_memory_utilization"]),
+        ({"gpu_memory_utilization": 0.4}, "cuda", []),
+        ({"gpu_memory_utilization": 0.4, "kv_cache_gib": 0.5}, "cuda", ["kv_cache_gib"]),
+    ],
+)
+def test_the_cache_of_vllm_is_sized_by_one_key_on_cpus_and_another_on_gpus(
+    inference: dict[str, Any], device: str, keys: list[str]
+) -> None:
+    resources = {"device": device, "devices_per_node": 1, "device_mapping": {"training": "0", "inference": "0"}}
+    values = changed(MINIMAL, inference={"type": "vllm", **inference}, resources=resources)
+    found = list(check_engine(RLVRConfig.from_values(values)))
+    assert [finding.key for finding in found] == [f"inference.{key}" for key in keys]
+    assert all(finding.level == "warning" for finding in found)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "warned"),
+    [
+        ({"traces_per_step": 4}, False),
+        ({"trackers": []}, False),
+        ({"trackers": [], "traces_per_step": 4}, True),
+        ({"trackers": ["tensorboard"], "traces_per_step": None}, True),
+        ({"trackers": ["tensorboard", "mlflow"], "traces_per_step": 4}, False),
+    ],
+)
+def test_traces_that_no_tracker_takes(metrics: dict[str, Any], warned: bool) -> None:
+    config = RLVRConfig.from_values(changed(MINIMAL, metrics=metrics))
+    assert [finding.key for finding in traces_without_effect(config)] == ["metrics.traces_per_step"] * warned
+
+
+def test_a_text_model_has_no_vision_tower(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model")
+    values = changed(MINIMAL, model={"path": str(model)}, training={"freeze_vision": False})
+    found = [*layers_fit(RLVRConfig.from_values(values), model)]
+    assert [(finding.level, finding.key) for finding in found] == [("warning", "training.freeze_vision")]
 
 
 def assert_refused(config_class: type[Any], values: dict[str, Any], key: str, why: str) -> None:

@@ -23,6 +23,7 @@ from roll_like.registry import (
     REWARDS,
     TRACKERS,
 )
+from roll_like.tools.config import ToolConfig
 
 #: Products that are checked where they are written, and have no further effect; keys that choose a class.
 CHECKED_ONLY = {"samples_per_step", "episodes_per_step", "type", "pipeline"}
@@ -65,6 +66,9 @@ def config_classes() -> list[type[BaseModel]]:
             if registry.origin(name).startswith("roll_like."):
                 plugin = registry.get(name)
                 models(plugin if registry is PIPELINES else plugin.Config, seen)
+                models(getattr(plugin, "Judge", None) or PluginConfig, seen)
+    for tool in parts(ToolConfig):
+        models(tool, seen)
     return sorted(seen - {PluginConfig}, key=lambda model: model.__qualname__)
 
 

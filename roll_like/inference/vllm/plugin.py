@@ -111,3 +111,12 @@ class VLLMPlugin(EnginePlugin):
             for name, hint in unknown_arguments(config.engine_args, known, DOCUMENTED).items():
                 yield Finding("error", f"inference.engine_args.{name}", f"vLLM has no such engine argument; {hint}")
         yield from config.without_effect(resources)
+        unused, used = "kv_cache_gib", "gpu_memory_utilization"
+        if resources.device == "cpu":
+            unused, used = used, unused
+        if getattr(config, unused) != VLLMConfig.model_fields[unused].default:
+            yield Finding(
+                "warning",
+                f"inference.{unused}",
+                f"has no effect: on {resources.device} the cache is sized by inference.{used}; remove the key",
+            )
