@@ -55,6 +55,9 @@ class TurnRouter(Generator, EngineTime, Protocol):
     def forget(self, keys: Iterable[Hashable]) -> None:
         """Drop what is known of affinity keys that no further turn will have."""
 
+    def unfinished(self, keys: Collection[Hashable]) -> int:
+        """Return how many turns with these affinity keys are being sampled, or wait for that."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodePlan(CollectionPlan):
@@ -244,9 +247,12 @@ class _EpisodeRunner:
         self._manager.engines.hurry([name for group in groups for name in self._names(group)])
 
     def describe(self, group: int) -> str:
-        """Return how many episodes of a group are under way."""
+        """Return how many episodes of a group are under way, and what they wait for."""
         running = self._running.get(group)
-        return "waiting for its rewards" if running is None else f"{len(running)} of its episodes under way"
+        if running is None:
+            return "waiting for its rewards"
+        sampled = self._manager.engines.unfinished(self._names(group))
+        return f"{len(running)} of its episodes under way, {sampled} of them in a turn of the policy"
 
     async def _episode(self, task: Task, index: int, name: str, seed: int | None) -> Scored | Failure:
         result = await self._manager.episode(task, self._plan, index, name, seed)

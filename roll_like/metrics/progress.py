@@ -35,7 +35,7 @@ CURVES = (
     "memory/trainer_gpu_gib",
 )
 #: Shown of runs that sample while they train: only those log `util/trainer_wait`.
-ASYNCHRONOUS = ("staleness/mean", "schedule/ready", "util/engines", "util/trainer_wait")
+ASYNCHRONOUS = ("staleness/mean", "schedule/ready", "util/engines", "util/trainer_wait", "time/blocked")
 TIMER_COLOURS = {
     "time/generate": "green",
     "time/reward": "magenta",

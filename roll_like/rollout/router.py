@@ -263,6 +263,10 @@ class Router:
             self._hurried.discard(key)
             self._affinities.pop(key, None)
 
+    def unfinished(self, keys: Collection[Hashable]) -> int:
+        """Return how many requests with these affinity keys wait or are with replicas."""
+        return sum(pending.affinity_key in keys for pending in self._unfinished.values())
+
     def admit(self, replica: Replica) -> None:
         """Give requests to another replica too, such as one in the place of a lost one."""
         lane = _Lane(replica)

@@ -81,10 +81,10 @@ def test_asynchronous_rollouts_show_their_age_and_who_waits() -> None:
     values = {"rollout/reward/mean": 0.5, "staleness/mean": 1.25, "util/engines": 0.9}
     progress.add(1, values)
     assert "staleness" not in step_line(progress, values)  # sampling and training take turns
-    values |= {"util/trainer_wait": 0.25, "schedule/ready": 3.0}
+    values |= {"util/trainer_wait": 0.25, "schedule/ready": 3.0, "time/blocked": 1.5}
     progress.add(2, values)
     line = step_line(progress, values)
-    assert "staleness 1.250  ready 3.000  engines busy 0.900  trainer waits 0.250" in line
+    assert "staleness 1.250  ready 3.000  engines busy 0.900  trainer waits 0.250  blocked 1.500" in line
 
 
 def test_plain_lines_say_what_was_learned_and_what_is_left() -> None:

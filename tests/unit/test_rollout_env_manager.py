@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,23 @@ from roll_like.agents.episode import EnvironmentSpec, EpisodeLimits, Started, St
 from roll_like.agents.episode_rewards import EpisodeRewards
 from roll_like.errors import EnvError
 from roll_like.inference.interface import GenerateRequest, Generation, Sampling
-from roll_like.rollout.collection import Collected
-from roll_like.rollout.router import SampleLost
+from roll_like.rollout.collection import Collected, SampleCounter
+from roll_like.rollout.router import Router, SampleLost
 from roll_like.types import Segment, StopReason, Task
 
 SPEC = EnvironmentSpec(name="walk", env_id="test/Walk-v0", kwargs={})
 RENDERER = renderer("chatml")
+SETTINGS: dict[str, Any] = {
+    "groups": 1,
+    "initial_groups": 1,
+    "max_groups": 1,
+    "accept": lambda group: True,
+    "episodes_per_group": 2,
+    "redundant": 0,
+    "sampling": Sampling(max_tokens=16),
+    "limits": EpisodeLimits(turns=10, tokens=1000),
+    "seed": 5,
+}
 
 
 class Speaker(Unqueued):
@@ -117,19 +128,8 @@ def collect(
     rewards: EpisodeRewards | None = None,
     **changes: Any,
 ) -> Collected:
-    settings: dict[str, Any] = {
-        "groups": 1,
-        "initial_groups": 1,
-        "max_groups": 1,
-        "accept": lambda group: True,
-        "episodes_per_group": 2,
-        "redundant": 0,
-        "sampling": Sampling(max_tokens=16),
-        "limits": EpisodeLimits(turns=10, tokens=1000),
-        "seed": 5,
-    }
     manager = EnvManager(speaker or Speaker(), pool, [SPEC], RENDERER, retries=retries, rewards=rewards)
-    plan = EpisodePlan(**(settings | changes))
+    plan = EpisodePlan(**(SETTINGS | changes))
     return asyncio.run(asyncio.wait_for(manager.collect(tasks(), plan), timeout=10))
 
 
@@ -249,6 +249,31 @@ def test_a_slow_group_does_not_hold_up_the_others() -> None:
     )
     assert [group.task.metadata["seed"] for group in collected.groups] == [1, 2]
     assert [task.metadata["seed"] for task in collected.unfinished] == [0]
+
+
+@pytest.mark.parametrize(("silent", "in_a_turn"), [(False, 0), (True, 2)])
+def test_a_group_that_hangs_says_whether_in_its_environment_or_at_the_policy(silent: bool, in_a_turn: int) -> None:
+    class Silent:
+        async def submit(self, requests: Sequence[GenerateRequest]) -> None: ...
+
+        async def poll(self, timeout: float) -> Sequence[Generation]:
+            return await asyncio.Future()
+
+        async def abort(self, request_ids: Sequence[str]) -> None: ...
+
+    async def work() -> str:
+        policy = Router([Silent()], max_running=8, max_in_flight=8, retries=0) if silent else Speaker()
+        pool = Pool(lambda number: Walk(delay=1000))
+        manager = EnvManager(policy, pool, [SPEC], RENDERER, retries=1)
+        plan = EpisodePlan(**SETTINGS)
+        runner = manager.runner(plan, SampleCounter(2, lambda *_: None))
+        group = asyncio.create_task(runner.run(7, episode_task(SPEC, 0)))
+        await asyncio.sleep(0.05)
+        text = runner.describe(7)
+        group.cancel()
+        return text
+
+    assert asyncio.run(work()) == f"2 of its episodes under way, {in_a_turn} of them in a turn of the policy"
 
 
 def test_urgent_plans_ask_for_urgent_turns_and_groups_that_are_waited_for_are_hurried() -> None:
