@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import random
+import time
+
 from roll_like import Completion, register_reward
 
 
 @register_reward("letter_e")
 def letter_e(completion: Completion) -> float:
     return completion.text.count("e") / max(len(completion.text), 1)
+
+
+@register_reward("slow_letter_e")
+def slow_letter_e(completion: Completion) -> float:
+    """Take its time by its text, lognormal: half of them under 20 ms."""
+    time.sleep(min(random.Random(completion.text).lognormvariate(-4.0, 1.5), 0.5))
+    return letter_e(completion)
 
 
 @register_reward("has_letter_e")

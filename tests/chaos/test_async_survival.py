@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from faults import at, kill
 from hygiene import nothing_left
-from run_config import asynchronous, kill_run, read_lines, run_here, write_run
+from run_config import asynchronous, kill_run, read_lines, run_here, write_episodes_run, write_run
 
 from roll_like.policy_gradient.workers import Workers
 from roll_like.rollout import scheduler
@@ -115,6 +116,44 @@ def test_kill_9_and_resume_train_every_task_once_within_the_bound(tmp_path: Path
     # what was ready is trained, not sampled again
     trained = tokens([group for of_step in groups for group in of_step])
     assert {name: trained[name] for name in tokens(buffered)} == tokens(buffered)
+
+
+@pytest.mark.slow
+def test_episodes_with_a_slow_reward_go_on_after_kill_9(tmp_path: Path, model: Path) -> None:
+    shutil.copy(Path(__file__).parents[1] / "tiny_rewards.py", tmp_path)
+    config = write_episodes_run(
+        tmp_path,
+        model,
+        **{"import": ["tiny_envs", "tiny_rewards"]},
+        environments=[{"id": "tiny/SlowLetters-v0", "name": "slow"}],
+        rewards={"environment_weight": 0.5, "use": [{"type": "slow_letter_e"}]},
+        rollout={
+            "groups_per_step": 4,
+            "episodes_per_group": 2,
+            "max_turns": 4,
+            "max_response_tokens": 8,
+            "max_episode_tokens": 160,
+            "save_tokens": True,
+            "schedule": schedule(2, 2.0),
+        },
+        resources=asynchronous()["resources"],
+        algorithm={"advantage": "grpo"},
+        checkpoint={"every": 1, "keep": 20, "export": False},
+        steps=6,
+    )
+    with nothing_left():
+        kill_run(config, "step 3/6")
+    code, output = run_here(config, "--resume")
+    assert code == 0, output
+    run = tmp_path / "runs" / "tiny"
+    groups = [read_groups(tokens_stem(run, step)) for step in range(1, 7)]
+    require_bound(groups, 2, last=6)
+    seeds = [group.task.metadata["seed"] for of_step in groups for group in of_step]
+    assert sorted(seeds) == list(range(24)), "a seed was lost, or trained twice"
+    for group in (group for of_step in groups for group in of_step):
+        for sample in group.samples:
+            assert set(sample.rewards) == {"return", "slow_letter_e"}
+            assert sample.reward == pytest.approx(0.5 * sample.rewards["return"] + sample.rewards["slow_letter_e"])
 
 
 def test_sigterm_cuts_the_wait_short_and_nothing_is_lost(
