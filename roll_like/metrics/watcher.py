@@ -55,11 +55,11 @@ def watch(folder: Path, *, mode: Mode = "auto", wait: Callable[[float], None] = 
 
 def _await_start(folder: Path, wait: Callable[[float], None]) -> None:
     """Wait for `run.json`: a run opens its folder some seconds before its metrics."""
-    said = False
+    announced = False
     while not (folder / files.RUN).is_file() and is_running(folder):
-        if not said:
+        if not announced:
             print(f"{folder}: the run is starting …", flush=True)
-            said = True
+            announced = True
         wait(INTERVAL)
 
 

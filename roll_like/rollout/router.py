@@ -340,14 +340,14 @@ class Router:
 
     def _lane_of(self, key: Hashable, least: _Lane) -> _Lane:
         """Return where a request goes: to the replica that has its prefix, unless that is full or ahead of others."""
-        home = self._affinities.get(key, least)
-        if home.lost or home.load >= self._most_held or home.load > least.load + self._slack:
-            home = least
-        self._affinities[key] = home
+        lane = self._affinities.get(key, least)
+        if lane.lost or lane.load >= self._most_held or lane.load > least.load + self._slack:
+            lane = least
+        self._affinities[key] = lane
         self._affinities.move_to_end(key)
         if len(self._affinities) > MAX_AFFINITIES:
             self._affinities.popitem(last=False)
-        return home
+        return lane
 
     def _give(self, lane: _Lane, pending: _Pending) -> None:
         if not lane.requests:
