@@ -12,6 +12,7 @@ import numpy as np
 
 from roll_like.metrics.rollouts import SOLVED, message_text, transcript
 from roll_like.rollout.collection import Collected
+from roll_like.rollout.thumbnails import thumbnail_name
 from roll_like.types import Group, Scored, StopReason, Task, Trajectory
 from roll_like.values import Max, Mean, Metric, Sum, merge
 
@@ -139,6 +140,7 @@ def rollout_rows(groups: Sequence[Group[Scored]], policy_version: int | None = N
             "sample_index": sample.trajectory.sample_index,
             "prompt": _prompt(group.task),
             "messages": list(group.task.messages),
+            **({"images": _images(group.task)} if group.task.images else {}),
             "text": sample.trajectory.text,
             "reward": sample.reward,
             "rewards": dict(sample.rewards),
@@ -154,6 +156,12 @@ def rollout_rows(groups: Sequence[Group[Scored]], policy_version: int | None = N
         for group in groups
         for sample in group.samples
     ]
+
+
+def _images(task: Task) -> list[dict[str, str]]:
+    """Return what the images of a prompt are called in its messages, and the names of their small copies."""
+    pictures = [image.picture for image in task.images]
+    return [{"label": picture.label, "file": thumbnail_name(picture)} for picture in pictures]
 
 
 def _prompt(task: Task) -> str:

@@ -19,12 +19,14 @@ from roll_like.errors import CheckpointError, DiskFullError, GuardError
 from roll_like.metrics import files
 from roll_like.metrics.guards import Guards, NothingLearned, skipped_updates
 from roll_like.metrics.manager import MetricsManager
+from roll_like.metrics.rollouts import Kind
 from roll_like.metrics.timing import StepTimer
 from roll_like.rollout.collection import Collected
 from roll_like.rollout.metrics import rollout_rows
 from roll_like.rollout.replay import tokens_stem
 from roll_like.rollout.source import KeptRollouts
 from roll_like.rollout.storage import write_groups
+from roll_like.rollout.thumbnails import keep_thumbnails, thumbnails_folder
 from roll_like.run.checkpoint import Checkpoint, CheckpointClock, CheckpointStore
 from roll_like.run.signals import StopRequested, StopSignal
 from roll_like.run.snapshots import Snapshots
@@ -251,7 +253,7 @@ class RunState:
         self.finished = self.reached = step + 1
         self._boundary = self._states()
         if self._sampled:
-            self.metrics.log_rollouts(self.finished, rollout_rows(self._sampled))
+            self._show(self._sampled)
         self._sampled = []
         self._watch(values)
         if self._callbacks.on_step is not None:
@@ -309,7 +311,7 @@ class RunState:
         if self._again:
             return
         # the first step trains version 1
-        self.metrics.log_rollouts(self.finished, rollout_rows(collected.groups, self.finished))
+        self._show(collected.groups, self.finished)
         if isinstance(self._config, SamplingRunConfig) and self._config.rollout.save_tokens:
             stem = tokens_stem(self.directory, self.finished)
             try:
@@ -321,6 +323,17 @@ class RunState:
                     fix="free disk space, set rollout.save_tokens: false, or set output_dir to another disk; then "
                     "continue with --resume",
                 ) from error
+
+    def _show(self, groups: Sequence[Group[Scored]], version: int | None = None, *, kind: Kind = "step") -> None:
+        """Write samples for people, with small copies of the images that they are about."""
+        self.metrics.log_rollouts(self.finished, rollout_rows(groups, version), kind=kind)
+        try:
+            keep_thumbnails(self.directory, groups)
+        except OSError as error:
+            self.metrics.warn(
+                f"small copies of this step's images cannot be written to {thumbnails_folder(self.directory)}: "
+                f"{error.strerror or error}; `roll-like rollouts` will show the names of the images instead"
+            )
 
     def evaluate(self, evaluator: Evaluates | None) -> None:
         """Evaluate the current weights if that is due after the steps that are finished."""
@@ -336,7 +349,7 @@ class RunState:
         seconds = Last(time.perf_counter() - began)
         values = self.metrics.log_evaluation(self.finished, metrics, {"time/evaluate": seconds})
         if collected is not None:
-            self.metrics.log_rollouts(self.finished, rollout_rows(collected.groups), kind="eval")
+            self._show(collected.groups, kind="eval")
         self._score = evaluator.score(values)
         if self._callbacks.on_evaluation is not None:
             self._callbacks.on_evaluation(self.finished, values)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +25,15 @@ from roll_like.metrics.rollouts import Row, group_of, solved, spread
 from roll_like.metrics.runs import read_config
 from roll_like.rollout.replay import tokens_stem
 from roll_like.rollout.storage import has_groups
+from roll_like.rollout.thumbnails import thumbnails_folder
 from roll_like.viewer.browse import Rollouts, Wanted, domain_of
 from roll_like.viewer.tokens import decoder, step_tokens
 
 #: Rollouts on a page by default.
 PAGE_LIMIT = 1000
+#: Most bytes of pictures in a page.
+PICTURE_BYTES = 32 * 2**20
+_THUMBNAIL = re.compile(r"[0-9a-f]{32}\.webp")
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -64,6 +69,8 @@ def rollouts_page(rollouts: Rollouts, wanted: Wanted, *, limit: int | None = Non
     rows = list(rollouts.select(wanted))
     chosen = spread(rows, (PAGE_LIMIT if limit is None else limit) or None)
     tokens, notes = _tokens_of(rollouts.run_dir, chosen)
+    pictures, missing = _pictures(rollouts.run_dir, chosen)
+    notes += missing
     records = [_record(row, tokens.get(row["id"])) for row in chosen]
     script = (_TEMPLATES / "rollouts.js").read_text(encoding="utf-8")
     text = render(
@@ -71,6 +78,7 @@ def rollouts_page(rollouts: Rollouts, wanted: Wanted, *, limit: int | None = Non
         folder=_TEMPLATES,
         title=f"{rollouts.run_dir.name}: rollouts",
         data=htmlsafe_json_dumps(_clean(files.plain(records)), separators=(",", ":")),
+        pictures=htmlsafe_json_dumps(pictures, separators=(",", ":")),
         script=script,
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         left_out=len(rows) - len(chosen),
@@ -89,6 +97,28 @@ def _tokens_of(run_dir: Path, rows: Iterable[Row]) -> tuple[dict[str, dict[str, 
     except ConfigError as error:
         return {}, (f"tokens were saved, and are not on the page, because they cannot be decoded: {error.message}",)
     return {one: found for step in sorted(steps) for one, found in step_tokens(run_dir, step, decode).items()}, ()
+
+
+def _pictures(run_dir: Path, rows: Iterable[Row]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the small copies of the rows' images as addresses of data by their files, and why some are left out."""
+    names = dict.fromkeys(str(image.get("file")) for row in rows for image in row.get("images") or ())
+    found: dict[str, str] = {}
+    left = PICTURE_BYTES
+    for name in names:
+        path = thumbnails_folder(run_dir) / name
+        if not _THUMBNAIL.fullmatch(name) or not path.is_file():
+            continue
+        data = path.read_bytes()
+        left -= len(data)
+        if left < 0:
+            break
+        found[name] = f"data:image/webp;base64,{base64.b64encode(data).decode()}"
+    lost = len(names) - len(found)
+    if not lost:
+        return found, ()
+    return found, (
+        f"{lost} of {len(names)} images are shown by their names: they are not there, or too many for a page",
+    )
 
 
 def _record(row: Row, tokens: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 import re
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from browser import dom, found_by, needs_chromium
+from PIL import Image
 from run_folders import Page
 from test_viewer_browse import CALL, keep, run_dir  # noqa: F401  (a fixture)
 from test_viewer_tokens import a_step, decode, values_of
@@ -24,7 +26,8 @@ from roll_like.errors import ConfigError
 from roll_like.rollout.metrics import rollout_rows
 from roll_like.rollout.replay import tokens_stem
 from roll_like.rollout.storage import write_groups
-from roll_like.types import Group, Scored
+from roll_like.rollout.thumbnails import keep_thumbnails, thumbnail_name, thumbnails_folder
+from roll_like.types import Group, Picture, PlacedImage, Scored
 
 HOSTILE = (
     "</script><script>document.title = 'ran'</script><img src=x onerror=\"document.title = 'ran'\">"
@@ -157,7 +160,10 @@ def test_hostile_text_is_data_and_one_script_may_run(write: Callable[..., str], 
     hostile(run_dir)
     source = write("--step", "12")
     page = Page(source)
-    assert [attributes.get("type") for tag, attributes in page.tags if tag == "script"] == ["application/json", None]
+    assert [attributes.get("type") for tag, attributes in page.tags if tag == "script"] == [
+        *["application/json"] * 2,
+        None,
+    ]
     assert "img" not in page.names
     for tag, attributes in page.tags:
         assert not [name for name in attributes if name.startswith("on") or name in {"src", "href"}], tag
@@ -186,7 +192,7 @@ def test_hostile_text_does_not_run(write: Callable[..., str], run_dir: Path, tmp
         page,
         tmp_path,
     )
-    assert shown == ["demo: rollouts", 3, True]  # data, script and the test's own
+    assert shown == ["demo: rollouts", 4, True]  # data, pictures, script and the test's own
     # a script or a handler that came into the page by a mistake would not run
     path = tmp_path / "attacked.html"
     path.write_text(page.replace("<h1>", f"{HOSTILE.partition('<!--')[0]}<h1>"), encoding="utf-8")
@@ -280,6 +286,62 @@ def test_an_episode_is_read_turn_by_turn_with_calls_and_pictures(
     assert found["call"] == 'tool callcalculator {"expression":"1+1"}result2'
     assert found["width"] == 1
     assert found["group"] == ["0.25", "1"]
+
+
+def with_images(run_dir: Path) -> list[str]:  # noqa: F811
+    """Give the first rollouts prompts with three images, the second of which has no small copy; return their files."""
+    pictures = [Picture(data=png(colour), label=f"{colour}.png") for colour in ("red", "lime", "blue")]
+    images = tuple(PlacedImage(picture=one, start=at, length=1) for at, one in enumerate(pictures))
+    path = run_dir / "rollouts" / "step_000001.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    shown = "[image: red.png] is red, [image: lime.png]?[image: blue.png]"
+    group = replace(task(), images=images)
+    keep_thumbnails(run_dir, [Group(task=group, samples=(), failures=())])
+    files = [thumbnail_name(one) for one in pictures]
+    (thumbnails_folder(run_dir) / files[1]).unlink()
+    for row in rows:
+        row.pop("turns", None)
+        row["messages"] = [{"role": "user", "content": shown}]
+        row["images"] = [{"label": one.label, "file": file} for one, file in zip(pictures, files, strict=True)]
+        row["images"].append({"label": "x", "file": "../../config.yaml"})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return files
+
+
+def png(colour: str) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (600, 300), colour).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def test_images_of_prompts_are_on_the_page_once(write: Callable[..., str], run_dir: Path) -> None:  # noqa: F811
+    files = with_images(run_dir)
+    page = write("--step", "1")
+    found = re.search(r'id="pictures">(.+?)</script>', page)
+    assert found is not None
+    pictures = json.loads(found[1])
+    assert list(pictures) == [files[0], files[2]]
+    small = Image.open(io.BytesIO(base64.b64decode(pictures[files[0]].partition(",")[2])))
+    assert small.size == (256, 128)
+    assert "2 of 4 images are shown by their names" in page
+
+
+@needs_chromium
+def test_images_of_prompts_are_seen(write: Callable[..., str], run_dir: Path, tmp_path: Path) -> None:  # noqa: F811
+    with_images(run_dir)
+    found = found_by(
+        """
+        const images = [...document.querySelectorAll("#detail .block img")];
+        await Promise.all(images.map((one) => one.decode()));
+        return {
+          texts: [...document.querySelectorAll("#detail .block")][0].textContent,
+          widths: images.map((one) => one.naturalWidth),
+        };
+        """,
+        write("--step", "1"),
+        tmp_path,
+    )
+    assert found == {"texts": "user is red, [image: lime.png]?", "widths": [256, 256]}
 
 
 @needs_chromium

@@ -2,6 +2,7 @@
 // Shows the rollouts that roll_like/viewer/page.py wrote into the page. Texts of a run go in by textContent only.
 (() => {
   const rollouts = JSON.parse(document.getElementById("data").textContent);
+  const pictures = JSON.parse(document.getElementById("pictures").textContent); // addresses of data by their files
   const PAGE = 200; // rows that the list grows by
 
   const byId = (id) => document.getElementById(id);
@@ -180,6 +181,19 @@
     if (address.startsWith("data:image/")) return element("img", { src: address, alt: "picture" });
     return text(part.text ?? part);
   });
+  // `[image: LABEL]` in a prompt is shown as the picture, where there is one
+  const pictured = (rollout, list) => list.map((message) => {
+    if (!rollout.images || typeof message.content !== "string") return message;
+    const parts = [];
+    let rest = message.content;
+    for (const { label, file } of rollout.images) {
+      const mark = `[image: ${label}]`, at = rest.indexOf(mark);
+      if (at < 0 || !Object.hasOwn(pictures, file)) continue;
+      parts.push({ text: rest.slice(0, at) }, { image_url: { url: pictures[file] } });
+      rest = rest.slice(at + mark.length);
+    }
+    return { ...message, content: [...parts, { text: rest }].filter((part) => part.text !== "") };
+  });
   const block = (kind, label, ...children) =>
     element("div", { class: `block ${kind}` }, element("b", {}, label), children);
   const messages = (list) => (list || []).map((message) => block(message.role === "tool" ? "tool" : "",
@@ -190,7 +204,8 @@
   const conversation = (rollout) => {
     if (!rollout.turns) {
       return [
-        messages(rollout.messages?.length ? rollout.messages : [{ role: "prompt", content: rollout.prompt }]),
+        messages(pictured(rollout,
+          rollout.messages?.length ? rollout.messages : [{ role: "prompt", content: rollout.prompt }])),
         block("policy", "policy", text(rollout.text)),
         rollout.reference === undefined ? null : block("reference", "reference", text(rollout.reference)),
       ];
