@@ -38,7 +38,7 @@ def test_supervised_and_reinforced_runs_see_images(tmp_path: Path) -> None:
         "run",
         "--config",
         str(root / "configs" / "vision_sft.yaml"),
-        "epochs=4",
+        "epochs=16",
         f"model.path={tmp_path / 'vision_quickstart' / 'model'}",
         *few,
     )
