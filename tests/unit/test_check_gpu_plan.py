@@ -20,6 +20,7 @@ from roll_like.check.activations import forward_bytes, head_bytes, layer_bytes, 
 from roll_like.check.gpu_memory import COMMUNICATOR_BYTES, CONTEXT_BYTES, GPUPlan, gpu_plans
 from roll_like.check.gpu_plan import GPUReport, check_gpus, gpu_report, measured_gpus
 from roll_like.check.step_floor import StepFloor, step_floor
+from roll_like.config.inference import GPU_BUCKET_BYTES
 from roll_like.config.load import load_config
 from roll_like.config.plan import plan, training_states
 from roll_like.config.run import RunConfig
@@ -31,6 +32,7 @@ from roll_like.models.shape import ModelShape, load_model_shape
 ROOT = Path(__file__).resolve().parents[2]
 SHAPES = ROOT / "tests" / "data" / "shapes"
 GIB = 2**30
+TRANSIT = ("tensor in transit", "tensors in transit")
 #: 2³⁰ parameters, and layers so small that they hardly matter.
 BILLION = ModelShape(
     parameters=2**30,
@@ -132,10 +134,51 @@ def test_models_on_gpus_of_their_own_all_stay() -> None:
         reference={},
     )
     models, engines = plans(config)
-    assert [phase.name for phase in models.phases] == ["training", "reference"]
+    assert [phase.name for phase in models.phases] == ["training", "reference", "weight update"]
     for phase in models.phases:
         assert {("training", "optimizer"), ("reference", "weights")} <= set(phase.parts)
-    assert [phase.name for phase in engines.phases] == ["sampling"]
+    assert [phase.name for phase in engines.phases] == ["sampling", "weight update"]
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "hf"])
+def test_buckets_of_weights_lie_on_the_gpus_of_both_sides(kind: str) -> None:
+    share = {"vllm": {"gpu_memory_utilization": 0.9}, "sglang": {"mem_fraction_static": 0.9}, "hf": {}}[kind]
+    config = gpus(
+        2,
+        resources__device_mapping={"training": "0", "inference": "1"},
+        training={"workers": 1},
+        inference={"type": kind, "replicas": 1, **share},
+    )
+    embedding = 2 * 100_000 * 16
+    trainer, engine = plans(config, replace(BILLION, vocab_size=100_000))
+    found = {part: size for made in (trainer, engine) for part, size in made.phases[-1].parts.items()}
+    moving = {part: size for part, size in found.items() if part[1] in ("transfer buffers", *TRANSIT)}
+    bucket = GPU_BUCKET_BYTES + embedding
+    expected = {
+        ("training", TRANSIT[1]): bucket,
+        ("training", "transfer buffers"): 2 * bucket,
+        ("inference", "transfer buffers"): 2 * bucket,
+    }
+    if kind == "hf":  # by shared memory
+        expected = {("training", TRANSIT[0]): embedding, ("inference", TRANSIT[0]): embedding}
+    assert moving == expected
+    # both in addition to all that they hold otherwise
+    assert ("training", "optimizer") in found
+    assert engine.phases[-1].total == engine.phases[0].total + sum(
+        size for (role, _), size in moving.items() if role == "inference"
+    )
+
+
+def test_an_engine_that_leaves_no_room_for_buckets_is_refused() -> None:
+    config = gpus(
+        2,
+        resources__device_mapping={"training": "0", "inference": "1"},
+        training={"workers": 1},
+        inference={"type": "vllm", "replicas": 1, "gpu_memory_utilization": 0.99},
+    )
+    ((key, message),) = errors(config, BILLION)
+    assert key == "inference.gpu_memory_utilization"
+    assert "in phase 'weight update'" in message
 
 
 def test_a_judge_keeps_its_share_in_every_phase() -> None:
