@@ -9,17 +9,22 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from roll_like.cluster.node_watch import NodeWatch, page_prefix
+from roll_like.cluster.progress import VARIABLE, ProgressPage
 from roll_like.errors import WeightSyncError
 from roll_like.inference.interface import InferenceEngine
 from roll_like.inference.vllm import weight_transfer
 from roll_like.inference.vllm.weight_transfer import VLLMTransfer
 from roll_like.inference.weight_transfer.fingerprint import fingerprint
+from roll_like.run.launch import memory_metrics
+from roll_like.values import Max
 
 pytestmark = pytest.mark.integration
 
@@ -286,3 +291,23 @@ def test_layers_that_a_reload_would_leave_as_they_were_are_named(backend: str) -
     assert torch.equal(model.norm.weight, torch.ones(3, 3))
     assert torch.equal(model.experts.weight, old)
     extension.require_every_layer()  # nothing is open
+
+
+def test_the_peak_of_a_workers_gpu_is_noted_with_every_check_of_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No phase ends in vLLM's worker, whose memory it is."""
+    from roll_like.inference.vllm import worker_extension
+
+    monkeypatch.setenv(VARIABLE, page_prefix(tmp_path, "inference", 0))
+    page = ProgressPage()
+    page.open()
+    monkeypatch.setattr(worker_extension, "PROGRESS", page)
+    extension = worker_extension.WorkerExtension()
+    extension.model_runner = SimpleNamespace(get_model=lambda: torch.nn.Sequential())
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    for peak in (3, 5):
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda peak=peak: peak * 2**30)
+        extension.weight_fingerprints([], salt=1)
+        metrics = memory_metrics(NodeWatch(tmp_path).memory())
+        assert metrics["memory/inference_gpu_gib"] == Max(peak)
