@@ -219,7 +219,9 @@ def _model(config: RunConfig, role: RolePlan, shape: ModelShape) -> _Model | Non
     frozen = config.training.frozen(workers=role.workers, max_tokens_per_micro_batch=tokens)
     states = training_states(frozen, shape, 0, width)
     computing = {
-        "activations": forward_bytes(shape, tokens, width=width),
+        "activations": forward_bytes(
+            shape, tokens, width=width, dense_row=_masked_row(config, config.training, shape, tokens)
+        ),
         "logits": _head(frozen, shape, tokens, width, trained=False),
         "buffers": states.buffers,
     }
@@ -231,14 +233,13 @@ def _trained_model(config: RunConfig, role: str, settings: TrainerConfig, shape:
     trained = trained_parameters(config, shape, role)
     quantized = shape.quantized_parameters if role == "training" else shape.critic_quantized_parameters
     states = training_states(settings, shape, trained, width, quantized)
-    dense = settings.attention == "dense" or (settings.attention == "auto" and width == 4)
     activations = training_bytes(
         shape,
         tokens,
         width=width,
         checkpointing=settings.gradient_checkpointing,
         keys=_keys_per_token(config, settings),
-        dense_row=min(tokens, max(config.longest_sample, MAX_SHARED_ROW_TOKENS)) if dense else 0,
+        dense_row=_masked_row(config, settings, shape, tokens),
     )
     head = 0
     if isinstance(settings, TrainingConfig) and config.task == "text-generation":
@@ -254,6 +255,19 @@ def _trained_model(config: RunConfig, role: str, settings: TrainerConfig, shape:
         optimizer={"gradients": states.gradients, "optimizer": states.optimizer},
         computing=computing,
     )
+
+
+def _masked_row(config: RunConfig, settings: TrainerConfig, shape: ModelShape, tokens: int) -> int:
+    """Return the longest row that has a mask, in tokens; 0 where attention needs none.
+
+    `auto` needs one in float32, and for models whose rows cannot be joined; of bounded scores and sinks it is not known
+    here whether their machine has Triton, with which they need none.
+    """
+    masked = settings.attention == "auto" and (shape.masked or bytes_per_value(config) == 4)
+    if settings.sequence_parallel > 1 or (settings.attention != "dense" and not masked):
+        return 0
+    shared = not isinstance(config, PolicyGradientConfig) or settings.share_prompts
+    return min(tokens, max(config.longest_sample, MAX_SHARED_ROW_TOKENS if shared else 0))
 
 
 def _head(settings: TrainingConfig, shape: ModelShape, tokens: int, width: int, *, trained: bool) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -433,6 +435,63 @@ def test_floors_are_those_of_a_hand_count() -> None:
     assert slower is not None
     assert slower.train == pytest.approx(floor.train * 989.5 / 67), "without tensor cores"
     assert step_floor(gpus(), plan(gpus()), BILLION, 0, None) is None
+
+
+@pytest.mark.parametrize(("share_prompts", "row"), [(True, 8192), (False, 64 + 32)])
+@pytest.mark.parametrize("masks", [1, 2])
+def test_models_whose_rows_cannot_be_joined_have_masks(share_prompts: bool, row: int, masks: int) -> None:
+    """As those with states or images. A row with a common prompt is as long as the budget, another one has a sample."""
+    config = gpus(
+        algorithm={"kl": {"use": "loss"}},
+        reference={"max_tokens_per_micro_batch": 4096},
+        training={"max_tokens_per_micro_batch": 8192, "share_prompts": share_prompts, "gradient_checkpointing": False},
+    )
+    shape = replace(BILLION, parameters=2**20, masked=True, masks=masks)
+    held = {
+        phase.name: phase.parts[phase.name, "activations"]
+        for phase in plans(config, shape)[0].phases
+        if phase.name in ("training", "reference")
+    }
+    trained = training_bytes(shape, 8192, width=2, checkpointing=False, dense_row=row)
+    frozen = forward_bytes(shape, 4096, width=2, dense_row=min(row, 4096))
+    assert held == {"training": trained, "reference": frozen}
+    pairs = 4096 * min(row, 4096)
+    assert frozen - forward_bytes(shape, 4096, width=2) == pairs * (masks + 2), "bools, and a copy in bfloat16"
+    others = plans(config, replace(shape, masked=False))[0].phases
+    assert all(
+        phase.parts[phase.name, "activations"] < held[phase.name] - pairs for phase in others if phase.name in held
+    )
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ({}, (False, 1)),
+        ({"sliding_window": 4096, "use_sliding_window": False}, (False, 1)),
+        ({"sliding_window": 4096}, (False, 2)),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, (False, 2)),
+        ({"layer_types": ["linear_attention", "full_attention"]}, (True, 1)),
+        ({"attention_dropout": 0.1}, (True, 1)),
+        ({"model_type": "qwen2_5_vl"}, (True, 1)),
+    ],
+)
+def test_a_configuration_says_whether_attention_has_masks(
+    stated: dict[str, Any], expected: tuple[bool, int], tmp_path: Path
+) -> None:
+    file = tmp_path / "config.json"
+    stated = json.loads((SHAPES / "Qwen3-0.6B" / "config.json").read_text()) | {"sliding_window": None} | stated
+    file.write_text(json.dumps(stated))
+    shape = load_model_shape(tmp_path)
+    assert (shape.masked, shape.masks) == expected
+
+
+@pytest.mark.parametrize("kind", ["Qwen3NextConfig", "Lfm2Config", "FalconH1Config"])
+def test_keys_of_layers_with_a_state_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
+    """Files as they were written before there were `layer_types`."""
+    stated = getattr(importlib.import_module("transformers"), kind)().to_dict()
+    stated.pop("layer_types", None)
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    assert load_model_shape(tmp_path).masked
 
 
 def test_a_layers_activations_are_those_of_a_hand_count() -> None:
