@@ -561,18 +561,32 @@ def test_a_run_on_gpus_that_are_too_small_is_refused_before_it_starts(
     assert not list(tmp_path.glob("qwen*"))
 
 
-def test_a_model_is_downloaded_before_its_run_is_compared_with_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    config, calls = gpus(), []
+@pytest.mark.parametrize(
+    ("refused_with", "downloads"),
+    [(1, [["config.json"]]), (2, [["config.json"], "the weights"])],
+    ids=["too large by its configuration", "too large by its files"],
+)
+def test_the_weights_of_a_model_that_is_too_large_are_not_downloaded(
+    refused_with: int, downloads: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, fetched = gpus(), []
     fitting = GPUReport(plans=(), memory=None, floor=None)
-    reports = [
-        Report(plan(config)),
-        Report(plan(config), [Finding("error", "training.zero_stage", "too large")], gpus=fitting),
-    ]
-    monkeypatch.setattr(RLVRPipeline, "check", classmethod(lambda cls, config: reports[len(calls)]))
-    monkeypatch.setattr("roll_like.run.pipeline.resolve_model", lambda model: calls.append(model.path))
+    refused = Report(plan(config), [Finding("error", "training.zero_stage", "too large")], gpus=fitting)
+
+    def check(cls: object, config: RLVRConfig) -> Report:
+        return refused if len(fetched) == refused_with else Report(plan(config))
+
+    def download(repo: str, *, revision: str, allow_patterns: list[str]) -> str:
+        assert (repo, revision) == ("org/model", config.model.revision)
+        fetched.append(allow_patterns if len(allow_patterns) == 1 else "the weights")
+        return str(SHAPES / "Qwen3-0.6B")
+
+    monkeypatch.setattr(RLVRPipeline, "check", classmethod(check))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    monkeypatch.setattr("roll_like.models.load._check_directory", lambda path, label: path)
     with pytest.raises(ConfigError, match="too large"):
         RLVRPipeline.launch(config)
-    assert calls == ["org/model"]
+    assert fetched == downloads
 
 
 @pytest.mark.usefixtures("hub")
