@@ -214,7 +214,7 @@ def use_token(address: str) -> bool:
 def _asks_for_token(address: str) -> bool:
     """Return whether a cluster refuses calls without a token; true where none answers, which `ray.init` explains."""
     from ray._private.services import canonicalize_bootstrap_address_or_die
-    from ray._raylet import GcsClient
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
     try:
         found = canonicalize_bootstrap_address_or_die(address)

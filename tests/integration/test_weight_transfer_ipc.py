@@ -304,7 +304,7 @@ def test_the_peak_of_a_workers_gpu_is_noted_with_every_check_of_its_weights(
     page.open()
     monkeypatch.setattr(worker_extension, "PROGRESS", page)
     extension = worker_extension.WorkerExtension()
-    extension.model_runner = SimpleNamespace(get_model=lambda: torch.nn.Sequential())
+    extension.model_runner = SimpleNamespace(get_model=torch.nn.Sequential)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     for peak in (3, 5):
         monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda peak=peak: peak * 2**30)

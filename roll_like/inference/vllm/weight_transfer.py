@@ -55,9 +55,7 @@ class VLLMTransfer:
         if self.backend == "ipc":
             from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 
-            return IPCTrainerInitInfo(
-                rank=rank, packed=True, packed_buffer_size_bytes=max(BUFFER_BYTES, largest_bytes)
-            )
+            return IPCTrainerInitInfo(rank=rank, packed=True, packed_buffer_size_bytes=max(BUFFER_BYTES, largest_bytes))
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
         return NCCLTrainerInitInfo(
