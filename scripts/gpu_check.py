@@ -119,6 +119,14 @@ GRAPHS = (
     "inference.enforce_eager=false",
     "inference.engine_args.compilation_config={mode: 0, cudagraph_mode: FULL_DECODE_ONLY}",
 )
+#: A run that shows that something works.
+THREE_STEPS = (
+    "metrics.trackers=[]",
+    "metrics.console=plain",
+    "steps=3",
+    "evaluation=null",
+    "checkpoint.export=false",
+)
 
 
 def run_of(config: str, *overrides: str) -> tuple[Sequence[str], ...]:
@@ -147,7 +155,7 @@ def tests_of(*files: str) -> tuple[Sequence[str], ...]:
 CHECKS = (
     Check(
         "rlvr",
-        200,
+        180,
         "GRPO, trainer and vLLM in turns on one GPU, weights by CUDA IPC",
         run_of("rlvr_1gpu", "metrics.trackers=[]", "metrics.console=plain"),
         figures_of_run,
@@ -176,7 +184,7 @@ CHECKS = (
     ),
     Check(
         "engine",
-        300,
+        260,
         "vLLM: sleep and wake through all states, memory that stays, CUDA graphs after a reload, its model runner, the "
         "experts that it tells",
         tests_of("test_engine", "test_expert_routes"),
@@ -185,7 +193,7 @@ CHECKS = (
     ),
     Check(
         "attention",
-        160,  # most of it goes into compiling flex attention
+        140,  # most of it goes into compiling flex attention
         "flash and flex attention over joined rows against dense masks, values and gradients",
         tests_of("test_attention"),
         figures_of_tests,
@@ -193,7 +201,7 @@ CHECKS = (
     ),
     Check(
         "memory",
-        150,
+        130,
         "offload and reload: memory that is really freed, training that goes on bit for bit",
         tests_of("test_memory"),
         figures_of_tests,
@@ -201,7 +209,7 @@ CHECKS = (
     ),
     Check(
         "training",
-        130,
+        110,
         "tokens/s and MFU of the training engine against a bare PyTorch loop, random model",
         (
             (PYTHON, "scripts/make_random_model.py", "{out}/model"),
@@ -219,7 +227,7 @@ CHECKS = (
     ),
     Check(
         "rollout",
-        130,
+        110,
         "tokens/s of scheduler, actors and engine against bare vLLM, random model",
         (
             (PYTHON, "scripts/make_random_model.py", "{out}/model"),
@@ -256,15 +264,11 @@ CHECKS = (
     *(
         Check(
             name,
-            110,
+            95,
             f"GRPO with {name}, gradient checkpointing, several updates a step, a KL term, a checkpoint",
             run_of(
                 "rlvr_1gpu",
-                "metrics.trackers=[]",
-                "metrics.console=plain",
-                "steps=3",
-                "evaluation=null",
-                "checkpoint.export=false",
+                *THREE_STEPS,
                 f"training.backend={backend}",
                 "training.zero_stage=3",
                 "training.gradient_checkpointing=true",
@@ -278,6 +282,40 @@ CHECKS = (
             bounds={"steps": (3, 3), "mismatch/logprob_difference": (None, 0.05)},
         )
         for name, backend in (("zero3", "deepspeed"), ("fsdp2", "fsdp2"))
+    ),
+    *(
+        Check(
+            name,
+            seconds,
+            about,
+            run_of("rlvr_1gpu", *THREE_STEPS, "checkpoint.at_end=false", *overrides),
+            figures_of_run,
+            needs=(*FOR_TRAINING, *engine, QUICKSTART_MODEL),
+            bounds={"steps": (3, 3), "mismatch/logprob_difference": (None, 0.05), "sync/probe": (None, 0.1)},
+        )
+        for name, seconds, about, engine, overrides in (
+            (
+                "hf",
+                60,
+                "GRPO with the transformers engine beside the trainer, weights through shared memory",
+                (),
+                ("inference={type: hf}",),
+            ),
+            (
+                "lora",
+                70,
+                "GRPO with adapters, which alone are sent to vLLM, beside a base that stays there",
+                ("vllm",),
+                ("training.lora.rank=16", "training.optimizer.lr=2.0e-4", "inference.lora=true"),
+            ),
+            (
+                "offload",
+                65,
+                "GRPO with the optimizer in host memory, moved by torch's fused AdamW there",
+                ("vllm",),
+                ("training.zero_stage=2", "training.offload=optimizer"),
+            ),
+        )
     ),
 )
 

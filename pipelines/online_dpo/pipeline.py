@@ -72,7 +72,7 @@ class OnlineDPOPipeline(Pipeline[OnlineDPOConfig]):
         residency = Residency(runner=runner, engines=inference, resources=config.resources)
         rewards = RewardWorkers(config, run.resources, run.stack)
         mapping = config.resources.device_mapping
-        with residency.starting():
+        with residency.starting(alone=config.starts_alone("inference")):
             rewards.start()
             trainer = start_preference(config, model, run.resources, run.stack, timer=state.timer)
             residency.add(trainer, mapping.training)

@@ -57,15 +57,26 @@ def training_bytes(
     kept = shape.layers * width * shape.hidden_size + layer if checkpointing else shape.layers * layer
     # the norm before the output layer, and the gradients of one layer's widest tensors
     passing = (4 + 2 * width) * shape.hidden_size + 2 * width * shape.intermediate_size * max(shape.experts, 1)
-    # a bool for each pair of a row, and its copy in the precision of the scores
-    mask = tokens * dense_row * (1 + width)
-    return round(tokens * (kept + passing)) + mask
+    return round(tokens * (kept + passing)) + _mask_bytes(shape, tokens, dense_row, width)
 
 
-def forward_bytes(shape: ModelShape, tokens: int, *, width: int) -> int:
-    """Return what exists at a time in a forward pass without gradients, without logits, in bytes."""
+def _mask_bytes(shape: ModelShape, tokens: int, row: int, width: int) -> int:
+    """Return the size of masks: a bool for each pair of a row, and one mask's copy in the precision of the scores."""
+    return tokens * row * (shape.masks + width)
+
+
+def forward_bytes(shape: ModelShape, tokens: int, *, width: int, dense_row: int = 0) -> int:
+    """Return what exists at a time in a forward pass without gradients, without logits, in bytes.
+
+    Args:
+        shape: The model's sizes.
+        tokens: Of the micro-batch, padding included.
+        width: Bytes of a number.
+        dense_row: Longest row of attention with masks, in tokens; 0 for attention without.
+    """
     inner = shape.intermediate_size * max(shape.experts, 1)
-    return tokens * ((8 + 3 * width) * shape.hidden_size + 3 * width * inner)
+    passing = tokens * ((8 + 3 * width) * shape.hidden_size + 3 * width * inner)
+    return passing + _mask_bytes(shape, tokens, dense_row, width)
 
 
 def head_bytes(

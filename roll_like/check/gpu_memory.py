@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from roll_like.check.activations import forward_bytes, head_bytes, training_bytes
-from roll_like.config.inference import EngineConfig, engines_share_gpus
+from roll_like.config.inference import GPU_BUCKET_BYTES, NCCL, EngineConfig, engines_share_gpus, weight_backend
 from roll_like.config.plan import GIB, bytes_per_value, frozen_sections, trained_parameters, training_states
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.roles import RolePlan
@@ -29,8 +29,6 @@ COMMUNICATOR_BYTES = int(0.5 * GIB)
 ENGINE_TOKENS = 8192
 #: Share of a GPU that a plan should leave, because allocators lose some of it to fragmentation.
 FRAGMENTATION = 0.08
-#: Least size of the buffers that weights pass through on the way to engines on the same GPU.
-TRANSFER_BUFFER_BYTES = 256 * 2**20
 
 #: Role and part → bytes.
 Parts: TypeAlias = dict[tuple[str, str], int]
@@ -138,6 +136,7 @@ def _plan_of(
         return _joined(*(model.held() for model in models if model is not but and (all_of_them or not model.moves)))
 
     awake: Parts = {}
+    whole: Parts = {}
     if engine is not None:
         assert isinstance(config, SamplingRunConfig)
         processes[("inference", "CUDA")] = CONTEXT_BYTES
@@ -149,15 +148,12 @@ def _plan_of(
         together = engine is None or not model.moves
         phase(model.role, model.while_computing(), awake, staying(but=model, all_of_them=together))
     policy = next((model for model in models if model.role == "training"), None)
-    if engine is not None and policy is not None:
-        weights = {key: size for key, size in whole.items() if key[1] == "weights"}
-        largest = shapes["training"].embedding_parameters * bytes_per_value(config)
-        update = {
-            ("training", "tensor in transit"): largest,
-            ("training", "transfer buffers"): 2 * max(TRANSFER_BUFFER_BYTES, largest),
-        }
-        states = policy.held(optimizer=not policy.moves)
-        phase("weight update", awake or weights, states, update, staying(but=policy))
+    states = {} if policy is None else policy.held(optimizer=not policy.moves)
+    here = {"training": policy is not None, "inference": engine is not None}
+    transit = {part: size for part, size in _in_transit(config, shapes).items() if here[part[0]]}
+    if transit:
+        weights = awake or {part: size for part, size in whole.items() if part[1] == "weights"}
+        phase("weight update", weights, states, transit, staying(but=policy))
     return GPUPlan(
         devices=roles[0].devices,
         phases=tuple(phases),
@@ -166,6 +162,23 @@ def _plan_of(
         cache_per_token=per_token,
         left_out=left_out,
     )
+
+
+def _in_transit(config: RunConfig, shapes: Mapping[str, ModelShape]) -> Parts:
+    """Return what a weight update takes beside what trainer and engine hold: the largest tensor travels whole."""
+    if not isinstance(config, SamplingRunConfig) or config.replay is not None or "training" not in shapes:
+        return {}
+    largest = shapes["training"].embedding_parameters * bytes_per_value(config)
+    backend = weight_backend(config.inference, config.resources)
+    if backend == NCCL.name:
+        # vLLM fills a bucket with up to a tensor more than its size, on each side while two others are on their way
+        bucket = GPU_BUCKET_BYTES + largest
+        sent = {("training", "tensors in transit"): bucket, ("training", "transfer buffers"): 2 * bucket}
+        return sent | {("inference", "transfer buffers"): 2 * bucket}
+    if _shared(config, config.resources.device_mapping.training):
+        buffers = 2 * max(GPU_BUCKET_BYTES, largest)
+        return {("training", "tensor in transit"): largest, ("training", "transfer buffers"): buffers}
+    return {("training", "tensor in transit"): largest, ("inference", "tensor in transit"): largest}
 
 
 def _in_host(models: Sequence[_Model], engine: int) -> int:
@@ -206,7 +219,9 @@ def _model(config: RunConfig, role: RolePlan, shape: ModelShape) -> _Model | Non
     frozen = config.training.frozen(workers=role.workers, max_tokens_per_micro_batch=tokens)
     states = training_states(frozen, shape, 0, width)
     computing = {
-        "activations": forward_bytes(shape, tokens, width=width),
+        "activations": forward_bytes(
+            shape, tokens, width=width, dense_row=_masked_row(config, config.training, shape, tokens)
+        ),
         "logits": _head(frozen, shape, tokens, width, trained=False),
         "buffers": states.buffers,
     }
@@ -218,14 +233,13 @@ def _trained_model(config: RunConfig, role: str, settings: TrainerConfig, shape:
     trained = trained_parameters(config, shape, role)
     quantized = shape.quantized_parameters if role == "training" else shape.critic_quantized_parameters
     states = training_states(settings, shape, trained, width, quantized)
-    dense = settings.attention == "dense" or (settings.attention == "auto" and width == 4)
     activations = training_bytes(
         shape,
         tokens,
         width=width,
         checkpointing=settings.gradient_checkpointing,
         keys=_keys_per_token(config, settings),
-        dense_row=min(tokens, max(config.longest_sample, MAX_SHARED_ROW_TOKENS)) if dense else 0,
+        dense_row=_masked_row(config, settings, shape, tokens),
     )
     head = 0
     if isinstance(settings, TrainingConfig) and config.task == "text-generation":
@@ -241,6 +255,19 @@ def _trained_model(config: RunConfig, role: str, settings: TrainerConfig, shape:
         optimizer={"gradients": states.gradients, "optimizer": states.optimizer},
         computing=computing,
     )
+
+
+def _masked_row(config: RunConfig, settings: TrainerConfig, shape: ModelShape, tokens: int) -> int:
+    """Return the longest row that has a mask, in tokens; 0 where attention needs none.
+
+    `auto` needs one in float32, and for models whose rows cannot be joined; of bounded scores and sinks it is not known
+    here whether their machine has Triton, with which they need none.
+    """
+    masked = settings.attention == "auto" and (shape.masked or bytes_per_value(config) == 4)
+    if settings.sequence_parallel > 1 or (settings.attention != "dense" and not masked):
+        return 0
+    shared = not isinstance(config, PolicyGradientConfig) or settings.share_prompts
+    return min(tokens, max(config.longest_sample, MAX_SHARED_ROW_TOKENS if shared else 0))
 
 
 def _head(settings: TrainingConfig, shape: ModelShape, tokens: int, width: int, *, trained: bool) -> int:

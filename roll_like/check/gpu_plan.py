@@ -140,7 +140,8 @@ def _too_much_in_host(config: RunConfig, report: GPUReport) -> Iterator[Finding]
 def _too_large(config: RunConfig, plan: GPUPlan, phase: GPUPhase, memory: int) -> Iterator[Finding]:
     left = memory - phase.total
     # vLLM takes its share in one piece
-    if left >= (0 if phase.name == "sampling" else FRAGMENTATION * memory):
+    in_one = phase.name == "sampling" or {role for role, _ in phase.parts} == {"inference"}
+    if left >= (0 if in_one else FRAGMENTATION * memory):
         return
     found = [
         advice for part, _ in phase.largest(count=len(phase.parts)) if (advice := _advice(config, *part)) is not None
@@ -193,7 +194,7 @@ def _less_of_an_engine(config: SamplingRunConfig, part: str) -> tuple[str, str] 
     if part == "activations":
         return "inference.max_running", "lower inference.max_running"
     key = f"inference.{config.inference.gpu_memory_key}"
-    return None if part == "CUDA" else (key, f"lower {key}")
+    return None if part in ("CUDA", "transfer buffers", "tensor in transit") else (key, f"lower {key}")
 
 
 def _less_state(role: str, settings: TrainerConfig, part: str) -> tuple[str, str]:

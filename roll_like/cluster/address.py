@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 
@@ -10,6 +11,18 @@ import ray
 #: Above those of Ray's workers, below Linux's for outgoing connections.
 _PORTS = range(20_000, 32_768)
 _ATTEMPTS = 50
+#: Variable of processes that workers start: Ray's name of their node.
+NODE = "ROLL_LIKE_NODE"
+
+
+def own_node() -> str:
+    """Return Ray's name of the node of this process, and let processes that it starts know it; empty if unknown.
+
+    Nodes on one machine have one address.
+    """
+    if ray.is_initialized():
+        os.environ[NODE] = ray.get_runtime_context().get_node_id()
+    return os.environ.get(NODE, "")
 
 
 def node_address() -> str:

@@ -55,7 +55,7 @@ class Page:
         started: Start time of the process, in the kernel's clock ticks since boot; tells it from a later one of its id.
         events: Phases that began or ended, and ticks, since the start. It changes whenever anything happens.
         ticks: Units of work that are done since the phase began.
-        gpu_bytes: The most that the process had allocated of a GPU when a phase ended, since it started.
+        gpu_bytes: The most that the process had allocated of a GPU when that was last noted, since it started.
         work: The kind of work.
         phase: What the process was asked to do; empty if nothing.
     """
@@ -144,6 +144,10 @@ class ProgressPage:
 
     def _leave(self, activity: tuple[Work, str]) -> None:
         self._active.remove(activity)
+        self.note_memory()
+
+    def note_memory(self) -> None:
+        """Show the peak of GPU memory also where no phase ends: in processes of an engine that others call."""
         self._gpu_bytes = max(self._gpu_bytes, _peak_gpu_bytes())
         self._show()
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Timer
 from types import TracebackType
@@ -16,6 +18,7 @@ from typing import Self
 
 import psutil
 import ray
+from ray.exceptions import RayError
 
 from roll_like.cluster import guardian
 from roll_like.cluster.resources import INSTALL_FOR_GPUS, torch_without_gpus
@@ -23,6 +26,8 @@ from roll_like.config.sections import HardwareConfig
 from roll_like.errors import ResourceError
 
 SHARED_MEMORY = Path("/dev/shm")
+#: Ray's variable that says whether processes of a cluster show each other a token.
+AUTH_MODE = "RAY_AUTH_MODE"
 _LOCAL_STORE_BYTES = 2 * 2**30
 #: How often a local Ray is started that does not answer in the time that Ray gives itself, half a minute.
 STARTS = 3
@@ -30,6 +35,8 @@ STARTS = 3
 _SLOW_START = "timed out during startup"
 #: How long what clears up may be waited for; it ends by itself too. Seconds.
 CLEAR_UP_SECONDS = 300.0
+#: How long a cluster may take to accept a connection, before it is left to Ray to say that there is none. Seconds.
+CONNECT_SECONDS = 5.0
 #: How long Ray may take to end; then its processes are killed. It would wait for a stopped raylet without a limit.
 SHUTDOWN_SECONDS = 60.0
 
@@ -56,6 +63,7 @@ class RaySession:
         self._lock = lock
         self._directory: Path | None = None
         self._guardian: subprocess.Popen[bytes] | None = None
+        self._without_token = False
 
     def __enter__(self) -> Self:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -73,7 +81,7 @@ class RaySession:
                 if self._config.address is None:
                     self._start()
                 else:
-                    use_token()
+                    self._without_token = not use_token(self._config.address)
                     ray.init(address=self._config.address, log_to_driver=False, logging_level="ERROR")
             except ResourceError:
                 self._remove()
@@ -165,6 +173,9 @@ class RaySession:
         ray.shutdown()
         end.cancel()
         os.environ.pop(guardian.MARKER, None)
+        if self._without_token:
+            del os.environ[AUTH_MODE]  # the next cluster may ask for one
+            self._without_token = False
         self._end()
         if self._guardian is not None:
             with suppress(subprocess.TimeoutExpired):  # it goes on by itself
@@ -178,17 +189,56 @@ class RaySession:
             self._guardian.stdin.close()
 
 
-def use_token() -> None:
-    """Show a cluster the token that this user or environment has, unless RAY_AUTH_MODE says otherwise.
+def use_token(address: str) -> bool:
+    """Show a cluster that asks for it the token of this user or environment, unless RAY_AUTH_MODE says otherwise.
+
+    Returns false, with RAY_AUTH_MODE set for this cluster, if it asks for none.
 
     `ray start --head` asks for a token where it finds one, and every cluster that `ray.init` starts leaves one in
     `~/.ray/auth_token`. Of clients, Ray uses it for those only that look for a cluster on this machine; others are
-    refused without a word about a token. Ray reads its variables when it is imported, so setting one is too late.
+    refused without a word about a token. A process that uses a token wants it of its cluster, too: one that has none
+    cannot call it, takes it for dead, and ends its workers. Ray reads its variables when it is imported, so setting one
+    is too late.
     """
     from ray._private.authentication import authentication_token_setup
 
-    logging.getLogger("ray").setLevel(logging.ERROR)  # it is as `ray.init` will set it; this says that there is a token
-    authentication_token_setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    if AUTH_MODE not in os.environ:
+        if not _asks_for_token(address):
+            os.environ[AUTH_MODE] = "disabled"  # or Ray would use one with `auto`
+            return False
+        logging.getLogger("ray").setLevel(logging.ERROR)  # as `ray.init` will set it; this says that there is a token
+        authentication_token_setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    return True
+
+
+def _asks_for_token(address: str) -> bool:
+    """Return whether a cluster refuses calls without a token; true where none answers, which `ray.init` explains."""
+    from ray._private.services import canonicalize_bootstrap_address_or_die
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+
+    try:
+        found = canonicalize_bootstrap_address_or_die(address)
+        host, _, port = found.rpartition(":")
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()  # Ray tries for longer
+        with _nothing_printed():
+            GcsClient(address=found)
+    except (RayError, OSError, ValueError):
+        return True
+    return False
+
+
+@contextmanager
+def _nothing_printed() -> Iterator[None]:
+    """Keep what Ray's own code writes to file descriptor 2 from the user: that a token is missing."""
+    sys.stderr.flush()
+    original = os.dup(2)
+    with open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(original, 2)
+        os.close(original)
 
 
 def _require_gpus(count: int) -> None:

@@ -20,6 +20,8 @@ from roll_like.registry import INFERENCE_ENGINES
 #: What a request is computed with: the model in training, or what its adapter is beside, without any adapter. Other
 #: adapters have names of their own.
 POLICY, BASE = "policy", "base"
+#: Size of a bucket in which weights travel between GPUs. A larger tensor travels whole. Bytes.
+GPU_BUCKET_BYTES = 256 << 20
 #: The engine of a section without `type`.
 DEFAULT_ENGINE = "vllm"
 

@@ -116,6 +116,15 @@ class RunConfig(PipelineConfig):
         trainer = model_role(resources, "training", workers, "training.workers", resources.device_mapping.training)
         return (trainer,)
 
+    def starts_alone(self, name: str) -> bool:
+        """Return whether a role that measures free GPU memory at its start has GPUs of other roles as well.
+
+        What these took meanwhile, it would count as its own need.
+        """
+        own = [role.devices for role in self.roles if role.name == name]
+        others = [role.devices for role in self.roles if role.name != name]
+        return self.resources.device != "cpu" and any(devices.overlaps(other) for devices in own for other in others)
+
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
         raise_violations(type(self).__name__, (violation for rule in self.rules for violation in rule(self)))

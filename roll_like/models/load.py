@@ -78,6 +78,16 @@ def resolve_model(config: ModelConfig, *, say: Callable[[str], None] | None = No
     return ResolvedModel(path=path, tokenizer_path=_resolve_tokenizer(config, say) or path, label=config.path)
 
 
+def fetch_config(config: ModelConfig) -> None:
+    """Download a hub model's config.json, which says how large it is, without its weights.
+
+    Raises:
+        ConfigError: There is no such model, or it cannot be had without network.
+    """
+    if _locate(config.path, "model.path") is None:
+        _from_hub(config.path, config, ("config.json",), key="model.path", say=lambda line: None)
+
+
 @quick_imports()
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """Return the model's tokenizer, with `model.chat_template` applied.
@@ -261,6 +271,7 @@ __all__ = [
     "QUICKSTART_MODEL",
     "ModelShape",
     "ResolvedModel",
+    "fetch_config",
     "from_anywhere",
     "load_model_shape",
     "load_renderer",

@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from roll_like.errors import ConfigError
+from roll_like.models.attention import RECURRENT
+from roll_like.models.vision import FAMILIES
 
 #: `model_type`s whose attention normalises queries and keys; config.json does not say so otherwise.
 _QUERY_NORMS = {"qwen3", "qwen3_moe", "qwen3_next", "olmo2", "olmo3", "gemma3_text", "gemma3"}
+#: Layers with a state, as `layer_types` and keys of configurations tell: `AttentionLayers` sees them in a loaded model.
+_STATE_KEYS = ("linear_num_value_heads", "conv_L_cache", "mamba_d_state")
 #: What configurations call the number of experts that a layer chooses from.
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
@@ -39,6 +43,8 @@ class ModelShape:
         experts: Experts of a layer that one token goes to; 0 without a mixture.
         idle_parameters: Parameters of the experts that one token does not go to.
         expert_parameters: Parameters of the experts of one layer that its router chooses from.
+        masked: Whether attention has masks in every precision: no rows can be joined, or weights are dropped.
+        masks: Masks of a row: one of windows beside that of all tokens.
     """
 
     parameters: int
@@ -59,6 +65,8 @@ class ModelShape:
     experts: int = 0
     idle_parameters: int = 0
     expert_parameters: int = 0
+    masked: bool = False
+    masks: int = 1
 
     @property
     def active_parameters(self) -> int:
@@ -135,6 +143,13 @@ def load_model_shape(path: Path) -> ModelShape:
         max_positions=optional("max_position_embeddings", "n_positions"),
         tied_embeddings=tied,
         query_norm=str(config.get("model_type")) in _QUERY_NORMS,
+        masked=bool(
+            raw.get("model_type") in FAMILIES
+            or config.get("attention_dropout")
+            or RECURRENT & set(config.get("layer_types") or ())
+            or any(config.get(key) for key in _STATE_KEYS)
+        ),
+        masks=2 if _has_windows(config) else 1,
     )
     shared = optional("n_shared_experts") or 0
     experts = (optional(*_EXPERT_COUNTS) or 1) + shared
@@ -166,6 +181,13 @@ class Experts:
         choice = next((int(value) for name in _EXPERT_COUNTS if (value := getattr(config, name, None))), 1)
         active = getattr(config, "num_experts_per_tok", None)
         return cls(layers=config.num_hidden_layers, choice=choice, active=active) if choice > 1 and active else None
+
+
+def _has_windows(config: dict[str, Any]) -> bool:
+    types = config.get("layer_types")
+    if types is not None:
+        return "sliding_attention" in types
+    return bool(config.get("sliding_window")) and config.get("use_sliding_window") is not False
 
 
 def _estimate(shape: ModelShape, experts: int) -> int:

@@ -84,18 +84,19 @@ class Residency:
         return self.engines is not None and engines_share_gpus(self.resources)
 
     @contextmanager
-    def starting(self) -> Iterator[None]:
+    def starting(self, *, alone: bool) -> Iterator[None]:
         """Start the engines beside what is started within; where they share GPUs with that, before it.
 
-        Engines measure how much memory is free and take their part of it; what others take meanwhile, they would count
-        as their own need.
+        Args:
+            alone: Whether any role has GPUs of theirs, `RunConfig.starts_alone`: models, a judge, rewards.
         """
         wait = self.engines.begin(InferenceEngine.start) if self.engines is not None else lambda: None
-        if self.shares_gpus:
+        if alone:
             wait()
-            self.sleep()
+            if self.shares_gpus:
+                self.sleep()
         yield
-        if not self.shares_gpus:
+        if not alone:
             wait()
 
     def add(self, engine: TrainingEngine[Any], devices: DeviceRange) -> None:

@@ -64,7 +64,7 @@ class RewardWorkers:
         self.pools: RewardPools
 
     def start(self) -> None:
-        """Start the processes; the judge loads its model from now on."""
+        """Start the processes. The judge loads its model from now on; on GPUs of other roles, before these start."""
         urls: list[str] = []
         if self._config.base_judges:
             host = node_address()
@@ -73,6 +73,8 @@ class RewardWorkers:
         if judge is not None:
             urls += judge.everywhere(JudgeServer.url)
             self._wait_for_judge = judge.begin(JudgeServer.start)
+            if self._config.starts_alone("judge"):
+                self._wait_for_judge()
             self._keeper = JudgeKeeper(judge, self._resources.report)
             self._stack.callback(self._keeper.close)
         base = None if self._base_judge is None else self._base_judge.url

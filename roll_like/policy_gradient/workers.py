@@ -153,7 +153,7 @@ def start_workers(
     run.state.metrics.phase("starting workers")
     inference = None if config.replay is not None else start_inference(config, model, run.resources, run.stack, runner)
     residency = Residency(runner=runner, engines=inference, resources=config.resources)
-    with residency.starting():
+    with residency.starting(alone=config.starts_alone("inference")):
         if auxiliary is not None:
             auxiliary.start()
         kl = KLController(config.algorithm.kl)
@@ -232,6 +232,8 @@ def start_engines(
     runner = stack.enter_context(DriverLoop())
     inference = start_inference(config, resolve_model(config.model), resources, stack, runner, follows=False)
     wait_for_inference = inference.begin(InferenceEngine.start)
+    if config.starts_alone("inference"):
+        wait_for_inference()
     auxiliary.start()
     wait_for_inference()
     auxiliary.wait()

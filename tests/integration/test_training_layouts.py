@@ -220,6 +220,28 @@ def test_what_is_not_whole_or_of_another_model_is_refused(tmp_path: Path) -> Non
     assert merged(tmp_path / "whole" / "engine")["hidden.weight"].shape == (11, 5)
 
 
+def written_after_moves(rank: int, ranks: int, address: Any, folder: str) -> set[str]:
+    """Let DeepSpeed move Adam's moments, as its own offloading does, and save; return what a parameter has there."""
+    from deepspeed.runtime.zero.offload_states import offload_adam_states
+
+    from roll_like.training.deepspeed_states import _adam
+
+    meet(rank, ranks, address)
+    backend = backend_of(ranks, LAYOUTS[5], seed=0)
+    learn(backend, 0, rank, ranks)
+    adam = _adam(backend._engine)
+    offload_adam_states(adam, device="cpu")
+    assert any("exp_avg_offload_buffer" in state for state in adam.state.values())
+    save(backend, Path(folder))
+    torch.distributed.destroy_process_group()
+    return {key for records in pieces_of(read(Path(folder) / "engine")).values() for each in records for key in each}
+
+
+def test_checkpoints_hold_nothing_of_what_deepspeeds_moves_leave(tmp_path: Path) -> None:
+    (keys,) = on_ranks(written_after_moves, str(tmp_path), ranks=1)
+    assert keys == {"start", "shape", "weight", "exp_avg", "exp_avg_sq"}
+
+
 OTHER_RANKS = [
     ({"workers": 2, "zero_stage": 3}, {"workers": 1, "zero_stage": 0}),
     ({"workers": 1, "zero_stage": 1}, {"workers": 2, "zero_stage": 2}),

@@ -1,21 +1,30 @@
-"""Weights through CUDA IPC, with vLLM's own sending and receiving ends; host memory stands in for a GPU's."""
+"""Weights through CUDA IPC and NCCL, with vLLM's own sending and receiving ends; host memory stands in for a GPU's."""
 
 from __future__ import annotations
 
+import inspect
+import queue
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from roll_like.cluster.node_watch import NodeWatch, page_prefix
+from roll_like.cluster.progress import VARIABLE, ProgressPage
 from roll_like.errors import WeightSyncError
 from roll_like.inference.interface import InferenceEngine
 from roll_like.inference.vllm import weight_transfer
 from roll_like.inference.vllm.weight_transfer import VLLMTransfer
 from roll_like.inference.weight_transfer.fingerprint import fingerprint
+from roll_like.run.launch import memory_metrics
+from roll_like.values import Max
 
 pytestmark = pytest.mark.integration
 
@@ -64,7 +73,7 @@ def host_memory(monkeypatch: pytest.MonkeyPatch) -> HostMemory:
     monkeypatch.setattr(packed_tensor, "reduce_tensor", memory.reduce)
     vllms_torch = SimpleNamespace(**{**vars(torch), "empty": memory.empty})
     monkeypatch.setattr(packed_tensor, "torch", vllms_torch)
-    monkeypatch.setattr(weight_transfer, "IPC_BUFFER_BYTES", SMALLEST_BUFFER)
+    monkeypatch.setattr(weight_transfer, "BUFFER_BYTES", SMALLEST_BUFFER)
     return memory
 
 
@@ -148,6 +157,96 @@ def test_small_tensors_take_the_smallest_buffer(host_memory: HostMemory) -> None
     assert [len(buffer) for buffer in host_memory.buffers] == [SMALLEST_BUFFER]
 
 
+class Broadcasts:
+    """A communicator of rank 0 and two engines, which meet in every call as in NCCL's."""
+
+    def __init__(self) -> None:
+        from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
+
+        self._signature = inspect.signature(PyNcclCommunicator.broadcast)
+        self._pipes: list[queue.Queue[torch.Tensor]] = [queue.Queue() for _ in range(2)]
+        self.sizes: list[int] = []
+
+    def sender(self, _: Any) -> Any:
+        return self._end(self._send)
+
+    def receiver(self, info: Any, _: Any) -> Any:
+        pipe = self._pipes[info.rank_offset - 1]
+        return self._end(lambda tensor: tensor.copy_(pipe.get(timeout=60)))
+
+    def _end(self, move: Callable[[torch.Tensor], object]) -> Any:
+        def broadcast(*args: Any, **kwargs: Any) -> None:
+            bound = self._signature.bind(None, *args, **kwargs)
+            assert bound.arguments["src"] == 0
+            move(bound.arguments["tensor"])
+
+        return SimpleNamespace(broadcast=broadcast, destroy=lambda: None)
+
+    def _send(self, tensor: torch.Tensor) -> None:
+        self.sizes.append(tensor.nbytes)
+        for pipe in self._pipes:
+            pipe.put(tensor.clone())
+
+
+class ReceivingEngines:
+    """Two engines with vLLM's receiving end, one GPU each."""
+
+    def __init__(self) -> None:
+        from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+        self.received: list[dict[str, torch.Tensor]] = [{}, {}]
+        config: Any = SimpleNamespace(parallel_config=None, model_config=SimpleNamespace(dtype=torch.float32))
+        self._ends = [
+            WeightTransferEngineFactory.create_engine(
+                SimpleNamespace(backend="nccl"),
+                config,
+                torch.device("cpu"),
+                SimpleNamespace(load_weights=received.update),
+            )
+            for received in self.received
+        ]
+
+    def __len__(self) -> int:
+        return 2
+
+    def scatter(self, method: Callable[..., Any], infos: list[dict[str, Any]]) -> None:
+        assert method is InferenceEngine.init_weight_transfer
+        for end, info in zip(self._ends, infos, strict=True):
+            end.init_transfer_engine(end.init_info_cls(**info))
+
+    def everywhere(self, method: Callable[..., Any], info: dict[str, Any]) -> None:
+        assert method is InferenceEngine.update_weights
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(lambda end: end.receive_weights(end.update_info_cls(**info)), self._ends))
+
+
+def test_small_tensors_are_broadcast_together_in_pieces_of_the_buffers_size(
+    host_memory: HostMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.distributed.weight_transfer import nccl_engine, packed_tensor
+
+    group = Broadcasts()
+    monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", group.sender)
+    monkeypatch.setattr(nccl_engine, "worker_init_process_group", group.receiver)
+    stream = SimpleNamespace(synchronize=lambda: None)
+    monkeypatch.setattr(packed_tensor, "_get_streams", lambda device, count: (stream,) * count)
+    host_torch = SimpleNamespace(**{**vars(torch), "cuda": SimpleNamespace(stream=lambda stream: nullcontext())})
+    monkeypatch.setattr(packed_tensor, "torch", host_torch)
+    engines, source = ReceivingEngines(), Rank()
+    source.weights |= {f"layers.{number}.norm": torch.randn(16) for number in range(100)}
+    transfer = VLLMTransfer(engines=engines, backend="nccl", gpus_per_engine=1, address="", port=0)  # type: ignore[arg-type]
+    sender = transfer.connect(source, rank=0)
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # the embedding is larger than the buffer
+        report = sender.send(1)
+    sender.close()
+    for received in engines.received:
+        assert received.keys() == source.weights.keys()
+        assert all(torch.equal(received[name], tensor) for name, tensor in source.weights.items())
+    assert sum(group.sizes) == report.bytes == sum(tensor.nbytes for tensor in source.weights.values())
+    # the embedding alone; each of the others goes with those before it, until they are more than the buffer's size
+    assert group.sizes == [6400, 28 + 1980, 12 + 16 * 64, *[17 * 64] * 4, 16 * 64]
+
+
 class PastTheLoaders(torch.nn.Module):
     """A model that copies the tensors of a layer by itself, as vLLM's GPT-OSS does."""
 
@@ -192,3 +291,23 @@ def test_layers_that_a_reload_would_leave_as_they_were_are_named(backend: str) -
     assert torch.equal(model.norm.weight, torch.ones(3, 3))
     assert torch.equal(model.experts.weight, old)
     extension.require_every_layer()  # nothing is open
+
+
+def test_the_peak_of_a_workers_gpu_is_noted_with_every_check_of_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No phase ends in vLLM's worker, whose memory it is."""
+    from roll_like.inference.vllm import worker_extension
+
+    monkeypatch.setenv(VARIABLE, page_prefix(tmp_path, "inference", 0))
+    page = ProgressPage()
+    page.open()
+    monkeypatch.setattr(worker_extension, "PROGRESS", page)
+    extension = worker_extension.WorkerExtension()
+    extension.model_runner = SimpleNamespace(get_model=torch.nn.Sequential)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    for peak in (3, 5):
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda peak=peak: peak * 2**30)
+        extension.weight_fingerprints([], salt=1)
+        metrics = memory_metrics(NodeWatch(tmp_path).memory())
+        assert metrics["memory/inference_gpu_gib"] == Max(peak)

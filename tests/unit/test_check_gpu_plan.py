@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from roll_like.check.activations import forward_bytes, head_bytes, layer_bytes, 
 from roll_like.check.gpu_memory import COMMUNICATOR_BYTES, CONTEXT_BYTES, GPUPlan, gpu_plans
 from roll_like.check.gpu_plan import GPUReport, check_gpus, gpu_report, measured_gpus
 from roll_like.check.step_floor import StepFloor, step_floor
+from roll_like.config.inference import GPU_BUCKET_BYTES
 from roll_like.config.load import load_config
 from roll_like.config.plan import plan, training_states
 from roll_like.config.run import RunConfig
@@ -31,6 +34,7 @@ from roll_like.models.shape import ModelShape, load_model_shape
 ROOT = Path(__file__).resolve().parents[2]
 SHAPES = ROOT / "tests" / "data" / "shapes"
 GIB = 2**30
+TRANSIT = ("tensor in transit", "tensors in transit")
 #: 2³⁰ parameters, and layers so small that they hardly matter.
 BILLION = ModelShape(
     parameters=2**30,
@@ -132,10 +136,51 @@ def test_models_on_gpus_of_their_own_all_stay() -> None:
         reference={},
     )
     models, engines = plans(config)
-    assert [phase.name for phase in models.phases] == ["training", "reference"]
+    assert [phase.name for phase in models.phases] == ["training", "reference", "weight update"]
     for phase in models.phases:
         assert {("training", "optimizer"), ("reference", "weights")} <= set(phase.parts)
-    assert [phase.name for phase in engines.phases] == ["sampling"]
+    assert [phase.name for phase in engines.phases] == ["sampling", "weight update"]
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "hf"])
+def test_buckets_of_weights_lie_on_the_gpus_of_both_sides(kind: str) -> None:
+    share = {"vllm": {"gpu_memory_utilization": 0.9}, "sglang": {"mem_fraction_static": 0.9}, "hf": {}}[kind]
+    config = gpus(
+        2,
+        resources__device_mapping={"training": "0", "inference": "1"},
+        training={"workers": 1},
+        inference={"type": kind, "replicas": 1, **share},
+    )
+    embedding = 2 * 100_000 * 16
+    trainer, engine = plans(config, replace(BILLION, vocab_size=100_000))
+    found = {part: size for made in (trainer, engine) for part, size in made.phases[-1].parts.items()}
+    moving = {part: size for part, size in found.items() if part[1] in ("transfer buffers", *TRANSIT)}
+    bucket = GPU_BUCKET_BYTES + embedding
+    expected = {
+        ("training", TRANSIT[1]): bucket,
+        ("training", "transfer buffers"): 2 * bucket,
+        ("inference", "transfer buffers"): 2 * bucket,
+    }
+    if kind == "hf":  # by shared memory
+        expected = {("training", TRANSIT[0]): embedding, ("inference", TRANSIT[0]): embedding}
+    assert moving == expected
+    # both in addition to all that they hold otherwise
+    assert ("training", "optimizer") in found
+    assert engine.phases[-1].total == engine.phases[0].total + sum(
+        size for (role, _), size in moving.items() if role == "inference"
+    )
+
+
+def test_an_engine_that_leaves_no_room_for_buckets_is_refused() -> None:
+    config = gpus(
+        2,
+        resources__device_mapping={"training": "0", "inference": "1"},
+        training={"workers": 1},
+        inference={"type": "vllm", "replicas": 1, "gpu_memory_utilization": 0.99},
+    )
+    ((key, message),) = errors(config, BILLION)
+    assert key == "inference.gpu_memory_utilization"
+    assert "in phase 'weight update'" in message
 
 
 def test_a_judge_keeps_its_share_in_every_phase() -> None:
@@ -392,6 +437,63 @@ def test_floors_are_those_of_a_hand_count() -> None:
     assert step_floor(gpus(), plan(gpus()), BILLION, 0, None) is None
 
 
+@pytest.mark.parametrize(("share_prompts", "row"), [(True, 8192), (False, 64 + 32)])
+@pytest.mark.parametrize("masks", [1, 2])
+def test_models_whose_rows_cannot_be_joined_have_masks(share_prompts: bool, row: int, masks: int) -> None:
+    """As those with states or images. A row with a common prompt is as long as the budget, another one has a sample."""
+    config = gpus(
+        algorithm={"kl": {"use": "loss"}},
+        reference={"max_tokens_per_micro_batch": 4096},
+        training={"max_tokens_per_micro_batch": 8192, "share_prompts": share_prompts, "gradient_checkpointing": False},
+    )
+    shape = replace(BILLION, parameters=2**20, masked=True, masks=masks)
+    held = {
+        phase.name: phase.parts[phase.name, "activations"]
+        for phase in plans(config, shape)[0].phases
+        if phase.name in ("training", "reference")
+    }
+    trained = training_bytes(shape, 8192, width=2, checkpointing=False, dense_row=row)
+    frozen = forward_bytes(shape, 4096, width=2, dense_row=min(row, 4096))
+    assert held == {"training": trained, "reference": frozen}
+    pairs = 4096 * min(row, 4096)
+    assert frozen - forward_bytes(shape, 4096, width=2) == pairs * (masks + 2), "bools, and a copy in bfloat16"
+    others = plans(config, replace(shape, masked=False))[0].phases
+    assert all(
+        phase.parts[phase.name, "activations"] < held[phase.name] - pairs for phase in others if phase.name in held
+    )
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ({}, (False, 1)),
+        ({"sliding_window": 4096, "use_sliding_window": False}, (False, 1)),
+        ({"sliding_window": 4096}, (False, 2)),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, (False, 2)),
+        ({"layer_types": ["linear_attention", "full_attention"]}, (True, 1)),
+        ({"attention_dropout": 0.1}, (True, 1)),
+        ({"model_type": "qwen2_5_vl"}, (True, 1)),
+    ],
+)
+def test_a_configuration_says_whether_attention_has_masks(
+    stated: dict[str, Any], expected: tuple[bool, int], tmp_path: Path
+) -> None:
+    file = tmp_path / "config.json"
+    stated = json.loads((SHAPES / "Qwen3-0.6B" / "config.json").read_text()) | {"sliding_window": None} | stated
+    file.write_text(json.dumps(stated))
+    shape = load_model_shape(tmp_path)
+    assert (shape.masked, shape.masks) == expected
+
+
+@pytest.mark.parametrize("kind", ["Qwen3NextConfig", "Lfm2Config", "FalconH1Config"])
+def test_keys_of_layers_with_a_state_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
+    """Files as they were written before there were `layer_types`."""
+    stated = getattr(importlib.import_module("transformers"), kind)().to_dict()
+    stated.pop("layer_types", None)
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    assert load_model_shape(tmp_path).masked
+
+
 def test_a_layers_activations_are_those_of_a_hand_count() -> None:
     """h 3584, i 18944, 28 heads of 128, of which 4 have keys: in bfloat16 16h + 8i + 4q + 4k + 4H."""
     shape = shape_of("Qwen2.5-7B-Instruct")
@@ -459,18 +561,32 @@ def test_a_run_on_gpus_that_are_too_small_is_refused_before_it_starts(
     assert not list(tmp_path.glob("qwen*"))
 
 
-def test_a_model_is_downloaded_before_its_run_is_compared_with_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    config, calls = gpus(), []
+@pytest.mark.parametrize(
+    ("refused_with", "downloads"),
+    [(1, [["config.json"]]), (2, [["config.json"], "the weights"])],
+    ids=["too large by its configuration", "too large by its files"],
+)
+def test_the_weights_of_a_model_that_is_too_large_are_not_downloaded(
+    refused_with: int, downloads: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, fetched = gpus(), []
     fitting = GPUReport(plans=(), memory=None, floor=None)
-    reports = [
-        Report(plan(config)),
-        Report(plan(config), [Finding("error", "training.zero_stage", "too large")], gpus=fitting),
-    ]
-    monkeypatch.setattr(RLVRPipeline, "check", classmethod(lambda cls, config: reports[len(calls)]))
-    monkeypatch.setattr("roll_like.run.pipeline.resolve_model", lambda model: calls.append(model.path))
+    refused = Report(plan(config), [Finding("error", "training.zero_stage", "too large")], gpus=fitting)
+
+    def check(cls: object, config: RLVRConfig) -> Report:
+        return refused if len(fetched) == refused_with else Report(plan(config))
+
+    def download(repo: str, *, revision: str, allow_patterns: list[str]) -> str:
+        assert (repo, revision) == ("org/model", config.model.revision)
+        fetched.append(allow_patterns if len(allow_patterns) == 1 else "the weights")
+        return str(SHAPES / "Qwen3-0.6B")
+
+    monkeypatch.setattr(RLVRPipeline, "check", classmethod(check))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    monkeypatch.setattr("roll_like.models.load._check_directory", lambda path, label: path)
     with pytest.raises(ConfigError, match="too large"):
         RLVRPipeline.launch(config)
-    assert calls == ["org/model"]
+    assert fetched == downloads
 
 
 @pytest.mark.usefixtures("hub")

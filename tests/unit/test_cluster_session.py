@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from roll_like.cluster import RaySession, guardian
-from roll_like.cluster.session import STARTS
+from roll_like.cluster.session import AUTH_MODE, STARTS
 from roll_like.config.sections import HardwareConfig
 from roll_like.errors import ResourceError
 
@@ -103,9 +103,10 @@ def test_a_ray_that_hangs_at_the_end_is_killed(
     ],
 )
 def test_any_other_error_is_not_tried_again(
-    straying: StrayingRay, tmp_path: Path, address: str | None, said: str
+    straying: StrayingRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str | None, said: str
 ) -> None:
     straying.failures, straying.message = 100, "no port is free"
+    monkeypatch.setattr("roll_like.cluster.session._asks_for_token", lambda address: True)
     with (
         pytest.raises(ResourceError, match=said) as caught,
         RaySession(hardware(address), tmp_path),
@@ -117,19 +118,32 @@ def test_any_other_error_is_not_tried_again(
 
 
 @pytest.mark.parametrize(
-    ("token", "mode", "shown"), [("a" * 32, None, "1"), (None, None, "0"), ("a" * 32, "disabled", "0")]
+    ("token", "mode", "asks", "shown"),
+    [
+        ("a" * 32, None, True, "1 True token"),
+        ("a" * 32, None, False, "0 False disabled"),
+        (None, None, True, "0 True None"),
+        ("a" * 32, "disabled", True, "0 True disabled"),
+    ],
 )
-def test_a_token_that_is_there_is_shown_to_a_cluster(
-    tmp_path: Path, token: str | None, mode: str | None, shown: str
+def test_a_token_that_is_there_is_shown_to_a_cluster_that_asks_for_it(
+    tmp_path: Path, token: str | None, mode: str | None, asks: bool, shown: str
 ) -> None:
     if token is not None:
         (tmp_path / ".ray").mkdir()
         (tmp_path / ".ray" / "auth_token").write_text(token)
     code = (
+        "import os, socket\n"
+        "import ray._raylet\n"
+        "from ray.exceptions import AuthenticationError\n"
         "from ray._raylet import AuthenticationMode, get_authentication_mode\n"
         "from roll_like.cluster.session import use_token\n"
-        "use_token()\n"
-        "print(int(get_authentication_mode() == AuthenticationMode.TOKEN))"
+        "def connect(*, address):\n"
+        f"    if {asks}: raise AuthenticationError('no token')\n"
+        "ray._raylet.GcsClient = connect\n"
+        "with socket.create_server(('', 0)) as cluster:\n"
+        "    used = use_token(f'127.0.0.1:{cluster.getsockname()[1]}')\n"
+        "print(int(get_authentication_mode() == AuthenticationMode.TOKEN), used, os.environ.get('RAY_AUTH_MODE'))"
     )
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_")}
     set_mode = {} if mode is None else {"RAY_AUTH_MODE": mode}
@@ -142,3 +156,13 @@ def test_a_token_that_is_there_is_shown_to_a_cluster(
         timeout=120,
     )
     assert said.stdout.strip() == shown
+
+
+def test_what_is_set_for_a_cluster_without_token_is_not_for_the_next(
+    straying: StrayingRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(AUTH_MODE, raising=False)
+    monkeypatch.setattr("roll_like.cluster.session._asks_for_token", lambda address: False)
+    with RaySession(hardware("10.0.0.1:6379"), tmp_path):
+        assert os.environ[AUTH_MODE] == "disabled"
+    assert AUTH_MODE not in os.environ

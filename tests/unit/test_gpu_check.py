@@ -16,9 +16,25 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from roll_like.check.gpu_memory import gpu_plans
+from roll_like.check.gpu_plan import GPUReport, check_gpus
+from roll_like.config.inference import weight_backend
 from roll_like.config.load import load_config
-from roll_like.models.shape import load_model_shape
+from roll_like.models.shape import ModelShape, load_model_shape
 
+#: Shape of the quickstart's model.
+SMOLLM = ModelShape(
+    parameters=134_515_008,
+    layers=30,
+    hidden_size=576,
+    intermediate_size=1536,
+    vocab_size=49_152,
+    heads=9,
+    kv_heads=3,
+    head_dim=64,
+    max_positions=8192,
+    tied_embeddings=True,
+)
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "gpu_check.py"
 BUDGET = 1500.0
@@ -198,15 +214,24 @@ def test_the_checks_fit_into_25_minutes_and_name_files_that_exist(gpu_check: Any
 def test_its_runs_are_valid_configurations_of_one_gpu(gpu_check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     runs = {check.name: command for check in gpu_check.CHECKS for command in check.commands if "--config" in command}
-    assert set(runs) == {"rlvr", "sglang", "sft", "dpo", "zero3", "fsdp2"}
-    for command in runs.values():
+    assert set(runs) == {"rlvr", "sglang", "sft", "dpo", "zero3", "fsdp2", "hf", "lora", "offload"}
+    configs: dict[str, Any] = {}
+    for name, command in runs.items():
         at = command.index("--config")
-        config: Any = load_config(
-            ROOT / command[at + 1], [word.replace("{out}", "folder") for word in command[at + 2 :]]
-        )
+        overrides = [word.replace("{out}", "folder") for word in command[at + 2 :]]
+        config = configs[name] = load_config(ROOT / command[at + 1], overrides)
         assert (config.resources.device, config.resources.devices_per_node) == ("cuda", 1)
         assert config.model.dtype == "bfloat16"
         assert {str(role.devices) for role in config.roles} == {"0"}
+        # as on an H100, and a small GPU
+        for memory in (80, 24):
+            plans = gpu_plans(config, dict.fromkeys(("training", "inference", "reference"), SMOLLM), memory * 2**30)
+            report = GPUReport(plans=plans, memory=memory * 2**30, floor=None)
+            assert [found for found in check_gpus(config, report) if found.level == "error"] == []
+    hf, lora, offload = (configs[name] for name in ("hf", "lora", "offload"))
+    assert (hf.inference.type, weight_backend(hf.inference, hf.resources)) == ("hf", "shared_memory")
+    assert lora.may_send_adapters
+    assert (offload.training.offload, offload.training.zero_stage) == ("optimizer", 2)
 
 
 def test_the_benchmarks_take_the_options_that_it_gives_them(gpu_check: Any, monkeypatch: pytest.MonkeyPatch) -> None:

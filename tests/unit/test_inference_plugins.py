@@ -28,6 +28,7 @@ from roll_like.errors import ConfigError, PluginError
 from roll_like.inference.interface import EngineSpec, GenerateRequest, InferenceEngine, Sampling
 from roll_like.inference.settings import SleepingEngineConfig
 from roll_like.inference.vllm.config import VLLMConfig
+from roll_like.inference.weight_transfer.shared_memory import SharedMemoryTransfer
 from roll_like.inference.weight_transfer.sync import WeightSync
 from roll_like.registry import INFERENCE_ENGINES
 
@@ -149,6 +150,25 @@ def test_transports_follow_from_the_hardware(device: str, nodes: int, inference:
         {"device": device, "nodes": nodes, "devices_per_node": 4, "device_mapping": mapping}
     )
     assert [transport.name for transport in WEIGHT_TRANSPORTS if transport.works(resources)] == expected
+
+
+@pytest.mark.parametrize(
+    ("nodes", "inference", "expected"),
+    [(1, "0-1", "shared_memory"), (1, "2-3", "shared_memory"), (2, "2-3", "object_store")],
+)
+def test_the_transformers_engine_takes_weights_of_gpus_through_host_memory(
+    nodes: int, inference: str, expected: str
+) -> None:
+    mapping = {"training": "0-1", "inference": inference}
+    resources = SamplingResourcesConfig.model_validate(
+        {"device": "cuda", "nodes": nodes, "devices_per_node": 4, "device_mapping": mapping}
+    )
+    plugin = INFERENCE_ENGINES.get("hf")
+    backend = weight_backend(plugin.Config(), resources)
+    assert backend == expected
+    replicas: Any = [None]
+    transfer: Any = plugin.weight_transfer(backend, replicas, 1, lambda: ("nowhere", 0))
+    assert (type(transfer), transfer.by_value) == (SharedMemoryTransfer, nodes > 1)
 
 
 async def test_it_generates(users_engine: Path) -> None:

@@ -13,7 +13,9 @@ from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -42,7 +44,7 @@ from roll_like.inference.sglang.arguments import TESTED, engine_arguments, known
 from roll_like.inference.sglang.config import FIXED_ENGINE_ARGS, OWNED_ENGINE_ARGS, SGLangConfig
 from roll_like.inference.sglang.engine import REPORT_TOKENS, SGLangEngine, sampling_params
 from roll_like.inference.sglang.plugin import SGLangPlugin
-from roll_like.inference.sglang.weight_transfer import SGLangTransfer
+from roll_like.inference.sglang.weight_transfer import SGLangSender, SGLangTransfer
 from roll_like.inference.weight_transfer.probe import Probe
 from roll_like.inference.weight_transfer.shared_memory import (
     SharedMemory,
@@ -463,7 +465,9 @@ class Replicas:
         return [found for found, _ in answers]
 
 
-def test_weights_are_broadcast_to_engines_with_gpus_of_their_own(tiny_model: Path) -> None:
+def test_weights_are_broadcast_to_engines_with_gpus_of_their_own(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Over gloo here; on GPUs the same calls make a group of NCCL."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -472,14 +476,20 @@ def test_weights_are_broadcast_to_engines_with_gpus_of_their_own(tiny_model: Pat
     trainer = Trainer(tiny_model)
     replicas: Any = Replicas([ours])
     where = {"address": "127.0.0.1", "port": free_port("127.0.0.1"), "backend": "gloo"}
-    transfer = SGLangTransfer(engines=replicas, gpus_per_engine=1, bucket_bytes=1 << 14, **where)
+    transfer = SGLangTransfer(engines=replicas, gpus_per_engine=1, bucket_bytes=1 << 15, **where)
     assert transfer.connect(trainer, rank=1).send(1).bytes == 0  # the other ranks gather
     sender = transfer.connect(trainer, rank=0)
     probe = Probe(tokens=PROMPT, trainer=trainer.logprobs, tolerance=1e-4, every=0)
     sync = WeightSync(sender.send, replicas, probe=probe)
+    broadcast = Mock(side_effect=torch.distributed.broadcast)
+    monkeypatch.setattr(torch.distributed, "broadcast", broadcast)
     report = sync.push()
-    assert (report.version, report.buckets > 1) == (1, True)
-    assert report.bytes == sum(4 * each.numel() for each in trainer.model.parameters())
+    assert report.version == 1
+    sizes = [each.args[0].nbytes for each in broadcast.call_args_list]
+    assert sum(sizes) == report.bytes == sum(4 * each.numel() for each in trainer.model.parameters())
+    # one broadcast a bucket; only the embedding, which is larger, is alone in one
+    assert report.buckets == len(sizes) < len(list(trainer.model.parameters()))
+    assert [size for size in sizes if size > 1 << 15] == [trainer.model.get_input_embeddings().weight.nbytes]
     # an engine that refuses is an error, and no broadcast waits for it
     with ThreadPoolExecutor(1) as thread:
         failing = thread.submit(sender.send, 2)  # no session is open
@@ -489,6 +499,37 @@ def test_weights_are_broadcast_to_engines_with_gpus_of_their_own(tiny_model: Pat
     process.join(60)
     assert process.exitcode == 0
     sender.close()
+
+
+def test_a_bucket_of_several_precisions_is_cut_at_multiples_of_their_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As biases and scales that stay in float32."""
+    sent: list[torch.Tensor] = []
+    announced: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        torch.distributed, "broadcast", lambda packed, **_: [sent.append(packed), SimpleNamespace(wait=lambda: None)][1]
+    )
+    weights = {
+        "odd": torch.randn(3, dtype=torch.bfloat16),
+        "scalar": torch.randn(()),
+        "turned": torch.randn(5, 2).T,
+        "codes": torch.arange(3, dtype=torch.uint8),
+        "last": torch.randn(2, dtype=torch.bfloat16),
+    }
+    engines: Any = SimpleNamespace(
+        __len__=lambda: 1, everywhere=lambda method, info: announced.append(info), scatter=lambda *_: None
+    )
+    transfer = SGLangTransfer(engines=engines, gpus_per_engine=1, address="", port=0, backend="gloo")
+    source: Any = SimpleNamespace(full_weights=lambda: iter(weights.items()))
+    sender = SGLangSender(transfer, source, rank=1)
+    sender._rank = 0  # without a group to join
+    assert sender.send(1).buckets == len(sent) == 1
+    message = importlib.import_module("sglang.srt.managers.io_struct").UpdateWeightsFromDistributedReqInput(
+        **announced[0]
+    )
+    cut_views = importlib.import_module("sglang.srt.managers.scheduler").cut_views
+    arrived = dict(cut_views(message, lambda packed: packed.copy_(sent[0])))
+    assert arrived.keys() == weights.keys()
+    assert all(torch.equal(arrived[name], tensor) for name, tensor in weights.items())
 
 
 def test_gpus_of_engines_follow_one_another_in_the_group() -> None:

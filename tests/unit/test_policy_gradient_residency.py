@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
+from config_files import MINIMAL, changed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll_like.cluster import WorkerDied
+from roll_like import RLVRConfig
+from roll_like.cluster import ResourceManager, WorkerDied
 from roll_like.config.sections import DeviceRange, ResourcesConfig
-from roll_like.inference.interface import InferenceEngine
+from roll_like.inference.interface import InferenceEngine, JudgeServer
+from roll_like.policy_gradient import reward_workers, workers
 from roll_like.policy_gradient.residency import Residency
+from roll_like.policy_gradient.reward_workers import RewardWorkers
 
 WEIGHTS, CACHE, OPTIMIZER, BUFFER = 2, 12, 12, 1
 #: Either the engines fit, or one model in training, or both sets of weights with a buffer between them.
@@ -164,7 +169,7 @@ class Run:
         runner: Any = SimpleNamespace(run=lambda told: told())
         self.residency = Residency(runner=runner, engines=self.engines, resources=resources("0", "0"))  # type: ignore[arg-type]
         one = DeviceRange.model_validate("0")
-        with self.residency.starting():
+        with self.residency.starting(alone=True):
             self.policy = Model(self.gpu, "policy", optimizer=OPTIMIZER)
             self.residency.add(self.policy, one)  # type: ignore[arg-type]
             self.critic = Model(self.gpu, "critic", optimizer=OPTIMIZER)
@@ -284,3 +289,100 @@ def test_a_role_on_other_gpus_stays_while_another_one_computes() -> None:
     assert "elsewhere weights" in everywhere.gpu.held
     run.critic.compute()
     assert "policy weights" not in run.gpu.held
+
+
+# ---- the order of starts ----------------------------------------------------------------------------
+
+
+def judged(device: str = "cuda", **mapping: str) -> RLVRConfig:
+    """A trainer, engines and a judge."""
+    devices = {"training": "0", "inference": "1", "judge": "2", **mapping}
+    return RLVRConfig.model_validate(
+        changed(
+            MINIMAL,
+            resources={"device": device, "devices_per_node": 4, "device_mapping": devices},
+            inference={"type": "vllm"},
+            judge={"type": "vllm", "path": "org/judge"},
+            rewards={"use": [{"type": "llm_judge", "judges": [{"url": "judge", "model": "judge"}]}]},
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "alone"),
+    [
+        (judged(), set()),
+        (judged(judge="1"), {"inference", "judge"}),
+        (judged(judge="0"), {"training", "judge"}),
+        (judged(inference="0"), {"training", "inference"}),
+        (judged("cpu", judge="1"), set()),
+    ],
+)
+def test_what_measures_free_memory_starts_alone_on_gpus_that_it_shares(config: RLVRConfig, alone: set[str]) -> None:
+    assert {role.name for role in config.roles if config.starts_alone(role.name)} == alone
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_engines_that_share_gpus_with_a_judge_alone_have_started_before_it(alone: bool) -> None:
+    engines: Any = Engines(GPU())
+    residency = Residency(runner=None, engines=engines, resources=resources("0", "2-3"))  # type: ignore[arg-type]
+    with residency.starting(alone=alone):
+        assert engines.told == (["start"] if alone else [])
+    assert engines.told == ["start"]  # and they stay awake: the judge keeps its share
+
+
+class Order:
+    """Engines or servers of a judge, whose start takes until it is waited for; keeps what happened when."""
+
+    def __init__(self, told: list[str], name: str) -> None:
+        self.told, self.name = told, name
+
+    def everywhere(self, method: Any) -> list[str]:
+        return ["http://judge"]
+
+    def begin(self, method: Any) -> Callable[[], None]:
+        assert method in (InferenceEngine.start, JudgeServer.start)
+        self.told.append(f"{self.name} begins")
+        return lambda: self.told.append(f"{self.name} has started")
+
+    def close(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("config", "order"),
+    [
+        (judged(judge="1"), ["judge begins", "judge has started", "rewards"]),
+        (judged(), ["judge begins", "rewards"]),
+    ],
+    ids=["shared", "own"],
+)
+def test_a_judge_on_shared_gpus_has_started_before_anything_else_starts(
+    config: RLVRConfig, order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(reward_workers, "_start_judge", lambda *_: Order(told, "judge"))
+    monkeypatch.setattr(reward_workers, "_start_rewards", lambda *_: told.append("rewards"))
+    with ExitStack() as stack:
+        RewardWorkers(config, create_autospec(ResourceManager, report=lambda: None), stack).start()
+        assert told == order
+
+
+@pytest.mark.parametrize(
+    ("config", "order"),
+    [
+        (judged(judge="1"), ["engine begins", "engine has started", "judge"]),
+        (judged(), ["engine begins", "judge", "engine has started"]),
+    ],
+    ids=["shared", "own"],
+)
+def test_engines_of_an_evaluation_have_started_before_a_judge_on_their_gpus(
+    config: RLVRConfig, order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(workers, "start_inference", lambda *_, **__: Order(told, "engine"))
+    monkeypatch.setattr(workers, "resolve_model", lambda model: model)
+    judge: Any = SimpleNamespace(start=lambda: told.append("judge"), wait=lambda: None)
+    with ExitStack() as stack:
+        workers.start_engines(config, create_autospec(ResourceManager), stack, judge)
+    assert told[:3] == order

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ import torch
 from roll_like.cluster.progress import Work
 from roll_like.errors import WeightSyncError
 from roll_like.inference.interface import Fingerprints
+from roll_like.inference.weight_transfer import shared_memory
 from roll_like.inference.weight_transfer.fingerprint import CHECKED_COLUMNS, checked_columns, fingerprint
 from roll_like.inference.weight_transfer.interface import SendReport, buckets_of
 from roll_like.inference.weight_transfer.shared_memory import (
@@ -215,6 +217,20 @@ def test_changed_bytes_are_found_on_arrival() -> None:
     memory.close()
 
 
+def test_memory_of_another_node_is_refused_though_it_could_be_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on two nodes of one machine; on two machines another process may have the sender's number."""
+    node = Mock(return_value="trainers")
+    monkeypatch.setattr(shared_memory, "own_node", node)
+    tensors = [("a", torch.ones(8))]
+    memory = SharedMemory(bucket_size(tensors))
+    info = as_payload(fill_bucket(memory, tensors))
+    assert len(read_bucket(BucketInfo(**LocalBuckets().here(info)))) == 1
+    node.return_value = "engines"
+    with pytest.raises(WeightSyncError, match="shared memory of node trainers, and this engine is on node engines"):
+        read_bucket(BucketInfo(**LocalBuckets().here(info)))
+    memory.close()
+
+
 def test_buckets_keep_order_and_size() -> None:
     weights = [(str(index), torch.zeros(size, dtype=torch.uint8)) for index, size in enumerate([3, 3, 10, 1, 2, 3])]
     names = [[name for name, _ in bucket] for bucket in buckets_of(iter(weights), 6)]
@@ -283,7 +299,7 @@ class OtherMachine(DictEngines):
         self.buckets = LocalBuckets()
 
     def update_weights(self, info: Mapping[str, Any]) -> None:
-        travelled = pickle.loads(pickle.dumps(info))
+        travelled = {**pickle.loads(pickle.dumps(info)), "node": "another"}
         assert (travelled["pid"], travelled["fd"]) == (0, 0)
         here = self.buckets.here(travelled)
         assert here["pid"] == os.getpid()
@@ -304,4 +320,4 @@ def test_buckets_travel_with_their_content_where_memory_is_not_shared() -> None:
         assert not engine.buckets._memory
     sender.close()
     with pytest.raises(WeightSyncError, match="cannot be mapped"):
-        read_bucket(BucketInfo(pid=0, fd=0, size=64, names=[], dtype_names=[], shapes=[], offsets=[], checksums=[]))
+        read_bucket(BucketInfo("", 0, 0, size=64, names=[], dtype_names=[], shapes=[], offsets=[], checksums=[]))

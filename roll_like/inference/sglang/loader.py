@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from roll_like.cluster.progress import PROGRESS
 from roll_like.inference.weight_transfer.shared_memory import BucketInfo, read_bucket
 
 
@@ -35,3 +36,5 @@ def load_bucket(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None
     device = next(model.parameters()).device  # where SGLang would have them; one tensor at a time
     tensors = read_bucket(BucketInfo(**json.loads(text)))
     model.load_weights((name, tensor.to(device)) for name, tensor in tensors)
+    PROGRESS.open()
+    PROGRESS.note_memory()

@@ -8,9 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+import torch.distributed
 from torch import Tensor
 
 from roll_like.cluster.progress import PROGRESS, Work
+from roll_like.config.inference import GPU_BUCKET_BYTES
 from roll_like.inference.interface import InferenceEngine
 from roll_like.inference.weight_transfer.fingerprint import fingerprint
 from roll_like.inference.weight_transfer.interface import SendReport, WeightSource, buckets_of
@@ -18,8 +21,6 @@ from roll_like.inference.weight_transfer.interface import SendReport, WeightSour
 if TYPE_CHECKING:
     from roll_like.cluster import ClusterHandle
 
-#: Tensors that are announced in one call, and that an engine holds until they are loaded. Bytes.
-BUCKET_BYTES = 512 << 20
 GROUP = "roll_like_weights"
 
 
@@ -33,7 +34,7 @@ class SGLangTransfer:
         address: Host of trainer rank 0.
         port: Free port there.
         backend: Of the process group: `nccl`, or `gloo` in tests.
-        bucket_bytes: Size of one bucket.
+        bucket_bytes: Size of one bucket, which is announced in one call and sent in one broadcast.
     """
 
     engines: ClusterHandle[InferenceEngine]
@@ -41,7 +42,7 @@ class SGLangTransfer:
     address: str
     port: int
     backend: str = "nccl"
-    bucket_bytes: int = BUCKET_BYTES
+    bucket_bytes: int = GPU_BUCKET_BYTES
 
     @property
     def world_size(self) -> int:
@@ -115,29 +116,27 @@ class SGLangSender:
 
     def _broadcast(self, thread: ThreadPoolExecutor, tensors: Sequence[tuple[str, Tensor]]) -> None:
         """Send one bucket; returns when every engine has loaded it."""
-        import torch.distributed
-
+        # SGLang takes views of the bytes, and each begins at a multiple of its values' size
+        ordered = sorted(tensors, key=lambda named: -named[1].element_size())
         info = {
-            "names": [name for name, _ in tensors],
-            "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in tensors],
-            "shapes": [list(tensor.shape) for _, tensor in tensors],
+            "names": [name for name, _ in ordered],
+            "dtypes": [str(tensor.dtype).removeprefix("torch.") for _, tensor in ordered],
+            "shapes": [list(tensor.shape) for _, tensor in ordered],
             "group_name": GROUP,
+            "load_format": "flattened_bucket",
         }
         device = "cuda" if self._transfer.backend == "nccl" else "cpu"
         engines = self._transfer.engines
         with PROGRESS.phase("send_weights", Work.ELSEWHERE):
             loading = thread.submit(engines.everywhere, InferenceEngine.update_weights, info)
-            # kept until all have arrived; not waited for before the engines answer, since one that refuses never joins
-            whole = [tensor.detach().to(device).contiguous() for _, tensor in tensors]
-            sent = [torch.distributed.broadcast(each, src=0, group=self._group, async_op=True) for each in whole]
+            # kept until it has arrived; not waited for before the engines answer, since one that refuses never joins
+            packed = torch.cat([each.detach().to(device).reshape(-1).view(torch.uint8) for _, each in ordered])
+            sent = torch.distributed.broadcast(packed, src=0, group=self._group, async_op=True)
             loading.result()
-            for work in sent:
-                work.wait()
+            sent.wait()
 
     def close(self) -> None:
         """Leave the process group."""
         if self._group is not None:
-            import torch.distributed
-
             torch.distributed.destroy_process_group(self._group)
             self._group = None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from roll_like.cluster.progress import PROGRESS, Work
+from roll_like.config.inference import GPU_BUCKET_BYTES
 from roll_like.inference.interface import InferenceEngine
 from roll_like.inference.weight_transfer.fingerprint import fingerprint
 from roll_like.inference.weight_transfer.interface import SendReport, WeightSource
@@ -17,9 +18,8 @@ from roll_like.inference.weight_transfer.interface import SendReport, WeightSour
 if TYPE_CHECKING:
     from roll_like.cluster import ClusterHandle
 
-
-#: Memory of each GPU that weights pass through; vLLM's default is a GiB.
-IPC_BUFFER_BYTES = 256 * 2**20
+#: vLLM's default is a GiB.
+BUFFER_BYTES = GPU_BUCKET_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +49,13 @@ class VLLMTransfer:
 
         Args:
             rank: The trainer rank.
-            largest_bytes: Size of the largest tensor: through CUDA IPC one travels whole.
+            largest_bytes: Size of the largest tensor. Through CUDA IPC it fits into the buffer; NCCL broadcasts what
+                reaches the size of the buffer together with the tensor that goes beyond it.
         """
         if self.backend == "ipc":
             from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 
-            return IPCTrainerInitInfo(
-                rank=rank, packed=True, packed_buffer_size_bytes=max(IPC_BUFFER_BYTES, largest_bytes)
-            )
+            return IPCTrainerInitInfo(rank=rank, packed=True, packed_buffer_size_bytes=max(BUFFER_BYTES, largest_bytes))
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
         return NCCLTrainerInitInfo(
@@ -64,6 +63,8 @@ class VLLMTransfer:
             master_address=self.address,
             master_port=self.port,
             world_size=1 + len(self.engines) * self.gpus_per_engine,
+            packed=True,
+            packed_buffer_size_bytes=BUFFER_BYTES,
         )
 
 

@@ -195,6 +195,7 @@ class WorkerExtension:
             tensors[HEAD] = digest(head_columns(head, salt))
             if HEAD not in names:
                 tied.update((HEAD, name) for name in names if layers.is_input(name))
+        PROGRESS.note_memory()  # once a sync
         return {"tensors": tensors, "tied": tied}
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from roll_like.cluster.address import own_node
 from roll_like.cluster.progress import PROGRESS, Work
 from roll_like.errors import WeightSyncError
 from roll_like.inference.interface import InferenceEngine
@@ -42,6 +43,7 @@ class BucketInfo:
     """Where a bucket is and what is in it. Travels as a plain dictionary, field by field.
 
     Attributes:
+        node: Node of the memory, as Ray calls it; empty if unknown.
         pid: Process that holds the memory.
         fd: Its descriptor there.
         size: Bytes.
@@ -52,6 +54,7 @@ class BucketInfo:
         checksums: Hash of each one's bytes.
     """
 
+    node: str
     pid: int
     fd: int
     size: int
@@ -102,6 +105,7 @@ def fill_bucket(memory: SharedMemory, tensors: Sequence[tuple[str, Tensor]]) -> 
         offsets.append(at)
         at += _aligned(tensor)
     return BucketInfo(
+        node=own_node(),
         pid=os.getpid(),
         fd=memory.fd,
         size=max(at, _ALIGNMENT),
@@ -129,8 +133,14 @@ def read_bucket(info: BucketInfo) -> list[tuple[str, Tensor]]:
     """Map a bucket and return its tensors as views; the mapping lives as long as they do.
 
     Raises:
-        WeightSyncError: The sender is gone, or bytes differ from those that were sent.
+        WeightSyncError: It is on another node, the sender is gone, or bytes differ from those that were sent.
     """
+    own = own_node()
+    if info.node and own and info.node != own:
+        raise WeightSyncError(
+            f"weights are in shared memory of node {info.node}, and this engine is on node {own}, which cannot map it",
+            fix="set resources.nodes to the number of nodes that the run uses, so that weights go through Ray",
+        )
     try:
         with open(f"/proc/{info.pid}/fd/{info.fd}", "rb") as file:
             # private: a write to a view changes a copy
@@ -174,6 +184,7 @@ class LocalBuckets:
 
     def __init__(self) -> None:
         self._memory: list[SharedMemory] = []
+        own_node()  # for processes that this one starts
 
     def here(self, info: Mapping[str, Any]) -> dict[str, Any]:
         """Return a description of the bucket in this machine's memory: the same, unless it came with its content."""
@@ -183,7 +194,7 @@ class LocalBuckets:
         self._memory.append(memory)
         memory.view.write(info[CONTENT].data)
         rest = {key: value for key, value in info.items() if key != CONTENT}
-        return rest | {"pid": os.getpid(), "fd": memory.fd}
+        return rest | {"node": own_node(), "pid": os.getpid(), "fd": memory.fd}
 
     def clear(self) -> None:
         """Give the memory up: the update is over."""

@@ -37,6 +37,22 @@ class Model:
             self._weights.write(name, tensor)
 
 
+def cut_views(message: Any, receive: Callable[[Tensor], object]) -> list[tuple[str, Tensor]]:
+    """Receive one broadcast, as SGLang's `FlattenedTensorBucket.empty` and `reconstruct_tensors` do."""
+    assert message.load_format == "flattened_bucket"
+    places, offset = [], 0
+    for name, dtype, shape in zip(message.names, message.dtypes, message.shapes, strict=True):
+        kind = getattr(torch, dtype)
+        if offset % kind.itemsize:
+            raise ValueError(f"Unaligned received tensor {name}: byte offset {offset}, dtype {kind}")
+        end = offset + torch.Size(shape).numel() * kind.itemsize
+        places.append((name, kind, shape, offset, end))
+        offset = end
+    packed = torch.empty(offset, dtype=torch.uint8)
+    receive(packed)
+    return [(name, packed[start:end].view(kind).reshape(shape)) for name, kind, shape, start, end in places]
+
+
 class Request:
     def __init__(self, asked: Any) -> None:
         self.asked, self.sampling = asked, asked.sampling_params
@@ -298,11 +314,7 @@ class Scheduler:
                 False,
                 "update_weights_from_distributed must run between begin_weight_update() and end_weight_update()",
             )
-        received = []
-        for name, dtype, shape in zip(message.names, message.dtypes, message.shapes, strict=True):
-            tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-            torch.distributed.broadcast(tensor, src=0, group=self._group)
-            received.append((name, tensor))
+        received = cut_views(message, lambda packed: torch.distributed.broadcast(packed, src=0, group=self._group))
         try:
             self._model.load_weights(received)
         except WeightSyncError as error:
