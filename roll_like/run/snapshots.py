@@ -110,6 +110,7 @@ class Snapshots:
         target, unfinished = self._directory / name_of(step), self._directory / "unfinished"
         try:
             with self._clock.attempt():
+                shutil.rmtree(unfinished, ignore_errors=True)  # of a rank that died while it wrote
                 save_checkpoint(unfinished, step, save, state, score=score, healthy=True)
                 unfinished.rename(target)
         except OSError as error:

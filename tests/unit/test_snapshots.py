@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from roll_like.cluster import guardian
+from roll_like.cluster import WorkerDied, guardian
 from roll_like.errors import CheckpointError, DiskFullError
 from roll_like.run import snapshots as module
 from roll_like.run.checkpoint import CheckpointStore, name_of, read_checkpoint
@@ -135,6 +135,18 @@ def test_one_of_several_ranks_that_cannot_write_is_an_error(tmp_path: Path) -> N
     with pytest.raises(CheckpointError, match="rank 1 cannot write"):
         take(snapshots, 1, half)
     assert in_memory(tmp_path) == []
+
+
+def test_what_a_rank_that_died_left_is_not_in_the_way_of_the_next_state(tmp_path: Path) -> None:
+    def die(directory: Path) -> None:
+        save(directory)
+        raise WorkerDied("training worker 1 in save: its process is gone")
+
+    snapshots, _ = make(tmp_path)
+    with pytest.raises(WorkerDied):
+        take(snapshots, 1, die)
+    assert take(snapshots, 2)
+    assert in_memory(tmp_path) == ["step_000002"]
 
 
 def test_a_state_comes_to_disk_while_later_ones_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
