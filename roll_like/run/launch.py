@@ -79,6 +79,7 @@ def running(
         )
         for warning in warnings:
             metrics.warn(warning)
+        store.warn = metrics.warn
         if resumed_run and checkpoint is None:
             metrics.warn(
                 f"{directory} has no checkpoint; the run starts from its first step (checkpoint.every and "

@@ -115,8 +115,9 @@ class FSDP2Backend(BackendPlugin):
     @staticmethod
     def merged(directory: Path) -> Mapping[str, Tensor]:
         """Return whole parameters from the files of any number of ranks, each read when it is asked for."""
-        from torch.distributed.checkpoint.filesystem import FileSystemReader
         from torch.distributed.checkpoint.state_dict_loader import load
+
+        from roll_like.training.checkpoint_reader import TensorReader
 
         folder = directory / TAG
 
@@ -124,10 +125,10 @@ class FSDP2Backend(BackendPlugin):
             tensor = torch.empty(stored.size, dtype=stored.properties.dtype)
             with _plain_errors(), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as is meant
-                load({key: tensor}, checkpoint_id=folder, no_dist=True)
+                load({key: tensor}, storage_reader=TensorReader(folder), no_dist=True)
             return tensor
 
-        stored = FileSystemReader(folder).read_metadata().state_dict_metadata
+        stored = TensorReader(folder).read_metadata().state_dict_metadata
         return LazyTensors(
             {
                 key.removeprefix(_WEIGHT): partial(read, key, entry)
@@ -246,11 +247,12 @@ class FSDP2Backend(BackendPlugin):
 
     def load(self, directory: str) -> None:
         """Take back what `save` wrote."""
-        from torch.distributed.checkpoint.filesystem import FileSystemReader
         from torch.distributed.checkpoint.state_dict_loader import load
 
-        folder = Path(directory) / TAG
-        stored = FileSystemReader(folder).read_metadata().state_dict_metadata.keys()
+        from roll_like.training.checkpoint_reader import TensorReader
+
+        reader = TensorReader(Path(directory) / TAG)
+        stored = reader.read_metadata().state_dict_metadata.keys()
         if any(key.startswith(_OPTIMIZER) for key in stored):
             self._fill_states()
         else:  # it was saved before the first step
@@ -258,7 +260,7 @@ class FSDP2Backend(BackendPlugin):
         wanted = {**self._weights(), **self._states()}
         require_same_tensors(wanted, stored)
         with _plain_errors():
-            load(wanted, checkpoint_id=folder)
+            load(wanted, storage_reader=reader)
 
     def tensors(self, part: State) -> Iterator[Tensor]:
         """Yield this rank's shares of parameters, and buffers; or the optimizer's states and gradients."""
