@@ -236,6 +236,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _train(arguments: argparse.Namespace, config: PipelineConfig) -> int:
     from roll_like.config.run import RunConfig
     from roll_like.run.folder import AUTO, announcement, is_finished, latest_run
+    from roll_like.run.signals import StopRequested, StopSignal
 
     automatic = arguments.resume == AUTO
     if not isinstance(config, RunConfig):
@@ -254,7 +255,12 @@ def _train(arguments: argparse.Namespace, config: PipelineConfig) -> int:
         return OK
     print(announcement(config, arguments.resume), flush=True)  # what follows takes seconds to import
     try:
-        result = config.pipeline_class().launch(config, resume=arguments.resume)
+        with StopSignal() as signal, signal.interruptible():
+            result = config.pipeline_class().launch(config, resume=arguments.resume)
+    except StopRequested as stop:
+        again = "the same command" if automatic else "the same command or --resume"
+        print(f"stopped by {stop} before the run had started; {again} continues it", file=sys.stderr)
+        return RETRY if automatic else OK
     except ResourceError as error:
         if not automatic or config.resources.address is None:
             raise
