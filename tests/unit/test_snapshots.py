@@ -18,6 +18,7 @@ import pytest
 
 from roll_like.cluster import WorkerDied, guardian
 from roll_like.errors import CheckpointError, DiskFullError
+from roll_like.run import folder
 from roll_like.run import snapshots as module
 from roll_like.run.checkpoint import CheckpointStore, name_of, read_checkpoint
 from roll_like.run.folder import locked
@@ -285,7 +286,14 @@ with locked(Path(sys.argv[1])) as lock:
 """
 
 
-def test_a_folder_is_free_when_what_clears_up_after_a_killed_process_has_ended(tmp_path: Path) -> None:
+def test_a_folder_is_waited_for_longer_than_a_copy_may_take() -> None:
+    assert folder.CLEARING_SECONDS > module.COPY_SECONDS + guardian.PATIENCE
+
+
+def test_a_folder_is_free_when_what_clears_up_after_a_killed_process_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(folder, "SILENT_SECONDS", 0.0)
     reading, writing = os.pipe()
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path], stdin=reading, stdout=subprocess.PIPE)
     os.close(reading)
@@ -310,4 +318,5 @@ def test_a_folder_is_free_when_what_clears_up_after_a_killed_process_has_ended(t
     os.close(writing)
     waiting.join(20)
     assert events == ["cleared up", "free"]
+    assert capsys.readouterr().err.startswith(f"waiting for what process {holder.pid} left in {tmp_path}")
     assert json.loads((tmp_path / ".lock").read_text()) == os.getpid()
