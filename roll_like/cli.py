@@ -83,6 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Reinforcement learning on language models: Ray, vLLM and DeepSpeed, on CPU and GPU.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action=_Version, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
@@ -177,7 +178,10 @@ class _Version(argparse.Action):
 
 
 def _add(commands: Any, name: str, command: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    # not abbreviated: what runs the command again (`supervised_command`) finds options by their names
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False
+    )
     parser.set_defaults(command=command)
     parser.add_argument("--debug", action="store_true", help="print the traceback of an error too")
     return parser

@@ -323,6 +323,14 @@ def test_a_run_that_a_signal_stopped_is_unfinished_to_a_scheduler(
     assert cli.main(["run", "--config", minimal, f"output_dir={tmp_path}", *resume]) == code
 
 
+@pytest.mark.parametrize("option", [["--rest", "3"], ["--res", "auto"], ["--che"]])
+def test_options_cannot_be_abbreviated(minimal: str, capsys: pytest.CaptureFixture[str], option: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["run", "--config", minimal, *option])
+    assert caught.value.code == 2
+    assert f"unrecognised arguments: {option[0]}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 @pytest.mark.parametrize(("resume", "code"), [(["--resume", "auto"], 75), ([], 0)])
 def test_a_signal_before_a_run_has_started_is_one_to_stop(
