@@ -83,6 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Reinforcement learning on language models: Ray, vLLM and DeepSpeed, on CPU and GPU.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action=_Version, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
@@ -177,7 +178,10 @@ class _Version(argparse.Action):
 
 
 def _add(commands: Any, name: str, command: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    # not abbreviated: what runs the command again (`supervised_command`) finds options by their names
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False
+    )
     parser.set_defaults(command=command)
     parser.add_argument("--debug", action="store_true", help="print the traceback of an error too")
     return parser
@@ -227,6 +231,7 @@ def _refuse_contradictions(parser: argparse.ArgumentParser, arguments: argparse.
 def _run(arguments: argparse.Namespace) -> int:
     from roll_like.config.run import RunConfig
     from roll_like.run.folder import AUTO, announcement, is_finished, latest_run
+    from roll_like.run.signals import StopRequested, StopSignal
 
     config = _load(arguments)
     if arguments.print_config:
@@ -248,7 +253,12 @@ def _run(arguments: argparse.Namespace) -> int:
             fix="leave --restart and --resume auto out, or derive it from roll_like.config.run.RunConfig",
         )
     try:
-        result = config.pipeline_class().launch(config, resume=arguments.resume)
+        with StopSignal() as signal, signal.interruptible():
+            result = config.pipeline_class().launch(config, resume=arguments.resume)
+    except StopRequested as stop:
+        again = "the same command" if automatic else "the same command or --resume"
+        print(f"stopped by {stop} before the run had started; {again} continues it", file=sys.stderr)
+        return RETRY if automatic else OK
     except ResourceError as error:
         if not automatic or not isinstance(config, RunConfig) or config.resources.address is None:
             raise

@@ -15,8 +15,8 @@ import pytest
 import ray
 
 
-def at(patch: pytest.MonkeyPatch, owner: type[Any], name: str, call: int, action: Callable[[Any], None]) -> None:
-    """Do something when the driver calls a method for the n-th time."""
+def at(patch: pytest.MonkeyPatch, owner: Any, name: str, call: int, action: Callable[[Any], None]) -> None:
+    """Do something when the driver calls a method, or a function of a module, for the n-th time."""
     method, calls = getattr(owner, name), itertools.count(1)
 
     def calling(self: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -60,6 +60,16 @@ def raise_once(worker: Any, path: str, error: Exception | None = None) -> None:
         raise raised
 
     _patch(worker, path, raising)
+
+
+def die_at_next_call(worker: Any, path: str) -> None:
+    """Let a worker's process end at the next call of a method of an object in it."""
+
+    def dying(owner: Any, name: str, *arguments: Any, **keywords: Any) -> None:
+        del owner, name, arguments, keywords
+        os._exit(3)
+
+    _patch(worker, path, dying)
 
 
 def slow_down(worker: Any, path: str, seconds: float) -> None:

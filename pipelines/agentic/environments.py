@@ -81,7 +81,9 @@ class EnvironmentWorkers:
         """
         config = self._config
         router = self._rewards.router(inference)
-        environments = EnvPool(self._workers, deadline_seconds=config.env_workers.deadline_seconds)
+        environments = EnvPool(
+            self._workers, deadline_seconds=config.env_workers.deadline_seconds, report=self._resources.report
+        )
         renderer = load_renderer(config.model)
         specs = specs_of([*config.environments, *config.evaluated])
         programs = None

@@ -19,6 +19,8 @@ from gymnasium.envs.registration import EnvSpec
 from roll_like.agents.env_manager import EnvironmentLost
 from roll_like.agents.episode import EnvironmentSpec, Started, Stepped
 from roll_like.cluster import Cluster, WorkerDied
+from roll_like.cluster.health import Report, RestartBudget, to_stderr
+from roll_like.cluster.replacement import Replacements
 from roll_like.config.load import import_plugins
 from roll_like.envs import TaskRows, make_env, system_prompt_of, tools_of
 from roll_like.errors import EnvError
@@ -169,10 +171,20 @@ class EnvPool:
     Args:
         cluster: The workers.
         deadline_seconds: Limit of one `reset` or `step`.
+        report: Told about workers that were replaced.
+        budget: Returns how often a worker may be lost without having taken a turn in between.
     """
 
-    def __init__(self, cluster: Cluster[EnvWorker], *, deadline_seconds: float) -> None:
+    def __init__(
+        self,
+        cluster: Cluster[EnvWorker],
+        *,
+        deadline_seconds: float,
+        report: Report = to_stderr,
+        budget: Callable[[], RestartBudget] = RestartBudget,
+    ) -> None:
         self.cluster = cluster
+        self.replacements = Replacements(cluster, EnvWorker.hosted, "its episodes are played again", report, budget)
         self.deadline_seconds = deadline_seconds
         self._workers = [_Worker(rank) for rank in range(len(cluster))]
         self._opened = 0
@@ -180,16 +192,25 @@ class EnvPool:
 
     def open(self, spec: EnvironmentSpec) -> RemoteEnvironment:
         """Return an environment on the worker with the fewest."""
-        worker = min(self._workers, key=lambda one: one.load)
+        worker = min(self._workers, key=lambda one: (self.replacements.pausing(one.rank), one.load))
         worker.load += 1
         self._opened += 1
         return RemoteEnvironment(self, spec, worker, f"{spec.name}-{self._opened}")
 
-    def replace(self, worker: _Worker) -> None:
-        """Restart a worker."""
+    def replace(self, worker: _Worker, why: str, *, counted: bool = True) -> None:
+        """Restart a worker.
+
+        Args:
+            worker: Which.
+            why: What happened to it.
+            counted: Whether that says something of the worker; not if one environment is known to be the reason.
+
+        Raises:
+            WorkerDied: It was lost too often.
+        """
         worker.generation += 1
         self.restarts += 1
-        self.cluster.restart(worker.rank)
+        self.replacements.replace(worker.rank, why, counted=counted)
 
 
 class RemoteEnvironment:
@@ -205,6 +226,7 @@ class RemoteEnvironment:
     async def reset(self, seed: int) -> Started:
         """Begin the episode; the time in which its worker starts does not count for the deadline."""
         if self._worker.answered < self._worker.generation:
+            await self._pool.replacements.started(self._worker.rank)
             await self._within(self._ask(EnvWorker.hosted), "the process", starting=True)
             self._worker.answered = max(self._worker.answered, self._generation)
         return await self._within(self._ask(EnvWorker.reset, self._episode, self._spec, seed), "reset")
@@ -220,9 +242,11 @@ class RemoteEnvironment:
             await asyncio.wait_for(self._ask(EnvWorker.close, self._episode), self._pool.deadline_seconds)
         except EnvironmentLost:
             return
-        except (WorkerDied, TimeoutError):
+        except (WorkerDied, TimeoutError) as error:
             if not self._replaced:
-                self._pool.replace(self._worker)
+                died = isinstance(error, WorkerDied)
+                why = str(error) if died else f"close of {self._spec.env_id} did not return in time"
+                self._pool.replace(self._worker, why, counted=died)
 
     @property
     def _replaced(self) -> bool:
@@ -247,19 +271,22 @@ class RemoteEnvironment:
         except TimeoutError:
             if self._replaced:
                 raise self._lost("another environment hung there") from None
-            self._pool.replace(self._worker)
+            late = f"{what} of {self._spec.env_id} did not return within {seconds:g} s"
+            self._pool.replace(self._worker, late, counted=starting)
             raise EnvError(
-                f"{what} of {self._spec.env_id} did not return within {seconds:g} s",
+                late,
                 fix=f"raise {'resources.start_timeout_seconds' if starting else 'env_workers.deadline_seconds'}, or "
                 "correct the environment",
             ) from None
         except WorkerDied as error:
             if self._replaced:
                 raise self._lost(str(error)) from error
-            self._pool.replace(self._worker)
+            self._pool.replace(self._worker, str(error))
             raise EnvError(f"the process of {self._spec.env_id} died in {what}: {error}") from error
         if isinstance(answer, Crashed):
             raise EnvError(f"{what} of {self._spec.env_id} failed: {answer.error}")
+        if not starting:
+            self._pool.replacements.worked(self._worker.rank)
         return answer
 
     def _lost(self, why: str) -> EnvironmentLost:

@@ -237,10 +237,12 @@ def _cause(refs: Sequence[Any], failed: int, error: RayError) -> tuple[int, RayE
     """Return which call failed first, and how: a process that dies leaves errors of its peers behind.
 
     Peers notice a lost connection within milliseconds, and their error may arrive before Ray's that a process is gone.
+    It may be one of this package: start, load and save say what they could not do because of it.
     """
-    deliberate = isinstance(error, RayTaskError) and isinstance(error.cause, RollLikeError)
+    cause = error.cause if isinstance(error, RayTaskError) else None
+    known = isinstance(cause, RollLikeError) and (cause.retry or cause.worker is not None)
     others = {index: ref for index, ref in enumerate(refs) if index != failed}
-    if deliberate or isinstance(error, _DEATHS) or not others:
+    if known or isinstance(error, _DEATHS) or not others:
         return failed, error
     ended, _ = ray.wait(list(others.values()), num_returns=len(others), timeout=SETTLING_SECONDS)
     for index, ref in others.items():

@@ -278,4 +278,5 @@ def _start_pool(
         cluster,
         limit_seconds=REWARD_GRACE + section.timeout_seconds * (section.retries + 1),
         groups_per_worker=section.groups_per_worker,
+        report=resources.report,
     )

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from roll_like.cluster import Cluster, ClusterHandle, WorkerDied
+from roll_like.cluster.health import Report, RestartBudget, to_stderr
+from roll_like.cluster.replacement import Replacements
 from roll_like.errors import RollLikeError
 from roll_like.inference.interface import EngineDied, FailedGeneration, GenerateRequest, Generation, InferenceEngine
 from roll_like.rewards.worker import RewardWorker
@@ -83,10 +85,21 @@ class RewardPool:
         limit_seconds: Longest that one group may take once a worker has it. A reward that holds
             Python's interpreter lock stops its worker's own time-outs too; this one replaces the worker.
         groups_per_worker: Groups that one worker scores side by side.
+        report: Told about workers that were replaced.
+        budget: Returns how often a worker may be lost without having scored a group in between.
     """
 
-    def __init__(self, cluster: Cluster[RewardWorker], *, limit_seconds: float, groups_per_worker: int = 8) -> None:
+    def __init__(
+        self,
+        cluster: Cluster[RewardWorker],
+        *,
+        limit_seconds: float,
+        groups_per_worker: int = 8,
+        report: Report = to_stderr,
+        budget: Callable[[], RestartBudget] = RestartBudget,
+    ) -> None:
         self._cluster = cluster
+        self._replacements = Replacements(cluster, RewardWorker.healthy, "its groups are scored again", report, budget)
         self._limit = limit_seconds
         self._room = groups_per_worker
         self._load = [0] * len(cluster)
@@ -112,6 +125,9 @@ class RewardPool:
         A group whose worker dies or hangs may be the reason, or only have been there. It is tried again with a
         worker to itself, where it can take no other group along. When two workers went that had no other group, its
         samples are failures.
+
+        Raises:
+            WorkerDied: A worker was lost too often without having scored anything.
         """
         outcome = await self._anywhere(group)
         while isinstance(outcome, _Lost) and outcome.why == "retired":
@@ -130,12 +146,13 @@ class RewardPool:
         while True:
             ranks = [rank for rank, load in enumerate(self._load) if load < self._room and rank != self._reserved]
             if ranks:
-                return await self._score_on(min(ranks, key=lambda rank: self._load[rank]), group)
+                # one that is to start after a pause is waited for where there is no other
+                return await self._score_on(min(ranks, key=self._burden), group)
             await self._change()
 
     async def _alone(self, group: Group[Trajectory]) -> Group[Scored] | _Lost:
         """Let a worker score that has no other group, nor gets one meanwhile."""
-        rank = self._reserved = min(range(len(self._load)), key=lambda index: self._load[index])
+        rank = self._reserved = min(range(len(self._load)), key=self._burden)
         try:
             while self._load[rank]:
                 await self._change()
@@ -144,11 +161,19 @@ class RewardPool:
             self._reserved = None
             self._changed.set()
 
+    def _burden(self, rank: int) -> tuple[bool, int]:
+        return self._replacements.pausing(rank), self._load[rank]
+
     async def _score_on(self, rank: int, group: Group[Trajectory]) -> Group[Scored] | _Lost:
-        generation = self._generation[rank]
         self._load[rank] += 1
         self._arrivals[rank] += 1
         arrivals, first = self._arrivals[rank], self._load[rank] == 1
+        try:
+            await self._replacements.started(rank)
+        except asyncio.CancelledError:
+            self._leave(rank)
+            raise
+        generation = self._generation[rank]
         # waiting for other groups counts: a worker takes them side by side
         limit = self._limit * self._load[rank]
         call = asyncio.ensure_future(self._cluster.ask(rank, RewardWorker.score, group))
@@ -160,11 +185,12 @@ class RewardPool:
                 raise TimeoutError(f"reward worker {rank} did not answer within {limit:g} s")
             scored = call.result()
         except (TimeoutError, WorkerDied) as error:
-            self._replace(rank, generation)
+            alone = first and self._arrivals[rank] == arrivals
+            self._replace(rank, generation, str(error), counted=not alone)
             if done and (rank, generation) in self._retired:
                 return _Lost(str(error), "retired")
-            alone = first and self._arrivals[rank] == arrivals
             return _Lost(str(error), "alone" if alone else "company")
+        self._replacements.worked(rank)
         if len(scored.failures) > len(group.failures):
             await self._retire_if_hung(rank, generation)
         return scored
@@ -177,18 +203,21 @@ class RewardPool:
             healthy = False
         if not healthy and self._generation[rank] == generation:
             self._retired.add((rank, generation))
-            self._replace(rank, generation)
+            self._replace(rank, generation, f"a reward hangs in {self._cluster.name} worker {rank}", counted=False)
 
-    def _replace(self, rank: int, generation: int) -> None:
+    def _replace(self, rank: int, generation: int, why: str, *, counted: bool) -> None:
         """Restart a worker, unless another group that lost it has done so already."""
         if self._generation[rank] == generation:
             self._generation[rank] += 1
             self.restarts += 1
-            self._cluster.restart(rank)
+            self._replacements.replace(rank, why, counted=counted)
 
     def _release(self, rank: int, ended: asyncio.Future[Group[Scored]]) -> None:
         if not ended.cancelled():
             ended.exception()  # read here too, if no caller waits any more
+        self._leave(rank)
+
+    def _leave(self, rank: int) -> None:
         self._load[rank] -= 1
         self._changed.set()
 

@@ -139,7 +139,8 @@ class CheckpointStore:
         self.directory = directory
         self._keep = keep
         self._keep_best = keep_best
-        self._warn = warn
+        #: Told about what is passed over.
+        self.warn = warn
 
     def write(
         self,
@@ -220,11 +221,11 @@ class CheckpointStore:
                     raise CheckpointError(f"{path} holds the checkpoint of step {checkpoint.step}")
             except CheckpointError as error:
                 damaged += 1
-                self._warn(f"{error.message}; the checkpoint before it is used")
+                self.warn(f"{error.message}; the checkpoint before it is used")
                 continue
             if checkpoint.healthy:
                 return checkpoint
-            self._warn(
+            self.warn(
                 f"{path} was written while a guard found the policy unhealthy (events.jsonl says why); the checkpoint "
                 "before it is used"
             )
@@ -262,7 +263,11 @@ class CheckpointStore:
     def _remember_best(self, path: Path, score: float) -> None:
         best = self.directory / "best"
         if best.exists():
-            known = _manifest(best).score
+            try:
+                known = _manifest(best).score
+            except (OSError, ValueError):
+                known = None
+                self.warn(f"{best / MANIFEST} is damaged; {path.name} is the best checkpoint from now on")
             if known is not None and known >= score:
                 return
         fresh = self.directory / f"{TEMPORARY}best"

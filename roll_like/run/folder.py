@@ -5,18 +5,23 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from roll_like.cluster.guardian import COPY_SECONDS
 from roll_like.config.run import RunConfig
 from roll_like.errors import CheckpointError, ConfigError
 from roll_like.metrics import files
 
-#: How long the lock of a killed process is waited for: its newest checkpoint may still be on its way to disk. Seconds.
-CLEARING_SECONDS = 300.0
+#: How long the lock of a killed process is waited for: what it started is ended, and its newest checkpoint may still be
+#: on its way to disk. Seconds.
+CLEARING_SECONDS = COPY_SECONDS + 300.0
+#: After how long the reason for the wait is said. Seconds.
+SILENT_SECONDS = 10.0
 #: `--resume auto`.
 AUTO = "auto"
 
@@ -120,12 +125,19 @@ def locked(directory: Path) -> Iterator[int]:
         CheckpointError: Another process runs in it.
     """
     with (directory / files.LOCK).open("a+") as file:
-        until = time.monotonic() + CLEARING_SECONDS
+        began, silent = time.monotonic(), True
         while not _taken(file):
             holder = _content(file)
-            if not holder.isdigit() or Path("/proc", holder).exists() or time.monotonic() > until:
+            if not holder.isdigit() or Path("/proc", holder).exists() or time.monotonic() > began + CLEARING_SECONDS:
                 raise CheckpointError(
                     f"another process is running in {directory}", fix="wait for it, or choose another `name`"
+                )
+            if silent and time.monotonic() > began + SILENT_SECONDS:
+                silent = False
+                print(
+                    f"waiting for what process {holder} left in {directory}: its newest checkpoint is written to disk",
+                    file=sys.stderr,
+                    flush=True,
                 )
             time.sleep(0.1)
         file.truncate(0)

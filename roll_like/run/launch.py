@@ -43,6 +43,7 @@ def running(
     Raises:
         RollLikeError: The run to continue does not exist or is finished without a checkpoint, its folder is in use, or
             the hardware is not there.
+        StopRequested: A signal to stop arrived meanwhile.
     """
     directory, resumed_run = find_run(config, resume)
     with ExitStack() as stack:
@@ -64,63 +65,68 @@ def running(
             refuse_other_run(config, checkpoint)
         (directory / "config.yaml").write_text(dump_config(config))
         signal = stack.enter_context(StopSignal())
-        metrics = stack.enter_context(
-            MetricsManager(
-                config.metrics,
-                directory,
-                directory.name,
-                config.total_steps,
-                config.model_dump(mode="json", by_alias=True),
-                evaluations=evaluations_of(config),
-                devices=config.resources.nodes * config.resources.devices_per_node,
-                state=checkpoint.state["metrics"] if checkpoint else None,
-                began=began,
+        with signal.interruptible():
+            metrics = stack.enter_context(
+                MetricsManager(
+                    config.metrics,
+                    directory,
+                    directory.name,
+                    config.total_steps,
+                    config.model_dump(mode="json", by_alias=True),
+                    evaluations=evaluations_of(config),
+                    devices=config.resources.nodes * config.resources.devices_per_node,
+                    state=checkpoint.state["metrics"] if checkpoint else None,
+                    began=began,
+                )
             )
-        )
-        for warning in warnings:
-            metrics.warn(warning)
-        if resumed_run and checkpoint is None:
-            metrics.warn(
-                f"{directory} has no checkpoint; the run starts from its first step (checkpoint.every and "
-                "checkpoint.at_end say when checkpoints are written)"
+            for warning in warnings:
+                metrics.warn(warning)
+            store.warn = metrics.warn
+            if resumed_run and checkpoint is None:
+                metrics.warn(
+                    f"{directory} has no checkpoint; the run starts from its first step (checkpoint.every and "
+                    "checkpoint.at_end say when checkpoints are written)"
+                )
+            metrics.phase("starting Ray")
+            durable = bool(checkpoints.every or checkpoints.every_minutes)
+            with signal.lent():
+                session = stack.enter_context(
+                    RaySession(
+                        config.resources,
+                        directory / "logs",
+                        checkpoints=store.directory if durable else None,
+                        lock=lock,
+                    )
+                )
+            snapshots = Snapshots(session.snapshots, store, durable=durable, warn=metrics.warn)
+            stack.push(snapshots.close)
+            resources = stack.enter_context(ResourceManager(config.resources))
+            resources.allocate()
+            require_capable(config, resources.gpus)
+            require_room(config, resources.gpus)
+            state = RunState(
+                directory=directory,
+                config=config,
+                metrics=metrics,
+                signal=signal,
+                store=store,
+                snapshots=snapshots,
+                resumed=checkpoint,
+                callbacks=callbacks,
             )
-        metrics.phase("starting Ray")
-        durable = bool(checkpoints.every or checkpoints.every_minutes)
-        session = stack.enter_context(
-            RaySession(
-                config.resources, directory / "logs", checkpoints=store.directory if durable else None, lock=lock
+            resources.report = state.recovered
+            nodes = stack.enter_context(
+                watching(
+                    resources,
+                    session.memory,
+                    stacks=directory / "stacks",
+                    step=lambda: state.finished + 1,
+                    moves=lambda: metrics.phases,
+                    report=state.note_hang,
+                    warn=metrics.warn,
+                )
             )
-        )
-        snapshots = Snapshots(session.snapshots, store, durable=durable, warn=metrics.warn)
-        stack.push(snapshots.close)
-        signal.claim()
-        resources = stack.enter_context(ResourceManager(config.resources))
-        resources.allocate()
-        require_capable(config, resources.gpus)
-        require_room(config, resources.gpus)
-        state = RunState(
-            directory=directory,
-            config=config,
-            metrics=metrics,
-            signal=signal,
-            store=store,
-            snapshots=snapshots,
-            resumed=checkpoint,
-            callbacks=callbacks,
-        )
-        resources.report = state.recovered
-        nodes = stack.enter_context(
-            watching(
-                resources,
-                session.memory,
-                stacks=directory / "stacks",
-                step=lambda: state.finished + 1,
-                moves=lambda: metrics.phases,
-                report=state.note_hang,
-                warn=metrics.warn,
-            )
-        )
-        metrics.usage = lambda: memory_metrics(nodes.memory())
+            metrics.usage = lambda: memory_metrics(nodes.memory())
         yield RunContext(state=state, resources=resources, stack=stack)
 
 

@@ -87,6 +87,7 @@ class Pipeline(ABC, Generic[ConfigT]):
         Raises:
             ConfigError: The check found errors; nothing was started.
             RollLikeError: Something of the run failed; the message says what and how to go on.
+            StopRequested: A signal ended the run while it started; nothing is left of it but its folder.
         """
         began = time.monotonic()
         if refuse_errors(cls.check(config)).gpus is None and config.resources.device == "cuda":

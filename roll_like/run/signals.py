@@ -12,14 +12,17 @@ STOPPING = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopRequested(KeyboardInterrupt):
-    """A signal to stop arrived. A KeyboardInterrupt, because event loops let only that through."""
+    """A signal to stop arrived; its argument is the signal's name.
+
+    A KeyboardInterrupt, because event loops let only that through.
+    """
 
 
 class StopSignal:
     """Turns SIGTERM and SIGUSR1 into a flag, and into `StopRequested` where that is safe.
 
-    Schedulers send one of them before they end a job. While generating, nothing of the step has changed the policy: the
-    wait is cut short. While training, the step is finished first.
+    Schedulers send one of them before they end a job. While the run starts, nothing is lost; while generating, nothing
+    of the step has changed the policy: the wait is cut short. While training, the step is finished first.
     """
 
     def __init__(self) -> None:
@@ -37,10 +40,17 @@ class StopSignal:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def claim(self) -> None:
-        """Take the signal back from a library that replaced the handler (`ray.init` does)."""
-        for number in STOPPING:
-            signal.signal(number, self._on_signal)
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Let a library handle SIGTERM by an exit, as `ray.init` does, and take the signal back after the block."""
+        try:
+            yield
+        except SystemExit:
+            self.name, self.requested = signal.SIGTERM.name, True
+            raise StopRequested(self.name) from None
+        finally:
+            for number in STOPPING:
+                signal.signal(number, self._on_signal)
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -48,7 +58,7 @@ class StopSignal:
         self._interruptible = True
         try:
             if self.requested:
-                raise StopRequested
+                raise StopRequested(self.name)
             yield
         finally:
             self._interruptible = False
@@ -58,4 +68,4 @@ class StopSignal:
         self.name = signal.Signals(number).name
         self.requested = True
         if self._interruptible:
-            raise StopRequested
+            raise StopRequested(self.name)

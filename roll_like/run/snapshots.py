@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from roll_like.cluster.guardian import COPY_SECONDS
 from roll_like.errors import CheckpointError, DiskFullError
 from roll_like.run.checkpoint import (
     Checkpoint,
@@ -25,8 +26,6 @@ from roll_like.run.checkpoint import (
 
 #: Of what a snapshot takes, how much has to be left: sizes vary a little.
 MARGIN = 1.1
-#: How long a checkpoint may take from memory to disk, once nothing else is left to do. Seconds.
-COPY_SECONDS = 1800.0
 
 
 class Snapshots:
@@ -110,6 +109,7 @@ class Snapshots:
         target, unfinished = self._directory / name_of(step), self._directory / "unfinished"
         try:
             with self._clock.attempt():
+                shutil.rmtree(unfinished, ignore_errors=True)  # of a rank that died while it wrote
                 save_checkpoint(unfinished, step, save, state, score=score, healthy=True)
                 unfinished.rename(target)
         except OSError as error:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +26,10 @@ MOST_WITHOUT_PROGRESS = 3
 #: Seconds before the next attempt, by how many attempts in a row made no progress.
 PAUSES = (2.0, 10.0, 60.0)
 ATTEMPTS = "attempts.jsonl"
+#: How often this process looks whether the run is stopped. Seconds.
+LOOK_SECONDS = 5.0
+#: After how long in which the run was stopped that is said, and after how long it is killed. Seconds.
+SAID_SECONDS, STOPPED_SECONDS = 60.0, 600.0
 
 
 @dataclass
@@ -85,7 +90,7 @@ class Supervisor:
     def _attempt(self, number: int) -> int:
         began, clock = datetime.now(UTC), time.monotonic()
         self._child = subprocess.Popen(self.command)
-        code = self._child.wait()
+        code = self._end_of(self._child)
         self._child = None
         found = self.progress()
         if found is not None:
@@ -100,6 +105,31 @@ class Supervisor:
                 file.write(json.dumps(record) + "\n")
         return code
 
+    def _end_of(self, child: subprocess.Popen[bytes]) -> int:
+        """Wait until an attempt ends, and return its exit code; end one that is stopped and not continued.
+
+        One that hangs ends itself (`roll_like.cluster.watchdog`), which a stopped process cannot.
+        """
+        stopped, said = 0.0, False
+        while True:
+            began = time.monotonic()
+            with suppress(subprocess.TimeoutExpired):
+                return child.wait(LOOK_SECONDS)
+            # this process may have been stopped as well, by Ctrl-Z: that time does not count
+            passed = min(time.monotonic() - began, 2 * LOOK_SECONDS)
+            stopped = stopped + passed if _is_stopped(child.pid) else 0.0
+            if not stopped:
+                said = False
+            elif stopped >= STOPPED_SECONDS:
+                self.say(f"the run (process {child.pid}) was stopped for {stopped:.0f} s and is killed")
+                child.kill()
+            elif stopped >= SAID_SECONDS and not said:
+                said = True
+                self.say(
+                    f"the run (process {child.pid}) is stopped; `kill -CONT {child.pid}` continues it, and after "
+                    f"{STOPPED_SECONDS:g} s it is killed and started again"
+                )
+
     def _step(self) -> int:
         found = self.progress()
         return 0 if found is None else found[1]
@@ -109,6 +139,7 @@ class Supervisor:
         self._stopping = True
         if self._child is not None:
             self._child.send_signal(number)
+            self._child.send_signal(signal.SIGCONT)  # a stopped one would not notice
 
     def _leave_to_child(self, number: int, frame: Any) -> None:
         """A terminal sends Ctrl-C to the child too."""
@@ -135,6 +166,14 @@ def supervised_command(arguments: Sequence[str]) -> list[str]:
         elif not text.startswith("--restart="):
             kept.append(text)
     return [sys.executable, *kept, "--resume", "auto"]
+
+
+def _is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped by a signal; not one that a debugger holds."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:  # it has just ended
+        return False
 
 
 def _described(code: int) -> str:

@@ -12,7 +12,9 @@ from roll_like.sandbox.bwrap import HELP
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the self-test and return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m roll_like.sandbox", description=(__doc__ or "").split(":")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m roll_like.sandbox", description=(__doc__ or "").split(":")[0], allow_abbrev=False
+    )
     parser.add_argument("backend", nargs="?", default="auto", help=f"one of {', '.join(BACKENDS)}")
     backend = parser.parse_args(arguments).backend
     try:

@@ -14,16 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roll_like.algorithms.lazy import torch  # the registry imports the backend's file to know its name
-from roll_like.training.plugin import LazyTensors, require_same_tensors, whole_shape
+from roll_like.training.plugin import LazyTensors, require_same_sum, require_same_tensors, whole_shape
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 WEIGHT = "weight"
 MOMENTS = ("exp_avg", "exp_avg_sq")
-#: How far sums over all values may be apart, as a share of the sum of absolute values: they add up in another order.
-SUM_TOLERANCE = 1e-9
-
 #: Of one rank: a stretch of a parameter.
 Record = Mapping[str, Any]
 
@@ -269,7 +266,4 @@ def _compare(engine: Any, own: Sequence[Stretch], files: Sequence[Mapping[str, A
         torch.distributed.all_reduce(found, group=engine.data_parallel_group)
     for index, key in enumerate((WEIGHT, *MOMENTS)):
         expected, size = (math.fsum(file["sums"][key][place] for file in files) for place in (0, 1))
-        if not abs(float(found[index, 0]) - expected) <= SUM_TOLERANCE * max(size, 1e-30):
-            raise RuntimeError(
-                f"what was loaded is not what was written: the sum of {key} is {float(found[index, 0])}, not {expected}"
-            )
+        require_same_sum(key, float(found[index, 0]), expected, size)

@@ -21,7 +21,14 @@ from roll_like.config.states import StateBytes, StateSizes
 from roll_like.config.violations import Violation
 from roll_like.errors import ConfigError
 from roll_like.registry import TRAINING_BACKENDS
-from roll_like.training.plugin import COLLECTIVE_TIMEOUT, BackendPlugin, LazyTensors, Part, require_same_tensors
+from roll_like.training.plugin import (
+    COLLECTIVE_TIMEOUT,
+    BackendPlugin,
+    LazyTensors,
+    Part,
+    require_same_sum,
+    require_same_tensors,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -32,6 +39,9 @@ if TYPE_CHECKING:
 #: Name of the folder of weights and optimizer within a checkpoint.
 TAG = "engine"
 _WEIGHT, _OPTIMIZER = "weight.", "optimizer."
+#: Sums of what a checkpoint holds, by kind; and the kinds.
+_SUMS = "sums"
+_KINDS = (_WEIGHT, f"{_OPTIMIZER}exp_avg.", f"{_OPTIMIZER}exp_avg_sq.")
 
 
 @TRAINING_BACKENDS.register("fsdp2")
@@ -115,8 +125,9 @@ class FSDP2Backend(BackendPlugin):
     @staticmethod
     def merged(directory: Path) -> Mapping[str, Tensor]:
         """Return whole parameters from the files of any number of ranks, each read when it is asked for."""
-        from torch.distributed.checkpoint.filesystem import FileSystemReader
         from torch.distributed.checkpoint.state_dict_loader import load
+
+        from roll_like.training.checkpoint_reader import TensorReader
 
         folder = directory / TAG
 
@@ -124,10 +135,10 @@ class FSDP2Backend(BackendPlugin):
             tensor = torch.empty(stored.size, dtype=stored.properties.dtype)
             with _plain_errors(), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as is meant
-                load({key: tensor}, checkpoint_id=folder, no_dist=True)
+                load({key: tensor}, storage_reader=TensorReader(folder), no_dist=True)
             return tensor
 
-        stored = FileSystemReader(folder).read_metadata().state_dict_metadata
+        stored = TensorReader(folder).read_metadata().state_dict_metadata
         return LazyTensors(
             {
                 key.removeprefix(_WEIGHT): partial(read, key, entry)
@@ -242,23 +253,29 @@ class FSDP2Backend(BackendPlugin):
         from torch.distributed.checkpoint.state_dict_saver import save
 
         with _plain_errors():
-            save({**self._weights(), **self._states()}, checkpoint_id=Path(directory) / TAG)
+            save({**self._weights(), **self._states(), _SUMS: self._sums()}, checkpoint_id=Path(directory) / TAG)
 
     def load(self, directory: str) -> None:
-        """Take back what `save` wrote."""
-        from torch.distributed.checkpoint.filesystem import FileSystemReader
+        """Take back what `save` wrote, on any number of ranks, and compare the sums over all of them."""
         from torch.distributed.checkpoint.state_dict_loader import load
 
-        folder = Path(directory) / TAG
-        stored = FileSystemReader(folder).read_metadata().state_dict_metadata.keys()
+        from roll_like.training.checkpoint_reader import TensorReader
+
+        reader = TensorReader(Path(directory) / TAG)
+        stored = reader.read_metadata().state_dict_metadata.keys()
         if any(key.startswith(_OPTIMIZER) for key in stored):
             self._fill_states()
         else:  # it was saved before the first step
             self._optimizer.state.clear()
         wanted = {**self._weights(), **self._states()}
+        if _SUMS in stored:  # earlier versions wrote none
+            wanted[_SUMS] = torch.zeros_like(self._sums())
         require_same_tensors(wanted, stored)
         with _plain_errors():
-            load(wanted, checkpoint_id=folder)
+            load(wanted, storage_reader=reader)
+        if _SUMS in wanted:
+            for kind, found, (written, size) in zip(_KINDS, self._sums()[:, 0], wanted[_SUMS], strict=True):
+                require_same_sum(kind.removeprefix(_OPTIMIZER).rstrip("."), float(found), float(written), float(size))
 
     def tensors(self, part: State) -> Iterator[Tensor]:
         """Yield this rank's shares of parameters, and buffers; or the optimizer's states and gradients."""
@@ -292,6 +309,18 @@ class FSDP2Backend(BackendPlugin):
             for name, parameter in self._trained().items()
             for key, value in self._optimizer.state.get(parameter, {}).items()
         }
+
+    def _sums(self) -> Tensor:
+        """Return sums over all ranks of the values of each kind, and of their sizes, shape [kinds, 2]; all must ask."""
+        sums = torch.zeros(len(_KINDS), 2, dtype=torch.float64, device=self._device)
+        for name, tensor in {**self._weights(), **self._states()}.items():
+            share = _local(tensor)  # each value is on one rank
+            for kind, row in zip(_KINDS, sums, strict=True):
+                if name.startswith(kind):
+                    row[0] += share.sum(dtype=torch.float64)
+                    row[1] += torch.linalg.vector_norm(share, 1, dtype=torch.float64)
+        torch.distributed.all_reduce(sums)
+        return sums
 
     def _fill_states(self) -> None:
         """Let the optimizer make its states, for them to be loaded: a step that moves nothing."""

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 #: Time-out of collectives: longer than the watchdog lets any rank hang (`roll_like.cluster.watchdog.MOST_SECONDS`),
 #: which says more of it.
 COLLECTIVE_TIMEOUT = timedelta(minutes=35)
+#: How far sums over all values may be apart, as a share of the sum of absolute values: they add up in another order.
+SUM_TOLERANCE = 1e-9
 #: What the state of a model in training consists of.
 Part = Literal["weights", "gradients", "optimizer"]
 
@@ -55,6 +57,19 @@ def require_same_tensors(wanted: Collection[str], stored: Collection[str]) -> No
             "the checkpoint is of another model or of other adapters: missing tensors: "
             f"{', '.join(missing[:3]) or 'none'}; unexpected tensors: {', '.join(unexpected[:3]) or 'none'}"
         )
+
+
+def require_same_sum(what: str, found: float, written: float, size: float) -> None:
+    """Raise a RuntimeError if ranks together hold something else than was written.
+
+    Args:
+        what: What was added up, for the message.
+        found: Its sum over all ranks.
+        written: What that was when it was saved.
+        size: The sum of absolute values then.
+    """
+    if not abs(found - written) <= SUM_TOLERANCE * max(size, 1e-30):
+        raise RuntimeError(f"what was loaded is not what was written: the sum of {what} is {found}, not {written}")
 
 
 class BackendPlugin:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
@@ -29,6 +29,7 @@ from roll_like.inference.weight_transfer.fingerprint import fingerprint
 from roll_like.models.card import ModelCard
 from roll_like.models.checkpoint_names import TensorGroup, checkpoint_tensors, tensor_groups
 from roll_like.models.export import save_hf_directory
+from roll_like.models.identity import identity_of
 from roll_like.models.load import from_anywhere, load_tokenizer
 from roll_like.models.lora import (
     Adapter,
@@ -385,6 +386,11 @@ class TrainingRank:
     def _hf_model(self) -> Any:
         return self._objective.hf_model(self._model.module)
 
+    @cached_property
+    def _base(self) -> str | None:
+        """Which model's frozen weights adapters are trained beside; None without adapters."""
+        return None if self._settings.lora is None else identity_of(Path(self._spec.model_path))
+
     def _tensors(self, state: State) -> Iterator[Tensor]:
         yield from self._backend.tensors(state)
         if state == "weights":
@@ -411,7 +417,7 @@ class TrainingRank:
         Raises:
             CheckpointError: The disk is full or not writable.
         """
-        state = {"updates": self.updates, "rng": random_states()}
+        state = {"updates": self.updates, "rng": random_states(), "base": self._base}
         try:
             self._backend.save(directory)
             PROGRESS.tick()
@@ -443,6 +449,14 @@ class TrainingRank:
                 fix="continue with the model, the adapters and the critic of the run (config.yaml in the checkpoint), "
                 "or leave --resume out to start a new one",
             ) from error
+        base = state.get("base")
+        if base not in (None, self._base):
+            raise CheckpointError(
+                f"the adapters in {directory} were trained beside another base model: its fingerprint was {base}, and "
+                f"that of {self._spec.model_path} is {self._base}",
+                fix="set model.path and model.revision to those of the run (config.yaml in the checkpoint), or leave "
+                "--resume out to start a new one",
+            )
         self.updates = state["updates"]
         if own.exists():
             restore_random_states(state["rng"])

@@ -6,13 +6,14 @@ Whatever happens, the weights end equal to those of an undisturbed run, to the b
 from __future__ import annotations
 
 import errno
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import warm_workers
 from faults import at, kill, raise_once, slow_down, stop
-from run_config import write_episodes_run, write_run
+from run_config import read_lines, write_episodes_run, write_run
 from test_healing import APART, TWO_RANKS, Ended, ended
 from tiny_model import make_tiny_model
 
@@ -285,6 +286,13 @@ def test_a_reward_worker_is_lost(
     same(run, undisturbed)
     assert [line["rollout/failures"] for line in run.lines] == [0, 0, 0]
     assert ("rewards 0 was stopped" in run.output) == (fault is stop)
+    assert re.search(r"rewards worker 0 in score: .*; it was replaced in \d+ s, and its groups are", run.output)
+    assert replaced(run) == ["rewards"]
+
+
+def replaced(run: Ended) -> list[str]:
+    """Return the roles of which a worker was replaced, as events say."""
+    return [line["role"] for line in read_lines(run.folder / "events.jsonl") if line["kind"] == "recovery"]
 
 
 @pytest.mark.parametrize("fault", [kill, stop])
@@ -306,6 +314,8 @@ def test_an_environment_worker_is_lost(
     run = ended(episodes(tmp_path))
     same(run, undisturbed)
     assert ("environments 0 was stopped" in run.output) == (fault is stop)
+    assert re.search(r"environments worker 0 in .*; it was replaced in \d+ s, and its episodes are", run.output)
+    assert replaced(run) == ["environments"]
 
 
 @pytest.mark.parametrize("role", ["training", "critic"])

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
-from faults import at, kill, kill_engine_core
+from faults import at, die_at_next_call, kill, kill_engine_core
 from hygiene import nothing_left
 from run_config import read_lines, run_here, write_run, write_sft_run
 from safetensors import safe_open
@@ -28,6 +28,7 @@ from roll_like.policy_gradient.workers import Workers
 from roll_like.rollout.evaluate import Evaluator
 from roll_like.rollout.fleet import Fleet
 from roll_like.run.state import RunState
+from roll_like.training import engine as training_engine
 from roll_like.training.engine import TrainingEngine
 
 pytestmark = [pytest.mark.chaos, pytest.mark.usefixtures("warm_ray")]
@@ -183,6 +184,48 @@ def test_two_ranks_a_reference_and_a_critic(
     assert run.weights == expected.weights
     assert "all ranks were started again" in run.output
     assert "from the checkpoint of step 2" in run.output
+
+
+def kill_rank_1(engine: TrainingEngine[Any]) -> None:
+    kill(engine.cluster._actors[1])
+
+
+def die_after_joining(cluster: Any) -> None:
+    """Let rank 1 end when it has met the others, whose collectives then fail."""
+    die_at_next_call(cluster._actors[1], "take")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["saving", "loading", "starting"])
+def test_a_rank_that_dies_is_the_cause_of_what_the_others_raise(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, model: Path, monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    changes: dict[str, Any] = {
+        "steps": 3,
+        "checkpoint": {"every": 1, "export": True},
+        "evaluation": None,
+        "training": {
+            "backend": "fsdp2",
+            "workers": 2,
+            "zero_stage": 3,
+            "optimizer": {"lr": 3.0e-3},
+            "max_tokens_per_micro_batch": 256,
+        },
+    }
+    expected = ended(write_sft_run(tmp_path_factory.mktemp("expected"), model, **changes))
+    with monkeypatch.context() as patch:
+        if phase == "saving":
+            at(patch, TrainingEngine, "save", 2, kill_rank_1)
+        else:
+            at(patch, TrainingEngine, "forward_backward", 2, kill_rank_1)
+        if phase == "loading":
+            at(patch, TrainingEngine, "load", 1, kill_rank_1)
+        if phase == "starting":
+            at(patch, training_engine, "meet", 1, die_after_joining)
+        run = ended(write_sft_run(tmp_path, model, **changes))
+    assert run.weights == expected.weights
+    assert run.series == expected.series
+    assert re.search(r"training worker 1 in \w+: its process is gone; all ranks were started again in", run.output)
 
 
 @pytest.mark.slow

@@ -122,6 +122,24 @@ def test_sigterm_writes_a_checkpoint_and_exits_0(
     same(series(run), undisturbed)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("phase", ["opening metrics", "starting Ray", "starting workers"])
+def test_a_signal_while_a_run_starts_ends_it(tmp_path: Path, model: Path, phase: str, number: signal.Signals) -> None:
+    config = write_run(tmp_path, model)
+    with nothing_left():
+        process = start_run(config, "--resume", "auto")
+        wait_for(process, phase)
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 75, output
+    assert f"stopped by {number.name} before the run had started" in output
+    run = tmp_path / "runs" / "tiny"
+    if phase != "opening metrics":  # there are none yet
+        assert read_lines(run / "events.jsonl")[-1]["status"] == "stopped"
+    assert not (run / "checkpoints").exists()
+
+
 def test_ctrl_c_leaves_nothing_running(tmp_path: Path, model: Path) -> None:
     config = write_run(tmp_path, model, steps=50)
     with nothing_left():

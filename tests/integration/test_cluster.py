@@ -16,7 +16,7 @@ from roll_like.cluster import Cluster, Hang, ResourceManager, WorkerDied, watchd
 from roll_like.cluster.cluster import _StartLimit
 from roll_like.cluster.node_watch import NodeWatch
 from roll_like.config.sections import DeviceRange, ResourcesConfig
-from roll_like.errors import ConfigError, ResourceError, WorkerError
+from roll_like.errors import CheckpointError, ConfigError, EngineError, ResourceError, WorkerError
 
 pytestmark = pytest.mark.integration
 
@@ -48,11 +48,11 @@ class Adder:
     def hang(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def die_or_lose_the_other(self, seconds: float) -> None:
+    def die_or_lose_the_other(self, seconds: float, kind: type[Exception] = RuntimeError) -> None:
         if self.rank == 1:
             time.sleep(seconds)
             os._exit(3)
-        raise RuntimeError("Connection closed by peer")
+        raise kind("Connection closed by peer")
 
     def fail_on_rank_one(self, seconds: float) -> None:
         if self.rank == 1:
@@ -115,10 +115,12 @@ def test_the_first_error_wins_over_ranks_that_wait(adders: Cluster[Adder]) -> No
     assert time.monotonic() - started < 50
 
 
-def test_a_death_is_the_cause_of_an_error_that_arrives_before_it(adders: Cluster[Adder]) -> None:
+@pytest.mark.parametrize("kind", [RuntimeError, EngineError, CheckpointError])
+def test_a_death_is_the_cause_of_an_error_that_arrives_before_it(adders: Cluster[Adder], kind: type[Exception]) -> None:
     adders.everywhere(Adder.pid)  # both have started
-    with pytest.raises(WorkerDied, match=r"adders worker 1 in die_or_lose_the_other: its process is gone"):
-        adders.everywhere(Adder.die_or_lose_the_other, 0.5)
+    with pytest.raises(WorkerDied, match=r"adders worker 1 in die_or_lose_the_other: its process is gone") as caught:
+        adders.everywhere(Adder.die_or_lose_the_other, 0.5, kind)
+    assert caught.value.worker == ("adders", 1)
 
 
 def test_a_dead_worker_is_said_to_be_dead_and_can_be_replaced(adders: Cluster[Adder]) -> None:

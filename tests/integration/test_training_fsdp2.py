@@ -141,6 +141,38 @@ def test_updates_are_those_of_a_plain_loop_and_resume_on_any_number_of_ranks(
         assert difference == 0.0 if again == ranks else difference < 1e-6
 
 
+def save_another(rank: int, ranks: int, address: Any, model: str, folder: str) -> None:
+    """Save a checkpoint of which one moment is changed after its sums were taken."""
+    trainer = start(rank, ranks, address, model, "float32", {"max_tokens_per_micro_batch": 64})
+    learn(trainer, 0)
+    backend: Any = trainer._backend
+    sums, states = backend._sums(), backend._states()
+    name = next(name for name in states if name.startswith("optimizer.exp_avg_sq."))
+    states[name].mul_(2.0)
+    backend._sums = lambda: sums
+    trainer.save(folder)
+    trainer.close()
+
+
+def refused(rank: int, ranks: int, address: Any, model: str, folder: str) -> str:
+    trainer = start(rank, ranks, address, model, "float32", {"max_tokens_per_micro_batch": 64})
+    try:
+        trainer.load(folder)
+    except CheckpointError as error:
+        return str(error)
+    finally:
+        trainer.close()
+    return "loaded"
+
+
+@pytest.mark.slow
+def test_what_arrives_on_other_ranks_is_compared_with_what_was_written(float_model: Path, tmp_path: Path) -> None:
+    on_ranks(save_another, str(float_model), str(tmp_path), ranks=2)
+    for ranks in (1, 2):
+        for said in on_ranks(refused, str(float_model), str(tmp_path), ranks=ranks):
+            assert "what was loaded is not what was written: the sum of exp_avg_sq is" in said
+
+
 @pytest.mark.parametrize(
     ("ranks", "dtype", "options"),
     [(1, "bfloat16", {}), (2, "bfloat16", {"lora": {"rank": 4, "dropout": 0.3}})],

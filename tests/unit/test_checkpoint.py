@@ -56,6 +56,17 @@ def test_the_best_is_kept_beside_the_latest(tmp_path: Path) -> None:
     assert (tmp_path / "best").resolve().name == "step_000002"
 
 
+@pytest.mark.parametrize("content", ["{}", "[]", "", '{"format": 1, "step": "two", "score": "high", "files": {}}'])
+def test_a_damaged_record_of_the_best_is_passed_over(tmp_path: Path, content: str) -> None:
+    store, warnings = make_store(tmp_path, keep=3)
+    store.write(1, save, {}, score=0.9)
+    (tmp_path / "step_000001" / "manifest.json").write_text(content)
+    store.write(2, save, {}, score=0.5)
+    assert (tmp_path / "best").resolve().name == "step_000002"
+    (warning,) = warnings
+    assert warning.endswith("best/manifest.json is damaged; step_000002 is the best checkpoint from now on")
+
+
 def test_a_step_that_is_reached_again_replaces_its_checkpoint(tmp_path: Path) -> None:
     store, _ = make_store(tmp_path)
     store.write(1, save, {"try": 1})

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -320,6 +321,35 @@ def test_a_run_that_a_signal_stopped_is_unfinished_to_a_scheduler(
     result = SimpleNamespace(stopped=True)
     monkeypatch.setattr(recording_pipeline, "launch", classmethod(lambda cls, config, resume: result))
     assert cli.main(["run", "--config", minimal, f"output_dir={tmp_path}", *resume]) == code
+
+
+@pytest.mark.parametrize("option", [["--rest", "3"], ["--res", "auto"], ["--che"]])
+def test_options_cannot_be_abbreviated(minimal: str, capsys: pytest.CaptureFixture[str], option: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["run", "--config", minimal, *option])
+    assert caught.value.code == 2
+    assert f"unrecognised arguments: {option[0]}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize(("resume", "code"), [(["--resume", "auto"], 75), ([], 0)])
+def test_a_signal_before_a_run_has_started_is_one_to_stop(
+    minimal: str,
+    recording_pipeline: type[RecordingPipeline],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    resume: list[str],
+    code: int,
+    number: signal.Signals,
+) -> None:
+    before = signal.getsignal(number)
+    monkeypatch.setattr(
+        recording_pipeline, "launch", classmethod(lambda cls, config, resume: signal.raise_signal(number))
+    )
+    assert cli.main(["run", "--config", minimal, f"output_dir={tmp_path}", *resume]) == code
+    assert f"stopped by {number.name} before the run had started; the same command" in capsys.readouterr().err
+    assert signal.getsignal(number) == before
 
 
 @pytest.mark.parametrize(

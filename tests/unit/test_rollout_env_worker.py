@@ -12,7 +12,7 @@ import pytest
 from roll_like.agents.env_manager import EnvironmentLost
 from roll_like.agents.env_worker import Crashed, EnvPool, EnvWorker
 from roll_like.agents.episode import EnvironmentSpec, Started, Stepped
-from roll_like.cluster import WorkerDied
+from roll_like.cluster import WorkerDied, health
 from roll_like.envs import FreeText
 from roll_like.errors import EnvError
 
@@ -86,6 +86,7 @@ def test_what_crashes_is_reported_with_its_traceback() -> None:
 class FakeCluster:
     """Workers in this process; `restart` replaces one."""
 
+    name = "environments"
     start_timeout_seconds = 60.0
 
     def __init__(self, count: int) -> None:
@@ -204,6 +205,40 @@ def test_the_start_of_a_worker_is_not_the_environments_time() -> None:
     asyncio.run(work())
 
 
+def test_a_worker_that_dies_again_and_again_without_a_turn_in_between_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(health, "PAUSES", (0.0, 0.01, 0.01, 0.01, 0.01))
+    said: list[str] = []
+
+    def report(role: str, text: str, *, seconds: float | None) -> None:
+        assert role == "environments"
+        said.append(text)
+
+    async def work() -> None:
+        cluster = FakeCluster(1)
+        pool = EnvPool(cluster, deadline_seconds=5.0, report=report)  # type: ignore[arg-type]
+        for _ in range(8):  # a turn in between
+            await pool.open(SPEC).reset(1)
+            cluster.dead.add(0)
+            with pytest.raises(EnvError, match="died in reset"):
+                await pool.open(SPEC).reset(1)
+            await asyncio.sleep(0)
+        assert said == ["worker 0 is gone; it was replaced in 0 s, and its episodes are played again"] * 8
+        for _ in range(4):
+            await pool.replacements.started(0)
+            cluster.dead.add(0)
+            with pytest.raises(EnvError, match="died in the process"):
+                await pool.open(SPEC).reset(1)
+        await pool.replacements.started(0)
+        cluster.dead.add(0)
+        with pytest.raises(WorkerDied, match="replaced too often in an hour"):
+            await pool.open(SPEC).reset(1)
+
+    asyncio.run(work())
+    assert said[-1] == "worker 0 is gone; it was lost too often and is not replaced again"
+
+
 def test_no_episode_goes_on_with_the_worker_that_took_the_place_of_its_own() -> None:
     async def work() -> None:
         cluster = FakeCluster(1)
@@ -212,7 +247,7 @@ def test_no_episode_goes_on_with_the_worker_that_took_the_place_of_its_own() -> 
         await one.reset(1)
         taking_its_turn = asyncio.create_task(one.step("hello"))
         await asyncio.sleep(0)  # asked, and not yet sent
-        pool.replace(one._worker)
+        pool.replace(one._worker, "a test")
         with pytest.raises(EnvironmentLost, match="took it down"):
             await taking_its_turn
         with pytest.raises(EnvironmentLost):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests_support import group, task
 
-from roll_like.cluster import WorkerDied
+from roll_like.cluster import WorkerDied, health
 from roll_like.errors import ConfigError
 from roll_like.inference.interface import EngineDied
 from roll_like.rewards.worker import RewardWorker
@@ -24,6 +24,8 @@ class FakeCluster:
 
     A restart ends what the worker was asked, as Ray does.
     """
+
+    name = "rewards"
 
     def __init__(self, answer: Any, workers: int = 1, healthy: Any = True) -> None:
         self.answer = answer
@@ -134,6 +136,66 @@ async def test_a_worker_that_dies_is_replaced_and_the_group_tried_again() -> Non
     pool = pool_of(cluster)
     assert (await pool.score(asked_group())).samples
     assert (cluster.restarted, pool.restarts) == ([0], 1)
+
+
+async def test_a_replacement_is_reported_when_the_new_worker_answers() -> None:
+    said: list[tuple[str, str, bool]] = []
+
+    def report(role: str, text: str, *, seconds: float | None) -> None:
+        said.append((role, text, seconds is not None))
+
+    cluster = FakeCluster(after(WorkerDied("rewards worker 0 in score: its process is gone (a long story)")))
+    pool = RewardPool(cluster, limit_seconds=5.0, report=report)  # type: ignore[arg-type]
+    await pool.score(asked_group())
+    await asyncio.sleep(0)
+    text = "rewards worker 0 in score: its process is gone; it was replaced in 0 s, and its groups are scored again"
+    assert said == [("rewards", text, True)]
+
+
+async def lose_together(pool: RewardPool) -> None:
+    """Have two groups scored that end the worker which they share, and then each one that it has to itself."""
+    lost = await asyncio.gather(*(pool.score(asked_group(f"kills {index}")) for index in range(2)))
+    assert [len(one.failures) for one in lost] == [1, 1]
+
+
+async def kills(rank: int, asked: Group) -> Any:
+    await asyncio.sleep(0.01)
+    return WorkerDied("memory") if asked.task.task_id.startswith("kills") else judged(asked)
+
+
+async def test_a_worker_that_is_lost_again_and_again_without_work_in_between_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(health, "PAUSES", (0.0, 0.01, 0.01, 0.01, 0.01))
+    said: list[str] = []
+    pool = RewardPool(
+        FakeCluster(kills),  # type: ignore[arg-type]
+        limit_seconds=5.0,
+        report=lambda role, text, *, seconds: said.append(text),
+    )
+    for _ in range(8):
+        await lose_together(pool)
+        assert (await pool.score(asked_group("good"))).samples
+    for _ in range(5):
+        await lose_together(pool)
+    with pytest.raises(WorkerDied, match="memory; it was replaced too often in an hour") as caught:
+        await lose_together(pool)
+    assert caught.value.worker == ("rewards", 0)
+    assert said[-1] == "memory; it was lost too often and is not replaced again"
+
+
+async def test_groups_wait_for_a_worker_that_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "PAUSES", (0.05,))
+    cluster = FakeCluster(kills)
+    pool = pool_of(cluster, room=2)
+    lost = asyncio.gather(*(pool.score(asked_group(name)) for name in ("kills 0", "good 0")))
+    while not pool.restarts:
+        await asyncio.sleep(0.001)
+    assert cluster.restarted == []
+    later = await asyncio.gather(*(pool.score(asked_group(f"good {index}")) for index in range(1, 9)))
+    assert all(one.samples for one in later)
+    assert [len(one.samples) for one in await lost] == [0, 1]
+    assert cluster.most == [2]
 
 
 async def test_two_deaths_make_the_group_a_failure_and_no_reward() -> None:

@@ -69,6 +69,22 @@ def test_one_process_per_folder(tmp_path: Path) -> None:
         pass
 
 
+def exiting_on_sigterm() -> None:
+    """Handle SIGTERM as `ray.init` does."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+
+
+def test_sigterm_during_a_library_that_exits_on_it_is_a_request_to_stop() -> None:
+    with StopSignal() as stop, pytest.raises(StopRequested, match="SIGTERM"), stop.lent():  # noqa: PT012
+        exiting_on_sigterm()
+        signal.raise_signal(signal.SIGTERM)
+    with StopSignal() as stop:
+        with stop.lent():
+            exiting_on_sigterm()
+        signal.raise_signal(signal.SIGTERM)
+        assert (stop.requested, stop.name) == (True, "SIGTERM")
+
+
 def test_sigterm_waits_until_nothing_is_lost() -> None:
     with StopSignal() as stop:
         signal.raise_signal(signal.SIGTERM)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from roll_like.run import supervise
 from roll_like.run.supervise import PAUSES, Supervisor, supervised_command
 
 #: Does what the next line of the script says, and makes a checkpoint first where that says so.
@@ -27,6 +30,9 @@ if step:
     (folder / "step").write_text(step)
 if word == "kill":
     os.kill(os.getpid(), signal.SIGKILL)
+if word == "stop":
+    os.kill(os.getpid(), signal.SIGSTOP)
+    sys.exit(0)
 if word == "wait":
     def stop(number, frame):
         print("stopping", flush=True)
@@ -111,6 +117,75 @@ def test_a_signal_to_stop_goes_to_the_run_which_is_not_started_again(tmp_path: P
     thread.join()
     assert (rig.attempts, rig.said) == ([(1, 75, 1)], [])
     assert signal.getsignal(number) == before
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look often, and wait for a moment only."""
+    monkeypatch.setattr(supervise, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(supervise, "SAID_SECONDS", 0.05)
+    monkeypatch.setattr(supervise, "STOPPED_SECONDS", 0.2)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_run_that_is_stopped_is_killed_and_started_again(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, ["stop 1", "0 2"])
+    assert rig.supervisor.run() == 0
+    assert rig.attempts == [(1, -signal.SIGKILL, 1), (2, 0, 2)]
+    first, second, third = rig.said
+    assert re.fullmatch(
+        r"the run \(process (\d+)\) is stopped; `kill -CONT \1` continues it, and after 0\.2 s .*", first
+    )
+    assert second.endswith("s and is killed")
+    assert third == "attempt 1 was killed by SIGKILL; attempt 2 of 10 goes on from the checkpoint of step 1 in 2 s"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_run_that_is_continued_goes_on(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, ["stop 1"])
+
+    def go_on(text: str) -> None:
+        rig.said.append(text)
+        os.kill(int(text.split("kill -CONT ")[1].split("`", maxsplit=1)[0]), signal.SIGCONT)
+
+    rig.supervisor.say = go_on
+    assert rig.supervisor.run() == 0
+    assert len(rig.said) == 1
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_signal_to_stop_reaches_a_run_that_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "STOPPED_SECONDS", 60.0)
+    rig = Rig(tmp_path, ["stop 1"])
+    rig.supervisor.say = lambda text: os.kill(os.getpid(), signal.SIGTERM)
+    assert rig.supervisor.run() == 75
+    assert rig.attempts == [(1, -signal.SIGTERM, 1)]
+
+
+#: A supervisor of a process that is busy for a moment, in a group of their own.
+SUSPENDED = """
+import sys
+from pathlib import Path
+from roll_like.run import supervise
+supervise.LOOK_SECONDS, supervise.SAID_SECONDS, supervise.STOPPED_SECONDS = 0.02, 0.1, 0.2
+folder = Path(sys.argv[1])
+child = "import pathlib, sys, time; pathlib.Path(sys.argv[1], 'ready').touch(); time.sleep(1)"
+run = supervise.Supervisor([sys.executable, "-c", child, str(folder)], 0, lambda: None, print)
+sys.exit(run.run())
+"""
+
+
+def test_a_run_that_is_suspended_with_its_supervisor_is_left_alone(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SUSPENDED, tmp_path], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    while not (tmp_path / "ready").exists():
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGSTOP)  # as Ctrl-Z does
+    time.sleep(0.5)
+    os.killpg(process.pid, signal.SIGCONT)
+    output, _ = process.communicate(timeout=60)
+    assert (process.returncode, output) == (0, "")
 
 
 def test_a_signal_between_two_attempts_ends_the_run(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from roll_like.cluster import guardian
+from roll_like.cluster import WorkerDied, guardian
 from roll_like.errors import CheckpointError, DiskFullError
+from roll_like.run import folder
 from roll_like.run import snapshots as module
 from roll_like.run.checkpoint import CheckpointStore, name_of, read_checkpoint
 from roll_like.run.folder import locked
@@ -135,6 +136,18 @@ def test_one_of_several_ranks_that_cannot_write_is_an_error(tmp_path: Path) -> N
     with pytest.raises(CheckpointError, match="rank 1 cannot write"):
         take(snapshots, 1, half)
     assert in_memory(tmp_path) == []
+
+
+def test_what_a_rank_that_died_left_is_not_in_the_way_of_the_next_state(tmp_path: Path) -> None:
+    def die(directory: Path) -> None:
+        save(directory)
+        raise WorkerDied("training worker 1 in save: its process is gone")
+
+    snapshots, _ = make(tmp_path)
+    with pytest.raises(WorkerDied):
+        take(snapshots, 1, die)
+    assert take(snapshots, 2)
+    assert in_memory(tmp_path) == ["step_000002"]
 
 
 def test_a_state_comes_to_disk_while_later_ones_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,7 +286,14 @@ with locked(Path(sys.argv[1])) as lock:
 """
 
 
-def test_a_folder_is_free_when_what_clears_up_after_a_killed_process_has_ended(tmp_path: Path) -> None:
+def test_a_folder_is_waited_for_longer_than_a_copy_may_take() -> None:
+    assert folder.CLEARING_SECONDS > module.COPY_SECONDS + guardian.PATIENCE
+
+
+def test_a_folder_is_free_when_what_clears_up_after_a_killed_process_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(folder, "SILENT_SECONDS", 0.0)
     reading, writing = os.pipe()
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path], stdin=reading, stdout=subprocess.PIPE)
     os.close(reading)
@@ -298,4 +318,5 @@ def test_a_folder_is_free_when_what_clears_up_after_a_killed_process_has_ended(t
     os.close(writing)
     waiting.join(20)
     assert events == ["cleared up", "free"]
+    assert capsys.readouterr().err.startswith(f"waiting for what process {holder.pid} left in {tmp_path}")
     assert json.loads((tmp_path / ".lock").read_text()) == os.getpid()

@@ -83,7 +83,8 @@ def test_what_is_trained_on_and_evaluated(pipeline: str, marked: dict[str, Any])
 
 def test_conversations_with_environments(marked: dict[str, Any]) -> None:
     config = PIPELINES.get("agentic").model_validate(changed(MINIMAL_AGENTIC) | {"model": marked})
-    environments: Any = EnvironmentWorkers(config, None, None)  # type: ignore[arg-type]
+    resources: Any = SimpleNamespace(report=None)
+    environments: Any = EnvironmentWorkers(config, resources, None)  # type: ignore[arg-type]
     environments._workers = ()
     manager = environments.manager(SimpleNamespace(router=lambda *sections: None), None)
     assert manager._renderer.render([{"role": "user", "content": "Hi"}], ()).startswith("zebra zebra")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,6 +20,7 @@ from config_files import MINIMAL, changed
 from model_families import make_family
 from pydantic import ValidationError
 from rank_specs import cpu_rank
+from safetensors.torch import load_file, save_file
 from test_training_skipped import spoil
 from tests_support import ragged_policy_samples  # type: ignore[import-not-found]
 from torch import Tensor, nn
@@ -32,6 +34,7 @@ from roll_like.config.sections import ModelConfig, Precision, TrainerConfig, Tra
 from roll_like.config.violations import Violation
 from roll_like.errors import CheckpointError, ConfigError, EngineError
 from roll_like.models.card import ModelCard
+from roll_like.models.identity import identity_of
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.run.export import merged_weights
 from roll_like.training.deepspeed import without
@@ -368,6 +371,30 @@ def test_a_failed_start_gives_the_advice_of_its_cause(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="did not start on rank 0: no causal language model") as caught:
         engine(tmp_path / "nothing")
     assert caught.value.fix == "set model.path to a directory with config.json, *.safetensors and a tokenizer"
+
+
+def test_adapters_are_not_loaded_beside_another_base(tiny_model: Path, tmp_path: Path) -> None:
+    engine(tiny_model, lora={"rank": 2}).save(tmp_path)
+    moved = shutil.copytree(tiny_model, tmp_path / "moved")
+    engine(moved, lora={"rank": 2}).load(tmp_path)
+    weights = load_file(moved / "model.safetensors")
+    name = min(weights)
+    save_file({**weights, name: weights[name] * 2}, moved / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        CheckpointError, match=r"beside another base model: its fingerprint was \w+, and that of"
+    ) as caught:
+        engine(moved, lora={"rank": 2}).load(tmp_path)
+    assert "set model.path and model.revision to those of the run" in str(caught.value.fix)
+
+
+def test_the_same_tensors_are_the_same_model_in_whatever_files(tmp_path: Path) -> None:
+    tensors = {"a": torch.ones(3, 4), "b": torch.ones(2, dtype=torch.bfloat16), "c": torch.tensor(1.0)}
+    for folder, *files in (("whole", "abc"), ("parts", "c", "ab"), ("other", "ab")):
+        (tmp_path / folder).mkdir()
+        for index, names in enumerate(files):
+            save_file({name: tensors[name] for name in names}, tmp_path / folder / f"{index}.safetensors")
+    whole, parts, other = (identity_of(tmp_path / folder) for folder in ("whole", "parts", "other"))
+    assert whole == parts != other
 
 
 def test_the_backend_merges_what_its_ranks_saved(tiny_model: Path, tmp_path: Path) -> None:
