@@ -255,16 +255,17 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         with StopSignal() as signal, signal.interruptible():
             result = config.pipeline_class().launch(config, resume=arguments.resume)
+            stopped = automatic and result.stopped  # a pipeline without a RunConfig may return anything
     except StopRequested as stop:
         again = "the same command" if automatic else "the same command or --resume"
         print(f"stopped by {stop} before the run had started; {again} continues it", file=sys.stderr)
-        return RETRY if automatic else OK
+        stopped = automatic
     except ResourceError as error:
         if not automatic or not isinstance(config, RunConfig) or config.resources.address is None:
             raise
         _report(error, debug=arguments.debug)
         return RETRY  # a machine of the cluster may come back
-    return RETRY if automatic and result.stopped else OK
+    return RETRY if stopped else OK
 
 
 def _supervise(config: RunConfig, restarts: int) -> int:
