@@ -106,7 +106,7 @@ def check_run(
     if report.gpus is not None:
         findings += check_gpus(config, report.gpus)
     findings += idle_devices(report.plan)
-    findings += doubtful_rates(config)
+    findings += doubtful_rates(config, report.plan)
     findings += long_masks(config)
     findings += sleep_without_effect(config)
     return report

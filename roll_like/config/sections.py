@@ -22,6 +22,7 @@ Attention = Literal["auto", "dense", "varlen", "flex"]
 PositiveInt = Annotated[int, Field(ge=1)]
 Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+Epochs = Annotated[float, Field(gt=0, le=1_000_000)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
