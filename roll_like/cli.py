@@ -60,8 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     if "_ARGCOMPLETE" in os.environ:
         _complete(parser)
+    argv = sys.argv[1:] if argv is None else argv
     arguments, further = parser.parse_known_args(argv)
-    _take_overrides(parser, arguments, further)
+    _take_overrides(parser, arguments, further, argv)
     _refuse_contradictions(parser, arguments)
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:
@@ -196,11 +197,15 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _take_overrides(parser: argparse.ArgumentParser, arguments: argparse.Namespace, further: list[str]) -> None:
+def _take_overrides(
+    parser: argparse.ArgumentParser, arguments: argparse.Namespace, further: list[str], argv: Sequence[str]
+) -> None:
     """Put overrides that stand between or after options where the others are."""
     unknown = [text for text in further if text.startswith("-") or "=" not in text]
     if unknown or (further and not hasattr(arguments, "overrides")):
-        parser.error(f"unrecognised arguments: {' '.join(unknown or further)}")
+        meant = _meant_overrides(unknown, argv) if hasattr(arguments, "overrides") else ""
+        hint = f"; keys are set without dashes: {meant}" if meant else ""
+        parser.error(f"unrecognised arguments: {' '.join(unknown or further)}{hint}")
     if further:
         arguments.overrides = [*arguments.overrides, *further]
     # `--resume key=value` means this configuration's run and an override
@@ -208,6 +213,22 @@ def _take_overrides(parser: argparse.ArgumentParser, arguments: argparse.Namespa
     if resume is not None and "=" in resume:
         arguments.overrides = [*arguments.overrides, resume]
         arguments.resume = ""
+
+
+def _meant_overrides(unknown: Sequence[str], argv: Sequence[str]) -> str:
+    """Return what sets the keys that were written as options.
+
+    >>> _meant_overrides(["--steps", "--training.optimizer.lr=1e-5"], ["--steps", "5", "--training.optimizer.lr=1e-5"])
+    'steps=5 training.optimizer.lr=1e-5'
+    """
+    meant = []
+    for option in (text for text in unknown if text.startswith("-")):
+        key, equals, value = option.lstrip("-").partition("=")
+        text = value if equals else next(iter(argv[argv.index(option) + 1 :]), "--")
+        if not text.startswith("--"):
+            # `--set steps=5` names the key itself
+            meant.append(text if "=" in text and not equals else f"{key.replace('-', '_')}={text}")
+    return " ".join(meant)
 
 
 def _refuse_contradictions(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
