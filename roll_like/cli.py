@@ -250,7 +250,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.print_config:
         return _print_config(config)
     if arguments.check:
-        return _check(config, arguments.resume)
+        return _check(config, arguments.resume, debug=arguments.debug)
     return _train(arguments, config)
 
 
@@ -314,7 +314,7 @@ def _load(arguments: argparse.Namespace) -> PipelineConfig:
     return load_config(arguments.config, arguments.overrides)
 
 
-def _check(config: PipelineConfig, resume: str | None) -> int:
+def _check(config: PipelineConfig, resume: str | None, *, debug: bool) -> int:
     from rich.console import Console
 
     from roll_like.config.run import RunConfig
@@ -334,7 +334,7 @@ def _check(config: PipelineConfig, resume: str | None) -> int:
             fix="run it without --check, or give its class a class method `check(config) -> roll_like.check.Report`",
         )
     report = pipeline.check(config)
-    show(report, Console(), Console(stderr=True))
+    show(report, Console(), Console(stderr=True), whole=debug)
     return FAILED if report.errors else OK
 
 

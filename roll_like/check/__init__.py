@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeAlias, TypeVar
 
 from roll_like.check.disk import DiskUse
-from roll_like.check.findings import Finding, Report, show
+from roll_like.check.findings import DEBUG, Finding, Report, show
 from roll_like.check.gpu_plan import check_gpus, gpu_report
 from roll_like.check.machine import (
     check_engine,
@@ -39,7 +39,7 @@ from roll_like.config.plan import Plan, plan
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.run import RunConfig
 from roll_like.data.chat import Renderer
-from roll_like.errors import ConfigError
+from roll_like.errors import ConfigError, shortened
 from roll_like.models.precision import settled
 from roll_like.models.shape import ModelShape
 
@@ -118,11 +118,12 @@ def refuse_errors(report: Report) -> Report:
     Raises:
         ConfigError: Every error, in one message.
     """
-    if len(report.errors) == 1:
-        raise ConfigError(f"{report.errors[0].key}: {report.errors[0].message}")
-    if report.errors:
-        listed = (f"  {number}. {error.key}: {error.message}" for number, error in enumerate(report.errors, 1))
-        raise ConfigError("\n".join([f"{len(report.errors)} problems; nothing was started:", *listed]))
+    errors = [shortened(f"{error.key}: {error.message}", DEBUG) for error in report.errors]
+    if len(errors) == 1:
+        raise ConfigError(errors[0])
+    if errors:
+        listed = (f"  {number}. {error}" for number, error in enumerate(errors, 1))
+        raise ConfigError("\n".join([f"{len(errors)} problems; nothing was started:", *listed]))
     return report
 
 

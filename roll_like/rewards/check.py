@@ -20,7 +20,16 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from roll_like.cluster.driver_loop import DriverLoop
-from roll_like.errors import ConfigError, DataError, RefusedAnswerError, RewardError, RollLikeError
+from roll_like.errors import (
+    FOREIGN_ERRORS,
+    ConfigError,
+    DataError,
+    RefusedAnswerError,
+    RewardError,
+    RollLikeError,
+    describe_error,
+    shortened,
+)
 from roll_like.registry import REWARDS
 from roll_like.rewards.base import (
     Completion,
@@ -131,10 +140,12 @@ class RewardReport:
         found = Table("answer", "text", title=f"Suspicious: {len(self.suspicious)}", title_justify="left")
         found.add_column("why", overflow="fold")
         for problem in self.problems:
-            found.add_row("–", "–", Text(problem))
+            found.add_row("–", "–", Text(shortened(problem)))
         for answer in self.answers:
             for problem in answer.problems:
-                found.add_row(f"{answer.kind}, row {answer.case + 1}", Text(_short(answer.text)), Text(problem))
+                found.add_row(
+                    f"{answer.kind}, row {answer.case + 1}", Text(_short(answer.text)), Text(shortened(problem))
+                )
         console.print(found)
 
 
@@ -172,8 +183,8 @@ def check_reward(
             made.start()
         except RollLikeError:
             raise
-        except Exception as error:
-            raise RewardError(f"the reward {name!r} cannot start: {type(error).__name__}: {error}") from error
+        except FOREIGN_ERRORS as error:
+            raise RewardError(f"the reward {name!r} cannot start: {describe_error(error)}") from error
         own = list(made.cases() if cases is None else cases)
         return _check(made, name, own, slow_seconds, timeout_seconds)
     finally:
@@ -203,8 +214,8 @@ def _made(reward: Any, settings: Mapping[str, Any] | RewardConfig | None) -> tup
         return plugin(config), name
     except RollLikeError:
         raise
-    except Exception as error:
-        raise RewardError(f"the reward {name!r} cannot be made: {type(error).__name__}: {error}") from error
+    except FOREIGN_ERRORS as error:
+        raise RewardError(f"the reward {name!r} cannot be made: {describe_error(error)}") from error
 
 
 def _fixed_type(plugin: type[Reward]) -> dict[str, Any]:
@@ -224,8 +235,10 @@ def _check(reward: Reward, name: str, cases: list[RewardCase], slow: float, time
         for number, case in enumerate(cases):
             try:
                 _check_row(reward, case, number)
-            except Exception as error:  # noqa: BLE001 - a plugin may raise anything; reported
+            except RollLikeError as error:
                 problems.append(f"row {number + 1} is refused: {error}")
+            except FOREIGN_ERRORS as error:
+                problems.append(f"row {number + 1} is refused: {describe_error(error)}")
             tried = list(_answers(case, floods=number == 0))
             completions = [_completion(case, text) for _, text in tried]
             trials = [loop.run(_try(reward, completions, timeout)) for _ in range(2)]

@@ -28,6 +28,18 @@ ROOT = Path(__file__).resolve().parents[2]
 CASES = [RewardCase(prompt="6 × 7?", answer="42", gold=("42",), wrong=("41",), hostile=("42 or 41",))]
 
 
+class ExitsLater(Reward):
+    async def score(self, completions: Sequence[Completion]) -> Sequence[Outcome]:
+        await asyncio.sleep(0)
+        sys.exit("no key")
+
+
+def test_an_asynchronous_reward_that_ends_the_process_loses_its_answers() -> None:
+    report = check_reward(ExitsLater, CASES)
+    assert all(answer.value is None for answer in report.answers)
+    assert any("SystemExit: no key" in line for line in report.suspicious)
+
+
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     REWARDS.names()
