@@ -1,7 +1,7 @@
 """Everything about a configuration that can be known without starting Ray, in seconds.
 
 Problems are collected, so that one attempt shows all of them. What depends on the network or on hardware that
-another machine has is a note, not an error: a configuration for GPUs is checked on a laptop.
+another machine has is a warning or a note, not an error: a configuration for GPUs is checked on a laptop.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TypeAlias, TypeVar
 
 from roll_like.check.disk import DiskUse
 from roll_like.check.findings import DEBUG, Finding, Report, show
-from roll_like.check.gpu_plan import check_gpus, gpu_report
+from roll_like.check.gpu_plan import check_gpus, gpu_report, no_gpu_here
 from roll_like.check.machine import (
     check_engine,
     check_hardware,
@@ -105,6 +105,7 @@ def check_run(
     report.gpus = gpu_report(config, report.plan, role_shapes(config, shape))
     if report.gpus is not None:
         findings += check_gpus(config, report.gpus)
+    findings += no_gpu_here(config)
     findings += idle_devices(report.plan)
     findings += doubtful_rates(config, report.plan)
     findings += long_masks(config)

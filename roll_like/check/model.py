@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from roll_like.check.findings import Finding, failed, is_hub_id
 from roll_like.config.algorithm import ROUTER_REPLAY
-from roll_like.config.plan import frozen_sections
+from roll_like.config.plan import GIB, bytes_per_value, frozen_sections
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.run import RunConfig
 from roll_like.config.sections import ModelConfig, ReferenceSection
@@ -210,6 +210,21 @@ def check_engines(config: SamplingRunConfig, shape: ModelShape | None) -> Iterat
     if shape is not None:
         for violation in config.inference.model_violations(experts=shape.experts > 0):
             yield Finding("error", ".".join(map(str, violation.path)), violation.message)
+        yield from _small_cache(config, shape)
+
+
+def _small_cache(config: SamplingRunConfig, shape: ModelShape) -> Iterator[Finding]:
+    """Yield a cache of a configured size that has no room for one sequence; an engine does not start with that."""
+    cache = config.inference.kv_cache_bytes(config.resources.device)
+    needed = config.context_window * shape.kv_bytes_per_token(bytes_per_value(config))
+    if cache is not None and cache < needed:
+        yield Finding(
+            "error",
+            f"inference.{config.inference.memory_key}",
+            f"one sequence of {config.context_window} tokens needs {needed / GIB:.2g} GiB of key-value cache, and this "
+            f"is {cache / GIB:.2g} GiB; raise it: engines decode up to {config.inference.max_running} sequences at a "
+            "time (inference.max_running)",
+        )
 
 
 def check_adapters(config: SamplingRunConfig, model: ModelConfig | None) -> Iterator[Finding]:

@@ -512,8 +512,27 @@ def test_sleep_acts_on_shared_gpus_alone(make: Make) -> None:
 def test_the_transformers_engine_on_gpus(make: Make) -> None:
     mapping = {"device": "cuda", "devices_per_node": 1, "device_mapping": {"training": "0", "inference": "0"}}
     assert "keeps its GPU memory while the trainer works" in only(
-        make(resources=mapping, inference={"type": "hf"}), "warning"
+        make(resources={**mapping, "gpu": "H100"}, inference={"type": "hf"}), "warning"
     )
+
+
+def test_a_plan_for_gpus_where_there_are_none_is_no_clean_verdict(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    resources = {"device": "cuda", "devices_per_node": 1, "device_mapping": {"training": "0", "inference": "0"}}
+    monkeypatch.setattr("roll_like.check.gpu_plan.measured_gpus", list)
+    report = make(resources=resources)
+    assert "resources.gpu: this machine has no GPU that nvidia-smi shows" in only(report, "warning")
+    assert report.conclusion == "no error, and 1 warning: see above"
+    for stated in ({"gpu": "H100"}, {"gpu_memory_gib": 80}, {"address": "auto"}):
+        assert make(resources={**resources, **stated}).warnings == []
+    monkeypatch.setattr("roll_like.check.gpu_plan.measured_gpus", lambda: [("NVIDIA H200", 140 * 2**30)])
+    assert make(resources=resources).warnings == []
+
+
+def test_a_cache_without_room_for_one_sequence(make: Make) -> None:
+    small = make(inference={"type": "vllm", "kv_cache_gib": 0.00001})
+    assert only(small).startswith("error: inference.kv_cache_gib: one sequence of 96 tokens needs 4.")
+    assert "GiB of key-value cache, and this is 1e-05 GiB; raise it" in only(small)
+    assert make(inference={"type": "vllm", "kv_cache_gib": 0.01}).errors == []
 
 
 def test_an_output_folder_that_cannot_be_written(make: Make, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ QUICKSTART = ROOT / "configs" / "rlvr_quickstart.yaml"
         ("algorithm.loss=grpo", "unknown policy loss 'grpo'; 'grpo' is an advantage estimator: "),
         ("algorithm.advantage=ppo", "'ppo' is a policy loss: `pipeline: rlvr` (or agentic) with `algorithm.loss: ppo`"),
         ("model.dtype=fp16", "expected 'auto', 'float32', 'bfloat16' or 'float16'; did you mean 'float16'?"),
+        ("resources.device=gpu", "resources.device: found 'gpu'; expected 'cpu' or 'cuda'; did you mean 'cuda'?"),
         ("model.dtype=bloat16", "did you mean 'bfloat16'?"),
         ("rewards.use=ifeval", "rewards.use: found 'ifeval'; expected a list; write `[ifeval]`"),
         ("num_generations=8", "here it is called `rollout.samples_per_prompt`"),
