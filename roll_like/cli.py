@@ -27,7 +27,7 @@ from roll_like.errors import (
     ResourceError,
     RollLikeError,
 )
-from roll_like.metrics.commands import add_commands
+from roll_like.metrics.commands import add_commands, number_within
 from roll_like.serving.commands import add_serving
 from roll_like.starters.commands import add_init
 from roll_like.viewer.commands import add_rollouts
@@ -135,7 +135,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--config", type=Path, metavar="FILE", help="YAML file of a run: its settings, and rows of its data"
     )
     _add_import(reward)
-    reward.add_argument("--slow", type=float, metavar="SECONDS", help="what takes longer is suspicious (default: 1)")
+    reward.add_argument(
+        "--slow",
+        type=number_within(float, 0.001),
+        metavar="SECONDS",
+        help="what takes longer is suspicious (default: 1)",
+    )
 
     environment = _add(commands, "check-env", _check_env, "try an environment out and say what is wrong with it")
     environment.add_argument("id", metavar="ID", help="registered id, such as roll_like/FrozenLake-v0")

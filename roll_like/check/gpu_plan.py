@@ -126,7 +126,7 @@ def check_gpus(config: RunConfig, report: GPUReport) -> Iterator[Finding]:
 
 
 def no_gpu_here(config: RunConfig) -> Iterator[Finding]:
-    """Yield that a run would find no GPU on this machine, where the configuration does not say that it is for others."""
+    """Yield that this machine has no GPU, where the configuration does not say which GPUs it is for."""
     resources = config.resources
     if resources.device == "cpu" or resources.address is not None or resources.gpu_memory is not None:
         return
@@ -135,8 +135,8 @@ def no_gpu_here(config: RunConfig) -> Iterator[Finding]:
             "warning",
             "resources.gpu",
             "this machine has no GPU that nvidia-smi shows, so neither their number nor their memory was compared with "
-            "the plan; set resources.gpu to the kind that the run will have (such as H100), or resources.device: cpu to "
-            "run here",
+            "the plan; set resources.gpu to the kind that the run will have (such as H100), or resources.device: cpu "
+            "to run here",
         )
 
 

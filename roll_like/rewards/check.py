@@ -141,11 +141,13 @@ class RewardReport:
         found.add_column("why", overflow="fold")
         for problem in self.problems:
             found.add_row("–", "–", Text(shortened(problem)))
+        told: dict[str, list[CheckedAnswer]] = {}
         for answer in self.answers:
             for problem in answer.problems:
-                found.add_row(
-                    f"{answer.kind}, row {answer.case + 1}", Text(_short(answer.text)), Text(shortened(problem))
-                )
+                told.setdefault(problem, []).append(answer)
+        for problem, (first, *others) in told.items():
+            which = f"{first.kind}, row {first.case + 1}" + (f", and {len(others)} more" if others else "")
+            found.add_row(which, Text(_short(first.text)), Text(shortened(problem)))
         console.print(found)
 
 
@@ -244,6 +246,11 @@ def _check(reward: Reward, name: str, cases: list[RewardCase], slow: float, time
             trials = [loop.run(_try(reward, completions, timeout)) for _ in range(2)]
             pairs = [list(pair) for pair in zip(*trials, strict=True)]
             answers += _checked(case, number, tried, pairs, slow)
+    if all(case.answer is None for case in cases) and any("'NoneType'" in line for a in answers for line in a.problems):
+        notes.append(
+            "no row has a reference answer, so completion.answer is None; in a configuration, set answer_field of the "
+            "sources, and in a file of cases the field `answer`"
+        )
     if not any(answer.kind == "gold" for answer in answers) and not notes:
         notes.append(
             "no row has a right answer, so it was not tried whether right answers score 1; write some as `gold` of a "

@@ -64,6 +64,23 @@ def test_a_key_that_is_written_as_an_option(
     assert message.partition("; ")[2] == (f"keys are set without dashes: {meant}" if meant else "")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["ui", "--port", "99999"], "--port: expected a whole number from 1 to 65535, found '99999'"),
+        (["serve", "x", "--port", "-1"], "--port: expected a whole number from 1 to 65535, found '-1'"),
+        (["chat", "x", "--max-tokens", "0"], "--max-tokens: expected a whole number of 1 or more, found '0'"),
+        (["chat", "x", "--temperature", "-1"], "--temperature: expected a number from 0 to 100, found '-1'"),
+    ],
+)
+def test_numbers_of_options_have_bounds(
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(arguments)
+    assert expected in capsys.readouterr().err
+
+
 def test_run_pipeline_is_the_run_command() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "run_pipeline.py"), "--help"], capture_output=True, text=True, check=True
