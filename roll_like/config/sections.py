@@ -100,7 +100,16 @@ class DataSource(SourceConfig):
     domain: str | None = Field(
         default=None, description="Domain of its tasks, in metrics and in `domains`; default: its name."
     )
-    answer_field: str | None = Field(default=None, description="Field with the reference answer, if there is one.")
+    answer_field: str | None = Field(
+        default=None,
+        description="Field with the reference answer, if there is one. That of `prompt_field`: its conversations end "
+        "with the assistant's answer, and what is before it is the prompt.",
+    )
+
+    @property
+    def holds_conversations(self) -> bool:
+        """Whether prompts and reference answers are in one field."""
+        return self.answer_field == self.prompt_field
 
     @property
     def domain_label(self) -> str:
