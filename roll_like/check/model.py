@@ -29,6 +29,8 @@ from roll_like.registry import INFERENCE_ENGINES
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+TEMPLATE = "model.chat_template"
+
 
 def check_model(config: RunConfig, findings: list[Finding]) -> tuple[ModelConfig | None, ModelShape | None]:
     """Return the model with a local path and its sizes, or None with findings that say why not."""
@@ -140,7 +142,7 @@ def check_tokenizer(
     template = config.model.chat_template
     if template is not None and not template.expanduser().is_file():
         message = f"there is no file {template}; correct the path, or remove the key to use the tokenizer's own"
-        findings.append(Finding("error", "model.chat_template", message))
+        findings.append(Finding("error", TEMPLATE, message))
         return None
     named = config.model.tokenizer
     if named is not None:
@@ -154,7 +156,8 @@ def check_tokenizer(
     try:
         return load_tokenizer(model)
     except RollLikeError as error:
-        findings.append(failed("model.tokenizer" if named else "model.path", error))
+        key = "model.tokenizer" if named else "model.path"
+        findings.append(failed(TEMPLATE if error.message.startswith(TEMPLATE) else key, error))
         return None
 
 

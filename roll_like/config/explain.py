@@ -125,6 +125,9 @@ def _describe(details: ErrorDetails, path: KeyPath, root: type[BaseModel], value
     )
     if kind in {"model_type", "model_attributes_type"}:
         expected = "expected a section of `key: value` lines"
+    if kind == "too_short":
+        least = details["ctx"]["min_length"]
+        expected = f"expected a list of {least} or more"
     if kind == "int_parsing_size":
         expected = "expected a smaller number"
     if kind in {"tuple_type", "list_type"}:

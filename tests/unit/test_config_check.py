@@ -175,6 +175,12 @@ def test_a_chat_template_that_is_not_there(make: Make, tiny_model: Path) -> None
     assert message.startswith("error: model.chat_template: there is no file no.jinja")
 
 
+def test_a_chat_template_that_is_no_jinja(make: Make, files: Path, tiny_model: Path) -> None:
+    template = write(files / "t.jinja", "{% for m in messages %}\n{{ m.content }}\n{% endfr %}")
+    message = only(make(model={"path": str(tiny_model), "chat_template": str(template)}))
+    assert message.startswith(f"error: model.chat_template: {template}:3: Encountered unknown tag 'endfr'")
+
+
 def test_a_tokenizer_of_its_own(make: Make, tiny_model: Path) -> None:
     assert make(model={"path": str(tiny_model), "tokenizer": str(tiny_model)}).findings == []
     message = only(make(model={"path": str(tiny_model), "tokenizer": "./nowhere"}))

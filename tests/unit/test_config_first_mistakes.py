@@ -38,6 +38,7 @@ QUICKSTART = ROOT / "configs" / "rlvr_quickstart.yaml"
         ("resources.device=gpu", "resources.device: found 'gpu'; expected 'cpu' or 'cuda'; did you mean 'cuda'?"),
         ("model.dtype=bloat16", "did you mean 'bfloat16'?"),
         ("rewards.use=ifeval", "rewards.use: found 'ifeval'; expected a list; write `[ifeval]`"),
+        ("rewards.use=[]", "rewards.use: found []; expected a list of 1 or more"),
         ("num_generations=8", "here it is called `rollout.samples_per_prompt`"),
         ("per_device_train_batch_size=8", "here it is called `training.max_tokens_per_micro_batch`"),
         ("training.learning_rate=8", "here it is called `training.optimizer.lr`"),

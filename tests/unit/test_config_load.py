@@ -338,6 +338,12 @@ def test_import_registers_plugins_from_the_working_directory(
         sys.modules.pop("plugin_of_a_test", None)
 
 
+@pytest.mark.parametrize("file", ["no_such_module.py", "./no_such_module.py"])
+def test_import_of_a_file(minimal: Path, file: str) -> None:
+    with pytest.raises(PluginError, match=r"expected the name of a module\n  fix: write import: \[no_such_module\]"):
+        load_config(minimal, [f"import=[{file}]"])
+
+
 def test_import_of_a_missing_module(minimal: Path) -> None:
     with pytest.raises(PluginError, match="names 'no_such_module', and there is no module 'no_such_module'"):
         load_config(minimal, ["import=[no_such_module]"])
