@@ -27,7 +27,7 @@ from roll_like.errors import (
     ResourceError,
     RollLikeError,
 )
-from roll_like.metrics.commands import add_commands
+from roll_like.metrics.commands import add_commands, number_within
 from roll_like.serving.commands import add_serving
 from roll_like.starters.commands import add_init
 from roll_like.viewer.commands import add_rollouts
@@ -60,8 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     if "_ARGCOMPLETE" in os.environ:
         _complete(parser)
+    argv = sys.argv[1:] if argv is None else argv
     arguments, further = parser.parse_known_args(argv)
-    _take_overrides(parser, arguments, further)
+    _take_overrides(parser, arguments, further, argv)
     _refuse_contradictions(parser, arguments)
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:
@@ -135,7 +136,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--config", type=Path, metavar="FILE", help="YAML file of a run: its settings, and rows of its data"
     )
     _add_import(reward)
-    reward.add_argument("--slow", type=float, metavar="SECONDS", help="what takes longer is suspicious (default: 1)")
+    reward.add_argument(
+        "--slow",
+        type=number_within(float, 0.001),
+        metavar="SECONDS",
+        help="what takes longer is suspicious (default: 1)",
+    )
 
     environment = _add(commands, "check-env", _check_env, "try an environment out and say what is wrong with it")
     environment.add_argument("id", metavar="ID", help="registered id, such as roll_like/FrozenLake-v0")
@@ -200,11 +206,15 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _take_overrides(parser: argparse.ArgumentParser, arguments: argparse.Namespace, further: list[str]) -> None:
+def _take_overrides(
+    parser: argparse.ArgumentParser, arguments: argparse.Namespace, further: list[str], argv: Sequence[str]
+) -> None:
     """Put overrides that stand between or after options where the others are."""
     unknown = [text for text in further if text.startswith("-") or "=" not in text]
     if unknown or (further and not hasattr(arguments, "overrides")):
-        parser.error(f"unrecognised arguments: {' '.join(unknown or further)}")
+        meant = _meant_overrides(unknown, argv) if hasattr(arguments, "overrides") else ""
+        hint = f"; keys are set without dashes: {meant}" if meant else ""
+        parser.error(f"unrecognised arguments: {' '.join(unknown or further)}{hint}")
     if further:
         arguments.overrides = [*arguments.overrides, *further]
     # `--resume key=value` means this configuration's run and an override
@@ -212,6 +222,22 @@ def _take_overrides(parser: argparse.ArgumentParser, arguments: argparse.Namespa
     if resume is not None and "=" in resume:
         arguments.overrides = [*arguments.overrides, resume]
         arguments.resume = ""
+
+
+def _meant_overrides(unknown: Sequence[str], argv: Sequence[str]) -> str:
+    """Return what sets the keys that were written as options.
+
+    >>> _meant_overrides(["--steps", "--training.optimizer.lr=1e-5"], ["--steps", "5", "--training.optimizer.lr=1e-5"])
+    'steps=5 training.optimizer.lr=1e-5'
+    """
+    meant = []
+    for option in (text for text in unknown if text.startswith("-")):
+        key, equals, value = option.lstrip("-").partition("=")
+        text = value if equals else next(iter(argv[argv.index(option) + 1 :]), "--")
+        if not text.startswith("--"):
+            # `--set steps=5` names the key itself
+            meant.append(text if "=" in text and not equals else f"{key.replace('-', '_')}={text}")
+    return " ".join(meant)
 
 
 def _refuse_contradictions(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
@@ -237,7 +263,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.print_config:
         return _print_config(config)
     if arguments.check:
-        return _check(config, arguments.resume)
+        return _check(config, arguments.resume, debug=arguments.debug)
     automatic = arguments.resume == AUTO
     if isinstance(config, RunConfig):
         if arguments.restart is not None:
@@ -298,7 +324,7 @@ def _load(arguments: argparse.Namespace) -> PipelineConfig:
     return load_config(arguments.config, arguments.overrides)
 
 
-def _check(config: PipelineConfig, resume: str | None) -> int:
+def _check(config: PipelineConfig, resume: str | None, *, debug: bool) -> int:
     from rich.console import Console
 
     from roll_like.config.run import RunConfig
@@ -318,7 +344,7 @@ def _check(config: PipelineConfig, resume: str | None) -> int:
             fix="run it without --check, or give its class a class method `check(config) -> roll_like.check.Report`",
         )
     report = pipeline.check(config)
-    show(report, Console(), Console(stderr=True))
+    show(report, Console(), Console(stderr=True), whole=debug)
     return FAILED if report.errors else OK
 
 

@@ -25,10 +25,24 @@ All of them survive pickling, because they cross Ray's process borders.
 
 from __future__ import annotations
 
+import sysconfig
+import traceback
+from pathlib import Path
 from typing import ClassVar
 
 #: Exit codes of the command line. `RETRY` is EX_TEMPFAIL of sysexits.h: the same command may succeed later.
 OK, FAILED, WRONG_CONFIG, RETRY, INTERRUPTED = 0, 1, 2, 75, 130
+
+#: What code of users and of other libraries ends with. `sys.exit()` in it is its mistake, and ends no command.
+FOREIGN_ERRORS = (Exception, SystemExit)
+
+#: Folders of code that no plugin's author looks for a mistake in.
+_NOT_THEIRS = (
+    *(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "purelib", "platlib")),
+    f"{Path(__file__).resolve().parent}/",
+)
+#: Lines of a message from its beginning and from its end that are shown of a long one.
+_FIRST, _LAST = 5, 3
 
 
 class RollLikeError(Exception):
@@ -132,3 +146,30 @@ class CheckpointError(RollLikeError, OSError):
 
 class DiskFullError(CheckpointError):
     """A checkpoint was not written, for want of space; everything is as before, so a later attempt may succeed."""
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an error with the innermost line of the plugin's own code that it passed through.
+
+    Lines of installed packages, of Python's library and of roll_like are left out where there are others.
+    """
+    if isinstance(error, SyntaxError):  # says itself where it is
+        return f"{type(error).__name__}: {error}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((*_NOT_THEIRS, "<frozen "))]
+    where = "".join(f" ({frame.filename}:{frame.lineno}, `{frame.line}`)" for frame in (own or frames)[-1:])
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def shortened(message: str, rest: str = "") -> str:
+    """Return the first and the last lines of a message that another library wrote at length.
+
+    Args:
+        message: The whole.
+        rest: What shows the rest, in words.
+    """
+    lines = message.splitlines()
+    if len(lines) <= _FIRST + _LAST + 1:
+        return message
+    left_out = f"… {len(lines) - _FIRST - _LAST} lines are left out" + (f"; {rest}" if rest else "")
+    return "\n".join([*lines[:_FIRST], left_out, *lines[-_LAST:]])

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
-from roll_like.errors import PluginError
+from roll_like.errors import FOREIGN_ERRORS, PluginError, describe_error
 
 T = TypeVar("T")
 
@@ -106,9 +106,10 @@ class Registry(Generic[T]):
         for point in entry_points(group=self.group):
             try:
                 point.load()
-            except ImportError as error:
+            except FOREIGN_ERRORS as error:
+                why = str(error) if isinstance(error, ImportError) else describe_error(error)
                 broken = PluginError(
-                    f"the entry point {point.name!r} of group {self.group!r} cannot be imported: {error}",
+                    f"the entry point {point.name!r} of group {self.group!r} cannot be imported: {why}",
                     fix=f"reinstall or remove the package that declares {point.value!r}",
                 )
                 broken.__cause__ = error

@@ -19,7 +19,7 @@ from roll_like.check.findings import Finding, Report, failed
 from roll_like.config.load import import_plugins
 from roll_like.data.chat import Renderer
 from roll_like.envs import TaskRows
-from roll_like.errors import RollLikeError
+from roll_like.errors import FOREIGN_ERRORS, RollLikeError
 from roll_like.rewards.base import RewardConfig
 from roll_like.rewards.scorer import scores_task
 from roll_like.types import EVALUATION_SEED
@@ -151,11 +151,8 @@ def _begun(
             rows[key] = hosted.rows
         started = hosted.reset(seed)
         tokens = None if renderer is None else len(renderer.encode(renderer.render(started.messages, started.tools)))
-    except RollLikeError as error:
-        yield failed(key, error)
-        return
-    except Exception as error:  # noqa: BLE001 - an environment may raise anything; it becomes a finding
-        yield Finding("error", key, f"reset({seed}) of {environment.env_id!r} fails: {type(error).__name__}: {error}")
+    except FOREIGN_ERRORS as error:
+        yield failed(key, error, f"reset({seed}) of {environment.env_id!r} fails")
         return
     finally:
         hosted.close()

@@ -20,7 +20,7 @@ from roll_like.config.rules_effect import prompts_are_shared_anyway
 from roll_like.config.rules_rewards import PROMPT_RULES
 from roll_like.config.rules_schedule import only_synchronous
 from roll_like.config.run import NAME_PATTERN, Rule, ScheduleConfig
-from roll_like.config.sections import PositiveFloat, PositiveInt, ReferenceSection, Steps
+from roll_like.config.sections import Epochs, PositiveInt, ReferenceSection, Steps
 from roll_like.config.training_data import PairData
 from roll_like.config.violations import Violation
 from roll_like.errors import ConfigError
@@ -59,7 +59,7 @@ class PairsConfig(ConfigModel):
     )
     pairs_per_step: PositiveInt = Field(description="Pairs of one step, which is one optimizer update.")
     shuffle: bool = Field(default=True, description="Shuffle each pass over an iteration's pairs, seeded by `seed`.")
-    epochs: PositiveFloat | None = Field(
+    epochs: Epochs | None = Field(
         default=None, description="Passes over the pairs of one iteration; or set `steps`. Default: one."
     )
     steps: Steps | None = Field(default=None, description="Steps of one iteration; or set `epochs`.")

@@ -23,8 +23,8 @@ from roll_like.cluster.health import Report, RestartBudget, to_stderr
 from roll_like.cluster.replacement import Replacements
 from roll_like.config.load import import_plugins
 from roll_like.envs import TaskRows, make_env, system_prompt_of, tools_of
-from roll_like.errors import EnvError
-from roll_like.rewards.base import describe_error
+from roll_like.envs.registration import RESET, STEP, returned
+from roll_like.errors import FOREIGN_ERRORS, EnvError, describe_error
 
 THREADS = 64
 P = ParamSpec("P")
@@ -83,7 +83,7 @@ class EnvWorker:
     async def _guarded(self, work: Callable[..., T], *arguments: Any) -> T | Crashed:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
-        except Exception as error:  # noqa: BLE001 - an environment may raise anything; it becomes a failure
+        except FOREIGN_ERRORS as error:  # it becomes a failure
             return Crashed(error.message if isinstance(error, EnvError) else describe_error(error))
 
 
@@ -111,13 +111,13 @@ class HostedEnvironment:
 
     def reset(self, seed: int) -> Started:
         """Begin an episode."""
-        observation, info = self._env.reset(seed=seed)
+        observation, info = returned("reset", self._env.reset(seed=seed), RESET)
         messages = self._messages(observation, info, begins=True)
         return Started(messages=messages, tools=tools_of(self._env), state=_state(observation, info))
 
     def step(self, text: str) -> Stepped:
         """Take the policy's turn."""
-        observation, reward, terminated, truncated, info = self._env.step(text)
+        observation, reward, terminated, truncated, info = returned("step", self._env.step(text), STEP)
         success = info.get("success")
         fresh = bool(info.get("fresh", False))
         return Stepped(

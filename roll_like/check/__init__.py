@@ -1,7 +1,7 @@
 """Everything about a configuration that can be known without starting Ray, in seconds.
 
 Problems are collected, so that one attempt shows all of them. What depends on the network or on hardware that
-another machine has is a note, not an error: a configuration for GPUs is checked on a laptop.
+another machine has is a warning or a note, not an error: a configuration for GPUs is checked on a laptop.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import TypeAlias, TypeVar
 
 from roll_like.check.disk import DiskUse
-from roll_like.check.findings import Finding, Report, show
-from roll_like.check.gpu_plan import check_gpus, gpu_report
+from roll_like.check.findings import DEBUG, Finding, Report, show
+from roll_like.check.gpu_plan import check_gpus, gpu_report, no_gpu_here
 from roll_like.check.machine import (
     check_engine,
     check_hardware,
@@ -40,7 +40,7 @@ from roll_like.config.plan import Plan, plan
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.run import RunConfig
 from roll_like.data.chat import Renderer
-from roll_like.errors import ConfigError
+from roll_like.errors import ConfigError, shortened
 from roll_like.models.precision import settled
 from roll_like.models.shape import ModelShape
 
@@ -106,8 +106,9 @@ def check_run(
     report.gpus = gpu_report(config, report.plan, role_shapes(config, shape))
     if report.gpus is not None:
         findings += check_gpus(config, report.gpus)
+    findings += no_gpu_here(config)
     findings += idle_devices(report.plan)
-    findings += doubtful_rates(config)
+    findings += doubtful_rates(config, report.plan)
     findings += long_masks(config)
     findings += sleep_without_effect(config)
     findings += traces_without_effect(config)
@@ -120,11 +121,12 @@ def refuse_errors(report: Report) -> Report:
     Raises:
         ConfigError: Every error, in one message.
     """
-    if len(report.errors) == 1:
-        raise ConfigError(f"{report.errors[0].key}: {report.errors[0].message}")
-    if report.errors:
-        listed = (f"  {number}. {error.key}: {error.message}" for number, error in enumerate(report.errors, 1))
-        raise ConfigError("\n".join([f"{len(report.errors)} problems; nothing was started:", *listed]))
+    errors = [shortened(f"{error.key}: {error.message}", DEBUG) for error in report.errors]
+    if len(errors) == 1:
+        raise ConfigError(errors[0])
+    if errors:
+        listed = (f"  {number}. {error}" for number, error in enumerate(errors, 1))
+        raise ConfigError("\n".join([f"{len(errors)} problems; nothing was started:", *listed]))
     return report
 
 

@@ -13,7 +13,7 @@ from roll_like.config.rewards import RewardedRunConfig
 from roll_like.config.sections import DataSource
 from roll_like.data.chat import ChatMessage, Renderer
 from roll_like.data.tasks import TaskSource, load_source
-from roll_like.errors import RollLikeError
+from roll_like.errors import FOREIGN_ERRORS, RollLikeError
 from roll_like.registry import REWARDS
 from roll_like.rewards.base import Reward, RewardConfig
 from roll_like.rewards.scorer import scores_task
@@ -163,16 +163,17 @@ def each_reward(
         key = f"rewards.use.{index}"
         try:
             reward = REWARDS.get(section.type)(section)
-        except RollLikeError as error:
-            yield failed(key, error)
-            continue
-        except Exception as error:  # noqa: BLE001 - a plugin may raise anything; it becomes a finding
-            yield Finding("error", key, f"reward {section.type!r} cannot be made: {type(error).__name__}: {error}")
+        except FOREIGN_ERRORS as error:
+            yield failed(key, error, f"reward {section.type!r} cannot be made")
             continue
         try:
             yield from suits(reward, cast(RewardConfig, section), key)
-        finally:
+        except FOREIGN_ERRORS as error:
+            yield failed(key, error, f"reward {section.type!r} cannot be tried")
+        try:
             reward.close()
+        except FOREIGN_ERRORS as error:
+            yield failed(key, error, f"reward {section.type!r} cannot be closed")
 
 
 def _rows_suit(reward: Any, name: str, key: str, source: TaskSource) -> Iterator[Finding]:
@@ -210,7 +211,5 @@ def task_suits(reward: Any, name: str, key: str, task: Task) -> Iterator[Finding
     """Yield why a reward cannot score a task, beside fields that are missing."""
     try:
         reward.check_row(task)
-    except RollLikeError as error:
-        yield failed(key, error)
-    except Exception as error:  # noqa: BLE001 - a plugin may raise anything; it becomes a finding
-        yield Finding("error", key, f"{task.origin}: reward {name!r} fails: {type(error).__name__}: {error}")
+    except FOREIGN_ERRORS as error:
+        yield failed(key, error, f"{task.origin}: reward {name!r} fails")

@@ -14,7 +14,7 @@ from roll_like.config.plan import Plan
 from roll_like.config.violations import Finding
 from roll_like.data.bad_rows import RowsReport
 from roll_like.data.tasks import SourceReport
-from roll_like.errors import RollLikeError
+from roll_like.errors import RollLikeError, describe_error, shortened
 
 if TYPE_CHECKING:
     from roll_like.check.disk import DiskUse
@@ -24,8 +24,20 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*|[\w-]+")
 _FILE_SUFFIXES = {".json", ".jsonl", ".parquet", ".csv", ".tsv", ".gz", ".zst", ".gguf"}
 
 
-def failed(key: str, error: RollLikeError) -> Finding:
-    """Return an error as a finding, its remedy included."""
+#: What shows the lines that are left out of a message.
+DEBUG = "--check --debug shows them"
+
+
+def failed(key: str, error: BaseException, doing: str = "") -> Finding:
+    """Return an error as a finding: one of ours with its remedy, another one with where it comes from.
+
+    Args:
+        key: What to change.
+        error: What was raised.
+        doing: What went wrong, in words that an error of other code does not have.
+    """
+    if not isinstance(error, RollLikeError):
+        return Finding("error", key, f"{doing}: {describe_error(error)}")
     message = error.message if error.fix is None else f"{error.message}; {error.fix}"
     return Finding("error", key, message.removeprefix(f"{key}: "))
 
@@ -73,13 +85,21 @@ class Report:
         return [finding for finding in self.findings if finding.level == level]
 
 
-def show(report: Report, out: Console, err: Console) -> None:
-    """Print errors and warnings to `err`, notes and (without errors) the plan to `out`; that of GPUs always."""
+def show(report: Report, out: Console, err: Console, *, whole: bool = False) -> None:
+    """Print errors and warnings to `err`, notes and (without errors) the plan to `out`; that of GPUs always.
+
+    Args:
+        report: What is printed.
+        out: Standard output.
+        err: Standard error.
+        whole: Whether long messages of other code are printed with all of their lines.
+    """
     order = {"error": 0, "warning": 1, "note": 2}
     for finding in sorted(report.findings, key=lambda finding: order[finding.level]):
         style = {"error": "red", "warning": "yellow", "note": "dim"}[finding.level]
         console = out if finding.level == "note" else err
-        console.print(str(finding), style=style, markup=False, highlight=False, soft_wrap=True)
+        text = str(finding) if whole else shortened(str(finding), DEBUG)
+        console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
     if report.errors:
         count = len(report.errors)
         err.print(f"{count} problem{'s' * (count != 1)} found; nothing was started", style="bold red")

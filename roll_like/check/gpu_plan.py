@@ -102,6 +102,8 @@ def measured_gpus() -> list[tuple[str, int]]:
 def check_gpus(config: RunConfig, report: GPUReport) -> Iterator[Finding]:
     """Yield phases that need more than a GPU has, with what to change, and engines without room for one sample."""
     yield from _too_much_in_host(config, report)
+    if report.memory is None and config.resources.address is None:
+        return  # a finding of its own: this machine has no GPU
     if report.memory is None:
         yield Finding(
             "note",
@@ -121,6 +123,21 @@ def check_gpus(config: RunConfig, report: GPUReport) -> Iterator[Finding]:
                 f"the plan of GPUs {plan.devices} leaves out {', '.join(plan.left_out)}: the memory of these roles is "
                 "not known",
             )
+
+
+def no_gpu_here(config: RunConfig) -> Iterator[Finding]:
+    """Yield that this machine has no GPU, where the configuration does not say which GPUs it is for."""
+    resources = config.resources
+    if resources.device == "cpu" or resources.address is not None or resources.gpu_memory is not None:
+        return
+    if not measured_gpus():
+        yield Finding(
+            "warning",
+            "resources.gpu",
+            "this machine has no GPU that nvidia-smi shows, so neither their number nor their memory was compared with "
+            "the plan; set resources.gpu to the kind that the run will have (such as H100), or resources.device: cpu "
+            "to run here",
+        )
 
 
 def _too_much_in_host(config: RunConfig, report: GPUReport) -> Iterator[Finding]:

@@ -121,7 +121,7 @@ def check_settings(config: PolicyGradientConfig, made: Plan) -> Iterator[Finding
     yield from doubtful_staleness(config)
 
 
-def doubtful_rates(config: RunConfig) -> Iterator[Finding]:
+def doubtful_rates(config: RunConfig, made: Plan) -> Iterator[Finding]:
     """Yield learning rates and temperatures that destroy a model, and evaluations that never come."""
     for section, trained in config.trained.items():
         if trained.optimizer.lr > MOST_LR:
@@ -139,8 +139,8 @@ def doubtful_rates(config: RunConfig) -> Iterator[Finding]:
                 f"{section}.temperature",
                 f"found {temperature:g}: tokens are drawn almost at random; 0.6 to 1.2 is usual",
             )
-    schedule, steps = config.evaluation, getattr(config, "steps", None)
-    if schedule is not None and steps is not None and schedule.every > steps:
+    schedule, steps = config.evaluation, made.steps  # 0 where `epochs` of data that cannot be read here decide
+    if schedule is not None and 0 < steps < schedule.every:
         yield Finding(
             "warning",
             "evaluation.every",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from roll_like.check.findings import Finding, failed, is_hub_id
 from roll_like.config.algorithm import ROUTER_REPLAY
-from roll_like.config.plan import frozen_sections
+from roll_like.config.plan import GIB, bytes_per_value, frozen_sections
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.run import RunConfig
 from roll_like.config.sections import ModelConfig, ReferenceSection
@@ -28,6 +28,8 @@ from roll_like.registry import INFERENCE_ENGINES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+TEMPLATE = "model.chat_template"
 
 
 def check_model(config: RunConfig, findings: list[Finding]) -> tuple[ModelConfig | None, ModelShape | None]:
@@ -146,7 +148,7 @@ def check_tokenizer(
     template = config.model.chat_template
     if template is not None and not template.expanduser().is_file():
         message = f"there is no file {template}; correct the path, or remove the key to use the tokenizer's own"
-        findings.append(Finding("error", "model.chat_template", message))
+        findings.append(Finding("error", TEMPLATE, message))
         return None
     named = config.model.tokenizer
     if named is not None:
@@ -160,7 +162,8 @@ def check_tokenizer(
     try:
         return load_tokenizer(model)
     except RollLikeError as error:
-        findings.append(failed("model.tokenizer" if named else "model.path", error))
+        key = "model.tokenizer" if named else "model.path"
+        findings.append(failed(TEMPLATE if error.message.startswith(TEMPLATE) else key, error))
         return None
 
 
@@ -216,6 +219,21 @@ def check_engines(config: SamplingRunConfig, shape: ModelShape | None) -> Iterat
     if shape is not None:
         for violation in config.inference.model_violations(experts=shape.experts > 0):
             yield Finding("error", ".".join(map(str, violation.path)), violation.message)
+        yield from _small_cache(config, shape)
+
+
+def _small_cache(config: SamplingRunConfig, shape: ModelShape) -> Iterator[Finding]:
+    """Yield a cache of a configured size that has no room for one sequence; an engine does not start with that."""
+    cache = config.inference.kv_cache_bytes(config.resources.device)
+    needed = config.context_window * shape.kv_bytes_per_token(bytes_per_value(config))
+    if cache is not None and cache < needed:
+        yield Finding(
+            "error",
+            f"inference.{config.inference.memory_key}",
+            f"one sequence of {config.context_window} tokens needs {needed / GIB:.2g} GiB of key-value cache, and this "
+            f"is {cache / GIB:.2g} GiB; raise it: engines decode up to {config.inference.max_running} sequences at a "
+            "time (inference.max_running)",
+        )
 
 
 def check_adapters(config: SamplingRunConfig, model: ModelConfig | None) -> Iterator[Finding]:

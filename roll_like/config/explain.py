@@ -73,8 +73,16 @@ def _merged(found: Sequence[ErrorDetails]) -> list[ErrorDetails]:
 
 #: A word in a message of pydantic.
 _WORD = re.compile(r"'[^']*'")
-#: What some write for a precision.
-_PRECISIONS = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32"}
+#: What some write for a precision or a device.
+_SYNONYMS = {
+    "fp16": "float16",
+    "half": "float16",
+    "bf16": "bfloat16",
+    "fp32": "float32",
+    "float": "float32",
+    "gpu": "cuda",
+    "nvidia": "cuda",
+}
 
 
 def meaning_of(info: FieldInfo) -> str:
@@ -117,13 +125,16 @@ def _describe(details: ErrorDetails, path: KeyPath, root: type[BaseModel], value
     )
     if kind in {"model_type", "model_attributes_type"}:
         expected = "expected a section of `key: value` lines"
+    if kind == "too_short":
+        least = details["ctx"]["min_length"]
+        expected = f"expected a list of {least} or more"
     if kind == "int_parsing_size":
         expected = "expected a smaller number"
     if kind in {"tuple_type", "list_type"}:
         expected = f"expected a list; write `[{found}]`" if isinstance(found, str | int | float) else "expected a list"
     if kind == "literal_error":
         words = [word.strip("'") for word in _WORD.findall(message)]
-        near = [_PRECISIONS.get(str(found), "")] if _PRECISIONS.get(str(found)) in words else []
+        near = [_SYNONYMS.get(str(found), "")] if _SYNONYMS.get(str(found)) in words else []
         near = near or difflib.get_close_matches(str(found), words, n=1, cutoff=0.6)
         expected += f"; did you mean {near[0]!r}?" if near else ""
     return f"found {_show(found)}; {expected[0].lower()}{expected[1:]}"

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from roll_like.config.base import PipelineConfig
 from roll_like.config.explain import explain
 from roll_like.config.source import Source, read_source
-from roll_like.errors import ConfigError, PluginError
+from roll_like.errors import FOREIGN_ERRORS, ConfigError, PluginError, describe_error, shortened
 from roll_like.registry import PIPELINES
 
 
@@ -68,16 +68,25 @@ def _import(module: str) -> None:
         importlib.import_module(module)
     except PluginError:
         raise
-    except ModuleNotFoundError as error:
-        raise PluginError(
+    except FOREIGN_ERRORS as error:
+        raise _not_imported(module, error) from error
+
+
+def _not_imported(module: str, error: BaseException) -> PluginError:
+    if module.endswith(".py"):
+        name = module.removesuffix(".py").removeprefix("./").replace("/", ".")
+        return PluginError(
+            f"`import:` names the file {module!r}; expected the name of a module", fix=f"write import: [{name}]"
+        )
+    if isinstance(error, ModuleNotFoundError):
+        return PluginError(
             f"`import:` names {module!r}, and there is no module {error.name!r}",
             fix="correct the name, install the package that holds it, or start in the folder that holds it",
-        ) from error
-    except Exception as error:  # a user's module may raise anything while it is imported
-        raise PluginError(
-            f"`import:` names {module!r}, which fails while it is imported: {type(error).__name__}: {error}",
-            fix=f'correct the module; try: python -c "import {module}"',
-        ) from error
+        )
+    return PluginError(
+        shortened(f"`import:` names {module!r}, which fails while it is imported: {describe_error(error)}"),
+        fix=f'correct the module; try: python -c "import {module}"',
+    )
 
 
 def _config_class(source: Source) -> type[PipelineConfig]:

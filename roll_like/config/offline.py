@@ -12,7 +12,7 @@ from pydantic import Field
 from roll_like.config.rules import RUN_RULES, ranks_have_work
 from roll_like.config.rules_effect import prompts_are_shared_anyway
 from roll_like.config.run import Rule, RunConfig, ScheduleConfig
-from roll_like.config.sections import PositiveFloat, Steps, TrainerResourcesConfig
+from roll_like.config.sections import Epochs, Steps, TrainerResourcesConfig
 from roll_like.config.training_data import RowLimits, RowSource
 from roll_like.config.violations import Violation
 
@@ -50,7 +50,7 @@ class OfflineRunConfig(RunConfig):
     rules: ClassVar[tuple[Rule, ...]] = (*RUN_RULES, _steps_or_epochs, _ranks_have_work, prompts_are_shared_anyway)
 
     steps: Steps | None = Field(default=None, description="Steps to train; or set `epochs`.")
-    epochs: PositiveFloat | None = Field(
+    epochs: Epochs | None = Field(
         default=None, description="Passes over the data, as many steps as that takes; or set `steps`."
     )
     data: RowLimits = Field(description="What the model learns from, and how much of it in a step.")

@@ -22,6 +22,7 @@ Attention = Literal["auto", "dense", "varlen", "flex"]
 PositiveInt = Annotated[int, Field(ge=1)]
 Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+Epochs = Annotated[float, Field(gt=0, le=1_000_000)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -99,7 +100,16 @@ class DataSource(SourceConfig):
     domain: str | None = Field(
         default=None, description="Domain of its tasks, in metrics and in `domains`; default: its name."
     )
-    answer_field: str | None = Field(default=None, description="Field with the reference answer, if there is one.")
+    answer_field: str | None = Field(
+        default=None,
+        description="Field with the reference answer, if there is one. That of `prompt_field`: its conversations end "
+        "with the assistant's answer, and what is before it is the prompt.",
+    )
+
+    @property
+    def holds_conversations(self) -> bool:
+        """Whether prompts and reference answers are in one field."""
+        return self.answer_field == self.prompt_field
 
     @property
     def domain_label(self) -> str:

@@ -121,6 +121,7 @@ def _parse(path: Path, extended_by: Path | None) -> Source:
         raise ConfigError(f"{path}: expected a mapping of sections, found {found}", fix=_write_keys())
     places: dict[KeyPath, str] = {}
     if node is not None:
+        _refuse_no_break_spaces(node, path)
         _locate(node, (), str(path), places)
     for key in values:
         if not isinstance(key, str):
@@ -130,9 +131,10 @@ def _parse(path: Path, extended_by: Path | None) -> Source:
 
 def _not_yaml(path: Path, text: str, error: yaml.MarkedYAMLError) -> ConfigError:
     if (number := _no_break_space(text)) is not None:
+        return _no_space(path, number)
+    if "expansion" in (error.problem or ""):
         return ConfigError(
-            f"{path}:{number}: not valid YAML: a no-break space (U+00A0) stands where a space belongs",
-            fix="type the space again; copying from a web page brings such characters along",
+            f"{path}: anchors and aliases expand to more values than a configuration has", fix="use fewer aliases"
         )
     mark = error.problem_mark
     line = f":{mark.line + 1}" if mark else ""
@@ -140,6 +142,24 @@ def _not_yaml(path: Path, text: str, error: yaml.MarkedYAMLError) -> ConfigError
     if mark and re.search("cannot start any token|tab", error.problem or "") and "\t" in text.splitlines()[mark.line]:
         return ConfigError(f"{path}{line}: not valid YAML: a tab stands where spaces belong", fix="indent with spaces")
     return ConfigError(f"{path}{line}: not valid YAML: {error.problem}", fix="correct the line")
+
+
+def _no_space(path: Path, line: int) -> ConfigError:
+    return ConfigError(
+        f"{path}:{line}: not valid YAML: a no-break space (U+00A0) stands where a space belongs",
+        fix="type the space again; copying from a web page brings such characters along",
+    )
+
+
+def _refuse_no_break_spaces(node: yaml.Node, path: Path) -> None:
+    """Refuse names and values without quotes that a no-break space became a part of."""
+    if isinstance(node, yaml.ScalarNode):
+        if node.style is None and node.value != node.value.strip("\u00a0"):
+            raise _no_space(path, node.start_mark.line + 1)
+        return
+    for child in node.value:
+        for part in child if isinstance(child, tuple) else (child,):
+            _refuse_no_break_spaces(part, path)
 
 
 def _no_break_space(text: str) -> int | None:

@@ -55,16 +55,21 @@ def read_messages(row: Row, field: str, role: str, key: str, *, plain: bool = Fa
 
 
 def read_prompt(row: Row, source: RowSource | DataSource, key: str, *, plain: bool = False) -> list[ChatMessage]:
-    """Return the messages of a row's prompt.
+    """Return the messages of a row's prompt: all of its field, or those before the reference answer.
 
     Raises:
-        DataError: It is blank, or ends with an assistant's message.
+        DataError: It is blank, ends with an assistant's message, or lacks the answer that it is said to end with.
     """
     messages = read_messages(row, source.prompt_field, "user", f"{key}.prompt_field", plain=plain)
+    if isinstance(source, DataSource) and source.holds_conversations:
+        *messages, _ = _answered(messages, row, source, key)
     if messages[-1]["role"] == "assistant":
+        remedy = "move it into the field with the response or the reference answer"
+        if isinstance(source, DataSource):
+            remedy = f"set {key}.answer_field: {source.prompt_field} too, which makes it the reference answer"
         raise DataError(
             f"{row.origin}: the last message in {source.prompt_field!r} is the assistant's: nothing is left to answer",
-            fix="remove that message, or move it into the field with the response or the reference answer",
+            fix=f"remove that message, or {remedy}",
         )
     if not str(messages[-1]["content"]).strip():
         raise DataError(
@@ -73,6 +78,28 @@ def read_prompt(row: Row, source: RowSource | DataSource, key: str, *, plain: bo
             fix=f"correct the row, or set {key}.prompt_field to the field with the prompt",
         )
     return messages
+
+
+def read_last_answer(row: Row, source: DataSource, key: str) -> str:
+    """Return the reference answer of a row whose conversation ends with it.
+
+    Raises:
+        DataError: It does not.
+    """
+    messages = read_messages(row, source.prompt_field, "user", f"{key}.prompt_field", plain=True)
+    return str(_answered(messages, row, source, key)[-1]["content"])
+
+
+def _answered(messages: list[ChatMessage], row: Row, source: DataSource, key: str) -> list[ChatMessage]:
+    """Return a conversation that ends with an answer."""
+    if len(messages) > 1 and messages[-1]["role"] == "assistant":
+        return messages
+    found = "one message" if len(messages) == 1 else f"that the last message is of the role {messages[-1]['role']!r}"
+    raise DataError(
+        f"{row.origin}: expected a conversation in {source.prompt_field!r} that ends with the assistant's answer, "
+        f"found {found}",
+        fix=f"correct the row, or {key}.answer_field, which names the same field as prompt_field",
+    )
 
 
 def with_system(
@@ -119,10 +146,17 @@ def require_fields(row: Row, fields: Mapping[str, str]) -> None:
     """
     for field, key in fields.items():
         if field not in row.fields:
+            talk = next((name for name, value in row.fields.items() if _is_conversation(value)), None)
             raise DataError(
                 f"{row.origin}: the row has no field {field!r}; it has {field_names(row.fields)}",
-                fix=f"set {key} to the field that has it",
+                fix=f"set {key} to the field that has it"
+                + (f"; {talk!r} holds a conversation" if talk and key.endswith(".prompt_field") else ""),
             )
+
+
+def _is_conversation(value: Any) -> bool:
+    first = value[0] if isinstance(value, list) and value else None
+    return isinstance(first, Mapping) and bool(first.keys() & {"role", "from"})
 
 
 def field_names(fields: Mapping[str, Any]) -> str:

@@ -25,6 +25,7 @@ from roll_like.envs.probes import GARBAGE, Episode, Finding, Findings, Policy
 from roll_like.envs.registration import make_any
 from roll_like.envs.scripts import scripted_action
 from roll_like.envs.wrappers import AnyEnv, Info
+from roll_like.errors import FOREIGN_ERRORS, shortened
 
 _MIN_SEEDS = 4
 
@@ -71,9 +72,8 @@ class EnvReport:
             console.print(figures)
         for finding in self.findings:
             style = "red" if finding.level == "error" else "yellow"
-            console.print(
-                f"{finding.level}: {finding.check}: {finding.what}", style=style, markup=False, highlight=False
-            )
+            text = shortened(f"{finding.level}: {finding.check}: {finding.what}")
+            console.print(text, style=style, markup=False, highlight=False)
             if finding.fix is not None:
                 console.print(f"  fix: {finding.fix}", markup=False, highlight=False)
         console.print(
@@ -111,8 +111,9 @@ def check_env(
     maker, played = (None, made) if isinstance(made, gymnasium.Env) else (made, made())
     findings = Findings()
     name = str(played) if played.spec is None else played.spec.id
-    if not probes.probe_spaces(played, findings):
-        played.close()
+    if not probes.probe_spaces(played, findings) or not probes.probe_parts(played, seeds[0], findings):
+        with contextlib.suppress(*FOREIGN_ERRORS):  # what is wrong is known already
+            played.close()
         return EnvReport(env_id=name, findings=tuple(findings.found), figures={}, first_observation="")
     figures: dict[str, float] = {}
     first = ""

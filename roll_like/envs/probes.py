@@ -15,9 +15,10 @@ from typing import Any, Literal, SupportsFloat, TypeAlias
 from gymnasium.utils.env_checker import check_env as gymnasium_check
 from jsonschema import Draft202012Validator, SchemaError
 
-from roll_like.envs.registration import non_text_spaces
+from roll_like.envs.registration import RESET, STEP, non_text_spaces, returned
 from roll_like.envs.scripts import system_prompt_of, tools_of
 from roll_like.envs.wrappers import AnyEnv, Info
+from roll_like.errors import FOREIGN_ERRORS, EnvError, describe_error
 
 #: What a policy might say where an action is expected.
 GARBAGE = ("", " ", "I do not know.", "<action></action>", "<action>fly</action>", '{"action": 3}', "🙂 äß\n" * 50)
@@ -64,8 +65,8 @@ class Findings:
         """Turn what the environment raises within into an error found by `check`."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - an environment may raise anything; it becomes a finding
-            self.error(check, f"{doing} raised {type(error).__name__}: {error}", fix)
+        except FOREIGN_ERRORS as error:
+            self.error(check, f"{doing} raised {describe_error(error)}", fix)
 
 
 @dataclass(slots=True)
@@ -95,8 +96,21 @@ class Episode:
 def probe_spaces(env: AnyEnv, findings: Findings) -> bool:
     """Check that observations and actions are text; nothing else can be tried where they are not."""
     for what, fix in non_text_spaces(env):
-        findings.error("spaces", f"{what} is not text", fix)
+        findings.error("spaces", what if what.startswith("no ") else f"{what} is not text", fix)
     return not findings.found
+
+
+def probe_parts(env: AnyEnv, seed: int, findings: Findings) -> bool:
+    """Check that `reset` and `step` return as many things as Gymnasium asks for; nothing can be played where not."""
+    try:
+        returned("reset", env.reset(seed=seed), RESET)
+        returned("step", env.step(env.action_space.sample()), STEP)
+    except EnvError as error:
+        findings.error("episode", error.message, error.fix)
+        return False
+    except FOREIGN_ERRORS:
+        pass  # found again, with what it was doing
+    return True
 
 
 def probe_attributes(env: AnyEnv, findings: Findings) -> None:
@@ -133,8 +147,8 @@ def probe_gymnasium(env: AnyEnv, findings: Findings) -> None:
                 findings.error("seed", f"reset ignores the seed: {text}", _SEED_FIX)
             else:
                 findings.error("gymnasium", text)
-        except Exception as error:  # noqa: BLE001 - an environment may raise anything; it becomes a finding
-            findings.error("gymnasium", f"its checker stopped with {type(error).__name__}: {error}")
+        except FOREIGN_ERRORS as error:
+            findings.error("gymnasium", f"its checker stopped with {describe_error(error)}")
     for warning in caught:
         text = re.sub(r"\x1b\[[\d;]*m|WARN: ", "", str(warning.message)).strip()
         if "is different from the unwrapped version" not in text:
@@ -260,7 +274,7 @@ def probe_after_end(env: AnyEnv, findings: Findings) -> None:
     """Check, right after an episode's end, that the environment does not go on."""
     try:
         _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
-    except Exception:  # noqa: BLE001 - to refuse is right, in whatever words
+    except FOREIGN_ERRORS:  # to refuse is right, in whatever words
         return
     if not terminated and not truncated:
         findings.warning(
@@ -276,7 +290,7 @@ def probe_pickle(env: AnyEnv, findings: Findings) -> None:
     action = env.action_space.sample()
     try:
         copy = pickle.loads(pickle.dumps(env))
-    except Exception as error:  # noqa: BLE001 - what is not picklable raises whatever it likes
+    except FOREIGN_ERRORS as error:  # what is not picklable raises whatever it likes
         findings.warning(
             "pickle",
             f"its state is not picklable: {type(error).__name__}: {error}",

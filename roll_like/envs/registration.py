@@ -10,6 +10,7 @@ import difflib
 import functools
 import inspect
 import types
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -18,11 +19,13 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator, registry
 from gymnasium.spaces import Discrete, Text
 
 from roll_like.envs.wrappers import AnyEnv
-from roll_like.errors import EnvError, PluginError, RollLikeError
+from roll_like.errors import FOREIGN_ERRORS, EnvError, PluginError, RollLikeError, describe_error
 
 GROUP = "gymnasium.envs"
 #: How many ids a message suggests.
 _NEAREST = 3
+#: What an environment's methods return, by the names that Gymnasium's documentation gives it.
+RESET, STEP = ("observation", "info"), ("observation", "reward", "terminated", "truncated", "info")
 
 
 def make_env(env_id: str, /, **kwargs: Any) -> AnyEnv:
@@ -70,8 +73,8 @@ def make_any(env_id: str, /, **kwargs: Any) -> AnyEnv:
             f"environment {env_id!r} cannot be made with {kwargs}: {type(error).__name__}: {error}",
             fix=f"correct its kwargs; it takes {', '.join(options(spec)) or 'none'}",
         ) from error
-    except Exception as error:
-        raise EnvError(f"environment {env_id!r} cannot be made: {type(error).__name__}: {error}") from error
+    except FOREIGN_ERRORS as error:
+        raise EnvError(f"environment {env_id!r} cannot be made: {describe_error(error)}") from error
 
 
 def find(env_id: str) -> EnvSpec:
@@ -86,11 +89,17 @@ def find(env_id: str) -> EnvSpec:
     try:
         if module:
             __import__(module)
-        return gymnasium.spec(name)
     except ImportError as error:
         raise PluginError(
             f"the module {module!r} of environment {env_id!r} cannot be imported: {error}", fix="correct its name"
         ) from error
+    except FOREIGN_ERRORS as error:
+        raise PluginError(
+            f"the module {module!r} of environment {env_id!r} fails while it is imported: {describe_error(error)}",
+            fix="correct the module",
+        ) from error
+    try:
+        return gymnasium.spec(name)
     except gymnasium.error.Error as error:
         near = _nearest(name)
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"{len(registry)} ids are registered"
@@ -139,6 +148,10 @@ def registered(namespace: str = "") -> list[str]:
 def non_text_spaces(env: AnyEnv) -> list[tuple[str, str]]:
     """Return, for each space that is not text, what it is and which wrapper makes it text."""
     found = []
+    unset = [name for name in ("observation", "action") if getattr(env, f"{name}_space", None) is None]
+    if unset:
+        what = f"no {' and no '.join(unset)} space"
+        return [(what, f"set {' and '.join(f'self.{name}_space' for name in unset)} to roll_like.envs.FreeText()")]
     if not isinstance(env.observation_space, Text):
         if "ansi" in (env.metadata.get("render_modes") or []):
             fix = "make it with render_mode='ansi' and wrap it in roll_like.envs.AnsiText"
@@ -153,6 +166,22 @@ def non_text_spaces(env: AnyEnv) -> list[tuple[str, str]]:
             fix = "read the action out of the policy's answer, in a gymnasium.wrappers.TransformAction"
         found.append((f"the action space {env.action_space}", fix))
     return found
+
+
+def returned(method: str, result: Any, parts: Sequence[str]) -> Any:
+    """Return what an environment's method returned, which has the parts that Gymnasium asks for.
+
+    Raises:
+        EnvError: It has not.
+    """
+    if isinstance(result, tuple) and len(result) == len(parts):
+        return result
+    count = f" of {len(result)}" if isinstance(result, tuple) else ""
+    expected = ", ".join(parts)
+    raise EnvError(
+        f"{method}() should return {expected}, found {type(result).__name__}{count}: {str(result)[:80]}",
+        fix=f"end it with `return {expected}`",
+    )
 
 
 def _nearest(name: str) -> list[str]:

@@ -6,15 +6,19 @@ Nothing heavy is imported here: `roll-like --help` reads this file too.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from roll_like.errors import OK
 
 #: Adds a command to the parser: its name, what runs it, and what it does in a few words.
 Add: TypeAlias = Callable[[str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]
+NumberT = TypeVar("NumberT", int, float)
+#: TCP ports that a server can listen on.
+PORTS = (1, 65535)
 #: The page of a report, in the folder of its first run.
 REPORT = "report.html"
 
@@ -41,7 +45,26 @@ def add_commands(add: Add) -> None:
     ui.add_argument("run", nargs="?", metavar="RUN", help="run whose store is served; default: that of all runs")
     add_output_dir(ui)
     ui.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)")
-    ui.add_argument("--port", type=int, default=5000, help="TCP port to listen on (default: 5000)")
+    ui.add_argument(
+        "--port", type=number_within(int, *PORTS), default=5000, help="TCP port to listen on (default: 5000)"
+    )
+
+
+def number_within(kind: type[NumberT], least: float, most: float = math.inf) -> Callable[[str], NumberT]:
+    """Return what reads an option's number, and refuses one outside its bounds."""
+    words = f"expected a {'whole ' if kind is int else ''}number "
+    words += f"of {least:g} or more" if most == math.inf else f"from {least:g} to {most:g}"
+
+    def read(text: str) -> NumberT:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = kind(least) - 1
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{words}, found {text!r}")
+        return value
+
+    return read
 
 
 def _add_runs(parser: argparse.ArgumentParser, text: str) -> None:

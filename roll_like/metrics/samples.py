@@ -11,6 +11,8 @@ from typing import Any
 from roll_like.metrics import files
 
 SAMPLES = "samples.md"
+#: Steps in which a task of the first one is looked for again, from the last on.
+MOST_READ = 50
 Row = Mapping[str, Any]
 
 
@@ -34,18 +36,36 @@ class SamplePair:
 def pick_pairs(run_dir: Path, count: int) -> list[SamplePair]:
     """Choose `count` pairs, evenly spread over the tasks, without looking at rewards.
 
-    Evaluations before and after training are preferred, since they ask the same questions.
-    Training steps are compared otherwise: by task where both sampled it, else in order.
+    Evaluations before and after training are preferred, since they ask the same questions. Of training steps, the tasks
+    of the first are compared with the latest step that sampled them again; where none did, the first step and the last
+    are, in order, and each answer is shown with its own prompt.
     """
     if count == 0:
         return []
     for kind in ("eval", "step"):
         paths = sorted((run_dir / files.ROLLOUTS).glob(f"{kind}_*.jsonl"), key=_step_of)
         if len(paths) > 1 or (paths and kind == "step"):
-            labels = [_label(kind, _step_of(path)) for path in (paths[0], paths[-1])]
-            pairs = _match(_one_per_task(files.read(paths[0])), _one_per_task(files.read(paths[-1])))
-            return [SamplePair(a, b, labels[0], labels[1]) for a, b in _spread(pairs, count)]
+            return _spread(_pairs(kind, paths, count), count)
     return []
+
+
+def _pairs(kind: str, paths: Sequence[Path], count: int) -> list[SamplePair]:
+    before = {str(row["task_id"]): row for row in _one_per_task(files.read(paths[0]))}
+    label, found = _label(kind, _step_of(paths[0])), {}
+    last: list[Row] = []
+    for path in list(reversed(paths[1:]))[:MOST_READ] or [paths[0]]:
+        rows = _one_per_task(files.read(path))
+        last = last or rows
+        for row in rows:
+            task = str(row["task_id"])
+            if task in before and task not in found:
+                found[task] = SamplePair(before[task], row, label, _label(kind, _step_of(path)))
+        if len(found) >= min(count, len(before)):
+            break
+    if found:
+        return [found[task] for task in before if task in found]
+    after = _label(kind, _step_of(paths[-1]))
+    return [SamplePair(one, other, label, after) for one, other in zip(before.values(), last, strict=False)]
 
 
 def _step_of(path: Path) -> int:
@@ -65,23 +85,21 @@ def _one_per_task(rows: Sequence[Row]) -> list[Row]:
     return list(first.values())
 
 
-def _match(before: Sequence[Row], after: Sequence[Row]) -> list[tuple[Row, Row]]:
-    later = {row["task_id"]: row for row in after}
-    same = [(row, later[row["task_id"]]) for row in before if row["task_id"] in later]
-    matched = {row["task_id"] for row, _ in same}
-    rest = [[row for row in rows if row["task_id"] not in matched] for rows in (before, after)]
-    return same + list(zip(*rest, strict=False))
-
-
-def _spread(pairs: Sequence[tuple[Row, Row]], count: int) -> list[tuple[Row, Row]]:
+def _spread(pairs: Sequence[SamplePair], count: int) -> list[SamplePair]:
     if len(pairs) <= count:
         return list(pairs)
     return [pairs[index * len(pairs) // count] for index in range(count)]
 
 
+def later(pairs: Sequence[SamplePair]) -> str:
+    """Return where the second answers are from: one step, or several."""
+    labels = {pair.after_label for pair in pairs}
+    return labels.pop() if len(labels) == 1 else "later steps"
+
+
 def samples_markdown(name: str, pairs: Sequence[SamplePair]) -> str:
     """Return the pairs as a page, answers in full."""
-    lines = [f"# Sampled rollouts of {name}", "", f"{pairs[0].before_label} beside {pairs[0].after_label}.", ""]
+    lines = [f"# Sampled rollouts of {name}", "", f"{pairs[0].before_label} beside {later(pairs)}.", ""]
     for index, pair in enumerate(pairs, start=1):
         same = pair.before["prompt"] == pair.after["prompt"]
         lines += [f"## {index}", ""]

@@ -24,7 +24,7 @@ from roll_like.metrics.plots import draw_curves
 from roll_like.metrics.progress import WINDOW, duration, number
 from roll_like.metrics.rollout_text import printable
 from roll_like.metrics.runs import CONFIG, Run, is_running, read_run
-from roll_like.metrics.samples import SAMPLES, SamplePair, pick_pairs, samples_markdown
+from roll_like.metrics.samples import SAMPLES, SamplePair, later, pick_pairs, samples_markdown
 
 SUMMARY = "summary.json"
 CURVES = "curves.png"
@@ -245,8 +245,8 @@ def _change(before: float, after: float) -> str:
 
 def _pairs_table(pairs: Sequence[SamplePair]) -> Table:
     width = 120  # of an answer, in characters
-    table = Table(title=f"sampled rollouts, {pairs[0].before_label} beside {pairs[0].after_label}", show_lines=True)
-    for heading in ("prompt", pairs[0].before_label, "reward", pairs[0].after_label, "reward"):
+    table = Table(title=f"sampled rollouts, {pairs[0].before_label} beside {later(pairs)}", show_lines=True)
+    for heading in ("prompt", pairs[0].before_label, "reward", later(pairs), "reward"):
         table.add_column(heading, justify="right" if heading == "reward" else "left", overflow="fold")
     for pair in pairs:
         prompt = pair.before["prompt"]

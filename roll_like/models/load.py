@@ -109,6 +109,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         ) from error
     if config.chat_template is not None:
         tokenizer.chat_template = _read_template(config.chat_template)
+        _refuse_wrong_syntax(tokenizer.chat_template, config.chat_template)
     if not tokenizer.chat_template:
         raise ConfigError(
             f"the tokenizer of {config.tokenizer or config.path} has no chat template, so prompts cannot be written "
@@ -256,6 +257,19 @@ def _from_hub(
 
 def _first(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def _refuse_wrong_syntax(template: str, path: Path) -> None:
+    """Raise if a template is no Jinja, with its line; tags are those that transformers knows."""
+    from jinja2 import TemplateSyntaxError
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    try:
+        _compile_jinja_template(template)
+    except TemplateSyntaxError as error:
+        raise ConfigError(
+            f"model.chat_template: {path}:{error.lineno}: {error.message}", fix="correct the template"
+        ) from error
 
 
 def _read_template(path: Path) -> str:

@@ -68,9 +68,33 @@ def data_findings(
             f"one step takes {count} {what} and the data has {items}, so that a step holds some of them several times; "
             "lower it, or add data",
         )
+    yield from _unread(config, loaded["data"], report.plan.steps * count)
     if "evaluation" in loaded:
         yield from _no_overlap(loaded["data"], loaded["evaluation"])
     return loaded
+
+
+def _unread(config: OfflineRunConfig, data: SampleSet[Any], drawn: int) -> Iterator[Finding]:
+    """Yield data of which a run that draws so many items reads less than half."""
+    what = config.items_per_step[1]
+    if drawn < len(data) / 2:
+        yield Finding(
+            "warning",
+            "epochs" if config.steps is None else "steps",
+            f"the run reads {drawn} of {len(data)} {what}, and the others never; raise it"
+            + ("" if config.steps is None else ", or set epochs: 1 and steps: null, which reads each of them once"),
+        )
+        return
+    total = sum(source.weight for source in data.sources)
+    for index, source in enumerate(data.sources):
+        read = round(drawn * source.weight / total)
+        if read < len(source.samples) / 2:
+            yield Finding(
+                "warning",
+                f"data.sources.{index}.weight",
+                f"the run reads about {read} of {len(source.samples)} {what} of {source.name!r}, and the others never: "
+                f"{source.weight:g} is {source.weight / total:.2g} of all weights; raise it, or the run's steps",
+            )
 
 
 def load_findings(

@@ -18,25 +18,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import sysconfig
-import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 from pydantic import Field
 
 from roll_like.config.base import PluginConfig
-from roll_like.errors import PluginError, RewardError
+from roll_like.errors import FOREIGN_ERRORS, PluginError, RewardError, describe_error
 from roll_like.registry import REWARDS
 from roll_like.types import Message, Picture, StopReason, Task, TurnRecord
-
-#: Folders of code that no plugin's author looks for a mistake in.
-_NOT_THEIRS = (
-    *(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "purelib", "platlib")),
-    f"{Path(__file__).resolve().parents[1]}/",
-)
 
 
 class RewardConfig(PluginConfig):
@@ -238,17 +229,6 @@ def given_completion(
     )
 
 
-def describe_error(error: BaseException) -> str:
-    """Return an error in one line, with the innermost line of the plugin's own code that it passed through.
-
-    Lines of installed packages, of Python's library and of roll_like are left out where there are others.
-    """
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THEIRS)]
-    where = "".join(f" ({frame.filename}:{frame.lineno}, `{frame.line}`)" for frame in (own or frames)[-1:])
-    return f"{type(error).__name__}: {error}{where}"
-
-
 def failure(error: BaseException) -> RewardError:
     """Return what stands in the place of a result of a reward that raised; its cause is the error."""
     found = RewardError(describe_error(error))
@@ -267,14 +247,14 @@ def reward_class(function: RewardFunction) -> type[Reward]:
     def score_one(completion: Completion) -> Outcome:
         try:
             outcome: Outcome = function(completion)
-        except Exception as error:  # noqa: BLE001 - a plugin may raise anything; its sample becomes a Failure
+        except FOREIGN_ERRORS as error:  # its sample becomes a Failure
             return failure(error)
         return outcome
 
     async def score_one_async(completion: Completion) -> Outcome:
         try:
             outcome: Outcome = await function(completion)
-        except Exception as error:  # noqa: BLE001 - as above
+        except FOREIGN_ERRORS as error:
             return failure(error)
         return outcome
 

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from roll_like.errors import RewardError
-from roll_like.rewards.base import Completion, Outcome, Reward, RewardResult, describe_error, failure
+from roll_like.errors import RewardError, describe_error
+from roll_like.rewards.base import Completion, Outcome, Reward, RewardResult, failure
 
 T = TypeVar("T")
 ResultOrError: TypeAlias = RewardResult | RewardError
@@ -64,7 +64,7 @@ class RewardCaller:
         return raw
 
     async def _bounded(self, work: Awaitable[Any]) -> Any:
-        task = asyncio.ensure_future(work)
+        task = asyncio.ensure_future(_without_exit(work))
         try:
             done, _ = await asyncio.wait({task}, timeout=self._timeout)
         except asyncio.CancelledError:
@@ -76,6 +76,14 @@ class RewardCaller:
         task.add_done_callback(_retrieve)
         task.cancel()
         raise RewardError(f"no result within {self._timeout:g} s", fix="raise rewards.timeout_seconds")
+
+
+async def _without_exit(work: Awaitable[T]) -> T:
+    """Return what `work` does; `sys.exit()` in a task would end the loop."""
+    try:
+        return await work
+    except SystemExit as error:
+        raise failure(error) from error
 
 
 class _HungError(RewardError):

@@ -20,7 +20,16 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from roll_like.cluster.driver_loop import DriverLoop
-from roll_like.errors import ConfigError, DataError, RefusedAnswerError, RewardError, RollLikeError
+from roll_like.errors import (
+    FOREIGN_ERRORS,
+    ConfigError,
+    DataError,
+    RefusedAnswerError,
+    RewardError,
+    RollLikeError,
+    describe_error,
+    shortened,
+)
 from roll_like.registry import REWARDS
 from roll_like.rewards.base import (
     Completion,
@@ -131,10 +140,14 @@ class RewardReport:
         found = Table("answer", "text", title=f"Suspicious: {len(self.suspicious)}", title_justify="left")
         found.add_column("why", overflow="fold")
         for problem in self.problems:
-            found.add_row("–", "–", Text(problem))
+            found.add_row("–", "–", Text(shortened(problem)))
+        told: dict[str, list[CheckedAnswer]] = {}
         for answer in self.answers:
             for problem in answer.problems:
-                found.add_row(f"{answer.kind}, row {answer.case + 1}", Text(_short(answer.text)), Text(problem))
+                told.setdefault(problem, []).append(answer)
+        for problem, (first, *others) in told.items():
+            which = f"{first.kind}, row {first.case + 1}" + (f", and {len(others)} more" if others else "")
+            found.add_row(which, Text(_short(first.text)), Text(shortened(problem)))
         console.print(found)
 
 
@@ -172,8 +185,8 @@ def check_reward(
             made.start()
         except RollLikeError:
             raise
-        except Exception as error:
-            raise RewardError(f"the reward {name!r} cannot start: {type(error).__name__}: {error}") from error
+        except FOREIGN_ERRORS as error:
+            raise RewardError(f"the reward {name!r} cannot start: {describe_error(error)}") from error
         own = list(made.cases() if cases is None else cases)
         return _check(made, name, own, slow_seconds, timeout_seconds)
     finally:
@@ -203,8 +216,8 @@ def _made(reward: Any, settings: Mapping[str, Any] | RewardConfig | None) -> tup
         return plugin(config), name
     except RollLikeError:
         raise
-    except Exception as error:
-        raise RewardError(f"the reward {name!r} cannot be made: {type(error).__name__}: {error}") from error
+    except FOREIGN_ERRORS as error:
+        raise RewardError(f"the reward {name!r} cannot be made: {describe_error(error)}") from error
 
 
 def _fixed_type(plugin: type[Reward]) -> dict[str, Any]:
@@ -224,13 +237,20 @@ def _check(reward: Reward, name: str, cases: list[RewardCase], slow: float, time
         for number, case in enumerate(cases):
             try:
                 _check_row(reward, case, number)
-            except Exception as error:  # noqa: BLE001 - a plugin may raise anything; reported
+            except RollLikeError as error:
                 problems.append(f"row {number + 1} is refused: {error}")
+            except FOREIGN_ERRORS as error:
+                problems.append(f"row {number + 1} is refused: {describe_error(error)}")
             tried = list(_answers(case, floods=number == 0))
             completions = [_completion(case, text) for _, text in tried]
             trials = [loop.run(_try(reward, completions, timeout)) for _ in range(2)]
             pairs = [list(pair) for pair in zip(*trials, strict=True)]
             answers += _checked(case, number, tried, pairs, slow)
+    if all(case.answer is None for case in cases) and any("'NoneType'" in line for a in answers for line in a.problems):
+        notes.append(
+            "no row has a reference answer, so completion.answer is None; in a configuration, set answer_field of the "
+            "sources, and in a file of cases the field `answer`"
+        )
     if not any(answer.kind == "gold" for answer in answers) and not notes:
         notes.append(
             "no row has a right answer, so it was not tried whether right answers score 1; write some as `gold` of a "

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from roll_like.errors import ConfigError, RewardError
+from roll_like.errors import FOREIGN_ERRORS, ConfigError, RewardError, describe_error
 from roll_like.registry import REWARDS
-from roll_like.rewards.base import Completion, Reward, RewardConfig, describe_error
+from roll_like.rewards.base import Completion, Reward, RewardConfig
 from roll_like.rewards.call import ResultOrError, RewardCaller
 from roll_like.types import Failure, Group, Scored, Task, Trajectory
 
@@ -109,7 +109,7 @@ class Scorer:
         for entry in self._rewards:
             try:
                 entry.reward.close()
-            except Exception as error:  # noqa: BLE001 - a plugin may raise anything; raised below
+            except FOREIGN_ERRORS as error:  # raised below
                 errors.append(f"closing the reward {entry.name!r} failed: {describe_error(error)}")
         if errors:
             raise RewardError("\n".join(errors))
@@ -164,7 +164,7 @@ def _build(name: str, config: RewardConfig) -> Reward:
     try:
         reward: Reward = plugin(config)
         reward.start()
-    except Exception as error:
+    except FOREIGN_ERRORS as error:
         raise RewardError(f"the reward {name!r} cannot start: {describe_error(error)}") from error
     return reward
 

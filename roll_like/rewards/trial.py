@@ -66,6 +66,8 @@ def _explained(error: RewardError, task: Task) -> str:
     what = error.message
     if isinstance(cause, KeyError):
         return f"{what}; completion.metadata has {_names(task)}, and the reference answer is completion.answer"
+    if isinstance(cause, TypeError | AttributeError) and task.answer is None and "'NoneType'" in what:
+        return f"{what}; the row has no reference answer, so completion.answer is None: set answer_field of its source"
     if isinstance(cause, TypeError | AttributeError) and _is_of_another_library(cause):
         return f"{what}; {SIGNATURE}"
     return what

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 
 from roll_like.errors import OK
-from roll_like.metrics.commands import Add, add_output_dir
+from roll_like.metrics.commands import PORTS, Add, add_output_dir, number_within
 
 
 def add_serving(add: Add) -> None:
@@ -16,15 +16,24 @@ def add_serving(add: Add) -> None:
     chat = add("chat", _chat, "talk to the model of a run in the terminal")
     _add_model(chat)
     chat.add_argument("--system", metavar="TEXT", help="system message; default: that of the run's data")
-    chat.add_argument("--temperature", type=float, help="0 is greedy; default: that of the run's rollouts, else 1")
-    chat.add_argument("--max-tokens", type=int, default=512, metavar="N", help="longest answer (default: 512)")
+    chat.add_argument(
+        "--temperature",
+        type=number_within(float, 0, 100),
+        metavar="T",
+        help="0 is greedy; default: that of the run's rollouts, else 1",
+    )
+    chat.add_argument(
+        "--max-tokens", type=number_within(int, 1), default=512, metavar="N", help="longest answer (default: 512)"
+    )
 
     serve = add("serve", _serve, "serve the model of a run with vLLM's OpenAI-compatible server")
     _add_model(serve)
     serve.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)"
     )
-    serve.add_argument("--port", type=int, default=8000, help="TCP port to listen on (default: 8000)")
+    serve.add_argument(
+        "--port", type=number_within(int, *PORTS), default=8000, help="TCP port to listen on (default: 8000)"
+    )
     serve.add_argument(
         "--vllm",
         action="append",

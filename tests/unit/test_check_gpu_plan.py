@@ -312,7 +312,7 @@ def test_a_frozen_base_that_does_not_fit_may_be_kept_in_4_bits() -> None:
 
 def test_without_the_gpus_memory_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roll_like.check.gpu_plan.measured_gpus", list)
-    config = gpus()
+    config = gpus(resources__address="auto")
     report = gpu_report(config, plan(config), {"training": BILLION, "inference": BILLION})
     assert report is not None
     (found,) = check_gpus(config, report)

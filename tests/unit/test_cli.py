@@ -42,6 +42,46 @@ def test_help_imports_nothing_heavy() -> None:
         assert command in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["--steps", "5"], "steps=5"),
+        (["--steps=5", "seed=3"], "steps=5"),
+        (["seed=3", "--steps", "-5"], "steps=-5"),
+        (["--training.optimizer.lr", "1e-5", "--learning-rate=1"], "training.optimizer.lr=1e-5 learning_rate=1"),
+        (["--set", "steps=5"], "steps=5"),
+        (["--name=a=b"], "name=a=b"),
+        (["--fast"], None),
+        (["--fast", "--check"], None),
+    ],
+)
+def test_a_key_that_is_written_as_an_option(
+    arguments: list[str], meant: str | None, minimal: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["run", "--config", minimal, *arguments])
+    assert caught.value.code == 2
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert message.partition("; ")[2] == (f"keys are set without dashes: {meant}" if meant else "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["ui", "--port", "99999"], "--port: expected a whole number from 1 to 65535, found '99999'"),
+        (["serve", "x", "--port", "-1"], "--port: expected a whole number from 1 to 65535, found '-1'"),
+        (["chat", "x", "--max-tokens", "0"], "--max-tokens: expected a whole number of 1 or more, found '0'"),
+        (["chat", "x", "--temperature", "-1"], "--temperature: expected a number from 0 to 100, found '-1'"),
+    ],
+)
+def test_numbers_of_options_have_bounds(
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(arguments)
+    assert expected in capsys.readouterr().err
+
+
 def test_run_pipeline_is_the_run_command() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "run_pipeline.py"), "--help"], capture_output=True, text=True, check=True

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import io
 import json
 import shutil
+import sys
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
@@ -9,11 +11,12 @@ from typing import Any
 
 import pytest
 from config_files import changed, write
+from rich.console import Console
 from tiny_families import make_family
 
 from roll_like import Reward, cli, register_reward
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
-from roll_like.check import Report, check, refuse_errors
+from roll_like.check import Report, check, refuse_errors, show
 from roll_like.check.data import prompt_findings
 from roll_like.check.disk import DiskUse
 from roll_like.errors import ConfigError
@@ -170,6 +173,12 @@ def test_a_model_without_a_chat_template(make: Make, files: Path, tiny_model: Pa
 def test_a_chat_template_that_is_not_there(make: Make, tiny_model: Path) -> None:
     message = only(make(model={"path": str(tiny_model), "chat_template": "no.jinja"}))
     assert message.startswith("error: model.chat_template: there is no file no.jinja")
+
+
+def test_a_chat_template_that_is_no_jinja(make: Make, files: Path, tiny_model: Path) -> None:
+    template = write(files / "t.jinja", "{% for m in messages %}\n{{ m.content }}\n{% endfr %}")
+    message = only(make(model={"path": str(tiny_model), "chat_template": str(template)}))
+    assert message.startswith(f"error: model.chat_template: {template}:3: Encountered unknown tag 'endfr'")
 
 
 def test_a_tokenizer_of_its_own(make: Make, tiny_model: Path) -> None:
@@ -380,10 +389,44 @@ def toy_reward() -> Any:
 
 def test_a_reward_that_raises_is_a_finding(make: Make, toy_reward: Any) -> None:
     message = only(make(rewards={"use": [{"type": "toy_of_check", "weight": 2}]}))
-    assert message == "error: rewards.use.0: reward 'toy_of_check' cannot be made: OSError: no such server"
+    assert message.startswith("error: rewards.use.0: reward 'toy_of_check' cannot be made: OSError: no such server (")
+    assert f"({__file__}:" in message
     message = only(make(rewards={"use": ["toy_of_check"]}))
-    assert message == "error: rewards.use.0: train.jsonl:5: reward 'toy_of_check' fails: ZeroDivisionError: oh"
+    expected = "error: rewards.use.0: train.jsonl:5: reward 'toy_of_check' fails: ZeroDivisionError: oh ("
+    assert message.startswith(expected)
     assert toy_reward.closed == 1
+
+
+@pytest.mark.parametrize("place", ["__init__", "required_fields", "check_row", "score", "close"])
+def test_a_reward_that_ends_the_process_is_a_finding(make: Make, toy_reward: Any, place: str) -> None:
+    def end(*_: Any) -> Any:
+        sys.exit("no key")
+
+    setattr(toy_reward, place, property(end) if place == "required_fields" else end)
+    found = [str(error) for error in make(rewards={"use": ["toy_of_check"]}).errors]
+    assert found
+    assert any("SystemExit: no key" in text and f"({__file__}:" in text for text in found)
+
+
+def test_a_long_message_of_other_code_is_shortened_where_it_is_shown(make: Make, toy_reward: Any) -> None:
+    def fail(*_: Any) -> Any:
+        raise OSError("\n".join(f"line {number}" for number in range(40)))
+
+    toy_reward.__init__ = fail
+    report = make(rewards={"use": ["toy_of_check"]})
+    assert only(report).count("\n") == 39
+    err = io.StringIO()
+    show(report, Console(file=io.StringIO()), Console(file=err))
+    lines = err.getvalue().splitlines()
+    assert len(lines) <= 12
+    assert lines[5] == "… 32 lines are left out; --check --debug shows them"
+    assert f"line 39 ({__file__}:" in err.getvalue()
+    with pytest.raises(ConfigError, match="… 32 lines are left out") as caught:
+        refuse_errors(report)
+    assert len(str(caught.value).splitlines()) <= 12
+    err = io.StringIO()
+    show(report, Console(file=io.StringIO()), Console(file=err), whole=True)
+    assert len(err.getvalue().splitlines()) > 40
 
 
 def test_a_reward_that_is_slow_here_is_a_warning(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,8 +518,27 @@ def test_sleep_acts_on_shared_gpus_alone(make: Make) -> None:
 def test_the_transformers_engine_on_gpus(make: Make) -> None:
     mapping = {"device": "cuda", "devices_per_node": 1, "device_mapping": {"training": "0", "inference": "0"}}
     assert "keeps its GPU memory while the trainer works" in only(
-        make(resources=mapping, inference={"type": "hf"}), "warning"
+        make(resources={**mapping, "gpu": "H100"}, inference={"type": "hf"}), "warning"
     )
+
+
+def test_a_plan_for_gpus_where_there_are_none_is_no_clean_verdict(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    resources = {"device": "cuda", "devices_per_node": 1, "device_mapping": {"training": "0", "inference": "0"}}
+    monkeypatch.setattr("roll_like.check.gpu_plan.measured_gpus", list)
+    report = make(resources=resources)
+    assert "resources.gpu: this machine has no GPU that nvidia-smi shows" in only(report, "warning")
+    assert report.conclusion == "no error, and 1 warning: see above"
+    for stated in ({"gpu": "H100"}, {"gpu_memory_gib": 80}, {"address": "auto"}):
+        assert make(resources={**resources, **stated}).warnings == []
+    monkeypatch.setattr("roll_like.check.gpu_plan.measured_gpus", lambda: [("NVIDIA H200", 140 * 2**30)])
+    assert make(resources=resources).warnings == []
+
+
+def test_a_cache_without_room_for_one_sequence(make: Make) -> None:
+    small = make(inference={"type": "vllm", "kv_cache_gib": 0.00001})
+    assert only(small).startswith("error: inference.kv_cache_gib: one sequence of 96 tokens needs 4.")
+    assert "GiB of key-value cache, and this is 1e-05 GiB; raise it" in only(small)
+    assert make(inference={"type": "vllm", "kv_cache_gib": 0.01}).errors == []
 
 
 def test_an_output_folder_that_cannot_be_written(make: Make, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:

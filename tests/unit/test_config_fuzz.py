@@ -129,6 +129,13 @@ def test_a_file_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
     [
         ("steps: 3\n\tname: x\n", "a tab stands where spaces belong"),
         ("steps: 3\nname:\u00a0x\n", "no-break space"),
+        ("steps: 3\nmodel:\n\u00a0\u00a0dtype: float32\n", ":3: not valid YAML: a no-break space"),
+        ("steps: 3\nname: x\u00a0\n", ":2: not valid YAML: a no-break space"),
+        (
+            "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"
+            + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)),
+            "anchors and aliases expand to more values",
+        ),
         ("steps: 3\nsteps: 4\n", "steps"),
         ("- steps\n", "key: value"),
         ("", "pipeline: the key is missing"),

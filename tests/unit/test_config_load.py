@@ -338,9 +338,31 @@ def test_import_registers_plugins_from_the_working_directory(
         sys.modules.pop("plugin_of_a_test", None)
 
 
+@pytest.mark.parametrize("file", ["no_such_module.py", "./no_such_module.py"])
+def test_import_of_a_file(minimal: Path, file: str) -> None:
+    with pytest.raises(PluginError, match=r"expected the name of a module\n  fix: write import: \[no_such_module\]"):
+        load_config(minimal, [f"import=[{file}]"])
+
+
 def test_import_of_a_missing_module(minimal: Path) -> None:
     with pytest.raises(PluginError, match="names 'no_such_module', and there is no module 'no_such_module'"):
         load_config(minimal, ["import=[no_such_module]"])
+
+
+def test_import_of_a_module_that_ends_the_process_or_says_much(
+    tmp_path: Path, minimal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "exiting_plugin.py", "import sys\n\nsys.exit('no key')\n")
+    write(tmp_path / "wordy_plugin.py", "raise OSError('line\\n' * 40)\n")
+    write(tmp_path / "misspelt_plugin.py", "def f(:\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PluginError, match=r"SystemExit: no key \(.*exiting_plugin.py:3, `sys.exit"):
+        load_config(minimal, ["import=[exiting_plugin]"])
+    with pytest.raises(PluginError, match="… 33 lines are left out") as caught:
+        load_config(minimal, ["import=[wordy_plugin]"])
+    assert len(str(caught.value).splitlines()) <= 12
+    with pytest.raises(PluginError, match=r"SyntaxError: invalid syntax \(misspelt_plugin.py, line 1\)\n"):
+        load_config(minimal, ["import=[misspelt_plugin]"])
 
 
 def test_import_of_a_module_that_raises(tmp_path: Path, minimal: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import jsonschema
 import pytest
 from config_files import MINIMAL, changed
+from documented_keys import documented_keys
 from pydantic import Field
 
 from roll_like.builtin.pipelines.on_policy_distill.config import OnPolicyDistillConfig
@@ -17,7 +18,7 @@ from roll_like.builtin.pipelines.online_dpo.config import OnlineDPOConfig
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.config.base import ConfigModel, PluginConfig, PluginSetting
 from roll_like.config.explain import all_keys, meaning_of, section_at
-from roll_like.config.other_names import OTHER_NAMES
+from roll_like.config.other_names import OTHER_NAMES, translated
 from roll_like.config.schema import json_schema, markdown, write_json
 from roll_like.config.teachers import TeacherConfig
 from roll_like.registry import PIPELINES, Registry
@@ -107,7 +108,11 @@ def test_sections_below_names_of_choice_are_known() -> None:
 
 def test_names_from_other_tools_point_to_keys_that_exist() -> None:
     known = {".".join(map(str, key)) for name in PIPELINES.names() for key in all_keys(PIPELINES.get(name))}
-    assert {name for names in OTHER_NAMES.values() for name in names} <= known
+    # keys of a loss or a reward are there once its type is chosen, and until then the section is named
+    assert [key for key in OTHER_NAMES if translated(key, known) is None] == []
+    documented = {key for keys in documented_keys().values() for key in keys}
+    names = {name.replace(".0", "") for names in OTHER_NAMES.values() for name in names}
+    assert names <= documented
     of_rlvr = {".".join(map(str, key)) for key in all_keys(RLVRConfig, MINIMAL)}
     ends = {key.rpartition(".")[2] for key in of_rlvr}
     assert not ends & set(OTHER_NAMES), "a key of ours needs no translation"

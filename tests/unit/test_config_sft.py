@@ -55,6 +55,7 @@ def config(**changes: Any) -> SFTConfig:
             "it would never run",
         ),
         ({"data__sources": []}, "data.sources", "at least 1 item"),
+        ({"steps": None, "epochs": 1e26}, "epochs", "less than or equal to 1000000"),
     ],
 )
 def test_what_cannot_work_is_refused(changes: dict[str, Any], key: str, expected: str) -> None:
@@ -118,3 +119,34 @@ def test_what_may_not_be_meant_is_a_warning(rows: Path, tiny_model: Path) -> Non
     assert "10 of 10 samples are also trained on, first train.jsonl:1" in only(both, "warning")
     warm = report(tiny_model, training={"optimizer": {"warmup_steps": 10}})
     assert "10 of warm-up never reach the peak rate" in only(warm, "warning")
+
+
+def test_an_evaluation_that_never_comes_is_a_warning_also_with_epochs(rows: Path, tiny_model: Path) -> None:
+    rare = report(tiny_model, steps=None, epochs=2, evaluation={"sources": [{"path": "eval.jsonl"}], "every": 6})
+    assert "evaluation.every: the run has 5 steps, fewer than 6" in only(rare, "warning")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"steps": 1}, "steps: the run reads 4 of 10 samples, and the others never; raise it, or set epochs: 1 and"),
+        ({"steps": None, "epochs": 0.5}, None),
+        ({"steps": None, "epochs": 0.01}, "epochs: the run reads 4 of 10 samples, and the others never; raise it"),
+        ({"steps": 2}, None),
+    ],
+)
+def test_data_that_is_mostly_unread_is_a_warning(
+    rows: Path, tiny_model: Path, changes: dict[str, Any], expected: str | None
+) -> None:
+    found = report(tiny_model, **changes)
+    assert expected in only(found, "warning") if expected else not found.findings
+
+
+def test_a_source_whose_weight_leaves_most_of_it_unread_is_a_warning(rows: Path, tiny_model: Path) -> None:
+    def sources(weight: float) -> list[dict[str, Any]]:
+        return [{"path": "train.jsonl"}, {"path": "eval.jsonl", "weight": weight}]
+
+    assert not report(tiny_model, data__sources=sources(0.1)).findings
+    message = only(report(tiny_model, data__sources=sources(1e-9)), "warning")
+    assert "data.sources.1.weight: the run reads about 0 of 2 samples of 'eval', and the others never" in message
+    assert "1e-09 is 1e-09 of all weights; raise it" in message

@@ -11,19 +11,20 @@ from tiny_model import make_tiny_tokenizer
 
 from roll_like.builtin.pipelines.dpo.config import LabelledData
 from roll_like.builtin.pipelines.dpo.labelled_data import load_labelled
+from roll_like.config.sections import DataSource
 from roll_like.config.training_data import ConversationData, PairData
 from roll_like.data.bad_rows import BadRow, LeftOut, Problem, RowsReport, SampleCounter
 from roll_like.data.chat import Renderer
 from roll_like.data.conversations import load_conversations
 from roll_like.data.pairs import load_pairs
+from roll_like.data.tasks import load_tasks
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
 
 
-def block(language: str) -> str:
-    (text,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, flags=re.M | re.S)
-    return text
+def block(language: str, number: int = 0) -> str:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, flags=re.M | re.S)[number]
 
 
 def test_the_python_works(
@@ -53,6 +54,19 @@ def test_the_rows_are_read(tmp_path: Path) -> None:
             samples += load_conversations(ConversationData.model_validate(data), render).samples
     assert len({sample.sequences[0].content() for sample in samples}) == 1
     assert samples[3].content() == samples[4].content()
+
+
+def test_the_prompts_are_read(tmp_path: Path) -> None:
+    render = Renderer(make_tiny_tokenizer())
+    table = PAGE.partition("| rows | settings of the source |\n|---|---|\n")[2].partition("\n\n")[0]
+    tasks = []
+    for row, line in zip(block("json", 1).splitlines(), table.splitlines(), strict=True):
+        file = tmp_path / "prompts.jsonl"
+        file.write_text(row)
+        settings = dict(span.split(": ") for span in re.findall(r"`(.+?)`", line))
+        tasks += load_tasks([DataSource(path=str(file), **settings)], render, 1024).tasks
+    assert {(str(task.messages), task.answer) for task in tasks} == {(str(tasks[0].messages), "42")}
+    assert len(tasks) == 3
 
 
 def test_every_reason_is_explained() -> None:

@@ -78,7 +78,8 @@ def test_batches_of_rows_keep_their_order(tmp_path, tokenizer):
         ({"prompt": ["hi"]}, "message 0 in 'prompt': expected {role, content}, found str 'hi'", "correct the row"),
         ({"prompt": [{"role": "user"}]}, "expected a text in 'content', found NoneType", "correct the row"),
         ({"prompt": [{"role": "user", "content": "a", "tool_calls": [1]}]}, "besides role and content: tool", "remove"),
-        ({"prompt": [{"role": "assistant", "content": "a"}]}, "nothing is left to answer", "remove"),
+        ({"prompt": [{"role": "assistant", "content": "a"}]}, "nothing is left to answer", "answer_field: prompt too"),
+        ({"conversations": [{"from": "human", "value": "a"}]}, "has no field", "'conversations' holds a conversation"),
         ("{not json", "not JSON", "one JSON object a line"),
         ("[1]", "expected a JSON object, found list", "one JSON object a line"),
     ],
@@ -100,6 +101,22 @@ def test_the_answer_field_must_hold_a_text_or_a_number(tmp_path, tokenizer):
         DataError, match=r"a\.jsonl:1: the row has no field 'gold'[^$]*data\.sources\[0\]\.answer_field"
     ):
         load(file, tokenizer, answer_field="gold")
+
+
+def test_conversations_end_with_the_reference_answer(tmp_path, tokenizer):
+    turns = [("human", "6 × 7?"), ("gpt", "42"), ("human", "And 6 × 6?"), ("gpt", "36")]
+    row = {"conversations": [{"from": role, "value": text} for role, text in turns], "topic": "products"}
+    fields = {"prompt_field": "conversations", "answer_field": "conversations"}
+    (task,) = load(write_lines(tmp_path / "talk.jsonl", row), tokenizer, **fields).tasks
+    assert [message["role"] for message in task.messages] == ["user", "assistant", "user"]
+    assert (task.answer, task.metadata) == ("36", {"topic": "products"})
+    for wrong, found in (
+        (turns[:3], "found that the last message is of the role 'user'"),
+        (turns[:1], "found one message"),
+    ):
+        row = {"conversations": [{"from": role, "value": text} for role, text in wrong]}
+        with pytest.raises(DataError, match=found):
+            load(write_lines(tmp_path / "talk.jsonl", row), tokenizer, **fields)
 
 
 def test_two_system_messages_are_refused(tmp_path, tokenizer):

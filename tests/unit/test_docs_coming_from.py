@@ -13,6 +13,7 @@ import pytest
 import yaml
 from documented_keys import documented_keys
 
+from roll_like.config.other_names import NEEDLESS, OTHER_NAMES, OTHER_SECTIONS
 from roll_like.registry import ADVANTAGES, LOSSES, PREFERENCE_LOSSES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +53,7 @@ def theirs(library: str) -> list[str]:
 
 
 def test_the_tables_are_found() -> None:
-    assert {name for name, _, _ in TABLES} == {"TRL", "verl", "OpenRLHF", "verifiers", "ROLL"}
+    assert {name for name, _, _ in TABLES} == {"TRL", "verl", "OpenRLHF", "verifiers", "ROLL", "Other names"}
     assert len(OURS) > 200
     assert len(theirs("verl")) > 60
 
@@ -65,6 +66,41 @@ def test_our_keys_exist(pipeline: str, span: str) -> None:
     assert key in documented_keys()[pipeline]
     if value and key in KINDS:
         assert value in KINDS[key]
+
+
+def named() -> Iterator[tuple[str, list[str]]]:
+    """Yield each setting of another library, by the last part of its name, with the keys of ours in its row."""
+    losses = {"sft", "ipo", "robust", "apo_zero", "apo_down"}
+    for _, _, rows in TABLES:
+        for cell, ours in rows:
+            keys = [span.partition(": ")[0].replace("[]", ".0") for span in re.findall(r"`([^`]+)`", ours)]
+            for span in re.findall(r"`([^`]+)`", cell):
+                name = span.partition(": ")[0].removeprefix("--")
+                if name not in losses and name[0].islower():
+                    yield name, keys
+
+
+def test_a_configuration_answers_every_name_of_the_page() -> None:
+    ours = {key.rpartition(".")[2] for keys in documented_keys().values() for key in keys}
+    unanswered, contradicted = [], []
+    for name, keys in named():
+        last = name.rpartition(".")[2]
+        answers = OTHER_NAMES.get(last, ())
+        foreign = {*name.split(".")} & {*OTHER_SECTIONS}
+        if not answers and last not in ours and last not in NEEDLESS and not foreign:
+            unanswered.append(name)
+        if answers and last not in NEEDLESS and not any(related(key, answer) for key in keys for answer in answers):
+            contradicted.append((name, keys, answers))
+    assert (unanswered, contradicted) == ([], [])
+
+
+def related(key: str, answer: str) -> bool:
+    """Return whether two keys are one, or one is the section of the other."""
+    return key == answer or key.startswith(f"{answer}.") or answer.startswith(f"{key}.")
+
+
+def test_every_name_that_a_configuration_answers_is_on_the_page() -> None:
+    assert {*OTHER_NAMES, *NEEDLESS} - {name.rpartition(".")[2] for name, _ in named()} == set()
 
 
 @cache

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import random
+import sys
 import threading
 from typing import Any, ClassVar
 
@@ -167,6 +168,26 @@ class FailsAtReset(Guess):
         raise OSError("no such file")
 
 
+class ExitsAtReset(Guess):
+    def reset(self, **options: Any) -> tuple[str, dict[str, Any]]:
+        sys.exit("no key")
+
+
+class ReturnsNothing(Guess):
+    def reset(self, **options: Any) -> Any:
+        return None
+
+
+class ReturnsOldParts(Guess):
+    def step(self, action: str) -> Any:
+        return "The end.", 0.0, True, {}
+
+
+class HasNoSpaces(Guess):
+    observation_space = None
+    action_space = None
+
+
 class Mute(Guess):
     scripted_action = None  # type: ignore[assignment]
 
@@ -206,6 +227,10 @@ def test_a_right_environment_has_no_findings_and_figures() -> None:
         (StrangeFlags, "error", "flags", "terminated as bool, found int"),
         (ClosesOnce, "error", "close", "called twice, raised AttributeError"),
         (FailsAtReset, "error", "episode", "raised OSError: no such file"),
+        (ExitsAtReset, "error", "episode", "raised SystemExit: no key"),
+        (ReturnsNothing, "error", "episode", "reset() should return observation, info, found NoneType: None"),
+        (ReturnsOldParts, "error", "episode", "terminated, truncated, info, found tuple of 4: ('The end.', 0.0, True"),
+        (HasNoSpaces, "error", "spaces", "no observation and no action space"),
     ],
 )
 def test_what_is_wrong_is_found(broken: type[Guess], level: str, check: str, what: str) -> None:

@@ -213,13 +213,30 @@ def test_evaluations_are_compared_rather_than_different_training_tasks(tmp_path:
     assert pick_pairs(run_dir, 0) == []
 
 
+def test_the_tasks_of_the_first_step_are_looked_for_in_later_ones(tmp_path: Path) -> None:
+    run_dir = tmp_path / "demo"
+    write_run(run_dir)
+    for step, tasks in ((1, "abc"), (5, "cb"), (7, "bd"), (8, "de")):
+        files.replace(files.rollouts_path(run_dir, step), [row(task, f"{task} of {step}", 0) for task in tasks])
+    pairs = pick_pairs(run_dir, 10)
+    assert [(pair.after["text"], pair.after_label) for pair in pairs] == [
+        ("b of 7", "step 7"),
+        ("c of 5", "step 5"),
+    ]
+    assert all(pair.before["task_id"] == pair.after["task_id"] for pair in pairs)
+    assert "step 1 beside later steps." in samples_markdown("demo", pairs)
+
+
 def test_training_rollouts_pair_by_task_then_by_order(tmp_path: Path) -> None:
     run_dir = tmp_path / "demo"
     write_run(run_dir)
     files.replace(files.rollouts_path(run_dir, 1), [row("a", "1", 0), row("b", "2", 0), row("c", "3", 0)])
     files.replace(files.rollouts_path(run_dir, 8), [row("d", "4", 0), row("b", "5", 0)])
     pairs = pick_pairs(run_dir, 10)
-    assert [(pair.before["task_id"], pair.after["task_id"]) for pair in pairs] == [("b", "b"), ("a", "d")]
+    assert [(pair.before["task_id"], pair.after["task_id"]) for pair in pairs] == [("b", "b")]
+    files.replace(files.rollouts_path(run_dir, 8), [row("d", "4", 0), row("e", "5", 0)])
+    pairs = pick_pairs(run_dir, 10)
+    assert [(pair.before["task_id"], pair.after["task_id"]) for pair in pairs] == [("a", "d"), ("b", "e")]
 
 
 def test_the_page_of_samples_fences_any_answer(tmp_path: Path) -> None:

@@ -28,6 +28,39 @@ ROOT = Path(__file__).resolve().parents[2]
 CASES = [RewardCase(prompt="6 × 7?", answer="42", gold=("42",), wrong=("41",), hostile=("42 or 41",))]
 
 
+class ExitsLater(Reward):
+    async def score(self, completions: Sequence[Completion]) -> Sequence[Outcome]:
+        await asyncio.sleep(0)
+        sys.exit("no key")
+
+
+def test_an_asynchronous_reward_that_ends_the_process_loses_its_answers() -> None:
+    report = check_reward(ExitsLater, CASES)
+    assert all(answer.value is None for answer in report.answers)
+    assert any("SystemExit: no key" in line for line in report.suspicious)
+
+
+class NeedsAnAnswer(Reward):
+    def score(self, completions: Sequence[Completion]) -> Sequence[Outcome]:
+        return [float(each.text.strip() == each.answer.strip()) for each in completions]  # type: ignore[union-attr]
+
+
+def test_the_same_problem_is_told_once_and_a_missing_answer_is_named() -> None:
+    report = check_reward(NeedsAnAnswer, [RewardCase(gold=(), prompt=text) for text in ("6 × 7?", "6 × 6?")])
+    assert len(report.suspicious) > 10
+    assert f"row 1, and {len(report.suspicious) - 1} more" in str(report)
+    assert len(str(report).splitlines()) < 30
+    assert "no row has a reference answer, so completion.answer is None" in report.notes[0]
+
+
+@pytest.mark.parametrize("seconds", ["-3", "0", "nan", "x"])
+def test_a_time_that_is_none_is_refused(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["check-reward", "math", "--slow", seconds])
+    expected = f"argument --slow: expected a number of 0.001 or more, found '{seconds}'"
+    assert expected in capsys.readouterr().err
+
+
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     REWARDS.names()

@@ -81,6 +81,15 @@ def verl(data_source: str, solution_str: str) -> float:
     return float(data_source == solution_str)
 
 
+def test_a_reward_that_needs_an_answer_which_no_row_has_hears_how_it_is_named() -> None:
+    def mine(completion: Completion) -> float:
+        return float(completion.text == completion.answer.strip())  # type: ignore[union-attr]
+
+    assert not try_reward(made(mine), task()).failures
+    message = try_reward(made(mine), task(None)).failures[EMPTY]
+    assert message.endswith("so completion.answer is None: set answer_field of its source")
+
+
 def test_no_number_is_no_score() -> None:
     def mine(completion: Completion) -> float | None:
         return 1.0 if completion.text else None
