@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,17 @@ from typing import Any
 import pytest
 import yaml
 
+from roll_like import cli
 from roll_like.config.load import load_config
 from roll_like.errors import ConfigError, PluginError
+from roll_like.registry import REWARDS
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "configs").rglob("*.yaml"))
-MUTATIONS = 25
+EXAMPLES = [path for path in sorted((ROOT / "examples").rglob("*.yaml")) if path.parent.name != "launch"]
+MUTATIONS = 20
+#: Lines of a report of several problems, notes excluded.
+MOST_LINES = 16
 #: What a value may become. A text or a number may be valid in the place of another; these sections never are.
 ANYTHING: list[Any] = [
     None,
@@ -110,6 +116,47 @@ def test_mistakes_are_answered(path: Path, tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_many_mistakes_are_answered(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_answers(path, tmp_path, monkeypatch, 500)
+
+
+def assert_check_answers(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], mutations: int
+) -> None:
+    monkeypatch.chdir(ROOT)
+    REWARDS.names()
+    monkeypatch.setattr(REWARDS, "_plugins", dict(REWARDS._plugins))  # examples register rewards when they are imported
+    rng = random.Random(f"check {path.name}")
+    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if "extends" in values:
+        values["extends"] = str(path.parent / values["extends"])
+    file = tmp_path / "run.yaml"
+    for _ in range(mutations):
+        changed, what, wrong = mutated(values, rng)
+        file.write_text(json.dumps(changed), encoding="utf-8")
+        code = cli.main(["run", "--config", str(file), "--check"])
+        for module in [name for name in sys.modules if name.startswith("examples")]:
+            del sys.modules[module]
+        shown = capsys.readouterr()
+        assert code in ((1, 2) if wrong else (0, 1, 2)), what
+        assert ("error: " in shown.err) == (code != 0), f"{what}: {shown.err}"
+        assert len(shown.err.splitlines()) <= MOST_LINES, f"{what}: {shown.err}"
+        assert not any(word in shown.err for word in ("Traceback", "pydantic", "<class", "object at 0x")), (
+            f"{what}: {shown.err}"
+        )
+
+
+@pytest.mark.parametrize("path", [*FILES, *EXAMPLES], ids=lambda path: path.stem)
+def test_mistakes_are_answered_by_a_check(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert_check_answers(path, tmp_path, monkeypatch, capsys, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [*FILES, *EXAMPLES], ids=lambda path: path.stem)
+def test_many_mistakes_are_answered_by_a_check(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert_check_answers(path, tmp_path, monkeypatch, capsys, 30)
 
 
 def test_a_file_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
