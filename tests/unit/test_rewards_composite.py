@@ -171,7 +171,7 @@ def test_the_schema_of_the_configuration_is_finite() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"use": [part("a")]}, "at least 2"),
+        ({"use": [part("a")]}, "expected a list of 2 or more"),
         ({"use": [part("a"), part("a")]}, "two parts are called 'a'"),
         ({"use": [part("a", sources=["s"]), part("b")]}, "only the composite itself"),
         ({"use": [part("a", weight=2.0), part("b")], "combine": "product"}, "no effect with combine: product"),
