@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 import torch
 from rank_specs import cpu_rank
 from tensor_memory import tensor_bytes
-from tests_support import ragged_policy_samples as batch  # type: ignore[import-not-found]
+from tests_support import policy_sample  # type: ignore[import-not-found]
+from tests_support import ragged_policy_samples as batch
 from trained_weights import trained_weights
 from transformers import AutoModelForCausalLM
 from warm_workers import HOSTS
@@ -125,6 +127,31 @@ def test_one_update_is_the_same_however_it_is_computed(
         # the large eps keeps Adam's first step from being the sign of the gradient's last bits
         assert largest_difference(weights(trainer), expected) < 1e-6
         assert report["train/grad_norm"] == pytest.approx(norm, rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["deepspeed", "fsdp2"])
+def test_a_row_of_32k_tokens_divided_between_two_ranks(
+    resources: ResourceManager, float_model: Path, backend: str
+) -> None:
+    """Two responses to one long prompt: a mask of all tokens would take 4 GiB."""
+    random = np.random.default_rng(0)
+    prompt = random.integers(5, 400, 20_000)
+    samples = []
+    for length, advantage in ((8_768, 1.0), (4_000, -0.5)):
+        sample = policy_sample(group="long", prompt=len(prompt), response=length, advantage=advantage)
+        tokens = np.concatenate([prompt, random.integers(5, 400, length)]).astype(np.int32)
+        samples.append(replace(sample, token_ids=tokens))
+    options = {"max_tokens": 32_768, "attention": "varlen", "gradient_checkpointing": True, "zero_stage": 3}
+    with engine(resources, float_model, **{**options, "zero_stage": 0}) as trainer:
+        expected = reduce(trainer.train_step(samples))
+        assert expected["train/computed_tokens"] > 32_000
+        plain = weights(trainer)
+    with engine(resources, float_model, workers=2, sequence_parallel=2, backend=backend, **options) as trainer:
+        report = reduce(trainer.train_step(samples))
+        assert report["train/loss"] == pytest.approx(expected["train/loss"], rel=1e-4)
+        assert report["train/grad_norm"] == pytest.approx(expected["train/grad_norm"], rel=1e-4)
+        assert largest_difference(weights(trainer), plain) < 1e-5
 
 
 @pytest.mark.parametrize(
