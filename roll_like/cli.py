@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -306,10 +305,11 @@ def _supervise(config: RunConfig, restarts: int) -> int:
         with locked(latest):  # what clears up after a killed attempt may be bringing its last checkpoint to disk
             return latest, newest_step(latest / "checkpoints")
 
-    def say(text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+    return Supervisor(supervised_command(sys.orig_argv), restarts, progress, _say).run()
 
-    return Supervisor(supervised_command(sys.orig_argv), restarts, progress, say).run()
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _report(error: RollLikeError, *, debug: bool) -> None:
@@ -356,13 +356,17 @@ def _print_config(config: PipelineConfig) -> int:
 
 
 def _sweep(arguments: argparse.Namespace) -> int:
-    """Train each run in a process of its own; one that is finished already is not trained again."""
+    """Train each run in a process of its own; one that is finished already is not trained again.
+
+    After a signal to stop, the same command goes on with the run that was under way.
+    """
     from rich.console import Console
 
     from roll_like.config.load import load_config
     from roll_like.config.run import RunConfig
     from roll_like.metrics.reports.comparison import compare
     from roll_like.run.folder import AUTO
+    from roll_like.run.supervise import Child
     from roll_like.run.sweep import swept_runs
 
     config = _load(arguments)
@@ -373,9 +377,13 @@ def _sweep(arguments: argparse.Namespace) -> int:
         load_config(arguments.config, [*arguments.overrides, *run.overrides])
     codes = {}
     command = [sys.executable, "-m", "roll_like.cli", "run", "--config", str(arguments.config), "--resume", AUTO]
-    for number, run in enumerate(runs, 1):
-        print(f"run {number} of {len(runs)}: {' '.join(run.overrides[:-1])}", flush=True)
-        codes[run.name] = subprocess.call([*command, *arguments.overrides, *run.overrides])
+    with Child(_say) as child:
+        for number, run in enumerate(runs, 1):
+            print(f"run {number} of {len(runs)}: {' '.join(run.overrides[:-1])}", flush=True)
+            codes[run.name] = child.run([*command, *arguments.overrides, *run.overrides])
+            if child.stopping:
+                _say(f"stopped in run {number} of {len(runs)}; the same command continues it")
+                return RETRY
     finished = [config.output_dir / name for name, code in codes.items() if code == OK]
     if len(finished) > 1:
         console = Console(highlight=False)

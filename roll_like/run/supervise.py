@@ -13,10 +13,10 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from roll_like.errors import FAILED, RETRY
 from roll_like.run.signals import STOPPING
@@ -30,6 +30,72 @@ ATTEMPTS = "attempts.jsonl"
 LOOK_SECONDS = 5.0
 #: After how long in which the run was stopped that is said, and after how long it is killed. Seconds.
 SAID_SECONDS, STOPPED_SECONDS = 60.0, 600.0
+
+
+class Child:
+    """Runs commands, one at a time, and hands signals to stop on to them.
+
+    Args:
+        say: Called with one sentence for people.
+
+    Attributes:
+        stopping: Whether such a signal has arrived.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.stopping = False
+        self._say = say
+        self._process: subprocess.Popen[bytes] | None = None
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._previous = {number: signal.signal(number, self._pass_on) for number in STOPPING}
+        self._previous[signal.SIGINT] = signal.signal(signal.SIGINT, self._leave_to_child)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def run(self, command: Sequence[str]) -> int:
+        """Start a command, wait until it ends, and return its exit code; end one that is stopped and not continued.
+
+        One that hangs ends itself (`roll_like.cluster.watchdog`), which a stopped process cannot.
+        """
+        self._process = process = subprocess.Popen(command)
+        stopped, said = 0.0, False
+        while True:
+            began = time.monotonic()
+            with suppress(subprocess.TimeoutExpired):
+                code = process.wait(LOOK_SECONDS)
+                self._process = None
+                return code
+            # this process may have been stopped as well, by Ctrl-Z: that time does not count
+            passed = min(time.monotonic() - began, 2 * LOOK_SECONDS)
+            stopped = stopped + passed if _is_stopped(process.pid) else 0.0
+            if not stopped:
+                said = False
+            elif stopped >= STOPPED_SECONDS:
+                self._say(f"the run (process {process.pid}) was stopped for {stopped:.0f} s and is killed")
+                process.kill()
+            elif stopped >= SAID_SECONDS and not said:
+                said = True
+                self._say(
+                    f"the run (process {process.pid}) is stopped; `kill -CONT {process.pid}` continues it, and after "
+                    f"{STOPPED_SECONDS:g} s it is killed"
+                )
+
+    def _pass_on(self, number: int, frame: Any) -> None:
+        del frame
+        self.stopping = True
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.send_signal(signal.SIGCONT)  # a stopped one would not notice
+
+    def _leave_to_child(self, number: int, frame: Any) -> None:
+        """A terminal sends Ctrl-C to the child too."""
+        del number, frame
+        self.stopping = True
 
 
 @dataclass
@@ -49,28 +115,21 @@ class Supervisor:
     progress: Callable[[], tuple[Path, int] | None]
     say: Callable[[str], None]
     wait: Callable[[float], None] = time.sleep
-    _child: subprocess.Popen[bytes] | None = None
-    _stopping: bool = field(default=False, init=False)
 
     def run(self) -> int:
         """Return the exit code of the last attempt; that of a killed one is `RETRY`, as a scheduler needs it."""
-        previous = {number: signal.signal(number, self._pass_on) for number in STOPPING}
-        previous[signal.SIGINT] = signal.signal(signal.SIGINT, self._leave_to_child)
-        try:
-            return self._attempts()
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+        with Child(self.say) as child:
+            return self._attempts(child)
 
-    def _attempts(self) -> int:
+    def _attempts(self, child: Child) -> int:
         attempt, idle = 1, 0
         while True:
             before = self._step()
-            code = self._attempt(attempt)
+            code = self._attempt(child, attempt)
             after = self._step()
             idle = 0 if after > before else idle + 1
             again = code < 0 or code == RETRY
-            if not again or self._stopping:
+            if not again or child.stopping:
                 return RETRY if code < 0 else code
             ended = f"attempt {attempt} {_described(code)}"
             if attempt > self.restarts:
@@ -84,14 +143,12 @@ class Supervisor:
             found = f"the checkpoint of step {after}" if after else "its first step"
             self.say(f"{ended}; attempt {attempt} of {self.restarts + 1} goes on from {found} in {pause:g} s")
             self.wait(pause)
-            if self._stopping:
+            if child.stopping:
                 return RETRY
 
-    def _attempt(self, number: int) -> int:
+    def _attempt(self, child: Child, number: int) -> int:
         began, clock = datetime.now(UTC), time.monotonic()
-        self._child = subprocess.Popen(self.command)
-        code = self._end_of(self._child)
-        self._child = None
+        code = child.run(self.command)
         found = self.progress()
         if found is not None:
             record = {
@@ -105,46 +162,9 @@ class Supervisor:
                 file.write(json.dumps(record) + "\n")
         return code
 
-    def _end_of(self, child: subprocess.Popen[bytes]) -> int:
-        """Wait until an attempt ends, and return its exit code; end one that is stopped and not continued.
-
-        One that hangs ends itself (`roll_like.cluster.watchdog`), which a stopped process cannot.
-        """
-        stopped, said = 0.0, False
-        while True:
-            began = time.monotonic()
-            with suppress(subprocess.TimeoutExpired):
-                return child.wait(LOOK_SECONDS)
-            # this process may have been stopped as well, by Ctrl-Z: that time does not count
-            passed = min(time.monotonic() - began, 2 * LOOK_SECONDS)
-            stopped = stopped + passed if _is_stopped(child.pid) else 0.0
-            if not stopped:
-                said = False
-            elif stopped >= STOPPED_SECONDS:
-                self.say(f"the run (process {child.pid}) was stopped for {stopped:.0f} s and is killed")
-                child.kill()
-            elif stopped >= SAID_SECONDS and not said:
-                said = True
-                self.say(
-                    f"the run (process {child.pid}) is stopped; `kill -CONT {child.pid}` continues it, and after "
-                    f"{STOPPED_SECONDS:g} s it is killed and started again"
-                )
-
     def _step(self) -> int:
         found = self.progress()
         return 0 if found is None else found[1]
-
-    def _pass_on(self, number: int, frame: Any) -> None:
-        del frame
-        self._stopping = True
-        if self._child is not None:
-            self._child.send_signal(number)
-            self._child.send_signal(signal.SIGCONT)  # a stopped one would not notice
-
-    def _leave_to_child(self, number: int, frame: Any) -> None:
-        """A terminal sends Ctrl-C to the child too."""
-        del number, frame
-        self._stopping = True
 
 
 def supervised_command(arguments: Sequence[str]) -> list[str]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
+import os
+import signal
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from run_folders import make_run
 from roll_like import cli
 from roll_like.config.load import load_config
 from roll_like.errors import ConfigError
+from roll_like.run.supervise import Child
 from roll_like.run.sweep import swept_runs
 
 
@@ -68,7 +72,7 @@ def test_the_command_goes_on_after_a_failure_and_compares_what_finished(
     monkeypatch.chdir(tmp_path)
     started: list[list[str]] = []
 
-    def call(command: list[str]) -> int:
+    def call(child: Child, command: list[str]) -> int:
         started.append(command)
         name = command[-1].removeprefix("name=")
         if name.endswith("seed-1"):
@@ -76,7 +80,7 @@ def test_the_command_goes_on_after_a_failure_and_compares_what_finished(
         make_run(tmp_path / "runs" / name, seed=int(name[-1]), lift=int(name[-1]) / 10)
         return 0
 
-    monkeypatch.setattr(subprocess, "call", call)
+    monkeypatch.setattr(Child, "run", call)
     arguments = ["sweep", "--config", minimal, "steps=4", "--over", "seed=[0,1,2]"]
     assert cli.main(arguments) == 1
     name = load_config(minimal).name  # type: ignore[attr-defined]
@@ -90,10 +94,30 @@ def test_the_command_goes_on_after_a_failure_and_compares_what_finished(
     assert f"error: 1 of 3 runs failed: {name}-seed-1 (exit code 1)" in printed.err
 
 
+def test_a_signal_reaches_the_run_under_way_and_no_further_one_starts(
+    minimal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run, started = Child.run, []
+
+    def stopped(child: Child, command: list[str]) -> int:
+        started.append(command)
+        waiting = "import signal; signal.signal(signal.SIGTERM, lambda *_: exit(75)); print(flush=True); signal.pause()"
+        if len(started) == 1:
+            return 0
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        return run(child, [sys.executable, "-c", waiting])
+
+    monkeypatch.setattr(Child, "run", stopped)
+    assert cli.main(["sweep", "--config", minimal, "--over", "seed=[0,1,2]"]) == 75
+    assert len(started) == 2
+    assert "stopped in run 2 of 3; the same command continues it" in capsys.readouterr().err
+
+
 def test_a_mistake_is_found_before_the_first_run(
     minimal: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(subprocess, "call", lambda command: pytest.fail("started"))
+    monkeypatch.setattr(Child, "run", lambda child, command: pytest.fail("started"))
     assert cli.main(["sweep", "--config", minimal, "--over", "seed=[0, -1]"]) == 2
     assert "seed: found -1; expected a number greater than or equal to 0" in capsys.readouterr().err
 
