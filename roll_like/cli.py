@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -381,9 +382,9 @@ def _sweep(arguments: argparse.Namespace) -> int:
         for number, run in enumerate(runs, 1):
             print(f"run {number} of {len(runs)}: {' '.join(run.overrides[:-1])}", flush=True)
             codes[run.name] = child.run([*command, *arguments.overrides, *run.overrides])
-            if child.stopping:
+            if child.stopping is not None:
                 _say(f"stopped in run {number} of {len(runs)}; the same command continues it")
-                return RETRY
+                return INTERRUPTED if child.stopping == signal.SIGINT else RETRY
     finished = [config.output_dir / name for name, code in codes.items() if code == OK]
     if len(finished) > 1:
         console = Console(highlight=False)

@@ -93,7 +93,7 @@ def check_run(
     if tokenizer is not None:
         images = check_images(config, model, findings)
         renderer = Renderer(tokenizer, template_options=config.model.template_options, images=images)
-    report = Report(planned(config, shape), findings)
+    report = Report(planned(config, shape), findings, complete=model is not None)
     findings += further(config, renderer, shape, report)
     if isinstance(config, SamplingRunConfig):
         findings += check_routes(config, model)

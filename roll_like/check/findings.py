@@ -50,13 +50,17 @@ def is_hub_id(path: str) -> bool:
 
 @dataclass(slots=True, repr=False)
 class Report:
-    """What a check found, the run's plan, what became of the rows of each source that could be read, and its GPUs."""
+    """What a check found, the run's plan, what became of the rows of each source that could be read, and its GPUs.
+
+    `complete` is whether the model's files are there, and not only its config.json or nothing.
+    """
 
     plan: Plan
     findings: list[Finding] = field(default_factory=list)
     sources: list[SourceReport | RowsReport] = field(default_factory=list)
     gpus: GPUReport | None = None
     disk: DiskUse | None = None
+    complete: bool = False
 
     @property
     def errors(self) -> list[Finding]:

@@ -64,13 +64,13 @@ class Replacements(Generic[W]):
             error.worker = (self._cluster.name, rank)
             raise error
         began = time.monotonic()
-        if not pause:
+        if pause:
+            self._starting[rank] = asyncio.ensure_future(self._restart(rank, pause))
+        else:
             self._cluster.restart(rank)
-        task = asyncio.ensure_future(self._started(rank, why, began, pause))
+        task = asyncio.ensure_future(self._tell(rank, why, began))
         self._tasks.add(task)  # a task that nobody holds may be collected
         task.add_done_callback(self._tasks.discard)
-        if pause:
-            self._starting[rank] = task
 
     async def started(self, rank: int) -> None:
         """Wait for the end of a pause before a worker is started anew."""
@@ -85,16 +85,19 @@ class Replacements(Generic[W]):
         """Note that a worker has finished something."""
         self._budgets[rank] = self._budget()
 
-    async def _started(self, rank: int, why: str, began: float, pause: float) -> None:
+    async def _restart(self, rank: int, pause: float) -> None:
         try:
-            if pause:
-                await asyncio.sleep(pause)
-                self._cluster.restart(rank)
+            await asyncio.sleep(pause)
+            self._cluster.restart(rank)
         finally:
             self._starting.pop(rank, None)
+
+    async def _tell(self, rank: int, why: str, began: float) -> None:
+        """Report a worker that has started; nobody waits for that."""
+        await self.started(rank)
         try:
-            await self._cluster.ask(rank, self._probe)
-        except RollLikeError:
+            await asyncio.wait_for(self._cluster.ask(rank, self._probe), self._cluster.start_timeout_seconds)
+        except (RollLikeError, TimeoutError):
             return  # who needs it will find it lost, and replace it
         seconds = time.monotonic() - began
         text = f"{why}; it was replaced in {seconds:.0f} s, and {self._again}"

@@ -72,8 +72,8 @@ def shared_devices_can_pause(config: PolicyGradientConfig, schedule: AsyncSchedu
     elif engines_share_gpus(config.resources) and not config.inference.sleeps(shares_gpus=True):
         yield Violation(
             ("rollout", "schedule", "type"),
-            f"trainer and engines share the GPUs {mapping.inference}, and the engines keep their memory and requests "
-            f"there while it trains ({_awake(config.inference)}); give resources.device_mapping.inference GPUs of its "
+            f"engines share the GPUs {mapping.inference} with models, and keep their memory and requests there while "
+            f"these compute ({_awake(config.inference)}); give resources.device_mapping.inference GPUs of its "
             "own, or set type: sync",
         )
 

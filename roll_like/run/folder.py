@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -127,10 +128,13 @@ def locked(directory: Path) -> Iterator[int]:
     with (directory / files.LOCK).open("a+") as file:
         began, silent = time.monotonic(), True
         while not _taken(file):
-            holder = _content(file)
-            if not holder.isdigit() or Path("/proc", holder).exists() or time.monotonic() > began + CLEARING_SECONDS:
+            holder, _, machine = _content(file).partition(" ")
+            here = machine in ("", socket.gethostname())
+            alive = not here or not holder.isdigit() or Path("/proc", holder).exists()
+            if alive or time.monotonic() > began + CLEARING_SECONDS:
                 raise CheckpointError(
-                    f"another process is running in {directory}", fix="wait for it, or choose another `name`"
+                    f"another process is running in {directory}" + ("" if here else f", on {machine}"),
+                    fix="wait for it, or choose another `name`",
                 )
             if silent and time.monotonic() > began + SILENT_SECONDS:
                 silent = False
@@ -141,7 +145,7 @@ def locked(directory: Path) -> Iterator[int]:
                 )
             time.sleep(0.1)
         file.truncate(0)
-        file.write(str(os.getpid()))
+        file.write(f"{os.getpid()} {socket.gethostname()}")
         file.flush()
         yield file.fileno()
 

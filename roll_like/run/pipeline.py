@@ -90,9 +90,11 @@ class Pipeline(ABC, Generic[ConfigT]):
             StopRequested: A signal ended the run while it started; nothing is left of it but its folder.
         """
         began = time.monotonic()
-        if refuse_errors(cls.check(config)).gpus is None and config.resources.device == "cuda":
-            fetch_config(config.model)  # its sizes say whether the run fits on its GPUs
-            refuse_errors(cls.check(config))
+        report = refuse_errors(cls.check(config))
+        if not report.complete and config.resources.device == "cuda":
+            if report.gpus is None:
+                fetch_config(config.model)  # its sizes say whether the run fits on its GPUs
+                refuse_errors(cls.check(config))
             resolve_model(config.model)  # downloads it: its files say the rest
             refuse_errors(cls.check(config))
         config, stopped = settled(cls.with_steps(config)), False

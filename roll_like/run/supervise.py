@@ -39,11 +39,11 @@ class Child:
         say: Called with one sentence for people.
 
     Attributes:
-        stopping: Whether such a signal has arrived.
+        stopping: The last signal to stop that has arrived, Ctrl-C included; None without one.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self.stopping = False
+        self.stopping: int | None = None
         self._say = say
         self._process: subprocess.Popen[bytes] | None = None
         self._previous: dict[int, Any] = {}
@@ -63,6 +63,8 @@ class Child:
         One that hangs ends itself (`roll_like.cluster.watchdog`), which a stopped process cannot.
         """
         self._process = process = subprocess.Popen(command)
+        if self.stopping in STOPPING:  # it arrived while the process was made
+            process.send_signal(self.stopping)
         stopped, said = 0.0, False
         while True:
             began = time.monotonic()
@@ -87,15 +89,15 @@ class Child:
 
     def _pass_on(self, number: int, frame: Any) -> None:
         del frame
-        self.stopping = True
+        self.stopping = number
         if self._process is not None:
             self._process.send_signal(number)
             self._process.send_signal(signal.SIGCONT)  # a stopped one would not notice
 
     def _leave_to_child(self, number: int, frame: Any) -> None:
         """A terminal sends Ctrl-C to the child too."""
-        del number, frame
-        self.stopping = True
+        del frame
+        self.stopping = number
 
 
 @dataclass
@@ -125,11 +127,13 @@ class Supervisor:
         attempt, idle = 1, 0
         while True:
             before = self._step()
+            if child.stopping is not None:
+                return RETRY
             code = self._attempt(child, attempt)
             after = self._step()
             idle = 0 if after > before else idle + 1
             again = code < 0 or code == RETRY
-            if not again or child.stopping:
+            if not again or child.stopping is not None:
                 return RETRY if code < 0 else code
             ended = f"attempt {attempt} {_described(code)}"
             if attempt > self.restarts:
@@ -143,8 +147,6 @@ class Supervisor:
             found = f"the checkpoint of step {after}" if after else "its first step"
             self.say(f"{ended}; attempt {attempt} of {self.restarts + 1} goes on from {found} in {pause:g} s")
             self.wait(pause)
-            if child.stopping:
-                return RETRY
 
     def _attempt(self, child: Child, number: int) -> int:
         began, clock = datetime.now(UTC), time.monotonic()

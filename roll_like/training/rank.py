@@ -29,7 +29,7 @@ from roll_like.inference.weight_transfer.fingerprint import fingerprint
 from roll_like.models.card import ModelCard
 from roll_like.models.checkpoint_names import TensorGroup, checkpoint_tensors, tensor_groups
 from roll_like.models.export import save_hf_directory
-from roll_like.models.identity import identity_of
+from roll_like.models.identity import identity_of, same_model
 from roll_like.models.load import from_anywhere, load_tokenizer
 from roll_like.models.lora import (
     Adapter,
@@ -59,6 +59,19 @@ if TYPE_CHECKING:
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 R = TypeVar("R")
+
+#: What reading a damaged checkpoint raises.
+_UNREADABLE = (
+    OSError,
+    LookupError,
+    RuntimeError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    EOFError,
+    UnpicklingError,
+)
 
 
 class TrainingRank:
@@ -443,14 +456,14 @@ class TrainingRank:
             own = Path(directory) / f"rank_{self.rank}.pt"
             # rank 0's where more ranks load than have saved
             state = torch.load(own if own.exists() else own.with_name("rank_0.pt"), weights_only=True)
-        except (OSError, RuntimeError, ValueError, KeyError, AssertionError, EOFError, UnpicklingError) as error:
+        except _UNREADABLE as error:
             raise CheckpointError(
                 f"rank {self.rank} cannot read its checkpoint in {directory}: {error}",
                 fix="continue with the model, the adapters and the critic of the run (config.yaml in the checkpoint), "
                 "or leave --resume out to start a new one",
             ) from error
         base = state.get("base")
-        if base not in (None, self._base):
+        if base is not None and not (self._base and same_model(base, self._base)):
             raise CheckpointError(
                 f"the adapters in {directory} were trained beside another base model: its fingerprint was {base}, and "
                 f"that of {self._spec.model_path} is {self._base}",

@@ -539,6 +539,9 @@ def test_a_cache_without_room_for_one_sequence(make: Make) -> None:
     assert only(small).startswith("error: inference.kv_cache_gib: one sequence of 96 tokens needs 4.")
     assert "GiB of key-value cache, and this is 1e-05 GiB; raise it" in only(small)
     assert make(inference={"type": "vllm", "kv_cache_gib": 0.01}).errors == []
+    # whose cache may take fewer bits
+    fewer = {"type": "vllm", "kv_cache_gib": 0.00001, "engine_args": {"kv_cache_dtype": "fp8"}}
+    assert [finding.key for finding in make(inference=fewer).warnings] == ["inference.kv_cache_gib"]
 
 
 def test_an_output_folder_that_cannot_be_written(make: Make, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,8 @@ def test_what_can_be_asynchronous(config: type, values: dict[str, Any]) -> None:
                 RLVRConfig,
                 asynchronous(inference=inference, resources=SHARED_GPU),
                 "rollout.schedule.type",
-                f"share the GPUs 0, and the engines keep their memory and requests there while it trains ({why})",
+                f"engines share the GPUs 0 with models, and keep their memory and requests there while these compute "
+                f"({why})",
                 "give resources.device_mapping.inference GPUs of its own",
             )
             for inference, why in (

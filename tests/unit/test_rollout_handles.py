@@ -26,6 +26,7 @@ class FakeCluster:
     """
 
     name = "rewards"
+    start_timeout_seconds = 30.0
 
     def __init__(self, answer: Any, workers: int = 1, healthy: Any = True) -> None:
         self.answer = answer
@@ -196,6 +197,19 @@ async def test_groups_wait_for_a_worker_that_pauses(monkeypatch: pytest.MonkeyPa
     assert all(one.samples for one in later)
     assert [len(one.samples) for one in await lost] == [0, 1]
     assert cluster.most == [2]
+
+
+async def test_only_the_pause_is_waited_for_and_not_the_new_workers_first_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(health, "PAUSES", (0.01,))
+    cluster = FakeCluster(kills, healthy=30.0)  # it does not say for long that it has started
+    pool = pool_of(cluster, room=2)
+    lost = asyncio.gather(*(pool.score(asked_group(name)) for name in ("kills 0", "good 0")))
+    while not pool.restarts:
+        await asyncio.sleep(0.001)
+    assert (await asyncio.wait_for(pool.score(asked_group("good 1")), timeout=5)).samples
+    await lost
 
 
 async def test_two_deaths_make_the_group_a_failure_and_no_reward() -> None:
@@ -385,11 +399,11 @@ async def test_the_limit_grows_with_what_a_worker_has_already() -> None:
 
     async def one_at_a_time(asked: Group) -> Group:
         async with lock:
-            await asyncio.sleep(0.04)
+            await asyncio.sleep(0.1)
         return judged(asked)
 
     cluster = FakeCluster(lambda rank, asked: one_at_a_time(asked))
-    pool = pool_of(cluster, limit=0.06)
-    scored = await asyncio.gather(*(pool.score(asked_group(str(index))) for index in range(5)))
+    pool = pool_of(cluster, limit=0.5)
+    scored = await asyncio.gather(*(pool.score(asked_group(str(index))) for index in range(8)))
     assert all(one.samples for one in scored)
     assert cluster.restarted == []

@@ -119,6 +119,18 @@ def test_a_signal_to_stop_goes_to_the_run_which_is_not_started_again(tmp_path: P
     assert signal.getsignal(number) == before
 
 
+def test_a_signal_that_arrives_while_a_run_is_made_reaches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = subprocess.Popen
+
+    def slow(command: list[str]) -> subprocess.Popen[bytes]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return make(command)
+
+    monkeypatch.setattr(subprocess, "Popen", slow)
+    with supervise.Child(print) as child:
+        assert child.run([sys.executable, "-c", "import time; time.sleep(600)"]) == -signal.SIGTERM
+
+
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look often, and wait for a moment only."""

@@ -94,22 +94,29 @@ def test_the_command_goes_on_after_a_failure_and_compares_what_finished(
     assert f"error: 1 of 3 runs failed: {name}-seed-1 (exit code 1)" in printed.err
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
 def test_a_signal_reaches_the_run_under_way_and_no_further_one_starts(
-    minimal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    minimal: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals,
+    code: int,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run, started = Child.run, []
 
     def stopped(child: Child, command: list[str]) -> int:
         started.append(command)
-        waiting = "import signal; signal.signal(signal.SIGTERM, lambda *_: exit(75)); print(flush=True); signal.pause()"
         if len(started) == 1:
             return 0
-        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        return run(child, [sys.executable, "-c", waiting])
+        threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
+        # a terminal sends Ctrl-C to both
+        seconds = 1 if number == signal.SIGINT else 600
+        return run(child, [sys.executable, "-c", f"import time; time.sleep({seconds})"])
 
     monkeypatch.setattr(Child, "run", stopped)
-    assert cli.main(["sweep", "--config", minimal, "--over", "seed=[0,1,2]"]) == 75
+    assert cli.main(["sweep", "--config", minimal, "--over", "seed=[0,1,2]"]) == code
     assert len(started) == 2
     assert "stopped in run 2 of 3; the same command continues it" in capsys.readouterr().err
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -319,4 +319,4 @@ def test_a_folder_is_free_when_what_clears_up_after_a_killed_process_has_ended(
     waiting.join(20)
     assert events == ["cleared up", "free"]
     assert capsys.readouterr().err.startswith(f"waiting for what process {holder.pid} left in {tmp_path}")
-    assert json.loads((tmp_path / ".lock").read_text()) == os.getpid()
+    assert (tmp_path / ".lock").read_text() == f"{os.getpid()} {socket.gethostname()}"

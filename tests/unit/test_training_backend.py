@@ -34,7 +34,7 @@ from roll_like.config.sections import ModelConfig, Precision, TrainerConfig, Tra
 from roll_like.config.violations import Violation
 from roll_like.errors import CheckpointError, ConfigError, EngineError
 from roll_like.models.card import ModelCard
-from roll_like.models.identity import identity_of
+from roll_like.models.identity import identity_of, same_model
 from roll_like.registry import TRAINING_BACKENDS
 from roll_like.run.export import merged_weights
 from roll_like.training.deepspeed import without
@@ -381,7 +381,7 @@ def test_adapters_are_not_loaded_beside_another_base(tiny_model: Path, tmp_path:
     name = min(weights)
     save_file({**weights, name: weights[name] * 2}, moved / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(
-        CheckpointError, match=r"beside another base model: its fingerprint was \w+, and that of"
+        CheckpointError, match=r"beside another base model: its fingerprint was \S+, and that of"
     ) as caught:
         engine(moved, lora={"rank": 2}).load(tmp_path)
     assert "set model.path and model.revision to those of the run" in str(caught.value.fix)
@@ -395,6 +395,24 @@ def test_the_same_tensors_are_the_same_model_in_whatever_files(tmp_path: Path) -
             save_file({name: tensors[name] for name in names}, tmp_path / folder / f"{index}.safetensors")
     whole, parts, other = (identity_of(tmp_path / folder) for folder in ("whole", "parts", "other"))
     assert whole == parts != other
+
+
+@pytest.mark.parametrize(("written", "same"), [(torch.bfloat16, True), (torch.float16, True), (torch.float32, False)])
+def test_a_model_in_another_precision_is_the_same_and_one_with_other_numbers_is_not(
+    tmp_path: Path, written: torch.dtype, same: bool
+) -> None:
+    numbers = torch.randn(8, 300, generator=torch.Generator().manual_seed(0))
+    found = []
+    for folder, tensor in (
+        ("a", numbers),
+        ("b", numbers.to(written) * (1.0 if same else 1.5)),
+        ("c", -numbers.to(written)),
+    ):
+        (tmp_path / folder).mkdir()
+        save_file({"w": tensor}, tmp_path / folder / "0.safetensors")
+        found.append(identity_of(tmp_path / folder))
+    assert same_model(found[0], found[1]) == same
+    assert not same_model(found[0], found[2])
 
 
 def test_the_backend_merges_what_its_ranks_saved(tiny_model: Path, tmp_path: Path) -> None:
