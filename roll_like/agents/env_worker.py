@@ -19,7 +19,7 @@ from gymnasium.envs.registration import EnvSpec
 from roll_like.agents.env_manager import EnvironmentLost
 from roll_like.agents.episode import EnvironmentSpec, Started, Stepped
 from roll_like.cluster import Cluster, WorkerDied
-from roll_like.cluster.health import Report, RestartBudget, to_stderr
+from roll_like.cluster.health import Report, to_stderr
 from roll_like.cluster.replacement import Replacements
 from roll_like.config.load import import_plugins
 from roll_like.envs import TaskRows, make_env, system_prompt_of, tools_of
@@ -172,19 +172,11 @@ class EnvPool:
         cluster: The workers.
         deadline_seconds: Limit of one `reset` or `step`.
         report: Told about workers that were replaced.
-        budget: Returns how often a worker may be lost without having taken a turn in between.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster[EnvWorker],
-        *,
-        deadline_seconds: float,
-        report: Report = to_stderr,
-        budget: Callable[[], RestartBudget] = RestartBudget,
-    ) -> None:
+    def __init__(self, cluster: Cluster[EnvWorker], *, deadline_seconds: float, report: Report = to_stderr) -> None:
         self.cluster = cluster
-        self.replacements = Replacements(cluster, EnvWorker.hosted, "its episodes are played again", report, budget)
+        self.replacements = Replacements(cluster, EnvWorker.hosted, "its episodes are played again", report)
         self.deadline_seconds = deadline_seconds
         self._workers = [_Worker(rank) for rank in range(len(cluster))]
         self._opened = 0

@@ -106,7 +106,7 @@ def check_run(
     report.gpus = gpu_report(config, report.plan, role_shapes(config, shape))
     if report.gpus is not None:
         findings += check_gpus(config, report.gpus)
-    findings += no_gpu_here(config)
+    findings += no_gpu_here(config, report.gpus)
     findings += idle_devices(report.plan)
     findings += doubtful_rates(config, report.plan)
     findings += long_masks(config)

@@ -125,12 +125,17 @@ def check_gpus(config: RunConfig, report: GPUReport) -> Iterator[Finding]:
             )
 
 
-def no_gpu_here(config: RunConfig) -> Iterator[Finding]:
-    """Yield that this machine has no GPU, where the configuration does not say which GPUs it is for."""
+def no_gpu_here(config: RunConfig, report: GPUReport | None) -> Iterator[Finding]:
+    """Yield that this machine has no GPU, where the configuration does not say which GPUs it is for.
+
+    Args:
+        config: The run's configuration.
+        report: Of its GPUs, which has looked at this machine already; None where the model's sizes are not known.
+    """
     resources = config.resources
     if resources.device == "cpu" or resources.address is not None or resources.gpu_memory is not None:
         return
-    if not measured_gpus():
+    if not (measured_gpus() if report is None else report.memory):
         yield Finding(
             "warning",
             "resources.gpu",

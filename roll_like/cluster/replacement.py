@@ -25,7 +25,6 @@ class Replacements(Generic[W]):
         probe: A method of theirs that answers when a worker has started.
         again: What is done again, for the message: "its groups are scored again".
         report: Told about each replacement.
-        budget: Returns how often a worker may be replaced.
     """
 
     def __init__(
@@ -34,14 +33,12 @@ class Replacements(Generic[W]):
         probe: Callable[[W], Coroutine[Any, Any, Any]],
         again: str,
         report: Report = to_stderr,
-        budget: Callable[[], RestartBudget] = RestartBudget,
     ) -> None:
         self._cluster = cluster
         self._probe = probe
         self._again = again
         self._report = report
-        self._budget = budget
-        self._budgets = [budget() for _ in range(len(cluster))]
+        self._budgets = [RestartBudget() for _ in range(len(cluster))]
         self._starting: dict[int, asyncio.Task[None]] = {}
         self._tasks = set[asyncio.Task[None]]()
 
@@ -69,7 +66,7 @@ class Replacements(Generic[W]):
         else:
             self._cluster.restart(rank)
         task = asyncio.ensure_future(self._tell(rank, why, began))
-        self._tasks.add(task)  # a task that nobody holds may be collected
+        self._tasks.add(task)  # asyncio has weak references to tasks only
         task.add_done_callback(self._tasks.discard)
 
     async def started(self, rank: int) -> None:
@@ -83,7 +80,7 @@ class Replacements(Generic[W]):
 
     def worked(self, rank: int) -> None:
         """Note that a worker has finished something."""
-        self._budgets[rank] = self._budget()
+        self._budgets[rank] = RestartBudget()
 
     async def _restart(self, rank: int, pause: float) -> None:
         try:
@@ -93,7 +90,7 @@ class Replacements(Generic[W]):
             self._starting.pop(rank, None)
 
     async def _tell(self, rank: int, why: str, began: float) -> None:
-        """Report a worker that has started; nobody waits for that."""
+        """Report a worker once it has started."""
         await self.started(rank)
         try:
             await asyncio.wait_for(self._cluster.ask(rank, self._probe), self._cluster.start_timeout_seconds)

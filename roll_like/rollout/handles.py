@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from roll_like.cluster import Cluster, ClusterHandle, WorkerDied
-from roll_like.cluster.health import Report, RestartBudget, to_stderr
+from roll_like.cluster.health import Report, to_stderr
 from roll_like.cluster.replacement import Replacements
 from roll_like.errors import RollLikeError
 from roll_like.inference.interface import EngineDied, FailedGeneration, GenerateRequest, Generation, InferenceEngine
@@ -86,7 +86,6 @@ class RewardPool:
             Python's interpreter lock stops its worker's own time-outs too; this one replaces the worker.
         groups_per_worker: Groups that one worker scores side by side.
         report: Told about workers that were replaced.
-        budget: Returns how often a worker may be lost without having scored a group in between.
     """
 
     def __init__(
@@ -96,10 +95,9 @@ class RewardPool:
         limit_seconds: float,
         groups_per_worker: int = 8,
         report: Report = to_stderr,
-        budget: Callable[[], RestartBudget] = RestartBudget,
     ) -> None:
         self._cluster = cluster
-        self._replacements = Replacements(cluster, RewardWorker.healthy, "its groups are scored again", report, budget)
+        self._replacements = Replacements(cluster, RewardWorker.healthy, "its groups are scored again", report)
         self._limit = limit_seconds
         self._room = groups_per_worker
         self._load = [0] * len(cluster)

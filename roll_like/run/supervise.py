@@ -18,6 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
+
 from roll_like.errors import FAILED, RETRY
 from roll_like.run.signals import STOPPING
 
@@ -193,8 +195,8 @@ def supervised_command(arguments: Sequence[str]) -> list[str]:
 def _is_stopped(pid: int) -> bool:
     """Return whether a process is stopped by a signal; not one that a debugger holds."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    except OSError:  # it has just ended
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.NoSuchProcess:  # it has just ended
         return False
 
 

@@ -269,7 +269,7 @@ class FSDP2Backend(BackendPlugin):
             self._optimizer.state.clear()
         wanted = {**self._weights(), **self._states()}
         if _SUMS in stored:  # earlier versions wrote none
-            wanted[_SUMS] = torch.zeros_like(self._sums())
+            wanted[_SUMS] = self._zeros()
         require_same_tensors(wanted, stored)
         with _plain_errors():
             load(wanted, storage_reader=reader)
@@ -312,7 +312,7 @@ class FSDP2Backend(BackendPlugin):
 
     def _sums(self) -> Tensor:
         """Return sums over all ranks of the values of each kind, and of their sizes, shape [kinds, 2]; all must ask."""
-        sums = torch.zeros(len(_KINDS), 2, dtype=torch.float64, device=self._device)
+        sums = self._zeros()
         for name, tensor in {**self._weights(), **self._states()}.items():
             share = _local(tensor)  # each value is on one rank
             for kind, row in zip(_KINDS, sums, strict=True):
@@ -321,6 +321,9 @@ class FSDP2Backend(BackendPlugin):
                     row[1] += torch.linalg.vector_norm(share, 1, dtype=torch.float64)
         torch.distributed.all_reduce(sums)
         return sums
+
+    def _zeros(self) -> Tensor:
+        return torch.zeros(len(_KINDS), 2, dtype=torch.float64, device=self._device)
 
     def _fill_states(self) -> None:
         """Let the optimizer make its states, for them to be loaded: a step that moves nothing."""

@@ -19,6 +19,7 @@ import psutil
 import pytest
 from chat_templates import renderer
 from fake_policy import PROGRAM, FakePolicy, assert_token_exact, episode_settings
+from test_rollout_env_manager import SETTINGS
 
 from roll_like.agents import agent_program
 from roll_like.agents.agent_program import AgentPrograms
@@ -295,17 +296,7 @@ async def test_a_play_that_is_cancelled_ends_the_program() -> None:
 
 
 def collect(spec: ProgramSpec, policy: FakePolicy, *, retries: int = 1, **changes: Any) -> Collected:
-    settings: dict[str, Any] = {
-        "groups": 1,
-        "initial_groups": 1,
-        "max_groups": 1,
-        "accept": lambda group: True,
-        "episodes_per_group": 2,
-        "redundant": 0,
-        "sampling": Sampling(max_tokens=64),
-        "limits": EpisodeLimits(turns=5, tokens=1000),
-        "seed": 5,
-    }
+    settings = {**SETTINGS, "sampling": Sampling(max_tokens=64), "limits": EpisodeLimits(turns=5, tokens=1000)}
 
     async def filled() -> Collected:
         async with programs(policy) as player:
