@@ -7,13 +7,25 @@ import os
 import pickle
 import traceback
 from collections.abc import Callable
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from roll_like.cluster.address import free_port
 
 #: How long ranks may take. Seconds.
 TIMEOUT = 200
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+#: What every rank imports: nearly all of a short test's time.
+IMPORTS = [
+    "deepspeed.module_inject",
+    "functorch.compile",
+    "roll_like.training.rank",
+    "torch.distributed.fsdp",
+    "transformers.models.llama.modeling_llama",
+]
 
 
 def on_ranks(function: Callable[..., Any], *arguments: Any, ranks: int = 2) -> list[Any]:
@@ -24,7 +36,13 @@ def on_ranks(function: Callable[..., Any], *arguments: Any, ranks: int = 2) -> l
         arguments: Its further arguments.
         ranks: How many.
     """
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    # the first call of a test session starts a process that imports; each rank is a fork of it
+    context.set_forkserver_preload(IMPORTS)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        ensure_running()
     address = ("127.0.0.1", free_port())
     pipes, processes = [], []
     for rank in range(ranks):
@@ -51,7 +69,6 @@ def on_ranks(function: Callable[..., Any], *arguments: Any, ranks: int = 2) -> l
 
 
 def _call(pipe: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    os.environ.update(OMP_NUM_THREADS="1", DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1")
     os.chdir(Path(__file__).parent)
     try:
         # not `send`: that would share a tensor's memory, which ends with this process
