@@ -153,11 +153,10 @@ def test_a_role_that_does_not_start_in_time_is_named_with_the_key(
 
 
 def test_a_started_role_may_take_its_time(resources: ResourceManager, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roll_like.cluster.cluster.START_GRACE", 0.0)
-    placements = [replace(placement, start_timeout_seconds=20.0) for placement in resources.beside(1)]
-    cluster = Cluster("started", Adder, placements, arguments=lambda rank: (rank,))
+    cluster = Cluster("started", Adder, resources.beside(1), arguments=lambda rank: (rank,))
     cluster.everywhere(Adder.pid)
-    assert cluster.everywhere(Adder.hang, 21.0) == [None]
+    monkeypatch.setattr(_StartLimit, "left", lambda limit: 0.1)
+    assert cluster.everywhere(Adder.hang, 1.0) == [None]
     cluster.close()
 
 

@@ -57,7 +57,7 @@ LENGTHS = (80, 40, 5)
 RESPONSE = 16
 DEVICES = DeviceRange.model_validate("0-1")
 #: Those that `make test` runs.
-ALWAYS = ("qwen3-hf-fsdp2", "qwen2_5_vl-vllm-deepspeed", "qwen2_5_vl-sglang-deepspeed")
+ALWAYS = ("qwen3-hf-fsdp2", "qwen2_5_vl-sglang-deepspeed")
 Prompts = Sequence[tuple[np.ndarray, tuple[PlacedImage, ...]]]
 
 
