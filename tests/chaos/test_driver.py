@@ -1,4 +1,4 @@
-"""The driver is killed in each phase, `--restart` goes on, and the weights end equal to those of an undisturbed run."""
+"""The driver is killed in each phase, or its interpreter is held; `--restart` goes on to the undisturbed weights."""
 
 from __future__ import annotations
 
@@ -16,15 +16,21 @@ pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.usefixtures("warm
 
 #: `roll-like` in which methods of the driver have an end: each in its n-th call, once in all attempts.
 PROGRAM = """
-import importlib, itertools, os, signal, sys
+import importlib, itertools, os, re, signal, sys
 from pathlib import Path
 
 import psutil
 
 from roll_like.cli import main
+from roll_like.run import supervise
+
+supervise.QUIET_SECONDS = 30.0
 
 def driver():
     os.kill(os.getpid(), signal.SIGKILL)
+
+def interpreter():
+    re.fullmatch("(a|a)*b", "a" * 99)  # takes for ever, and no other thread runs meanwhile
 
 def trainer():
     for process in psutil.Process().children(recursive=True):
@@ -61,6 +67,7 @@ PHASES = {
     "copying": [("roll_like.run.checkpoint.CheckpointStore.copy", 1, "driver")],
     "evaluating": [("roll_like.rollout.evaluate.Evaluator.evaluate", 2, "driver")],
     "exporting": [("roll_like.training.engine.TrainingEngine.export", 1, "driver")],
+    "holding": [("roll_like.training.engine.TrainingEngine.train_step", 3, "interpreter")],
     "recovering": [
         ("roll_like.training.engine.TrainingEngine.train_step", 3, "trainer"),
         ("roll_like.training.engine.TrainingEngine.rebuild", 1, "driver"),
