@@ -5,8 +5,8 @@
 Runs the quickstart once for each fault, with two engines, so that one can go on. A few seconds after a step has ended,
 a process is killed by SIGKILL, or stopped by SIGSTOP. The table says how long it takes from there to the end of the
 next step, beside the median of the steps that nothing happened to, how long the run itself says that the replacement
-took, and how long a step waits until its state is kept in memory, also as a share of the step. The driver is killed
-under `--restart`; environments are those of FrozenLake; the judge is the quickstart's model.
+took, and how long a step waits until its state is kept in memory, also as a share of the step. The driver and Ray are
+killed under `--restart`; environments are those of FrozenLake; the judge is the quickstart's model.
 """
 
 from __future__ import annotations
@@ -71,6 +71,11 @@ def driver(run: psutil.Process) -> psutil.Process:
     return next(child for child in run.children() if "auto" in child.cmdline())
 
 
+def raylet(run: psutil.Process) -> psutil.Process:
+    """Return a process of the run's own Ray that no call can do without."""
+    return next(child for child in driver(run).children() if child.name() == "raylet")
+
+
 @dataclass(frozen=True)
 class Fault:
     """What happens to whom.
@@ -106,6 +111,7 @@ FAULTS = {
     "rewards": Fault(worker_of("rewards")),
     "environments": Fault(worker_of("environments"), config=CONFIGS / "agentic_frozenlake.yaml"),
     "driver": Fault(driver, overrides=("--restart", "1")),
+    "raylet": Fault(raylet, overrides=("--restart", "1")),
 }
 
 

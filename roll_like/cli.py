@@ -258,7 +258,9 @@ def _run(arguments: argparse.Namespace) -> int:
     from roll_like.config.run import RunConfig
     from roll_like.run.folder import AUTO, announcement, is_finished, latest_run
     from roll_like.run.signals import StopRequested, StopSignal
+    from roll_like.run.supervise import beat
 
+    beat()
     config = _load(arguments)
     if arguments.print_config:
         return _print_config(config)

@@ -189,6 +189,19 @@ class RaySession:
             self._guardian.stdin.close()
 
 
+def lost_part() -> str | None:
+    """Return which process of a Ray that this one started is gone, of those that every call needs; None if all live.
+
+    A driver whose raylet has died would wait for ever; one without its head (GCS) Ray ends with exit code 1, after a
+    minute, as if it had failed for good.
+    """
+    from ray._private import worker
+
+    node = worker._global_node
+    gone = [] if node is None else [name for name, _ in node.dead_processes()]
+    return next((name for name in ("raylet", "gcs_server") if name in gone), None)
+
+
 def use_token(address: str) -> bool:
     """Show a cluster that asks for it the token of this user or environment, unless RAY_AUTH_MODE says otherwise.
 

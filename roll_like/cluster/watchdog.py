@@ -26,7 +26,7 @@ from roll_like.cluster.cluster import Cluster, ClusterHandle, WorkerDied
 from roll_like.cluster.node_watch import NodeWatch, RoleMemory, Sighting
 from roll_like.cluster.progress import Work
 from roll_like.cluster.resources import ResourceManager
-from roll_like.cluster.session import SHARED_MEMORY
+from roll_like.cluster.session import SHARED_MEMORY, lost_part
 from roll_like.errors import RETRY, WorkerError
 
 #: Seconds between two looks.
@@ -289,6 +289,7 @@ class Watchdog:
         moves: Returns how often the driver has gone on to something else.
         report: Called in the thread with what hung, once it is gone, and a sentence.
         warn: Called in the thread if the watchdog itself fails, which ends it.
+        lost: Names a process of Ray that is gone and that the run cannot do without: calls would wait for ever.
         end: Ends the driver's process, which hangs, with an exit code.
     """
 
@@ -302,6 +303,7 @@ class Watchdog:
         moves: Callable[[], int],
         report: Callable[[Hang, str], None],
         warn: Callable[[str], None],
+        lost: Callable[[], str | None] = lambda: None,
         end: Callable[[int], object] = os._exit,
     ) -> None:
         self._nodes = nodes
@@ -311,6 +313,7 @@ class Watchdog:
         self._moves = moves
         self._report = report
         self._warn = warn
+        self._lost = lost
         self._end_driver = end
         self._still = 0.0
         self._last: object = None
@@ -329,6 +332,8 @@ class Watchdog:
         try:
             last = time.monotonic()
             while not self._done.wait(LOOK_SECONDS):
+                if (part := self._lost()) is not None:
+                    self._give_up(f"{part} of this run's Ray is gone (killed, or it failed)")
                 now = time.monotonic()
                 sightings, passed = self._nodes.look(), min(now - last, 2 * LOOK_SECONDS)
                 for hang in self._hangs.look(sightings, passed):
@@ -348,12 +353,13 @@ class Watchdog:
         with (self._stacks / f"{self._step()}-driver.txt").open("a") as file:
             faulthandler.dump_traceback(file)
         minutes = self._still / 60
-        print(
+        self._give_up(
             f"the driver hung: neither it nor any worker has gone on for {minutes:.0f} minutes; its stacks are in "
-            f"{self._stacks}; it ends, and --resume continues the run",
-            file=sys.stderr,
-            flush=True,
+            f"{self._stacks}"
         )
+
+    def _give_up(self, why: str) -> None:
+        print(f"{why}; the run ends, and --resume continues it", file=sys.stderr, flush=True)
         self._end_driver(RETRY)
 
     def _end(self, hang: Hang) -> None:
@@ -407,7 +413,9 @@ def watching(
             watches.everywhere(NodeWatch.look)  # workers need the folder
             nodes = ManyNodes(watches, warn)
         deadlines = Deadlines(config.device, config.start_timeout_seconds)
-        stack.enter_context(Watchdog(nodes, deadlines, stacks=stacks, step=step, moves=moves, report=report, warn=warn))
+        stack.enter_context(
+            Watchdog(nodes, deadlines, stacks=stacks, step=step, moves=moves, report=report, warn=warn, lost=lost_part)
+        )
         Cluster.pages = folder
         try:
             yield nodes

@@ -6,10 +6,13 @@ with Ray's head. This process holds no GPU, no Ray and no thread.
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -28,10 +31,13 @@ MOST_WITHOUT_PROGRESS = 3
 #: Seconds before the next attempt, by how many attempts in a row made no progress.
 PAUSES = (2.0, 10.0, 60.0)
 ATTEMPTS = "attempts.jsonl"
-#: How often this process looks whether the run is stopped. Seconds.
-LOOK_SECONDS = 5.0
-#: After how long in which the run was stopped that is said, and after how long it is killed. Seconds.
-SAID_SECONDS, STOPPED_SECONDS = 60.0, 600.0
+#: How often this process looks at the run, and how often the run gives a sign of life. Seconds.
+LOOK_SECONDS, BEAT_SECONDS = 5.0, 5.0
+#: After how long in which the run was stopped, or gave no sign of life, that is said, and after how long it is killed.
+#: Seconds.
+SAID_SECONDS, QUIET_SECONDS = 60.0, 600.0
+#: Environment variable of the run: descriptor of a file in memory, to which it writes a byte as a sign of life.
+HEARTBEAT = "ROLL_LIKE_HEARTBEAT"
 
 
 class Child:
@@ -60,14 +66,24 @@ class Child:
             signal.signal(number, handler)
 
     def run(self, command: Sequence[str]) -> int:
-        """Start a command, wait until it ends, and return its exit code; end one that is stopped and not continued.
+        """Start a command, wait until it ends, and return its exit code; kill one that is quiet for too long.
 
-        One that hangs ends itself (`roll_like.cluster.watchdog`), which a stopped process cannot.
+        It is quiet while it is stopped, and while no thread of its interpreter runs, if it ever called `beat`. Where
+        only its work hangs, it ends itself (`roll_like.cluster.watchdog`).
         """
-        self._process = process = subprocess.Popen(command)
+        heartbeat = os.memfd_create("heartbeat")
+        try:
+            return self._run(command, heartbeat)
+        finally:
+            os.close(heartbeat)
+
+    def _run(self, command: Sequence[str], heartbeat: int) -> int:
+        environment = {**os.environ, HEARTBEAT: str(heartbeat)}
+        self._process = process = subprocess.Popen(command, pass_fds=[heartbeat], env=environment)
         if self.stopping in STOPPING:  # it arrived while the process was made
             process.send_signal(self.stopping)
-        stopped, said = 0.0, False
+        quiet, said, beats = 0.0, False, 0
+        who = f"the run (process {process.pid})"
         while True:
             began = time.monotonic()
             with suppress(subprocess.TimeoutExpired):
@@ -76,18 +92,27 @@ class Child:
                 return code
             # this process may have been stopped as well, by Ctrl-Z: that time does not count
             passed = min(time.monotonic() - began, 2 * LOOK_SECONDS)
-            stopped = stopped + passed if _is_stopped(process.pid) else 0.0
-            if not stopped:
+            before, beats = beats, os.fstat(heartbeat).st_size
+            status = _status(process.pid)
+            stopped = status == psutil.STATUS_STOPPED
+            # one that a debugger holds is left alone
+            silent = 0 < beats == before and status != psutil.STATUS_TRACING_STOP
+            quiet = quiet + passed if stopped or silent else 0.0
+            if not quiet:
                 said = False
-            elif stopped >= STOPPED_SECONDS:
-                self._say(f"the run (process {process.pid}) was stopped for {stopped:.0f} s and is killed")
+            elif quiet >= QUIET_SECONDS:
+                what = "was stopped" if stopped else "did not answer"
+                self._say(f"{who} {what} for {quiet:.0f} s and is killed")
                 process.kill()
-            elif stopped >= SAID_SECONDS and not said:
+                quiet = 0.0  # it may take a moment to be gone
+            elif quiet >= SAID_SECONDS and not said:
                 said = True
-                self._say(
-                    f"the run (process {process.pid}) is stopped; `kill -CONT {process.pid}` continues it, and after "
-                    f"{STOPPED_SECONDS:g} s it is killed"
-                )
+                if stopped:
+                    what = f"is stopped; `kill -CONT {process.pid}` continues it, and"
+                else:
+                    what = "does not answer: native code holds Python's interpreter lock (GIL). Its stacks follow;"
+                    process.send_signal(signal.SIGUSR2)
+                self._say(f"{who} {what} after {QUIET_SECONDS:g} s it is killed")
 
     def _pass_on(self, number: int, frame: Any) -> None:
         del frame
@@ -192,12 +217,32 @@ def supervised_command(arguments: Sequence[str]) -> list[str]:
     return [sys.executable, *kept, "--resume", "auto"]
 
 
-def _is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped by a signal; not one that a debugger holds."""
+def beat() -> None:
+    """Show a parent that is a `Child` from now on that this process's interpreter runs; without one do nothing.
+
+    SIGUSR2 then writes the stacks of all threads, which needs no interpreter.
+    """
+    number = os.environ.pop(HEARTBEAT, None)  # not for children of this process
+    if number is None:
+        return
+    heartbeat = int(number)
+    os.set_inheritable(heartbeat, False)
+    faulthandler.register(signal.SIGUSR2, file=2)
+
+    def beating() -> None:
+        while True:
+            os.write(heartbeat, b".")
+            time.sleep(BEAT_SECONDS)
+
+    threading.Thread(target=beating, name="heartbeat", daemon=True).start()
+
+
+def _status(pid: int) -> str:
+    """Return a process's status as `psutil` names it; that of one that has just ended is `dead`."""
     try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
-    except psutil.NoSuchProcess:  # it has just ended
-        return False
+        return str(psutil.Process(pid).status())
+    except psutil.NoSuchProcess:
+        return str(psutil.STATUS_DEAD)
 
 
 def _described(code: int) -> str:

@@ -1,4 +1,4 @@
-"""A run with an engine, a policy, a critic and a reference model: each of them dies, hangs, raises or is slow.
+"""A run with an engine, a policy, a critic and a reference model: each dies, hangs, raises or is slow; so do others.
 
 Whatever happens, the weights end equal to those of an undisturbed run, to the bit, and each step is logged once.
 """
@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import warm_workers
 from faults import at, kill, raise_once, slow_down, stop
-from run_config import read_lines, write_episodes_run, write_run
+from run_config import read_lines, write_episodes_run, write_on_policy_distill_run, write_run
 from test_healing import APART, TWO_RANKS, Ended, ended
 from tiny_model import make_tiny_model
 
+from roll_like.builtin.pipelines.on_policy_distill.teacher_scoring import TeacherScorer
 from roll_like.cluster import Cluster, watchdog
 from roll_like.errors import RETRY
 from roll_like.inference.weight_transfer.sync import WeightSync
@@ -316,6 +317,59 @@ def test_an_environment_worker_is_lost(
     assert ("environments 0 was stopped" in run.output) == (fault is stop)
     assert re.search(r"environments worker 0 in .*; it was replaced in \d+ s, and its episodes are", run.output)
     assert replaced(run) == ["environments"]
+
+
+def raise_in_forward(worker: Any) -> None:
+    raise_once(worker, "_objective.forward")
+
+
+def follows_teacher(directory: Path, model: Path, teacher: Path) -> Path:
+    return write_on_policy_distill_run(
+        directory,
+        model,
+        teacher,
+        resources=APART,
+        steps=3,
+        training={"max_tokens_per_micro_batch": 128, "optimizer": {"lr": 1.0e-3}},
+        checkpoint={"every": 2, "export": True},
+        evaluation={"sources": [{"path": str(directory / "eval.jsonl")}], "every": 2, "samples_per_prompt": 1},
+    )
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("teacher"), dtype="float32", seed=1)
+
+
+@pytest.fixture(scope="module")
+def with_teacher(tmp_path_factory: pytest.TempPathFactory, model: Path, teacher: Path) -> Ended:
+    return ended(follows_teacher(tmp_path_factory.mktemp("with-teacher"), model, teacher))
+
+
+@pytest.mark.parametrize("fault", [kill, stop, raise_in_forward])
+@pytest.mark.parametrize(("phase", "call"), [("training", 3), ("evaluating", 4)])  # the first is of an evaluation
+def test_a_teacher_is_lost(
+    tmp_path: Path,
+    model: Path,
+    teacher: Path,
+    with_teacher: Ended,
+    workers: dict[str, Cluster[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    watched: None,
+    phase: str,
+    call: int,
+    fault: Any,
+) -> None:
+    at(monkeypatch, TeacherScorer, "logprobs", call, lambda _: fault(workers["teacher tiny"]._actors[0]))
+    run = ended(follows_teacher(tmp_path, model, teacher))
+    same(run, with_teacher)
+    assert [line["distill/reverse_kl"] for line in run.lines] == [
+        line["distill/reverse_kl"] for line in with_teacher.lines
+    ]
+    assert ("teacher tiny 0 was stopped" in run.output) == (fault is stop)
+    assert "all ranks were started again in" in run.output
+    assert run.total("health/restarts/teacher tiny") == 1
+    assert replaced(run) == ["teacher tiny"]
 
 
 @pytest.mark.parametrize("role", ["training", "critic"])

@@ -1,8 +1,9 @@
-"""The driver is killed in each phase, `--restart` goes on, and the weights end equal to those of an undisturbed run."""
+"""The driver or its Ray is killed, or its interpreter is held; `--restart` goes on to the undisturbed weights."""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,37 @@ from run_config import read_lines, start_run
 from test_healing import Ended, ended, rlvr
 from tiny_model import make_tiny_model
 
+from roll_like.errors import RETRY
+
 pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.usefixtures("warm_ray")]
 
 #: `roll-like` in which methods of the driver have an end: each in its n-th call, once in all attempts.
 PROGRAM = """
-import importlib, itertools, os, signal, sys
+import importlib, itertools, os, re, signal, sys, time
 from pathlib import Path
 
 import psutil
 
 from roll_like.cli import main
+from roll_like.run import supervise
+
+supervise.QUIET_SECONDS = 30.0
 
 def driver():
     os.kill(os.getpid(), signal.SIGKILL)
+
+def wait():
+    time.sleep(60)  # a run of a few steps might be over before Ray's end is noticed
+
+def interpreter():
+    re.fullmatch("(a|a)*b", "a" * 99)  # takes for ever, and no other thread runs meanwhile
+
+def of_ray(name):
+    def end():
+        for process in psutil.Process().children():  # of this run's own Ray
+            if process.name() == name:
+                process.kill()
+    return end
 
 def trainer():
     for process in psutil.Process().children(recursive=True):
@@ -61,6 +80,7 @@ PHASES = {
     "copying": [("roll_like.run.checkpoint.CheckpointStore.copy", 1, "driver")],
     "evaluating": [("roll_like.rollout.evaluate.Evaluator.evaluate", 2, "driver")],
     "exporting": [("roll_like.training.engine.TrainingEngine.export", 1, "driver")],
+    "holding": [("roll_like.training.engine.TrainingEngine.train_step", 3, "interpreter")],
     "recovering": [
         ("roll_like.training.engine.TrainingEngine.train_step", 3, "trainer"),
         ("roll_like.training.engine.TrainingEngine.rebuild", 1, "driver"),
@@ -80,16 +100,32 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Ended:
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_driver_that_is_killed(tmp_path: Path, model: Path, undisturbed: Ended, phase: str) -> None:
-    config = rlvr(tmp_path, model)
-    faults = ", ".join(f"({path!r}, {call}, {who})" for path, call, who in PHASES[phase])
-    (tmp_path / "ending.py").write_text(PROGRAM.replace("FAULTS", f"[{faults}]"))
+    run = restarted(tmp_path, model, PHASES[phase], -signal.SIGKILL)
+    assert run.weights == undisturbed.weights
+    assert run.series == undisturbed.series
+
+
+@pytest.mark.parametrize("part", ["raylet", "gcs_server"])
+def test_a_run_whose_ray_dies(tmp_path: Path, model: Path, undisturbed: Ended, part: str) -> None:
+    push = "roll_like.inference.weight_transfer.sync.WeightSync.push"
+    run = restarted(tmp_path, model, [(push, 3, "wait"), (push, 3, f"of_ray({part!r})")], RETRY)
+    assert run.weights == undisturbed.weights
+    assert run.series == undisturbed.series
+    assert (
+        f"{part} of this run's Ray is gone (killed, or it failed); the run ends, and --resume continues" in run.output
+    )
+
+
+def restarted(folder: Path, model: Path, faults: Sequence[tuple[str, int, str]], code: int) -> Ended:
+    """Run with `--restart` and faults, of which the first attempt ends with an exit code; return the finished run."""
+    config = rlvr(folder, model)
+    listed = ", ".join(f"({path!r}, {call}, {who})" for path, call, who in faults)
+    (folder / "ending.py").write_text(PROGRAM.replace("FAULTS", f"[{listed}]"))
     with nothing_left():
         process = start_run(config, "--restart", "1", program="ending")
         output, _ = process.communicate(timeout=400)
     assert process.returncode == 0, output
-    assert len(list(tmp_path.glob("*.once"))) == len(PHASES[phase])
-    run = Ended(tmp_path / "runs" / "tiny", output)
-    attempts: list[dict[str, Any]] = read_lines(run.folder / "attempts.jsonl")
-    assert [one["exit"] for one in attempts] == [-signal.SIGKILL, 0]
-    assert run.weights == undisturbed.weights
-    assert run.series == undisturbed.series
+    assert len(list(folder.glob("*.once"))) == len(faults)
+    attempts: list[dict[str, Any]] = read_lines(folder / "runs" / "tiny" / "attempts.jsonl")
+    assert [one["exit"] for one in attempts] == [code, 0]
+    return Ended(folder / "runs" / "tiny", output)

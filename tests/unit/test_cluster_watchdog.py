@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -638,3 +639,28 @@ def test_a_driver_that_hangs_says_where_and_ends(
     assert found == [RETRY]
     assert "test_a_driver_that_hangs_says_where_and_ends" in (tmp_path / "stacks" / "7-driver.txt").read_text()
     assert "the driver hung: neither it nor any worker has gone on for" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_run_whose_ray_is_gone_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts: list[str | None] = [None]
+    codes: queue.Queue[int] = queue.Queue()
+    dog = Watchdog(
+        NodeWatch(tmp_path / "pages"),
+        Deadlines("cpu", 1.0),
+        stacks=tmp_path / "stacks",
+        step=lambda: 7,
+        moves=lambda: 1,
+        report=lambda hang, text: None,
+        warn=pytest.fail,
+        lost=lambda: parts[0],
+        end=codes.put,
+    )
+    with dog:
+        with pytest.raises(queue.Empty):
+            codes.get(timeout=0.5)
+        parts[0] = "raylet"
+        assert codes.get(timeout=20) == RETRY
+    assert (
+        "raylet of this run's Ray is gone (killed, or it failed); the run ends, and --resume" in capsys.readouterr().err
+    )

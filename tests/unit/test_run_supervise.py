@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,16 @@ if word == "kill":
 if word == "stop":
     os.kill(os.getpid(), signal.SIGSTOP)
     sys.exit(0)
+if word in {"hold", "work"}:
+    import re
+    from roll_like.run import supervise
+    supervise.BEAT_SECONDS = 0.02
+    supervise.beat()
+    if word == "work":
+        time.sleep(3)
+        sys.exit(0)
+    time.sleep(1)
+    re.fullmatch("(a|a)*b", "a" * 99)  # takes for ever, and no other thread runs meanwhile
 if word == "wait":
     def stop(number, frame):
         print("stopping", flush=True)
@@ -122,9 +133,9 @@ def test_a_signal_to_stop_goes_to_the_run_which_is_not_started_again(tmp_path: P
 def test_a_signal_that_arrives_while_a_run_is_made_reaches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make = subprocess.Popen
 
-    def slow(command: list[str]) -> subprocess.Popen[bytes]:
+    def slow(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
         os.kill(os.getpid(), signal.SIGTERM)
-        return make(command)
+        return make(command, **options)
 
     monkeypatch.setattr(subprocess, "Popen", slow)
     with supervise.Child(print) as child:
@@ -136,7 +147,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look often, and wait for a moment only."""
     monkeypatch.setattr(supervise, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(supervise, "SAID_SECONDS", 0.05)
-    monkeypatch.setattr(supervise, "STOPPED_SECONDS", 0.2)
+    monkeypatch.setattr(supervise, "QUIET_SECONDS", 0.2)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -166,8 +177,33 @@ def test_a_run_that_is_continued_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
+def test_a_run_whose_interpreter_is_held_is_killed_and_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(supervise, "SAID_SECONDS", 1.0)
+    monkeypatch.setattr(supervise, "QUIET_SECONDS", 2.0)
+    rig = Rig(tmp_path, ["hold 1", "work 2"])
+    assert rig.supervisor.run() == 0
+    assert rig.attempts == [(1, -signal.SIGKILL, 1), (2, 0, 2)]
+    first, second, third = rig.said
+    assert re.fullmatch(r"the run \(process \d+\) does not answer: native code holds .* after 2 s it is killed", first)
+    assert "did not answer for" in second
+    assert third == "attempt 1 was killed by SIGKILL; attempt 2 of 10 goes on from the checkpoint of step 1 in 2 s"
+    assert "in fullmatch" in capfd.readouterr().err  # the stacks
+
+
+def test_a_run_gives_signs_of_life(tmp_path: Path) -> None:
+    heartbeat = os.memfd_create("heartbeat")
+    command = [sys.executable, "-m", "roll_like.cli", "run", "--config", str(tmp_path / "none.yaml")]
+    environment = {**os.environ, supervise.HEARTBEAT: str(heartbeat)}
+    assert subprocess.run(command, pass_fds=[heartbeat], env=environment, check=False).returncode == 2
+    assert os.fstat(heartbeat).st_size
+    os.close(heartbeat)
+
+
+@pytest.mark.usefixtures("impatient")
 def test_a_signal_to_stop_reaches_a_run_that_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "STOPPED_SECONDS", 60.0)
+    monkeypatch.setattr(supervise, "QUIET_SECONDS", 60.0)
     rig = Rig(tmp_path, ["stop 1"])
     rig.supervisor.say = lambda text: os.kill(os.getpid(), signal.SIGTERM)
     assert rig.supervisor.run() == 75
@@ -179,7 +215,7 @@ SUSPENDED = """
 import sys
 from pathlib import Path
 from roll_like.run import supervise
-supervise.LOOK_SECONDS, supervise.SAID_SECONDS, supervise.STOPPED_SECONDS = 0.02, 0.1, 0.2
+supervise.LOOK_SECONDS, supervise.SAID_SECONDS, supervise.QUIET_SECONDS = 0.02, 0.1, 0.2
 folder = Path(sys.argv[1])
 child = "import pathlib, sys, time; pathlib.Path(sys.argv[1], 'ready').touch(); time.sleep(1)"
 run = supervise.Supervisor([sys.executable, "-c", child, str(folder)], 0, lambda: None, print)
