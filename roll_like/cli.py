@@ -320,9 +320,12 @@ def _report(error: RollLikeError, *, debug: bool) -> None:
 
 
 def _load(arguments: argparse.Namespace) -> PipelineConfig:
-    from roll_like.config.load import load_config
+    from roll_like.models.imports import quick_imports
 
-    return load_config(arguments.config, arguments.overrides)
+    with quick_imports():
+        from roll_like.config.load import load_config
+
+        return load_config(arguments.config, arguments.overrides)
 
 
 def _check(config: PipelineConfig, resume: str | None, *, debug: bool) -> int:
@@ -344,7 +347,8 @@ def _check(config: PipelineConfig, resume: str | None, *, debug: bool) -> int:
             f"pipeline: {config.pipeline!r} has no check of its own; the file itself is valid",
             fix="run it without --check, or give its class a class method `check(config) -> roll_like.check.Report`",
         )
-    report = pipeline.check(config)
+    with quick_imports():  # transformers' are most of a check
+        report = pipeline.check(config)
     show(report, Console(), Console(stderr=True), whole=debug)
     return FAILED if report.errors else OK
 

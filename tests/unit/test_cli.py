@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import subprocess
@@ -40,6 +41,37 @@ def test_help_imports_nothing_heavy() -> None:
     assert "HEAVY []" in done.stdout
     for command in ("run", "eval", "export", "schema", "plugins", "exit codes"):
         assert command in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("statement", "unwanted"),
+    [
+        ("cli.main(['run', '--config', {minimal!r}, '--print-config'])", HEAVY),
+        ("import roll_like.run.folder", HEAVY),  # the first line of a run
+        ("import roll_like.builtin.pipelines.rlvr.pipeline", ("aiohttp", "pandas", "gymnasium", *HEAVY[2:])),  # --check
+    ],
+)
+def test_what_comes_before_a_run_imports_little(statement: str, unwanted: tuple[str, ...], minimal: str) -> None:
+    code = (
+        f"import sys; from roll_like import cli; {statement.format(minimal=minimal)}\n"
+        f"print('UNWANTED', [name for name in {unwanted!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "UNWANTED []" in done.stdout
+
+
+def test_a_check_runs_without_the_garbage_collector(
+    minimal: str, recording_pipeline: type[RecordingPipeline], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def look(_: PipelineConfig) -> None:
+        seen.append(gc.isenabled())
+        raise errors.ConfigError("looked")
+
+    monkeypatch.setattr(recording_pipeline, "check", look)
+    assert cli.main(["run", "--config", minimal, "--check"]) == 2
+    assert (seen, gc.isenabled()) == ([False], True)
 
 
 @pytest.mark.parametrize(
