@@ -194,7 +194,8 @@ def _add(commands: Any, name: str, command: Callable[[argparse.Namespace], int],
 
 
 def _add_config(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", required=True, type=Path, metavar="FILE", help="YAML file")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file; it is required")
+    parser.set_defaults(needs_file=True)
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="change a key, such as rollout.temperature=0.8"
     )
@@ -209,7 +210,7 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
 def _take_overrides(
     parser: argparse.ArgumentParser, arguments: argparse.Namespace, further: list[str], argv: Sequence[str]
 ) -> None:
-    """Put overrides that stand between or after options where the others are."""
+    """Put overrides that stand between or after options where the others are, and require a file to override."""
     unknown = [text for text in further if text.startswith("-") or "=" not in text]
     if unknown or (further and not hasattr(arguments, "overrides")):
         meant = _meant_overrides(unknown, argv) if hasattr(arguments, "overrides") else ""
@@ -217,6 +218,9 @@ def _take_overrides(
         parser.error(f"unrecognised arguments: {' '.join(unknown or further)}{hint}")
     if further:
         arguments.overrides = [*arguments.overrides, *further]
+    if getattr(arguments, "needs_file", False) and arguments.config is None:
+        files = [text for text in arguments.overrides if text.endswith((".yaml", ".yml")) and "=" not in text]
+        parser.error(f"a file is missing: write --config {files[0] if files else 'FILE'}")
     # `--resume key=value` means this configuration's run and an override
     resume = getattr(arguments, "resume", None)
     if resume is not None and "=" in resume:

@@ -177,6 +177,13 @@ def test_wrong_command_lines(arguments: list[str], capsys: pytest.CaptureFixture
     assert "usage:" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("words", "meant"), [(["own.yaml"], "own.yaml"), (["steps=1"], "FILE"), ([], "FILE")])
+def test_a_file_without_its_option(words: list[str], meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["run", *words, "--check"])
+    assert f"a file is missing: write --config {meant}\n" in capsys.readouterr().err
+
+
 def test_a_word_that_is_no_override_is_explained(
     minimal: str, recording_pipeline: type[RecordingPipeline], capsys: pytest.CaptureFixture[str]
 ) -> None:
