@@ -6,6 +6,8 @@ Nothing heavy is imported here: `roll-like --help` answers at once, each command
 from __future__ import annotations
 
 import argparse
+import atexit
+import gc
 import json
 import os
 import signal
@@ -351,6 +353,7 @@ def _check(config: PipelineConfig, resume: str | None, *, debug: bool) -> int:
             f"pipeline: {config.pipeline!r} has no check of its own; the file itself is valid",
             fix="run it without --check, or give its class a class method `check(config) -> roll_like.check.Report`",
         )
+    atexit.register(gc.freeze)  # at its end Python would look through all that was imported: a second
     with quick_imports():  # transformers' are most of a check
         report = pipeline.check(config)
     show(report, Console(), Console(stderr=True), whole=debug)

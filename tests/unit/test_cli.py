@@ -63,7 +63,8 @@ def test_what_comes_before_a_run_imports_little(statement: str, unwanted: tuple[
 def test_a_check_runs_without_the_garbage_collector(
     minimal: str, recording_pipeline: type[RecordingPipeline], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = []
+    seen, at_exit = [], []
+    monkeypatch.setattr("atexit.register", at_exit.append)
 
     def look(_: PipelineConfig) -> None:
         seen.append(gc.isenabled())
@@ -72,6 +73,7 @@ def test_a_check_runs_without_the_garbage_collector(
     monkeypatch.setattr(recording_pipeline, "check", look)
     assert cli.main(["run", "--config", minimal, "--check"]) == 2
     assert (seen, gc.isenabled()) == ([False], True)
+    assert gc.freeze in at_exit  # nor at the end of the process
 
 
 @pytest.mark.parametrize(
