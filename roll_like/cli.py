@@ -6,6 +6,8 @@ Nothing heavy is imported here: `roll-like --help` answers at once, each command
 from __future__ import annotations
 
 import argparse
+import atexit
+import gc
 import json
 import os
 import signal
@@ -194,7 +196,8 @@ def _add(commands: Any, name: str, command: Callable[[argparse.Namespace], int],
 
 
 def _add_config(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", required=True, type=Path, metavar="FILE", help="YAML file")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file; it is required")
+    parser.set_defaults(needs_file=True)
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="change a key, such as rollout.temperature=0.8"
     )
@@ -209,7 +212,7 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
 def _take_overrides(
     parser: argparse.ArgumentParser, arguments: argparse.Namespace, further: list[str], argv: Sequence[str]
 ) -> None:
-    """Put overrides that stand between or after options where the others are."""
+    """Put overrides that stand between or after options where the others are, and require a file to override."""
     unknown = [text for text in further if text.startswith("-") or "=" not in text]
     if unknown or (further and not hasattr(arguments, "overrides")):
         meant = _meant_overrides(unknown, argv) if hasattr(arguments, "overrides") else ""
@@ -217,6 +220,9 @@ def _take_overrides(
         parser.error(f"unrecognised arguments: {' '.join(unknown or further)}{hint}")
     if further:
         arguments.overrides = [*arguments.overrides, *further]
+    if getattr(arguments, "needs_file", False) and arguments.config is None:
+        files = [text for text in arguments.overrides if text.endswith((".yaml", ".yml")) and "=" not in text]
+        parser.error(f"a file is missing: write --config {files[0] if files else 'FILE'}")
     # `--resume key=value` means this configuration's run and an override
     resume = getattr(arguments, "resume", None)
     if resume is not None and "=" in resume:
@@ -322,9 +328,12 @@ def _report(error: RollLikeError, *, debug: bool) -> None:
 
 
 def _load(arguments: argparse.Namespace) -> PipelineConfig:
-    from roll_like.config.load import load_config
+    from roll_like.models.imports import quick_imports
 
-    return load_config(arguments.config, arguments.overrides)
+    with quick_imports():
+        from roll_like.config.load import load_config
+
+        return load_config(arguments.config, arguments.overrides)
 
 
 def _check(config: PipelineConfig, resume: str | None, *, debug: bool) -> int:
@@ -346,7 +355,9 @@ def _check(config: PipelineConfig, resume: str | None, *, debug: bool) -> int:
             f"pipeline: {config.pipeline!r} has no check of its own; the file itself is valid",
             fix="run it without --check, or give its class a class method `check(config) -> roll_like.check.Report`",
         )
-    report = pipeline.check(config)
+    atexit.register(gc.freeze)  # at its end Python would look through all that was imported: a second
+    with quick_imports():  # transformers' are most of a check
+        report = pipeline.check(config)
     show(report, Console(), Console(stderr=True), whole=debug)
     return FAILED if report.errors else OK
 

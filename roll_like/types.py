@@ -10,6 +10,7 @@ arrays over a trajectory's tokens are named with the suffix `_T` in function bod
 
 from __future__ import annotations
 
+import inspect
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, Ty
 
 import numpy as np
 import numpy.typing as npt
+
+from roll_like.errors import ConfigError
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -403,6 +406,26 @@ class Callbacks:
 
     on_step: Callable[[int, Mapping[str, float]], object] | None = None
     on_evaluation: Callable[[int, Mapping[str, float]], object] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be called, before a run has started.
+
+        Raises:
+            ConfigError: One of them does not take a number and figures.
+        """
+        for name, function in (("on_step", self.on_step), ("on_evaluation", self.on_evaluation)):
+            if function is None:
+                continue
+            try:
+                inspect.signature(function).bind(1, {})
+            except TypeError as error:
+                raise ConfigError(
+                    f"{name} is called with a number of steps and figures, and {function!r} does not take these: "
+                    f"{error}",
+                    fix="write it as `def f(step, figures)`, or `lambda step, figures: …`",
+                ) from None
+            except ValueError:
+                continue  # a function in C that does not tell what it takes
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -22,8 +22,6 @@ from pathlib import Path
 MARKER = "ROLL_LIKE_SESSION"
 #: How long processes may take to end by themselves. Seconds.
 PATIENCE = 3.0
-#: How long a checkpoint may take from memory to disk, for those that wait for it. Seconds.
-COPY_SECONDS = 1800.0
 #: What the name of a directory that is not whole yet begins with.
 TEMPORARY = ".writing-"
 

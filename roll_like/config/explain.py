@@ -85,6 +85,14 @@ _SYNONYMS = {
 }
 
 
+#: Kinds of pydantic's errors, and what was expected.
+_EXPECTED = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "expected a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "expected a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "expected true or false"),
+}
+
+
 def meaning_of(info: FieldInfo) -> str:
     """Return the description of a field; that of its section where it has none of its own."""
     section = info.annotation
@@ -128,6 +136,8 @@ def _describe(details: ErrorDetails, path: KeyPath, root: type[BaseModel], value
     if kind == "too_short":
         least = details["ctx"]["min_length"]
         expected = f"expected a list of {least} or more"
+    if kind in _EXPECTED:
+        expected = _EXPECTED[kind]
     if kind == "int_parsing_size":
         expected = "expected a smaller number"
     if kind in {"tuple_type", "list_type"}:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 _SAMPLES = ("rollout.prompts_per_step", "rollout.groups_per_step", "data.samples_per_step", "data.pairs_per_step")
 _GROUP = ("rollout.samples_per_prompt", "rollout.episodes_per_group")
@@ -317,20 +317,28 @@ def translated(key: str, known: Collection[str]) -> str | None:
         'here it is called `rollout.samples_per_prompt`'
         >>> translated("logging_steps", [])
         'there is no such setting: every step is logged'
+        >>> translated("kl_coef", ["data.samples_per_step"])
+        'this pipeline has no such setting; those that have it call it `algorithm.kl.coefficient`'
 
     Args:
         key: Its name there.
         known: All keys of the configuration.
     """
-    names = list(dict.fromkeys(_known(name, known) for name in OTHER_NAMES.get(key, ())))
-    names = [name for name in names if name]
-    if names:
-        return f"here it is called {' or '.join(f'`{name}`' for name in names[:2])}"
+    names = OTHER_NAMES.get(key, ())
+    here = [name for name in dict.fromkeys(_known(name, known) for name in names) if name]
+    if here:
+        return f"here it is called {_either(here)}"
     if key in NEEDLESS:
         return f"there is no such setting: {NEEDLESS[key]}"
     if key in OTHER_SECTIONS:
         return f"that is a section of {OTHER_SECTIONS[key]}; docs/coming_from.md says what its settings are called here"
+    if names:
+        return f"this pipeline has no such setting; those that have it call it {_either(names)}"
     return None
+
+
+def _either(names: Sequence[str]) -> str:
+    return " or ".join(f"`{name}`" for name in names[:2])
 
 
 def _known(name: str, known: Collection[str]) -> str:

@@ -20,6 +20,8 @@ from roll_like.errors import ConfigError
 KeyPath: TypeAlias = tuple[str | int, ...]
 
 _OVERRIDE = re.compile(r"(?P<key>[^\s=]+)=(?P<value>.*)", re.DOTALL)
+#: An item of a list as Python writes it: `sources[0]` is `sources.0`.
+_INDEX = re.compile(r"\[(\d+)\]")
 
 
 def dotted(path: Sequence[str | int]) -> str:
@@ -213,7 +215,8 @@ def _override(source: Source, override: str) -> None:
         raise ConfigError(
             f"cannot read the override {override!r}; expected key=value", fix="write for example steps=10"
         )
-    path: KeyPath = tuple(int(part) if part.isdecimal() else part for part in match["key"].split("."))
+    key = _INDEX.sub(r".\1", match["key"])
+    path: KeyPath = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
     try:
         value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={match['value']}"]))
     except (yaml.YAMLError, OmegaConfBaseException) as error:

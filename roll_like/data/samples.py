@@ -86,7 +86,7 @@ class SampleSource(Generic[SampleT]):
 
     Attributes:
         name: Name in metrics.
-        key: Its place in the configuration (`data.sources[0]`), for messages.
+        key: Its place in the configuration (`data.sources.0`), for messages.
         weight: Its share, relative to the other sources.
         samples: What it holds.
         report: What was kept and what was left out.
@@ -220,7 +220,7 @@ def load_sources(
         raise DataError(
             f"two sources are called {twice[0]!r}", fix=f"give each of {section}.sources a `name` of its own"
         )
-    return SampleSet(sources=tuple(load(source, f"{section}.sources[{index}]") for index, source in enumerate(sources)))
+    return SampleSet(sources=tuple(load(source, f"{section}.sources.{index}") for index, source in enumerate(sources)))
 
 
 def fit(sample: ConversationSample, limits: RowLimits, counter: SampleCounter, section: str) -> ConversationSample:

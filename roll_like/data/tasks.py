@@ -53,7 +53,7 @@ class TaskSource:
 
     Attributes:
         name: Name in metrics.
-        key: Its place in the configuration (`data.sources[0]`), for messages.
+        key: Its place in the configuration (`data.sources.0`), for messages.
         weight: Its share, relative to the other sources.
         tasks: What it holds.
         answer_field: Field that became `Task.answer`.
@@ -146,7 +146,7 @@ def load_tasks(
     """
     return TaskSet(
         sources=tuple(
-            load_source(source, renderer, max_prompt_tokens, f"{key}[{index}]") for index, source in enumerate(sources)
+            load_source(source, renderer, max_prompt_tokens, f"{key}.{index}") for index, source in enumerate(sources)
         )
     )
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from roll_like.cluster import Cluster, ResourceManager, thread_environment
 from roll_like.cluster.address import free_port, node_address
@@ -23,7 +23,6 @@ from roll_like.errors import ConfigError
 from roll_like.inference.interface import EngineSpec, JudgeServer
 from roll_like.inference.plugin import EnginePlugin
 from roll_like.models.load import load_renderer, resolve_model
-from roll_like.policy_gradient.base_judge import BaseJudge
 from roll_like.policy_gradient.judge import JudgeKeeper
 from roll_like.policy_gradient.workers import Progress
 from roll_like.registry import INFERENCE_ENGINES
@@ -37,6 +36,9 @@ from roll_like.rollout.reward_pools import RewardPools, RewardShare
 from roll_like.rollout.router import Router
 from roll_like.rollout.scheduler import GenerateScheduler, GroupPlan
 from roll_like.rollout.source import GroupFilter, GroupSource, sampling_of
+
+if TYPE_CHECKING:
+    from roll_like.policy_gradient.base_judge import BaseJudge
 
 #: Added to the rewards' own limits before their worker is taken for dead: it has to start first. Seconds.
 REWARD_GRACE = 60.0
@@ -67,6 +69,8 @@ class RewardWorkers:
         """Start the processes. The judge loads its model from now on; on GPUs of other roles, before these start."""
         urls: list[str] = []
         if self._config.base_judges:
+            from roll_like.policy_gradient.base_judge import BaseJudge
+
             host = node_address()
             self._base_judge = BaseJudge(load_renderer(self._config.model), host=host, port=free_port(host))
         judge = _start_judge(self._config, self._resources, self._stack, urls)

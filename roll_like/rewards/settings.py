@@ -48,6 +48,7 @@ def _from_file(name: str, path: Path) -> dict[str, Any]:
     if not found:
         names = ", ".join(repr(section.get("name") or section["type"]) for section in sections)
         raise ConfigError(
-            f"{path} uses no reward {name!r}; its rewards are {names or 'none'}", fix="correct the name or the file"
+            f"{path} uses no reward {name!r}; its rewards are {names or 'none'}",
+            fix=f"add it to `rewards.use` of {path}, or leave --config out",
         )
     return found[0]

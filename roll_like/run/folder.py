@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from roll_like.cluster.guardian import COPY_SECONDS
 from roll_like.config.run import RunConfig
 from roll_like.errors import CheckpointError, ConfigError
 from roll_like.metrics import files
 
+#: How long a checkpoint may take from memory to disk, for those that wait for it. Seconds.
+COPY_SECONDS = 1800.0
 #: How long the lock of a killed process is waited for: what it started is ended, and its newest checkpoint may still be
 #: on its way to disk. Seconds.
 CLEARING_SECONDS = COPY_SECONDS + 300.0

@@ -12,7 +12,6 @@ from typing import Any
 
 import psutil
 
-from roll_like.cluster.guardian import COPY_SECONDS
 from roll_like.errors import CheckpointError, DiskFullError
 from roll_like.run.checkpoint import (
     Checkpoint,
@@ -23,6 +22,7 @@ from roll_like.run.checkpoint import (
     save_checkpoint,
     size_of,
 )
+from roll_like.run.folder import COPY_SECONDS
 
 #: Of what a snapshot takes, how much has to be left: sizes vary a little.
 MARGIN = 1.1

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import subprocess
@@ -40,6 +41,39 @@ def test_help_imports_nothing_heavy() -> None:
     assert "HEAVY []" in done.stdout
     for command in ("run", "eval", "export", "schema", "plugins", "exit codes"):
         assert command in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("statement", "unwanted"),
+    [
+        ("cli.main(['run', '--config', {minimal!r}, '--print-config'])", HEAVY),
+        ("import roll_like.run.folder", HEAVY),  # the first line of a run
+        ("import roll_like.builtin.pipelines.rlvr.pipeline", ("aiohttp", "pandas", "gymnasium", *HEAVY[2:])),  # --check
+    ],
+)
+def test_what_comes_before_a_run_imports_little(statement: str, unwanted: tuple[str, ...], minimal: str) -> None:
+    code = (
+        f"import sys; from roll_like import cli; {statement.format(minimal=minimal)}\n"
+        f"print('UNWANTED', [name for name in {unwanted!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "UNWANTED []" in done.stdout
+
+
+def test_a_check_runs_without_the_garbage_collector(
+    minimal: str, recording_pipeline: type[RecordingPipeline], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, at_exit = [], []
+    monkeypatch.setattr("atexit.register", at_exit.append)
+
+    def look(_: PipelineConfig) -> None:
+        seen.append(gc.isenabled())
+        raise errors.ConfigError("looked")
+
+    monkeypatch.setattr(recording_pipeline, "check", look)
+    assert cli.main(["run", "--config", minimal, "--check"]) == 2
+    assert (seen, gc.isenabled()) == ([False], True)
+    assert gc.freeze in at_exit  # nor at the end of the process
 
 
 @pytest.mark.parametrize(
@@ -143,6 +177,13 @@ def test_wrong_command_lines(arguments: list[str], capsys: pytest.CaptureFixture
         cli.main(arguments)
     assert caught.value.code == 2
     assert "usage:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "meant"), [(["own.yaml"], "own.yaml"), (["steps=1"], "FILE"), ([], "FILE")])
+def test_a_file_without_its_option(words: list[str], meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["run", *words, "--check"])
+    assert f"a file is missing: write --config {meant}\n" in capsys.readouterr().err
 
 
 def test_a_word_that_is_no_override_is_explained(

@@ -55,6 +55,15 @@ def test_a_mistake_is_explained_in_a_few_lines(
     assert len(error.splitlines()) <= 3
 
 
+@pytest.mark.parametrize("key", ["num_generations", "vllm_importance_sampling_cap", "kl_coef"])
+def test_a_setting_that_only_other_pipelines_have_is_named(key: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "--config", str(QUICKSTART.with_name("sft_quickstart.yaml")), "--check", f"{key}=8"]) == 2
+    assert (
+        f"{key}: unknown key; this pipeline has no such setting; those that have it call it `"
+        in capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize(
     ("override", "expected"),
     [

@@ -85,6 +85,7 @@ def test_extends_is_relative_chained_and_merged(tmp_path: Path, minimal: Path) -
     assert (config.steps, config.seed) == (20, 7)
     assert (config.rollout.temperature, config.rollout.prompts_per_step) == (0.5, 8)
     assert config.data.sources[0].path == "x.jsonl"
+    assert load(top, "data.sources[0].path=y.jsonl").data.sources[0].path == "y.jsonl"
     assert config.data.max_prompt_tokens == 64
 
 
@@ -257,10 +258,12 @@ def test_an_unknown_key_names_its_path_and_the_nearest(minimal: Path, override: 
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("steps=many", "steps: found 'many'; expected a valid integer"),
+        ("steps=many", "steps: found 'many'; expected a whole number"),
         ("steps=0", "steps: found 0; expected a number greater than or equal to 1"),
         ("steps=true", "steps: expected something other than true or false, found true"),
-        ("steps=2.5", "steps: found 2.5; expected a valid integer"),
+        ("steps=2.5", "steps: found 2.5; expected a whole number"),
+        ("training.optimizer.lr=small", "training.optimizer.lr: found 'small'; expected a number ["),
+        ("data.shuffle=often", "data.shuffle: found 'often'; expected true or false ["),
         ("training.optimizer.lr=.inf", "expected a finite number"),
         ("training.optimizer.lr=.nan", "expected a finite number"),
         ("resources.device=gpu", "resources.device: found 'gpu'; expected 'cpu' or 'cuda'"),

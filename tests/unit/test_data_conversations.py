@@ -187,8 +187,8 @@ def test_rows_that_the_template_spoils(tmp_path: Path, template: str, row: Any, 
 @pytest.mark.parametrize(
     ("row", "message", "fix"),
     [
-        ({"text": "a"}, "no field 'messages'; it has 'text'", "data.sources[0].messages_field"),
-        ({"prompt": "a"}, "no field 'completion'; it has 'prompt'", "data.sources[0].completion_field"),
+        ({"text": "a"}, "no field 'messages'; it has 'text'", "data.sources.0.messages_field"),
+        ({"prompt": "a"}, "no field 'completion'; it has 'prompt'", "data.sources.0.completion_field"),
         ({"messages": None}, "expected a text or a list of messages in 'messages', found NoneType", "messages_field"),
         ({"messages": 3}, "expected a text or a list of messages in 'messages', found int 3", "messages_field"),
         ({"messages": ["a"]}, "message 0 in 'messages': expected {role, content}, found str 'a'", "correct the row"),
@@ -200,7 +200,7 @@ def test_rows_that_the_template_spoils(tmp_path: Path, template: str, row: Any, 
         ),
         ({"messages": [HI, {**HELLO, "tool_calls": ["add"]}]}, "in 'tool_calls', found str 'add'", "correct the row"),
         ({"prompt": [HI, HELLO], "completion": "a"}, "nothing is left to answer", "move"),
-        ({"prompt": " ", "completion": "a"}, "found str ' '", "data.sources[0].prompt_field"),
+        ({"prompt": " ", "completion": "a"}, "found str ' '", "data.sources.0.prompt_field"),
         ({"prompt": "a", "completion": [HI]}, "is of 'user', expected 'assistant'", "into the prompt"),
         ({**FINE, "tools": 3}, "expected a list of function schemas in 'tools', found int 3", "tools_field"),
         ({**FINE, "tools": "no json"}, "found str 'no json'", "tools_field"),
@@ -336,7 +336,7 @@ def test_verdicts(tmp_path: Path, render: Renderer) -> None:
     with pytest.raises(DataError, match="found float"):
         load_labelled(data, render)
     write_lines(file, row)
-    with pytest.raises(DataError, match=r"no field 'label'(.|\n)*data\.sources\[0\]\.label_field"):
+    with pytest.raises(DataError, match=r"no field 'label'(.|\n)*data\.sources\.0\.label_field"):
         load_labelled(data, render)
 
 

@@ -30,7 +30,7 @@ def make_source(name: str, size: int, weight: float, first: int = 0) -> TaskSour
         for number in range(size)
     )
     report = SourceReport(name=name, rows=size, kept=size, too_long=0, first_too_long=None, longest=1)
-    return TaskSource(name=name, key="data.sources[0]", weight=weight, tasks=tasks, answer_field=None, report=report)
+    return TaskSource(name=name, key="data.sources.0", weight=weight, tasks=tasks, answer_field=None, report=report)
 
 
 def make_set(sizes: Sequence[int], weights: Sequence[float], first: int = 0) -> TaskSet:
@@ -143,5 +143,5 @@ def test_a_damaged_state_is_refused(damage):
 
 
 def test_an_infinite_weight_is_refused():
-    with pytest.raises(ConfigError, match=r"data\.sources\[0\]\.weight is inf"):
+    with pytest.raises(ConfigError, match=r"data\.sources\.0\.weight is inf"):
         TaskOrder(make_set([5], [float("inf")]), seed=0)

@@ -128,11 +128,11 @@ def test_a_template_that_opens_the_reasoning_for_one_response_only(tmp_path: Pat
 @pytest.mark.parametrize(
     ("row", "message", "fix"),
     [
-        ({"prompt": "a", "chosen": "b"}, "no field 'rejected'; it has 'prompt', 'chosen'", "sources[0].rejected_field"),
+        ({"prompt": "a", "chosen": "b"}, "no field 'rejected'; it has 'prompt', 'chosen'", "sources.0.rejected_field"),
         (
             {"chosen": "a", "rejected": "b"},
             "no 'prompt', and 'chosen' is not a list of messages",
-            "sources[0].prompt_field",
+            "sources.0.prompt_field",
         ),
         ({**FINE, "chosen": 3}, "expected a text or a list of messages in 'chosen', found int 3", "chosen_field"),
         (

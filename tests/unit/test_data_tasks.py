@@ -71,7 +71,7 @@ def test_batches_of_rows_keep_their_order(tmp_path, tokenizer):
 @pytest.mark.parametrize(
     ("row", "message", "fix"),
     [
-        ({"question": "a"}, "no field 'prompt'; it has 'question'", r"data\.sources\[0\]\.prompt_field"),
+        ({"question": "a"}, "no field 'prompt'; it has 'question'", r"data\.sources\.0\.prompt_field"),
         ({"prompt": 3}, "expected a text or a list of messages in 'prompt', found int 3", "prompt_field"),
         ({"prompt": " "}, "found str ' '", "prompt_field"),
         ({"prompt": []}, "found list", "prompt_field"),
@@ -97,9 +97,7 @@ def test_the_answer_field_must_hold_a_text_or_a_number(tmp_path, tokenizer):
     file = write_lines(tmp_path / "a.jsonl", {"prompt": "q", "answer": None})
     with pytest.raises(DataError, match=r"a\.jsonl:1: expected a text or a number in 'answer', found NoneType"):
         load(file, tokenizer, answer_field="answer")
-    with pytest.raises(
-        DataError, match=r"a\.jsonl:1: the row has no field 'gold'[^$]*data\.sources\[0\]\.answer_field"
-    ):
+    with pytest.raises(DataError, match=r"a\.jsonl:1: the row has no field 'gold'[^$]*data\.sources\.0\.answer_field"):
         load(file, tokenizer, answer_field="gold")
 
 
@@ -178,7 +176,7 @@ def test_a_dataset_saved_by_datasets(tmp_path, tokenizer):
 def test_a_source_that_is_not_there(tokenizer, spelling, message):
     with pytest.raises(DataError, match=message) as caught:
         load(spelling, tokenizer)
-    assert "data.sources[0].path" in (caught.value.fix or "")
+    assert "data.sources.0.path" in (caught.value.fix or "")
 
 
 def test_files_that_cannot_be_read(tmp_path, tokenizer):
@@ -224,7 +222,7 @@ def test_fields_that_a_reward_needs(tmp_path, tokenizer):
     first.require((), "reward 'short'")
     with pytest.raises(DataError, match=r"two\.jsonl:2: reward 'r' needs the field 'rule'; it is null"):
         second.require(("rule",), "reward 'r'")
-    with pytest.raises(DataError, match=r"two\.jsonl:1: (.|\n)*evaluation\.sources\[1\]\.answer_field"):
+    with pytest.raises(DataError, match=r"two\.jsonl:1: (.|\n)*evaluation\.sources\.1\.answer_field"):
         second.require(("answer",), "reward 'r'")
     with pytest.raises(DataError, match=r"one\.jsonl:1: .*'gone'; it has fields 'rule'"):
         first.require(("gone",), "reward 'r'")

@@ -399,6 +399,8 @@ def test_rows_of_a_runs_own_data_are_tried(tmp_path: Path, capsys: pytest.Captur
     assert (cases[1].prompt, cases[1].gold, cases[1].wrong) == ("2 + 2?", ("4",), ("2", "6", "8"))
     # what another reward pays for is not known
     assert {(case.gold, case.wrong) for case in reward_cases(load_config(config), "repetition")} == {((), ())}
+    assert cli.main(["check-reward", "format", "--config", str(config)]) == 2
+    assert f"fix: add it to `rewards.use` of {config}, or leave --config out" in capsys.readouterr().err
     source["prompt_field"] = "text"
     config.write_text(json.dumps(changed(MINIMAL, data={"sources": [source]}, rewards={"use": use})))
     assert cli.main(["check-reward", "sums", "--config", str(config)]) == 1

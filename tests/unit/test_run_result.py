@@ -7,12 +7,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from config_files import MINIMAL
 
-from roll_like import RLVRConfig, RunResult
+from roll_like import Callbacks, RLVRConfig, RunResult
 from roll_like.builtin.pipelines.rlvr.config import RLVRConfig as RLVR
 from roll_like.check.findings import Finding, Report
 from roll_like.config.plan import plan
+from roll_like.errors import ConfigError
 
 
 def result(**changes: Any) -> RunResult:
@@ -43,6 +45,15 @@ def test_metrics_as_a_table() -> None:
     assert steps["train/grad_norm"].isna().tolist() == [True, True]
     assert result().frame("evaluations")["eval/avg"].to_dict() == {0: 0.25, 2: 0.5}
     assert result(metrics=[], evaluations=[]).frame().empty
+
+
+@pytest.mark.parametrize("name", ["on_step", "on_evaluation"])
+def test_a_callback_that_takes_something_else_is_refused_before_a_run(name: str) -> None:
+    seen: list[Any] = []
+    with pytest.raises(ConfigError, match=f"{name} is called with a number of steps and figures, and .* too many pos"):
+        Callbacks(**{name: seen.append})
+    for function in (print, lambda step, figures, log=seen: log.append(step), lambda *anything: None, max):
+        Callbacks(**{name: function})
 
 
 def test_a_configuration_is_shown_in_a_line() -> None:
