@@ -216,6 +216,17 @@ def start_run(config: Path, *arguments: str, program: str = "roll_like.cli", **o
     )
 
 
+def wait_for(process: subprocess.Popen[str], text: str) -> str:
+    """Read the run's output up to a line that holds `text`."""
+    assert process.stdout is not None
+    seen = ""
+    for line in process.stdout:
+        seen += line
+        if text in line:
+            return seen
+    raise AssertionError(f"the run ended without saying {text!r}:\n{seen}")
+
+
 def finish_run(config: Path, *arguments: str, timeout: float = 300) -> tuple[int, str]:
     """Run to the end; return the exit code and everything that was printed."""
     process = start_run(config, *arguments)

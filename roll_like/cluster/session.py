@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Timer
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import psutil
 import ray
@@ -39,6 +39,8 @@ CLEAR_UP_SECONDS = 300.0
 CONNECT_SECONDS = 5.0
 #: How long Ray may take to end; then its processes are killed. It would wait for a stopped raylet without a limit.
 SHUTDOWN_SECONDS = 60.0
+#: How long a process of a joined cluster may be away: a head may be started again meanwhile. Seconds.
+LOST_SECONDS = 60
 
 
 class RaySession:
@@ -82,6 +84,8 @@ class RaySession:
                     self._start()
                 else:
                     self._without_token = not use_token(self._config.address)
+                    # Ray would end this process with exit code 1; the watchdog does so with one for another attempt
+                    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(5 * LOST_SECONDS))
                     ray.init(address=self._config.address, log_to_driver=False, logging_level="ERROR")
             except ResourceError:
                 self._remove()
@@ -189,17 +193,75 @@ class RaySession:
             self._guardian.stdin.close()
 
 
-def lost_part() -> str | None:
-    """Return which process of a Ray that this one started is gone, of those that every call needs; None if all live.
+class RayProcesses:
+    """Those processes of Ray that every call of this driver needs: the raylet of its node, and the head (GCS).
 
-    A driver whose raylet has died would wait for ever; one without its head (GCS) Ray ends with exit code 1, after a
-    minute, as if it had failed for good.
+    A driver whose raylet has died, or is stopped, would wait for ever; one without its head Ray ends with exit code 1,
+    after a minute, as if it had failed for good.
     """
-    from ray._private import worker
 
-    node = worker._global_node
-    gone = [] if node is None else [name for name, _ in node.dead_processes()]
-    return next((name for name in ("raylet", "gcs_server") if name in gone), None)
+    def __init__(self) -> None:
+        self._silent: dict[str, float] = {}
+
+    def failure(self, passed: float, patience: float) -> str | None:
+        """Return what is wrong with one of them, None while they work.
+
+        Args:
+            passed: Seconds since the last call.
+            patience: For how many seconds one may be stopped (SIGSTOP), where this process started Ray.
+        """
+        from ray._private import worker
+
+        node = worker._global_node
+        if node is None:
+            return None
+        if not node.all_processes:
+            return self._failure_of_joined(node, passed)
+        gone = [name for name, _ in node.dead_processes()]
+        for name in ("raylet", "gcs_server"):
+            if name in gone:
+                return f"{name} of this run's Ray is gone (killed, or it failed)"
+            stopped = any(_is_stopped(each.process.pid) for each in node.all_processes.get(name, []))
+            if (seconds := self._count(name, passed, silent=stopped)) >= patience:
+                return f"{name} of this run's Ray was stopped (SIGSTOP) for {seconds:.0f} s"
+        return None
+
+    def _failure_of_joined(self, node: Any, passed: float) -> str | None:
+        host, _, port = node.gcs_address.rpartition(":")
+        places: list[tuple[str, Any]] = [
+            ("this node's raylet", node.raylet_socket_name),
+            (f"the head ({node.gcs_address})", (host.strip("[]"), int(port))),
+        ]
+        for name, place in places:
+            if (seconds := self._count(name, passed, silent=not _accepts(place))) >= LOST_SECONDS:
+                return f"{name} of the Ray cluster has not answered for {seconds:.0f} s"
+        return None
+
+    def _count(self, name: str, passed: float, *, silent: bool) -> float:
+        """Return for how many seconds a process has been silent."""
+        self._silent[name] = self._silent.get(name, 0.0) + passed if silent else 0.0
+        return self._silent[name]
+
+
+def _accepts(place: str | tuple[str, int]) -> bool:
+    """Return whether anything accepts connections at the path of a Unix socket, or at a host and port."""
+    try:
+        if isinstance(place, tuple):
+            socket.create_connection(place, timeout=1.0).close()
+        else:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(1.0)
+                connection.connect(place)
+    except OSError:
+        return False
+    return True
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def use_token(address: str) -> bool:

@@ -26,7 +26,7 @@ from roll_like.cluster.cluster import Cluster, ClusterHandle, WorkerDied
 from roll_like.cluster.node_watch import NodeWatch, RoleMemory, Sighting
 from roll_like.cluster.progress import Work
 from roll_like.cluster.resources import ResourceManager
-from roll_like.cluster.session import SHARED_MEMORY, lost_part
+from roll_like.cluster.session import SHARED_MEMORY, RayProcesses
 from roll_like.errors import RETRY, WorkerError
 
 #: Seconds between two looks.
@@ -289,7 +289,8 @@ class Watchdog:
         moves: Returns how often the driver has gone on to something else.
         report: Called in the thread with what hung, once it is gone, and a sentence.
         warn: Called in the thread if the watchdog itself fails, which ends it.
-        lost: Names a process of Ray that is gone and that the run cannot do without: calls would wait for ever.
+        ray_failure: Is told the seconds since the last look and those that a process may be stopped; says what is wrong
+            with a process of Ray that the run cannot do without: calls would wait for ever.
         end: Ends the driver's process, which hangs, with an exit code.
     """
 
@@ -303,7 +304,7 @@ class Watchdog:
         moves: Callable[[], int],
         report: Callable[[Hang, str], None],
         warn: Callable[[str], None],
-        lost: Callable[[], str | None] = lambda: None,
+        ray_failure: Callable[[float, float], str | None] = lambda passed, patience: None,
         end: Callable[[int], object] = os._exit,
     ) -> None:
         self._nodes = nodes
@@ -313,7 +314,7 @@ class Watchdog:
         self._moves = moves
         self._report = report
         self._warn = warn
-        self._lost = lost
+        self._ray_failure = ray_failure
         self._end_driver = end
         self._still = 0.0
         self._last: object = None
@@ -332,10 +333,11 @@ class Watchdog:
         try:
             last = time.monotonic()
             while not self._done.wait(LOOK_SECONDS):
-                if (part := self._lost()) is not None:
-                    self._give_up(f"{part} of this run's Ray is gone (killed, or it failed)")
                 now = time.monotonic()
-                sightings, passed = self._nodes.look(), min(now - last, 2 * LOOK_SECONDS)
+                passed = min(now - last, 2 * LOOK_SECONDS)
+                if (failure := self._ray_failure(passed, STOPPED_SECONDS)) is not None:
+                    self._give_up(failure)
+                sightings = self._nodes.look()
                 for hang in self._hangs.look(sightings, passed):
                     self._end(hang)
                 self._watch_driver(sightings, passed)
@@ -413,8 +415,18 @@ def watching(
             watches.everywhere(NodeWatch.look)  # workers need the folder
             nodes = ManyNodes(watches, warn)
         deadlines = Deadlines(config.device, config.start_timeout_seconds)
+        processes = RayProcesses()
         stack.enter_context(
-            Watchdog(nodes, deadlines, stacks=stacks, step=step, moves=moves, report=report, warn=warn, lost=lost_part)
+            Watchdog(
+                nodes,
+                deadlines,
+                stacks=stacks,
+                step=step,
+                moves=moves,
+                report=report,
+                warn=warn,
+                ray_failure=processes.failure,
+            )
         )
         Cluster.pages = folder
         try:

@@ -38,11 +38,11 @@ def wait():
 def interpreter():
     re.fullmatch("(a|a)*b", "a" * 99)  # takes for ever, and no other thread runs meanwhile
 
-def of_ray(name):
+def of_ray(name, number):
     def end():
         for process in psutil.Process().children():  # of this run's own Ray
             if process.name() == name:
-                process.kill()
+                process.send_signal(number)
     return end
 
 def trainer():
@@ -105,15 +105,24 @@ def test_a_driver_that_is_killed(tmp_path: Path, model: Path, undisturbed: Ended
     assert run.series == undisturbed.series
 
 
-@pytest.mark.parametrize("part", ["raylet", "gcs_server"])
-def test_a_run_whose_ray_dies(tmp_path: Path, model: Path, undisturbed: Ended, part: str) -> None:
+@pytest.mark.parametrize(
+    ("part", "number", "said"),
+    [
+        ("raylet", signal.SIGKILL, "is gone (killed, or it failed)"),
+        ("gcs_server", signal.SIGKILL, "is gone (killed, or it failed)"),
+        ("raylet", signal.SIGSTOP, "was stopped (SIGSTOP) for 1"),
+        ("gcs_server", signal.SIGSTOP, "was stopped (SIGSTOP) for 1"),
+    ],
+)
+def test_a_run_whose_ray_is_lost(
+    tmp_path: Path, model: Path, undisturbed: Ended, part: str, number: signal.Signals, said: str
+) -> None:
     push = "roll_like.inference.weight_transfer.sync.WeightSync.push"
-    run = restarted(tmp_path, model, [(push, 3, "wait"), (push, 3, f"of_ray({part!r})")], RETRY)
+    run = restarted(tmp_path, model, [(push, 3, "wait"), (push, 3, f"of_ray({part!r}, {number:d})")], RETRY)
     assert run.weights == undisturbed.weights
     assert run.series == undisturbed.series
-    assert (
-        f"{part} of this run's Ray is gone (killed, or it failed); the run ends, and --resume continues" in run.output
-    )
+    assert f"{part} of this run's Ray {said}" in run.output
+    assert "the run ends, and --resume continues it" in run.output
 
 
 def restarted(folder: Path, model: Path, faults: Sequence[tuple[str, int, str]], code: int) -> Ended:

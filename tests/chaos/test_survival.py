@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import psutil
 import pytest
 from hygiene import nothing_left
-from run_config import kill_run, read_lines, run_here, start_run, write_episodes_run, write_run, write_sft_run
+from run_config import kill_run, read_lines, run_here, start_run, wait_for, write_episodes_run, write_run, write_sft_run
 from safetensors.torch import load_file, save_file
 from tiny_model import make_tiny_model
 
@@ -22,17 +21,6 @@ pytestmark = [pytest.mark.chaos, pytest.mark.usefixtures("warm_ray")]
 
 #: Figures that do not depend on how fast the machine is.
 SERIES = ("rollout/reward/mean", "rollout/tokens", "train/loss", "train/grad_norm", "train/lr", "mismatch/kl")
-
-
-def wait_for(process: subprocess.Popen[str], text: str) -> str:
-    """Read the run's output up to a line that holds `text`."""
-    assert process.stdout is not None
-    seen = ""
-    for line in process.stdout:
-        seen += line
-        if text in line:
-            return seen
-    raise AssertionError(f"the run ended without saying {text!r}:\n{seen}")
 
 
 def series(run: Path) -> list[dict[str, float]]:

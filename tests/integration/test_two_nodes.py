@@ -8,15 +8,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from hygiene import TEST_MARKER
-from run_config import finish_run, read_lines, write_run
+from run_config import finish_run, read_lines, start_run, wait_for, write_run
 
 from roll_like.cluster.session import AUTH_MODE
 from roll_like.config.inference import OBJECT_STORE, weight_backend
 from roll_like.config.load import load_config
 from roll_like.config.policy_gradient import SamplingRunConfig
+from roll_like.errors import RETRY
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -34,11 +36,11 @@ cluster.shutdown()
 
 
 @pytest.fixture
-def address(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[str]:
-    """Two nodes, which ask for a token as the parameter says. The run has one either way."""
+def cluster(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[tuple[str, int]]:
+    """Address of two nodes, which ask for a token as the parameter says, and the process whose children they are."""
     monkeypatch.delenv(AUTH_MODE, raising=False)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 32)
-    cluster = subprocess.Popen(
+    nodes = subprocess.Popen(
         [sys.executable, "-c", TWO_NODES],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -50,16 +52,21 @@ def address(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
             TEST_MARKER: str(os.getpid()),
         },
     )
-    assert cluster.stdin is not None
-    assert cluster.stdout is not None
-    yield cluster.stdout.readline().strip()
-    cluster.stdin.close()
-    cluster.wait(60)
-    cluster.stdout.close()
+    assert nodes.stdin is not None
+    assert nodes.stdout is not None
+    yield nodes.stdout.readline().strip(), nodes.pid
+    nodes.stdin.close()
+    nodes.wait(60)
+    nodes.stdout.close()
+
+
+@pytest.fixture
+def address(cluster: tuple[str, int]) -> str:
+    return cluster[0]
 
 
 @pytest.mark.parametrize(
-    ("address", "engine"), [("disabled", "hf"), ("token", "vllm")], indirect=["address"], ids=["hf", "vllm"]
+    ("cluster", "engine"), [("disabled", "hf"), ("token", "vllm")], indirect=["cluster"], ids=["hf", "vllm"]
 )
 def test_trainer_and_engine_on_nodes_of_their_own(address: str, tmp_path: Path, tiny_model: Path, engine: str) -> None:
     inference = {"type": "vllm", "kv_cache_gib": 0.2} if engine == "vllm" else {"type": "hf"}
@@ -110,3 +117,44 @@ def test_nodes_whose_torch_cannot_use_their_gpus_are_named(address: str, tmp_pat
     assert code == 1
     assert f"GPU 0 of node 0 cannot be used: torch {torch.__version__} is a build without CUDA" in output
     assert "docs/gpu.md" in output
+
+
+#: `roll-like run` that does not wait as long for a head that may come back.
+IMPATIENT = """
+import sys
+from roll_like.cli import main
+from roll_like.cluster import session
+
+session.LOST_SECONDS = 10
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(("part", "said"), [("gcs_server", "the head ("), ("raylet", "this node's raylet of the Ray")])
+def test_a_cluster_that_is_lost_ends_the_run_for_another_attempt(
+    cluster: tuple[str, int], tmp_path: Path, tiny_model: Path, part: str, said: str
+) -> None:
+    config = write_run(
+        tmp_path,
+        tiny_model,
+        steps=1000,
+        inference={"type": "hf"},
+        checkpoint={"at_end": False, "export": False},
+        resources={
+            "device": "cpu",
+            "nodes": 2,
+            "devices_per_node": 1,
+            "address": cluster[0],
+            "device_mapping": {"training": "0", "inference": "1"},
+        },
+    )
+    (tmp_path / "impatient.py").write_text(IMPATIENT)
+    process = start_run(config, program="impatient")
+    wait_for(process, "step    1/1000")
+    for each in psutil.Process(cluster[1]).children():
+        if each.name() == part:
+            each.kill()
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == RETRY, output
+    assert said in output
+    assert "the run ends, and --resume continues it" in output

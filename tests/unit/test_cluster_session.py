@@ -6,13 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
+from ray._private import worker
 
 from roll_like.cluster import RaySession, guardian
-from roll_like.cluster.session import AUTH_MODE, STARTS
+from roll_like.cluster.session import AUTH_MODE, STARTS, RayProcesses
 from roll_like.config.sections import HardwareConfig
 from roll_like.errors import ResourceError
 
@@ -93,6 +97,55 @@ def test_a_ray_that_hangs_at_the_end_is_killed(
         process.send_signal(signal.SIGSTOP)
     assert process.poll() == -signal.SIGKILL
     assert not straying.folders[-1].exists()
+
+
+def test_processes_of_ray_are_missed_when_they_are_gone_and_when_they_are_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    processes = {
+        name: subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+        for name in ("raylet", "gcs_server", "log_monitor")
+    }
+    node = SimpleNamespace(
+        all_processes={name: [SimpleNamespace(process=process)] for name, process in processes.items()},
+        dead_processes=lambda: [(name, process) for name, process in processes.items() if process.poll() is not None],
+    )
+    monkeypatch.setattr(worker, "_global_node", node)
+    watched = RayProcesses()
+    try:
+        processes["raylet"].send_signal(signal.SIGSTOP)
+        wait_until(processes["raylet"].pid, stopped=True)
+        assert watched.failure(10.0, 15.0) is None
+        processes["raylet"].send_signal(signal.SIGCONT)
+        wait_until(processes["raylet"].pid, stopped=False)
+        assert watched.failure(10.0, 15.0) is None  # it has gone on: that time does not count
+        processes["raylet"].send_signal(signal.SIGSTOP)
+        wait_until(processes["raylet"].pid, stopped=True)
+        assert [watched.failure(10.0, 15.0) for _ in range(2)] == [
+            None,
+            "raylet of this run's Ray was stopped (SIGSTOP) for 20 s",
+        ]
+        processes["raylet"].send_signal(signal.SIGCONT)
+        wait_until(processes["raylet"].pid, stopped=False)
+        for name, found in (
+            ("log_monitor", None),  # no call needs it
+            ("gcs_server", "gcs_server of this run's Ray is gone (killed, or it failed)"),
+        ):
+            processes[name].kill()
+            processes[name].wait()
+            assert watched.failure(2.0, 15.0) == found
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()
+    monkeypatch.setattr(worker, "_global_node", None)
+    assert watched.failure(2.0, 15.0) is None
+
+
+def wait_until(pid: int, *, stopped: bool) -> None:
+    """Wait until a process is stopped, or goes on."""
+    while (psutil.Process(pid).status() == psutil.STATUS_STOPPED) != stopped:
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(

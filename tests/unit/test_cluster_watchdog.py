@@ -653,14 +653,12 @@ def test_a_run_whose_ray_is_gone_ends(tmp_path: Path, capsys: pytest.CaptureFixt
         moves=lambda: 1,
         report=lambda hang, text: None,
         warn=pytest.fail,
-        lost=lambda: parts[0],
+        ray_failure=lambda passed, patience: parts[0] if 0 < passed < patience else None,
         end=codes.put,
     )
     with dog:
         with pytest.raises(queue.Empty):
             codes.get(timeout=0.5)
-        parts[0] = "raylet"
+        parts[0] = "raylet was stopped for 16 s"
         assert codes.get(timeout=20) == RETRY
-    assert (
-        "raylet of this run's Ray is gone (killed, or it failed); the run ends, and --resume" in capsys.readouterr().err
-    )
+    assert "raylet was stopped for 16 s; the run ends, and --resume continues it" in capsys.readouterr().err
