@@ -279,8 +279,10 @@ def _refuse_other_signatures(function: RewardFunction) -> None:
         inspect.signature(function).bind(object())
     except TypeError:
         name = getattr(function, "__name__", "reward")
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        where = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
         raise PluginError(
-            f"the reward {name}{inspect.signature(function)} cannot be called with one completion",
+            f"the reward {name}{inspect.signature(function)} cannot be called with one completion{where}",
             fix=f"write `def {name}(completion: Completion) -> float`; {SIGNATURE}",
         ) from None
     except ValueError:
