@@ -221,19 +221,16 @@ class RayProcesses:
         for name in ("raylet", "gcs_server"):
             if name in gone:
                 return f"{name} of this run's Ray is gone (killed, or it failed)"
-            stopped = any(_is_stopped(each.process.pid) for each in node.all_processes.get(name, []))
+            statuses = [psutil.Process(each.process.pid).status() for each in node.all_processes.get(name, [])]
+            stopped = psutil.STATUS_STOPPED in statuses
             if (seconds := self._count(name, passed, silent=stopped)) >= patience:
                 return f"{name} of this run's Ray was stopped (SIGSTOP) for {seconds:.0f} s"
         return None
 
     def _failure_of_joined(self, node: Any, passed: float) -> str | None:
-        host, _, port = node.gcs_address.rpartition(":")
-        places: list[tuple[str, Any]] = [
-            ("this node's raylet", node.raylet_socket_name),
-            (f"the head ({node.gcs_address})", (host.strip("[]"), int(port))),
-        ]
-        for name, place in places:
-            if (seconds := self._count(name, passed, silent=not _accepts(place))) >= LOST_SECONDS:
+        head = node.gcs_address
+        for name, address in (("this node's raylet", node.raylet_socket_name), (f"the head ({head})", head)):
+            if (seconds := self._count(name, passed, silent=not _accepts(address))) >= LOST_SECONDS:
                 return f"{name} of the Ray cluster has not answered for {seconds:.0f} s"
         return None
 
@@ -243,25 +240,24 @@ class RayProcesses:
         return self._silent[name]
 
 
-def _accepts(place: str | tuple[str, int]) -> bool:
-    """Return whether anything accepts connections at the path of a Unix socket, or at a host and port."""
+def _accepts(address: str) -> bool:
+    """Return whether anything accepts connections at the path of a Unix socket, or at `host:port`."""
     try:
-        if isinstance(place, tuple):
-            socket.create_connection(place, timeout=1.0).close()
-        else:
+        if address.startswith("/"):
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(1.0)
-                connection.connect(place)
+                connection.connect(address)
+        else:
+            _connect(address, 1.0)
     except OSError:
         return False
     return True
 
 
-def _is_stopped(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
-    except psutil.NoSuchProcess:
-        return False
+def _connect(address: str, seconds: float) -> None:
+    """Connect to `host:port`, and leave again."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
 
 
 def use_token(address: str) -> bool:
@@ -293,8 +289,7 @@ def _asks_for_token(address: str) -> bool:
 
     try:
         found = canonicalize_bootstrap_address_or_die(address)
-        host, _, port = found.rpartition(":")
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()  # Ray tries for longer
+        _connect(found, CONNECT_SECONDS)  # Ray tries for longer
         with _nothing_printed():
             GcsClient(address=found)
     except (RayError, OSError, ValueError):
