@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import signal
 
@@ -29,6 +31,18 @@ from tiny_model import make_tiny_model
 # a busy machine is not a wrong result
 settings.register_profile("no-deadline", deadline=None)
 settings.load_profile("no-deadline")
+
+
+def pytest_collection() -> None:
+    """Pause the garbage collector: what imports make stays, and would be looked through again and again."""
+    gc.disable()
+    atexit.register(gc.freeze)
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from now on, of what the tests themselves make."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,8 @@ from roll_like.cluster.node_watch import page_prefix
 from roll_like.cluster.progress import PROGRESS, VARIABLE
 from roll_like.config.sections import ResourcesConfig
 from roll_like.inference.hf.engine import HFEngine
+from roll_like.models.imports import quick_imports
+from roll_like.training.deepspeed import without
 from roll_like.training.rank import TrainingRank
 
 RESOURCES = ResourcesConfig(
@@ -53,10 +55,13 @@ class RankHost(TrainingRank):
     """Hosts one training rank after another."""
 
     def __init__(self) -> None:
-        import torch
-        from deepspeed.comm import comm
-        from deepspeed.utils import groups
+        with quick_imports(), without("mlflow"):
+            import torch
+            from deepspeed.comm import comm
+            from deepspeed.utils import groups
+            from transformers import AutoModelForCausalLM
 
+        assert AutoModelForCausalLM
         self._linear = torch.nn.functional.linear
         self._unset = [
             (module, name, type(value))
@@ -93,7 +98,8 @@ class EngineHost(HFEngine):
     """Hosts one engine of transformers after another."""
 
     def __init__(self) -> None:
-        from transformers import AutoModelForCausalLM
+        with quick_imports():
+            from transformers import AutoModelForCausalLM
 
         assert AutoModelForCausalLM
 

@@ -6,16 +6,19 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from hygiene import nothing_left
+from ray.util import placement_group_table
 from run_config import kill_run, read_lines, run_here, start_run, wait_for, write_episodes_run, write_run, write_sft_run
 from safetensors.torch import load_file, save_file
 from tiny_model import make_tiny_model
 
 from roll_like.run.checkpoint import newest_step
 from roll_like.run.folder import locked
+from roll_like.run.state import RunState
 
 pytestmark = [pytest.mark.chaos, pytest.mark.usefixtures("warm_ray")]
 
@@ -128,6 +131,22 @@ def test_a_signal_while_a_run_starts_ends_it(tmp_path: Path, model: Path, phase:
     assert not (run / "checkpoints").exists()
 
 
+def test_ctrl_c_ends_a_run(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = RunState.log
+
+    def log_and_interrupt(state: RunState, index: int, *parts: Any) -> dict[str, float]:
+        values = log(state, index, *parts)
+        os.kill(os.getpid(), signal.SIGINT)
+        return values
+
+    monkeypatch.setattr(RunState, "log", log_and_interrupt)
+    code, output = run_here(write_run(tmp_path, model, steps=50))
+    assert code == 130, output
+    assert len(read_lines(tmp_path / "runs" / "tiny" / "metrics.jsonl")) == 1
+    assert {each["state"] for each in placement_group_table().values()} == {"REMOVED"}
+
+
+@pytest.mark.slow
 def test_ctrl_c_leaves_nothing_running(tmp_path: Path, model: Path) -> None:
     config = write_run(tmp_path, model, steps=50)
     with nothing_left():

@@ -291,6 +291,7 @@ def test_adapters_of_other_families_alone_give_what_merged_weights_give(family: 
         assert report.checked > 2 * len(trainer.spec.modules)
 
 
+@pytest.mark.slow
 def test_a_layer_that_vllm_has_not_ends_the_start(float_model: Path) -> None:
     spec = AdapterSpec(rank=4, modules=("q_proj", "sideways_proj"))
     refusal = r"(?s)takes no adapter in the layers sideways_proj.*inference\.lora: false"

@@ -93,6 +93,7 @@ def test_the_quickstart_tokenizer(quickstart):
     assert tokenizer.tokenize("x 2048") == ["x", "Ġ", "2", "0", "4", "8"]
 
 
+@pytest.mark.slow
 def test_vllm_loads_an_export_and_agrees_with_transformers(tiny_model: Path, tmp_path: Path):
     model = load_causal_lm(tiny_model, "float32")
     generator = torch.Generator().manual_seed(0)
