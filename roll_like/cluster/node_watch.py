@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -18,6 +19,10 @@ import psutil
 
 from roll_like.cluster.progress import STACKS, Page, Work, started_at
 
+#: What names of folders begin with that only their driver removes: those on a Ray cluster that was joined.
+FOLDER_PREFIX = "roll-progress-"
+#: How old such a folder is before it may be taken for one whose driver was killed. Seconds.
+ABANDONED_SECONDS = 60.0
 #: How long all evidence of a role may take on a node, and how long Python's stacks may. Seconds.
 EVIDENCE_SECONDS = 5.0
 STACKS_SECONDS = 2.0
@@ -30,6 +35,20 @@ _KERNEL = ("wchan", "status", "stack")
 def page_prefix(folder: Path, role: str, rank: int) -> str:
     """Return a worker's value of `VARIABLE`: where its page goes, without the process id at the end."""
     return str(folder / f"{rank}.{quote(role, safe='')}")
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove the folders that no process watches any more: their drivers were killed."""
+    for folder in parent.glob(f"{FOLDER_PREFIX}*"):
+        with suppress(OSError):  # it is watched, another user's, or gone
+            if time.time() - folder.stat().st_mtime < ABANDONED_SECONDS:
+                continue
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+            finally:
+                os.close(lock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +101,9 @@ class NodeWatch:
         self._folder = folder
         self._proc = proc
         folder.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(self._lock, fcntl.LOCK_SH)  # ends with this process, whatever ends it
+        _remove_abandoned(folder.parent)
 
     def look(self) -> list[Sighting]:
         """Return the processes that live; remove the pages of those that do not."""
@@ -166,6 +188,7 @@ class NodeWatch:
     def close(self) -> None:
         """Remove the folder."""
         shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._lock)
 
     def _parents(self) -> dict[int, int]:
         """Return the parent of each process of this node."""

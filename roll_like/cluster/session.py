@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -129,8 +129,9 @@ class RaySession:
 
     def _start(self) -> None:
         # Unix socket paths are limited to 107 characters, so a short folder
-        self._directory = Path(tempfile.mkdtemp(prefix="roll-", dir="/tmp"))
-        self._guard(self._directory)
+        self._directory = Path("/tmp", f"roll-{secrets.token_hex(5)}")
+        self._guard(self._directory)  # first: a signal may interrupt this at any point
+        self._directory.mkdir(mode=0o700)
         cpus = self._config.devices_per_node
         if self._config.device == "cuda":
             _require_gpus(self._config.devices_per_node)

@@ -23,7 +23,7 @@ import ray
 
 from roll_like.cluster.address import node_address
 from roll_like.cluster.cluster import Cluster, ClusterHandle, WorkerDied
-from roll_like.cluster.node_watch import NodeWatch, RoleMemory, Sighting
+from roll_like.cluster.node_watch import FOLDER_PREFIX, NodeWatch, RoleMemory, Sighting
 from roll_like.cluster.progress import Work
 from roll_like.cluster.resources import ResourceManager
 from roll_like.cluster.session import SHARED_MEMORY, RayProcesses
@@ -404,10 +404,15 @@ def watching(
         warn: See `Watchdog`.
     """
     config = resources.config
-    folder = folder or Path(tempfile.mkdtemp(prefix=f"roll-progress-{os.getpid()}-", dir=SHARED_MEMORY))
+    folder = folder or Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", dir=SHARED_MEMORY))
     with ExitStack() as stack:
         here = NodeWatch(folder)
         stack.callback(here.close)
+
+        def end(code: int) -> None:
+            here.close()
+            os._exit(code)
+
         nodes: Nodes = here
         if any(node["Alive"] and node["NodeManagerAddress"] != node_address() for node in ray.nodes()):
             watches = Cluster("watchdog", NodeWatch, resources.beside(config.nodes), arguments=lambda rank: (folder,))
@@ -426,6 +431,7 @@ def watching(
                 report=report,
                 warn=warn,
                 ray_failure=processes.failure,
+                end=end,
             )
         )
         Cluster.pages = folder

@@ -14,6 +14,7 @@ import torch
 from hygiene import TEST_MARKER
 from run_config import finish_run, read_lines, start_run, wait_for, write_run
 
+from roll_like.cluster.node_watch import FOLDER_PREFIX
 from roll_like.cluster.session import AUTH_MODE
 from roll_like.config.inference import OBJECT_STORE, weight_backend
 from roll_like.config.load import load_config
@@ -158,3 +159,4 @@ def test_a_cluster_that_is_lost_ends_the_run_for_another_attempt(
     assert process.returncode == RETRY, output
     assert said in output
     assert "the run ends, and --resume continues it" in output
+    assert not [*Path("/dev/shm").glob(f"{FOLDER_PREFIX}{process.pid}-*")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -9,7 +10,8 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -97,6 +99,38 @@ def test_a_ray_that_hangs_at_the_end_is_killed(
         process.send_signal(signal.SIGSTOP)
     assert process.poll() == -signal.SIGKILL
     assert not straying.folders[-1].exists()
+
+
+def test_an_interruption_at_any_line_of_the_start_leaves_nothing(
+    straying: StrayingRay, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = Path(f"/tmp/roll-interrupted-{os.getpid()}")
+    monkeypatch.setattr("secrets.token_hex", lambda _: folder.name.removeprefix("roll-"))
+    functions = {RaySession._start.__code__, RaySession._guard.__code__}
+    left = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if frame.f_code not in functions:
+            return None
+        left -= event == "line"
+        if left == 0:
+            raise KeyboardInterrupt
+        return trace
+
+    for line in itertools.count(1):
+        left, before = line, sys.gettrace()
+        sys.settrace(trace)
+        try:
+            with RaySession(hardware(), tmp_path):
+                assert folder.is_dir()
+            break
+        except KeyboardInterrupt:
+            assert not folder.exists(), f"line {line} of the start"
+            assert not guardian.marked(folder.name)
+        finally:
+            sys.settrace(before)
+    assert line > 10
 
 
 def test_processes_of_ray_are_missed_when_they_are_gone_and_when_they_are_stopped(

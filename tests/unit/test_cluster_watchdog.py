@@ -18,7 +18,7 @@ import pytest
 
 from roll_like.cluster import watchdog
 from roll_like.cluster.cluster import WorkerDied
-from roll_like.cluster.node_watch import NodeWatch, RoleMemory, Sighting, page_prefix
+from roll_like.cluster.node_watch import FOLDER_PREFIX, NodeWatch, RoleMemory, Sighting, page_prefix
 from roll_like.cluster.progress import _LAYOUT, STACKS, VARIABLE, Page, Work, started_at
 from roll_like.cluster.watchdog import ANSWER_SECONDS, Deadlines, Hang, Hangs, ManyNodes, Watchdog
 from roll_like.errors import RETRY, WorkerError
@@ -458,6 +458,35 @@ def wait_for_a_report(reports: list[tuple[Hang, str]], seconds: float = 20.0) ->
         time.sleep(0.05)
     assert reports, "nothing was reported"
     return reports[0]
+
+
+def test_folders_of_drivers_that_were_killed_are_removed(tmp_path: Path) -> None:
+    watches = (
+        "import pathlib, sys; from roll_like.cluster.node_watch import NodeWatch\n"
+        "watch = NodeWatch(pathlib.Path(sys.argv[1])); print('ready', flush=True); input()"
+    )
+    folders = [tmp_path / f"{FOLDER_PREFIX}{name}" for name in ("killed-a", "watched-b", "new-c")]
+    processes = [
+        subprocess.Popen([sys.executable, "-c", watches, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for folder in folders[:2]
+    ]
+    try:
+        for folder, process in zip(folders, processes, strict=False):
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            written(folder, "0.training.12", 6)
+        processes[0].kill()
+        processes[0].wait()
+        folders[2].mkdir()
+        for folder in folders[:2]:
+            os.utime(folder, (1, 1))
+        watch = NodeWatch(tmp_path / f"{FOLDER_PREFIX}own")
+        assert [folder.is_dir() for folder in folders] == [False, True, True]
+        watch.close()
+        assert {path.name for path in tmp_path.iterdir()} == {folder.name for folder in folders[1:]}
+    finally:
+        for process in processes:
+            process.communicate(b"\n")
 
 
 def test_memory_that_was_given_back_counts_once(tmp_path: Path, start: Callable[..., subprocess.Popen[str]]) -> None:
