@@ -410,8 +410,10 @@ def watching(
         stack.callback(here.close)
 
         def end(code: int) -> None:
-            here.close()
-            os._exit(code)
+            try:
+                here.close()
+            finally:
+                os._exit(code)
 
         nodes: Nodes = here
         if any(node["Alive"] and node["NodeManagerAddress"] != node_address() for node in ray.nodes()):

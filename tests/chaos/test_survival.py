@@ -6,10 +6,10 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
+from faults import at
 from hygiene import nothing_left
 from ray.util import placement_group_table
 from run_config import kill_run, read_lines, run_here, start_run, wait_for, write_episodes_run, write_run, write_sft_run
@@ -132,14 +132,7 @@ def test_a_signal_while_a_run_starts_ends_it(tmp_path: Path, model: Path, phase:
 
 
 def test_ctrl_c_ends_a_run(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = RunState.log
-
-    def log_and_interrupt(state: RunState, index: int, *parts: Any) -> dict[str, float]:
-        values = log(state, index, *parts)
-        os.kill(os.getpid(), signal.SIGINT)
-        return values
-
-    monkeypatch.setattr(RunState, "log", log_and_interrupt)
+    at(monkeypatch, RunState, "log", 2, lambda _: os.kill(os.getpid(), signal.SIGINT))
     code, output = run_here(write_run(tmp_path, model, steps=50))
     assert code == 130, output
     assert len(read_lines(tmp_path / "runs" / "tiny" / "metrics.jsonl")) == 1

@@ -228,7 +228,7 @@ def test_flex_attention_never_goes_on_uncompiled(monkeypatch: pytest.MonkeyPatch
     compiled.cache_clear()
     monkeypatch.setattr(flex, "_compiled", lambda function, _: compiled(function, "cuda"))
     monkeypatch.setattr(flex_attention, "_warn_once", lambda *_, **__: pytest.fail("it is not compiled"))
-    for width in range(16, 22):
+    for width in range(16, 28):
         segments = RowSegments(torch.tensor([[0, 0, 1, 1, 1, 2]]), torch.tensor([[0, 1, 2, 3, 4, 2]]))
         tensors = [torch.randn(6, 2, width) for _ in range(3)]
         for window in (None, 2):
@@ -237,7 +237,7 @@ def test_flex_attention_never_goes_on_uncompiled(monkeypatch: pytest.MonkeyPatch
                 *(each.transpose(0, 1)[None] for each in tensors), segments.mask(window), 0.25
             )
             torch.testing.assert_close(found, expected[0].transpose(0, 1))
-    assert variants.frame_count > 8
+    assert variants.frame_count > 16
     compiled.cache_clear()
 
 
