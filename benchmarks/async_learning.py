@@ -10,7 +10,8 @@ are refused, so it is made here. All else is as shipped. Each run is a process o
 CONFIG_SCHEDULE-seed-N; a finished one is not repeated.
 
 Printed for each schedule: the evaluation before and after, by seed, with mean and sample standard deviation; then the
-difference between its mean and that of `sync`, beside the pooled standard deviation of both.
+difference between its mean and that of `sync`, beside the pooled standard deviation of both, and the mean reward of the
+last quarter of the steps. `--figure` draws the mean reward by step, with the range over seeds.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from common import CONFIGS, ROOT, SMOKE_MODEL, SMOKE_RUN, Options, finish, say
-from seeds import EVALUATION, MARK, Run, draw, measure, read_runs, series, table
+from seeds import EVALUATION, MARK, TRAINING, Run, mean_of, measure, read_runs, series, spread, table
 
 from roll_like.config.algorithm import CorrectionConfig
 from roll_like.config.load import load_config
@@ -39,6 +40,7 @@ SCHEDULES: Mapping[str, tuple[int, float] | None] = {
     "async_2_1": (2, 1.0),
     "control": (2, 1.0),
 }
+COLOURS = {"sync": "#1d5fa8", "async_1_1": "#d9822b", "async_2_1": "#2f8f5b", "control": "#8c8c8c"}
 SMOKE: Mapping[str, tuple[str, ...]] = {
     "rlvr_quickstart": (*SMOKE_RUN, "evaluation.samples_per_prompt=1"),
     "agentic_tools": (*SMOKE_MODEL, "inference.type=hf", "rollout.max_turns=1", "evaluation.seeds=1"),
@@ -102,6 +104,13 @@ def after(runs: Sequence[Run]) -> list[float]:
     return [curve[max(curve)] for curve in curves]
 
 
+def last_quarter(runs: Sequence[Run]) -> float:
+    """Return the mean reward of the last quarter of the steps of some runs."""
+    name = measure(runs, TRAINING, "steps")
+    curves = [list(series(run.steps, name).values()) for run in runs]
+    return statistics.fmean(value for curve in curves for value in curve[-math.ceil(len(curve) / 4) :])
+
+
 def pooled(left: Sequence[float], right: Sequence[float]) -> float:
     """Return the pooled sample standard deviation of two samples; NaN where neither has two values."""
     degrees = len(left) + len(right) - 2
@@ -113,16 +122,45 @@ def compare(groups: Mapping[str, Sequence[Run]], config: str) -> dict[str, float
     """Print how far each schedule's mean is from that of `sync`; return the differences."""
     base = after(groups[f"{config}_sync"])
     print(f"\n{config}: evaluation afterwards, against sync\n")
-    print("| schedule | mean | difference | pooled spread |\n|---|---|---|---|")
+    print("| schedule | mean | difference | pooled spread | reward, last quarter |\n|---|---|---|---|---|")
     differences = {}
     for schedule in SCHEDULES:
         if f"{config}_{schedule}" not in groups:
             continue
         values = after(groups[f"{config}_{schedule}"])
         difference = statistics.fmean(values) - statistics.fmean(base)
-        print(f"| {schedule} | {statistics.fmean(values):.3f} | {difference:+.3f} | {pooled(base, values):.3f} |")
+        print(
+            f"| {schedule} | {statistics.fmean(values):.3f} | {difference:+.3f} | {pooled(base, values):.3f} "
+            f"| {last_quarter(groups[f'{config}_{schedule}']):.3f} |"
+        )
         differences[f"{config}_{schedule}"] = difference
     return differences
+
+
+def draw(groups: Mapping[str, Sequence[Run]], configs: Sequence[str], path: Path) -> None:
+    """Draw the rewards of each configuration by step into a PNG file: mean and range over seeds of each schedule."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.2 * len(configs)), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    for axis, config in zip(figure.subplots(len(configs), squeeze=False)[:, 0], configs, strict=True):
+        for schedule, colour in COLOURS.items():
+            runs = groups.get(f"{config}_{schedule}", ())
+            if not runs:
+                continue
+            what = measure(runs, TRAINING, "steps")
+            curves = [series(run.steps, what) for run in runs]
+            mean = mean_of(curves)
+            low, high = ([choose(curve[step] for curve in curves) for step in mean] for choose in (min, max))
+            axis.fill_between(list(mean), low, high, color=colour, alpha=0.15, linewidth=0)
+            label = f"{schedule}: {spread(after(runs))} in the evaluation afterwards"
+            axis.plot(list(mean), list(mean.values()), color=colour, linewidth=2, label=label)
+        axis.set(title=f"{config}: {what}", xlabel="step", ylim=(-0.02, 1.02))
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.legend(loc="lower right", frameon=False)
+    figure.savefig(path)
 
 
 def main() -> None:
@@ -151,7 +189,7 @@ def main() -> None:
     for config in options.configs:
         figures |= compare(groups, config)
     if options.figure is not None:
-        draw(groups, options.figure)
+        draw(groups, options.configs, options.figure)
     finish(options, figures)
 
 
