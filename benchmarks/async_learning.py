@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from common import CONFIGS, ROOT, SMOKE_MODEL, SMOKE_RUN, Options, finish, say
-from seeds import EVALUATION, MARK, TRAINING, Run, mean_of, measure, read_runs, series, spread, table
+from seeds import EVALUATION, MARK, TRAINING, Run, mean_of, measure, read_runs, series, spread, style, table
 
 from roll_like.config.algorithm import CorrectionConfig
 from roll_like.config.load import load_config
@@ -40,7 +40,6 @@ SCHEDULES: Mapping[str, tuple[int, float] | None] = {
     "async_2_1": (2, 1.0),
     "control": (2, 1.0),
 }
-COLOURS = {"sync": "#1d5fa8", "async_1_1": "#d9822b", "async_2_1": "#2f8f5b", "control": "#8c8c8c"}
 SMOKE: Mapping[str, tuple[str, ...]] = {
     "rlvr_quickstart": (*SMOKE_RUN, "evaluation.samples_per_prompt=1"),
     "agentic_tools": (*SMOKE_MODEL, "inference.type=hf", "rollout.max_turns=1", "evaluation.seeds=1"),
@@ -139,26 +138,22 @@ def compare(groups: Mapping[str, Sequence[Run]], config: str) -> dict[str, float
 
 def draw(groups: Mapping[str, Sequence[Run]], configs: Sequence[str], path: Path) -> None:
     """Draw the rewards of each configuration by step into a PNG file: mean and range over seeds of each schedule."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.2 * len(configs)), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
     for axis, config in zip(figure.subplots(len(configs), squeeze=False)[:, 0], configs, strict=True):
-        for schedule, colour in COLOURS.items():
-            runs = groups.get(f"{config}_{schedule}", ())
-            if not runs:
+        what = measure(groups[f"{config}_sync"], TRAINING, "steps")
+        for index, schedule in enumerate(SCHEDULES):
+            if not (runs := groups.get(f"{config}_{schedule}")):
                 continue
-            what = measure(runs, TRAINING, "steps")
             curves = [series(run.steps, what) for run in runs]
             mean = mean_of(curves)
             low, high = ([choose(curve[step] for curve in curves) for step in mean] for choose in (min, max))
+            colour = f"C{index}"
             axis.fill_between(list(mean), low, high, color=colour, alpha=0.15, linewidth=0)
             label = f"{schedule}: {spread(after(runs))} in the evaluation afterwards"
             axis.plot(list(mean), list(mean.values()), color=colour, linewidth=2, label=label)
-        axis.set(title=f"{config}: {what}", xlabel="step", ylim=(-0.02, 1.02))
-        axis.xaxis.get_major_locator().set_params(integer=True)
-        axis.spines[["top", "right"]].set_visible(False)
+        style(axis, f"{config}: {what}")
         axis.legend(loc="lower right", frameon=False)
     figure.savefig(path)
 

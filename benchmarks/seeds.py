@@ -15,9 +15,12 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from common import ROOT, Options, finish
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 MARK = "-seed-"
 #: What is drawn of a step and of an evaluation: the first that the runs have.
@@ -95,13 +98,20 @@ def table(name: str, runs: Sequence[Run]) -> dict[str, Any]:
     return {f"{name} before": statistics.fmean(before), f"{name} after": statistics.fmean(after)}
 
 
+def style(axis: Axes, title: str) -> None:
+    """Give a panel of shares by step its title, limits and lines."""
+    axis.set(title=title, xlabel="step", ylim=(-0.02, 1.02))
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(axis="y", color="#e6e6e6", linewidth=0.8)
+    axis.set_axisbelow(True)
+
+
 def draw(groups: Mapping[str, Sequence[Run]], path: Path) -> None:
     """Draw training and evaluation of each group into a PNG file."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 3.4 * len(groups)), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots(len(groups), 2, squeeze=False)
     for row, (name, runs) in zip(axes, groups.items(), strict=True):
         for axis, names, lines in ((row[0], TRAINING, "steps"), (row[1], EVALUATION, "evaluations")):
@@ -112,11 +122,7 @@ def draw(groups: Mapping[str, Sequence[Run]], path: Path) -> None:
                 axis.plot(list(curve), list(curve.values()), color=LIGHT, linewidth=1.2, marker=marker)
             mean = mean_of(curves)
             axis.plot(list(mean), list(mean.values()), color=COLOUR, linewidth=2.4, marker=marker)
-            axis.set(title=f"{name}: {what}", xlabel="step", ylim=(-0.02, 1.02))
-            axis.xaxis.get_major_locator().set_params(integer=True)
-            axis.spines[["top", "right"]].set_visible(False)
-            axis.grid(axis="y", color="#e6e6e6", linewidth=0.8)
-            axis.set_axisbelow(True)
+            style(axis, f"{name}: {what}")
         ends = mean_of([series(run.evaluations, measure(runs, EVALUATION, "evaluations")) for run in runs])
         for step, value in ends.items():
             row[1].annotate(f"{value:.2f}", (step, value), textcoords="offset points", xytext=(8, 6))

@@ -16,6 +16,7 @@ from types import ModuleType, SimpleNamespace
 import gymnasium
 import pytest
 import torch
+from matplotlib.figure import Figure
 from tests_support import policy_sample
 from transformers import AutoModelForCausalLM
 
@@ -82,6 +83,40 @@ def test_the_table_of_seeds_names_the_k_of_pass_at_k(load, capsys: pytest.Captur
     header, _, row, *_ = capsys.readouterr().out.strip().splitlines()[2:]
     assert header == "| seed | before | after | pass@4 before → after | steps | seconds |"
     assert row == "| 1 | 0.25 | 0.25 | 0.50 → 0.75 | 1 | 60 |"
+
+
+def test_schedules_are_compared_with_sync_and_drawn(
+    load, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    learning = load("async_learning")
+
+    def run(seed: str, rewards: list[float], afterwards: float) -> object:
+        steps = [{"step": step, "rollout/reward/mean": reward} for step, reward in enumerate(rewards, start=1)]
+        return sys.modules["seeds"].Run(
+            seed, steps, [{"step": 0, "eval/avg": 0}, {"step": 5, "eval/avg": afterwards}], 1.0
+        )
+
+    groups = {
+        "any_sync": [run("0", [0.0, 0.1, 0.2, 0.5, 0.6], 0.6), run("1", [0.0, 0.1, 0.2, 0.7, 0.8], 0.8)],
+        "any_async_2_1": [run("0", [0.1, 0.1, 0.1, 0.3, 0.4], 0.5), run("1", [0.1, 0.1, 0.1, 0.3, 0.5], 0.5)],
+    }
+    assert learning.compare(groups, "any") == pytest.approx({"any_sync": 0.0, "any_async_2_1": -0.2})
+    # the last two of five steps; spreads of sqrt(0.02) and sqrt((0.02 + 0) / 2)
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("| sync", "| async"))]
+    assert rows == ["| sync | 0.700 | +0.000 | 0.141 | 0.650 |", "| async_2_1 | 0.500 | -0.200 | 0.100 | 0.375 |"]
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, _: drawn.append(figure))
+    learning.draw(groups, ["any"], tmp_path / "curves.png")
+    (panel,) = drawn[0].axes
+    assert panel.get_title() == "any: rollout/reward/mean"
+    assert [list(line.get_ydata()) for line in panel.get_lines()] == [
+        pytest.approx([0.0, 0.1, 0.2, 0.6, 0.7]),
+        pytest.approx([0.1, 0.1, 0.1, 0.3, 0.45]),
+    ]
+    assert [text.get_text() for text in panel.get_legend().get_texts()] == [
+        "sync: 0.70 ± 0.14 in the evaluation afterwards",
+        "async_2_1: 0.50 ± 0.00 in the evaluation afterwards",
+    ]
 
 
 def test_calls_of_both_sides_take_equally_long(load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
