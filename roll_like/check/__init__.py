@@ -41,7 +41,7 @@ from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunCo
 from roll_like.config.run import RunConfig
 from roll_like.data.chat import Renderer
 from roll_like.errors import ConfigError, shortened
-from roll_like.models.precision import settled
+from roll_like.models.precision import choice, settled
 from roll_like.models.shape import ModelShape
 
 ConfigT = TypeVar("ConfigT", bound=RunConfig)
@@ -85,7 +85,7 @@ def check_run(
         planned: Makes its plan.
         further: Yields what is wrong beside model, tokenizer, disk and hardware.
     """
-    config = settled(config)
+    precision, config = choice(config), settled(config)
     findings: list[Finding] = []
     model, shape = check_model(config, findings)
     tokenizer = check_tokenizer(config, model, findings)
@@ -93,7 +93,7 @@ def check_run(
     if tokenizer is not None:
         images = check_images(config, model, findings)
         renderer = Renderer(tokenizer, template_options=config.model.template_options, images=images)
-    report = Report(planned(config, shape), findings, complete=model is not None)
+    report = Report(planned(config, shape), findings, complete=model is not None, precision=precision)
     findings += further(config, renderer, shape, report)
     if isinstance(config, SamplingRunConfig):
         findings += check_routes(config, model)

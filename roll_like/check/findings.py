@@ -52,7 +52,8 @@ def is_hub_id(path: str) -> bool:
 class Report:
     """What a check found, the run's plan, what became of the rows of each source that could be read, and its GPUs.
 
-    `complete` is whether the model's files are there, and not only its config.json or nothing.
+    `complete` is whether the model's files are there, and not only its config.json or nothing; `precision` says what
+    `model.dtype: auto` is on this CPU.
     """
 
     plan: Plan
@@ -61,6 +62,7 @@ class Report:
     gpus: GPUReport | None = None
     disk: DiskUse | None = None
     complete: bool = False
+    precision: str | None = None
 
     @property
     def errors(self) -> list[Finding]:
@@ -113,6 +115,8 @@ def show(report: Report, out: Console, err: Console, *, whole: bool = False) -> 
         for source in report.sources:
             out.print(f"tasks of {source}", markup=False, highlight=False, soft_wrap=True)
         out.print(report.plan.render())
+        if report.precision is not None:
+            out.print(report.precision, highlight=False, soft_wrap=True)
         if report.gpus is not None:
             out.print(report.gpus.render())
         if report.disk is not None:

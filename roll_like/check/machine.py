@@ -18,7 +18,7 @@ from roll_like.config.sections import CriticConfig, TrainerConfig
 from roll_like.errors import ConfigError
 from roll_like.inference.plugin import EnginePlugin
 from roll_like.metrics.trackers import TraceTracker
-from roll_like.models.precision import cpu_has_bfloat16
+from roll_like.models.precision import bfloat16_speed, slow_bfloat16
 from roll_like.registry import INFERENCE_ENGINES, LOSSES, TRACKERS
 from roll_like.rollout.replay import require_recorded
 from roll_like.training.rows import MAX_SHARED_ROW_TOKENS
@@ -88,12 +88,11 @@ def check_hardware(config: RunConfig, made: Plan) -> Iterator[Finding]:
             f"{resources.devices_per_node} cores are configured and this machine has {cores}; a run here needs "
             f"devices_per_node: {cores} and a device_mapping to match",
         )
-    if config.model.dtype == "bfloat16" and not cpu_has_bfloat16():
+    if config.model.dtype == "bfloat16" and slow_bfloat16():
         yield Finding(
             "warning",
             "model.dtype",
-            "this CPU has no instructions for bfloat16, and emulates them: about ten times slower than float32; use "
-            "auto, or float32",
+            f"bfloat16 measured {bfloat16_speed():.2g} times as fast as float32 on this CPU; use auto, or float32",
         )
     workers = {role.name: role.workers for role in made.roles}
     needed = sum(line.total * workers[line.role] for line in made.memory)

@@ -43,8 +43,8 @@ class ModelConfig(ConfigModel):
     )
     dtype: Literal["auto"] | Precision = Field(
         default="auto",
-        description="Precision of the forward passes and of inference. `auto`: bfloat16, or float32 on CPUs without "
-        "instructions for bfloat16, where that would be ten times slower.",
+        description="Precision of the forward passes and of inference. `auto`: bfloat16, or float32 on CPUs that are "
+        "slower in bfloat16 (measured when a run starts; `--check` shows it). A resumed run keeps its precision.",
     )
     trust_remote_code: bool = Field(default=False, description="Run Python code that comes with the model.")
     cache_dir: Path | None = Field(

@@ -11,11 +11,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
+
+import yaml
 
 from roll_like.config.run import RunConfig
 from roll_like.errors import CheckpointError, ConfigError
 from roll_like.metrics import files
+
+RunConfigT = TypeVar("RunConfigT", bound=RunConfig)
 
 #: How long a checkpoint may take from memory to disk, for those that wait for it. Seconds.
 COPY_SECONDS = 1800.0
@@ -54,6 +58,18 @@ def next_run(config: RunConfig, resume: str | None) -> tuple[Path, bool]:
     if resume is not None and last:
         return _folder(config, last), True
     return _folder(config, last + 1), False
+
+
+def as_begun(config: RunConfigT, resume: str | None) -> RunConfigT:
+    """Return the configuration with the precision of the run that it continues, where `auto` would choose anew.
+
+    Another machine may compute fastest in another one; the numbers of a run stay its own.
+    """
+    directory, resumed = next_run(config, resume)
+    if config.model.dtype != "auto" or not resumed:
+        return config
+    begun = yaml.safe_load((directory / "config.yaml").read_text())
+    return config.model_copy(update={"model": config.model.model_copy(update={"dtype": begun["model"]["dtype"]})})
 
 
 def announcement(config: RunConfig, resume: str | None) -> str:

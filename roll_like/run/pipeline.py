@@ -17,6 +17,7 @@ from roll_like.metrics.summary import Summary, write_summary
 from roll_like.models.load import fetch_config, resolve_model
 from roll_like.models.precision import settled
 from roll_like.run.card import model_card
+from roll_like.run.folder import as_begun
 from roll_like.run.launch import measuring, running
 from roll_like.run.recovery import Recovery
 from roll_like.run.signals import StopRequested
@@ -97,7 +98,7 @@ class Pipeline(ABC, Generic[ConfigT]):
                 refuse_errors(cls.check(config))
             resolve_model(config.model)  # downloads it: its files say the rest
             refuse_errors(cls.check(config))
-        config, stopped = settled(cls.with_steps(config)), False
+        config, stopped = settled(as_begun(cls.with_steps(config), resume)), False
         with running(config, resume, began=began, callbacks=callbacks) as run:
             state = run.state
             with state.interruptible():

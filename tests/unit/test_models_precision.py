@@ -1,8 +1,10 @@
-"""`model.dtype: auto`, on CPUs with instructions for bfloat16 and on those without."""
+"""`model.dtype: auto`: what a CPU computes fastest in, as measured."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+import subprocess
+import sys
 
 import pytest
 from config_files import MINIMAL, changed
@@ -12,40 +14,33 @@ from roll_like.models import precision
 
 
 @pytest.mark.parametrize(
-    ("cpuinfo", "has"),
+    ("dtype", "device", "speed", "expected", "shown"),
     [
-        ("processor: 0\nflags\t\t: fpu sse2 avx2 fma\n", False),
-        ("processor: 0\nflags\t\t: fpu avx2 avx512f avx512bw\n", True),
-        ("processor: 0\nFeatures\t: fp asimd bf16\n", True),
-        ("processor: 0\nFeatures\t: fp asimd\n", False),
-        ("nothing that is known\n", True),
-    ],
-)
-def test_what_a_cpu_says(cpuinfo: str, has: bool, tmp_path: Path) -> None:
-    (tmp_path / "cpuinfo").write_text(cpuinfo)
-    assert precision.cpu_has_bfloat16.__wrapped__(tmp_path / "cpuinfo") is has
-
-
-def test_a_cpu_that_says_nothing(tmp_path: Path) -> None:
-    assert precision.cpu_has_bfloat16.__wrapped__(tmp_path / "nowhere") is True
-
-
-@pytest.mark.parametrize(
-    ("dtype", "device", "native", "expected"),
-    [
-        ("auto", "cpu", True, "bfloat16"),
-        ("auto", "cpu", False, "float32"),
-        ("auto", "cuda", False, "bfloat16"),
-        ("bfloat16", "cpu", False, "bfloat16"),
-        ("float32", "cpu", True, "float32"),
+        ("auto", "cpu", 2.0, "bfloat16", "auto is bfloat16 here: bfloat16 measured 2 times"),
+        ("auto", "cpu", 1.0, "bfloat16", "auto is bfloat16 here: bfloat16 measured 1 times"),
+        ("auto", "cpu", 0.23, "float32", "auto is float32 here: bfloat16 measured 0.23 times"),
+        ("auto", "cuda", 0.1, "bfloat16", None),
+        ("bfloat16", "cpu", 0.1, "bfloat16", None),
+        ("float32", "cpu", 2.0, "float32", None),
     ],
 )
 def test_auto_is_what_the_hardware_does_well(
-    dtype: str, device: str, native: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+    dtype: str, device: str, speed: float, expected: str, shown: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: native)
+    monkeypatch.setattr(precision, "bfloat16_speed", lambda: speed)
     changes = {"model__dtype": dtype, "resources__device": device, "training__workers": 2}
     config = RLVRConfig.model_validate(changed(MINIMAL, **changes))
     assert precision.precision_of(config) == expected
     assert precision.settled(config).model.dtype == expected
     assert precision.settled(config).model.path == config.model.path
+    why = precision.choice(config)
+    assert why == (None if shown is None else f"model.dtype: {shown} as fast as float32")
+
+
+def test_a_cpu_without_its_own_bfloat16_measures_slower() -> None:
+    limited = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+    program = "from roll_like.models.precision import slow_bfloat16; print(slow_bfloat16())"
+    found = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | limited, capture_output=True, text=True, check=True
+    )
+    assert found.stdout == "True\n"

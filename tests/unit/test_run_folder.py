@@ -9,9 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from config_files import MINIMAL, changed
 
+from roll_like.builtin.pipelines.rlvr.config import RLVRConfig
 from roll_like.errors import CheckpointError, ConfigError
-from roll_like.run.folder import announcement, find_run, locked
+from roll_like.run.folder import announcement, as_begun, find_run, locked
 from roll_like.run.signals import StopRequested, StopSignal
 
 
@@ -43,6 +45,18 @@ def test_resume_takes_the_latest_or_the_one_that_is_named(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="there is no run in") as caught:
         find_run(config(tmp_path), "demmo")
     assert "demo, demo-2" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("stated", "resume", "kept"),
+    [("auto", "", "float32"), ("auto", None, "auto"), ("bfloat16", "", "bfloat16")],
+)
+def test_a_resumed_run_keeps_its_precision(stated: str, resume: str | None, kept: str, tmp_path: Path) -> None:
+    run = RLVRConfig.model_validate(changed(MINIMAL, model__dtype=stated, output_dir=str(tmp_path), name="demo"))
+    assert as_begun(run, "") == run  # there is no run yet
+    directory, _ = find_run(run, None)
+    (directory / "config.yaml").write_text("model: {dtype: float32}\n")
+    assert as_begun(run, resume).model.dtype == kept
 
 
 def test_where_a_run_will_be_is_said_before_anything_is_made(tmp_path: Path) -> None:
