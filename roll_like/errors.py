@@ -25,6 +25,7 @@ All of them survive pickling, because they cross Ray's process borders.
 
 from __future__ import annotations
 
+import signal
 import sysconfig
 import traceback
 from pathlib import Path
@@ -32,6 +33,9 @@ from typing import ClassVar
 
 #: Exit codes of the command line. `RETRY` is EX_TEMPFAIL of sysexits.h: the same command may succeed later.
 OK, FAILED, WRONG_CONFIG, RETRY, INTERRUPTED = 0, 1, 2, 75, 130
+
+#: Signals that ask a run to end; schedulers send one of them before they end a job.
+STOPPING = (signal.SIGTERM, signal.SIGUSR1)
 
 #: What code of users and of other libraries ends with. `sys.exit()` in it is its mistake, and ends no command.
 FOREIGN_ERRORS = (Exception, SystemExit)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -14,6 +13,7 @@ from roll_like.builtin.pipelines.dpo.config import (
     loss_and_reference_agree,
 )
 from roll_like.config.base import ConfigModel
+from roll_like.config.offline import steps_of
 from roll_like.config.prompts import AnswerRolloutConfig, EvaluationConfig, PromptRunConfig
 from roll_like.config.rules import SAMPLING_RULES, budget_holds_a_pair, ranks_have_work
 from roll_like.config.rules_effect import prompts_are_shared_anyway
@@ -66,7 +66,7 @@ class PairsConfig(ConfigModel):
 
     def steps_for(self, pairs: int, pairs_per_step: int) -> int:
         """Return how many steps an iteration lasts that has so many pairs."""
-        return self.steps or max(1, math.ceil((self.epochs or 1) * pairs / pairs_per_step))
+        return self.steps or max(1, steps_of(self.epochs or 1, pairs, pairs_per_step))
 
 
 class OnlineReferenceConfig(ReferenceSection):

@@ -2,26 +2,32 @@
 
 Run as a script, with nothing but the standard library, so that it costs a few megabytes:
 
-    python -I -S guardian.py MARKER [--rescue SNAPSHOTS CHECKPOINTS] DIRECTORY … < pipe
+    python -I -S guardian.py [--events FILE] [--rescue SNAPSHOTS CHECKPOINTS] MARKER DIRECTORY … < pipe
 
-The driver holds the pipe's other end. When it closes, because the driver is done or because it was killed,
-processes that inherited the marker in their environment are ended, the newest checkpoint that lies in memory only is
-brought to disk, and the directories are removed.
+The driver holds the pipe's other end, and writes `DONE` to it before it closes it. When it closes, because the driver
+is done or because it was killed, processes that inherited the marker in their environment are ended, the newest
+checkpoint that lies in memory only is brought to disk, and the directories are removed. That it was killed is added to
+the run's events.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import shutil
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 #: Name of the environment variable that every process of a session inherits.
 MARKER = "ROLL_LIKE_SESSION"
-#: How long processes may take to end by themselves. Seconds.
-PATIENCE = 3.0
+#: How long processes may take to end by themselves: after the driver was killed, and after it has ended Ray. Seconds.
+PATIENCE, LEFT_OVER = 3.0, 0.3
+#: What the driver writes when it ends by itself.
+DONE = b"done"
 #: What the name of a directory that is not whole yet begins with.
 TEMPORARY = ".writing-"
 
@@ -42,19 +48,16 @@ def marked(value: str, name: str = MARKER) -> list[int]:
 
 
 def sweep(value: str, *, name: str = MARKER, patience: float = PATIENCE) -> None:
-    """Wait until the marked processes have ended, and end those that have not."""
+    """Wait until the marked processes have ended, and kill those that have not."""
     until = time.monotonic() + patience
     while (left := marked(value, name)) and time.monotonic() < until:
         time.sleep(0.1)
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for pid in left:
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                continue
-        until = time.monotonic() + 1.0
-        while (left := marked(value, name)) and time.monotonic() < until:
-            time.sleep(0.05)
+    for pid in left:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    until = time.monotonic() + 1.0
+    while marked(value, name) and time.monotonic() < until:
+        time.sleep(0.05)
 
 
 def copy_to_disk(source: Path, target: Path) -> None:
@@ -99,19 +102,43 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def note_end(events: Path, since: float) -> None:
+    """Add to a run's events that its process was killed, if nothing has noted an end.
+
+    Args:
+        events: The file; a line that the process left half written is cut off.
+        since: When the process began, as a time of the epoch: an end before that is of an earlier attempt.
+    """
+    found = events.read_bytes() if events.exists() else b""
+    whole = found[: found.rfind(b"\n") + 1]
+    last = json.loads(whole.splitlines()[-1]) if whole else {}
+    if last.get("kind") == "end" and last["time"] >= since:
+        return  # the watchdog has said why
+    line = {"kind": "end", "step": last.get("step", 0), "time": time.time(), "elapsed": last.get("elapsed", 0.0)}
+    with events.open("ab") as file:
+        file.truncate(len(whole))
+        file.write(json.dumps({**line, "status": "killed", "failures": {}}).encode() + b"\n")
+
+
 def main() -> None:
     """Wait for the driver's end of the pipe to close, then clear up."""
-    value, *arguments = sys.argv[1:]
-    sys.stdin.buffer.read()
-    sweep(value)
-    rescued = arguments[0] == "--rescue"
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--events", type=Path)
+    parser.add_argument("--rescue", type=Path, nargs=2)
+    parser.add_argument("value")
+    parser.add_argument("directories", nargs="*")
+    wanted, began = parser.parse_args(), time.time()
+    killed = sys.stdin.buffer.read() != DONE
+    sweep(wanted.value, patience=PATIENCE if killed else LEFT_OVER)
     try:
-        if rescued:
-            rescue(Path(arguments[1]), Path(arguments[2]))
+        if killed and wanted.events is not None:
+            note_end(wanted.events, began)
+        if wanted.rescue is not None:
+            rescue(*wanted.rescue)
     finally:
-        for directory in arguments[3:] if rescued else arguments:
+        for directory in wanted.directories:
             shutil.rmtree(directory, ignore_errors=True)
-        for semaphore in Path("/dev/shm").glob(f"sem.{value}-*"):  # of processes that were killed
+        for semaphore in Path("/dev/shm").glob(f"sem.{wanted.value}-*"):  # of processes that were killed
             semaphore.unlink(missing_ok=True)
 
 

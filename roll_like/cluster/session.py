@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from ray.exceptions import RayError
 from roll_like.cluster import guardian
 from roll_like.cluster.resources import INSTALL_FOR_GPUS, torch_without_gpus
 from roll_like.config.sections import HardwareConfig
-from roll_like.errors import ResourceError
+from roll_like.errors import STOPPING, ResourceError
 
 SHARED_MEMORY = Path("/dev/shm")
 #: Ray's variable that says whether processes of a cluster show each other a token.
@@ -43,6 +44,21 @@ SHUTDOWN_SECONDS = 60.0
 LOST_SECONDS = 60
 
 
+@contextmanager
+def spared() -> Iterator[None]:
+    """Have the processes that the block starts ignore the signals that end a run, as all that they start does.
+
+    `timeout`, a terminal and the schedulers of clusters signal a whole process group, or all processes of a job. Only
+    the driver is to act on it: it needs Ray and the workers for the step under way and the checkpoint after it. They
+    inherit the mask of signals; Ray does the same with SIGINT.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class RaySession:
     """Starts Ray on this machine, or joins the cluster at `resources.address`.
 
@@ -54,15 +70,23 @@ class RaySession:
         log_dir: Where workers' logs go after a failure.
         checkpoints: Where the newest of `snapshots` goes when this process is killed; None for nowhere.
         lock: A file whose lock is held until all is cleared up, also after this process was killed.
+        events: The run's events, which get its end when this process is killed.
     """
 
     def __init__(
-        self, config: HardwareConfig, log_dir: Path, *, checkpoints: Path | None = None, lock: int | None = None
+        self,
+        config: HardwareConfig,
+        log_dir: Path,
+        *,
+        checkpoints: Path | None = None,
+        lock: int | None = None,
+        events: Path | None = None,
     ) -> None:
         self._config = config
         self._log_dir = log_dir
         self._checkpoints = checkpoints
         self._lock = lock
+        self._events = events
         self._directory: Path | None = None
         self._guardian: subprocess.Popen[bytes] | None = None
         self._without_token = False
@@ -130,7 +154,8 @@ class RaySession:
     def _start(self) -> None:
         # Unix socket paths are limited to 107 characters, so a short folder
         self._directory = Path("/tmp", f"roll-{secrets.token_hex(5)}")
-        self._guard(self._directory)  # first: a signal may interrupt this at any point
+        with spared():
+            self._guard(self._directory)  # first: a signal may interrupt this at any point
         self._directory.mkdir(mode=0o700)
         cpus = self._config.devices_per_node
         if self._config.device == "cuda":
@@ -142,14 +167,15 @@ class RaySession:
                 fix=f"set resources.devices_per_node to at most {psutil.cpu_count()} and fit "
                 "resources.device_mapping to it",
             )
-        ray.init(
-            num_cpus=cpus,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-            object_store_memory=min(_LOCAL_STORE_BYTES, psutil.virtual_memory().available // 4),
-            _temp_dir=str(self._directory),
-        )
+        with spared():
+            ray.init(
+                num_cpus=cpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="ERROR",
+                object_store_memory=min(_LOCAL_STORE_BYTES, psutil.virtual_memory().available // 4),
+                _temp_dir=str(self._directory),
+            )
 
     def _keep_logs(self) -> None:
         if self._directory is None:
@@ -162,7 +188,8 @@ class RaySession:
     def _guard(self, directory: Path) -> None:
         """Start the process that clears up after this one, even after `kill -9`."""
         rescue = [] if self._checkpoints is None else ["--rescue", self.snapshots, self._checkpoints.absolute()]
-        arguments = [directory.name, *rescue, directory, self.memory, self.snapshots]
+        events = [] if self._events is None else ["--events", self._events.absolute()]
+        arguments = [*events, *rescue, directory.name, directory, self.memory, self.snapshots]
         self._guardian = subprocess.Popen(
             [sys.executable, "-I", "-S", guardian.__file__, *map(str, arguments)],
             stdin=subprocess.PIPE,
@@ -175,7 +202,7 @@ class RaySession:
         end = Timer(SHUTDOWN_SECONDS, self._end)
         end.daemon = True
         end.start()
-        ray.shutdown()
+        self._leave()
         end.cancel()
         os.environ.pop(guardian.MARKER, None)
         if self._without_token:
@@ -188,10 +215,22 @@ class RaySession:
             self._guardian = None
         self._directory = None
 
+    def _leave(self) -> None:
+        """Leave Ray. Its own processes are killed: it would ask each by SIGTERM first, and wait a second."""
+        from ray._private import worker
+
+        node = worker._global_node
+        if self._directory is not None and node is not None:
+            worker.disconnect()
+            node.kill_all_processes(check_alive=False, allow_graceful=False)
+        ray.shutdown()
+
     def _end(self) -> None:
         """Have what is left of the local cluster cleared up."""
-        if self._guardian is not None and self._guardian.stdin is not None:
-            self._guardian.stdin.close()
+        pipe = None if self._guardian is None else self._guardian.stdin
+        if pipe is not None and not pipe.closed:
+            with suppress(BrokenPipeError), pipe:
+                pipe.write(guardian.DONE)
 
 
 class RayProcesses:

@@ -289,6 +289,7 @@ class Watchdog:
         moves: Returns how often the driver has gone on to something else.
         report: Called in the thread with what hung, once it is gone, and a sentence.
         warn: Called in the thread if the watchdog itself fails, which ends it.
+        ended: Called with the reason before the driver's process is ended; it must wait for no lock.
         ray_failure: Is told the seconds since the last look and those that a process may be stopped; says what is wrong
             with a process of Ray that the run cannot do without: calls would wait for ever.
         end: Ends the driver's process, which hangs, with an exit code.
@@ -304,6 +305,7 @@ class Watchdog:
         moves: Callable[[], int],
         report: Callable[[Hang, str], None],
         warn: Callable[[str], None],
+        ended: Callable[[str], None] = lambda why: None,
         ray_failure: Callable[[float, float], str | None] = lambda passed, patience: None,
         end: Callable[[int], object] = os._exit,
     ) -> None:
@@ -314,6 +316,7 @@ class Watchdog:
         self._moves = moves
         self._report = report
         self._warn = warn
+        self._ended = ended
         self._ray_failure = ray_failure
         self._end_driver = end
         self._still = 0.0
@@ -362,6 +365,7 @@ class Watchdog:
 
     def _give_up(self, why: str) -> None:
         print(f"{why}; the run ends, and --resume continues it", file=sys.stderr, flush=True)
+        self._ended(why)
         self._end_driver(RETRY)
 
     def _end(self, hang: Hang) -> None:
@@ -391,6 +395,7 @@ def watching(
     moves: Callable[[], int],
     report: Callable[[Hang, str], None],
     warn: Callable[[str], None],
+    ended: Callable[[str], None],
 ) -> Iterator[Nodes]:
     """Watch every worker that a `Cluster` starts meanwhile, and hand out what can be asked about them.
 
@@ -402,6 +407,7 @@ def watching(
         moves: See `Watchdog`.
         report: See `Watchdog`.
         warn: See `Watchdog`.
+        ended: See `Watchdog`.
     """
     config = resources.config
     folder = folder or Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-", dir=SHARED_MEMORY))
@@ -432,6 +438,7 @@ def watching(
                 moves=moves,
                 report=report,
                 warn=warn,
+                ended=ended,
                 ray_failure=processes.failure,
                 end=end,
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic import Field
@@ -17,6 +18,15 @@ from roll_like.config.training_data import RowLimits, RowSource
 from roll_like.config.violations import Violation
 
 SourceT = TypeVar("SourceT", bound=RowSource)
+
+
+def steps_of(epochs: float, items: int, per_step: int) -> int:
+    """Return in how many steps all items are read so often, the last step with fewer.
+
+    >>> steps_of(1.1, 100, 10)  # where 1.1 * 100 / 10 is 11.000000000000002
+    11
+    """
+    return math.ceil(Fraction(str(epochs)) * items / per_step)
 
 
 def _steps_or_epochs(config: OfflineRunConfig) -> Iterator[Violation]:
@@ -92,7 +102,7 @@ class OfflineRunConfig(RunConfig):
         """Return the steps of a run whose data has so many samples or pairs."""
         if self.steps is not None:
             return self.steps
-        return math.ceil((self.epochs or 0) * items / self.items_per_step[0])
+        return steps_of(self.epochs or 0, items, self.items_per_step[0])
 
     def lasting(self, items: int) -> Self:
         """Return the configuration with the steps that its `epochs` are, where it has those."""

@@ -24,6 +24,8 @@ Steps = Annotated[int, Field(ge=1, le=1_000_000_000)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Epochs = Annotated[float, Field(gt=0, le=1_000_000)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+#: A running mean with 1 never moves, and Adam's correction of its start divides by 0.
+DecayRate = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ModelConfig(ConfigModel):
@@ -147,7 +149,7 @@ class OptimizerConfig(ConfigModel):
     """AdamW and its learning rate."""
 
     lr: PositiveFloat = Field(default=1e-6, description="Peak learning rate.")
-    betas: tuple[Fraction, Fraction] = Field(default=(0.9, 0.999), description="Adam's decay rates.")
+    betas: tuple[DecayRate, DecayRate] = Field(default=(0.9, 0.999), description="Adam's decay rates; below 1.")
     eps: PositiveFloat = Field(default=1e-8, description="Adam's denominator term.")
     weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.0, description="Decoupled weight decay.")
     schedule: Literal["constant", "cosine", "linear"] = Field(default="constant", description="After the warm-up.")

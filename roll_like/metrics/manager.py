@@ -13,6 +13,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -220,9 +221,19 @@ class MetricsManager:
 
     def event(self, kind: str, **content: Any) -> None:
         """Keep something that happened in `events.jsonl`; may be called from any thread."""
-        line = {"kind": kind, "step": self._step, "time": time.time(), "elapsed": self._elapsed(), **content}
+        line = self._event(kind, content)
         with self._warning:
             self._events.send(self._step, {"file": files.EVENTS, "line": line})
+
+    def note_lost(self, why: str) -> None:
+        """Write to `events.jsonl` that the run ends now, whatever the other threads are doing: it waits for no lock."""
+        with suppress(OSError):
+            files.append(
+                self._run_dir / files.EVENTS, [self._event("end", {"status": "failed", "why": why, "failures": {}})]
+            )
+
+    def _event(self, kind: str, content: Mapping[str, Any]) -> dict[str, Any]:
+        return {"kind": kind, "step": self._step, "time": time.time(), "elapsed": self._elapsed(), **content}
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint of the last logged step keeps, as plain JSON.

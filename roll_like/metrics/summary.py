@@ -5,6 +5,7 @@ Everything is derived from the run's files, so a resumed run and a dead one are 
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -147,7 +148,8 @@ def figures_of(run: Run) -> dict[str, Any]:
     steps, evaluations, events = run.steps, run.evaluations, run.events
     before: Record = next((record for record in evaluations if record["step"] == 0), {})
     after: Record = next((record for record in reversed(evaluations) if record["step"] > 0), {})
-    best: Record = max((r for r in evaluations if "eval/avg" in r), key=lambda r: float(r["eval/avg"]), default={})
+    scored = [record for record in evaluations if not math.isnan(float(record.get("eval/avg", math.nan)))]
+    best: Record = max(scored, key=lambda record: float(record["eval/avg"]), default={})
     step_seconds = _total(steps, "time/step")
     samples = sum(_samples(record) for record in steps)
     sampling = any("rollout/tokens" in step for step in steps) and not any("train/samples" in step for step in steps)

@@ -14,6 +14,7 @@ import shutil
 import time
 import uuid
 import warnings
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -135,6 +136,7 @@ LOCK_SECONDS = 120.0
 #: before its last slash, and digits come before letters.
 MLFLOW_FIRST = {"rollout/reward/mean": "0 reward/training", "eval/avg": "0 reward/evaluation"}
 _NOT_IN_MLFLOW_NAMES = re.compile(r"[^\w\-. :/]")
+_MOST_IN_MLFLOW_NAMES = 250
 
 
 @TRACKERS.register("mlflow")
@@ -152,6 +154,7 @@ class MLflowTracker:
         self._client: Any = None
         self._traces: TraceStore | None = None
         self._run_id = ""
+        self._keys: dict[str, str] = {}
 
     def start(
         self, *, run_dir: Path, run_name: str, params: Mapping[str, Any], resume_id: str | None, resume_step: int | None
@@ -212,11 +215,25 @@ class MLflowTracker:
         self._client.update_run(run_id, status="RUNNING")
         return run_id
 
+    def _key(self, name: str) -> str:
+        """Return a name as MLflow takes it: its characters, no empty or relative part of a path, so many characters.
+
+        Sources and rewards are called as users like. Two names that would be one get the hash of the later one.
+        """
+        if name not in self._keys:
+            parts = (part for part in _NOT_IN_MLFLOW_NAMES.sub("_", name).split("/") if part)
+            key = "/".join(part if part.strip(".") else "_" * len(part) for part in parts) or "_"
+            if len(key) > _MOST_IN_MLFLOW_NAMES or key in self._keys.values():
+                digest = f"_{zlib.crc32(name.encode('utf-8', 'surrogatepass')):08x}"
+                key = key[: _MOST_IN_MLFLOW_NAMES - len(digest)] + digest
+            self._keys[name] = key
+        return self._keys[name]
+
     def _log_params(self, params: Mapping[str, str]) -> None:
         from mlflow.entities import Param, RunTag
 
         known = self._client.get_run(self._run_id).data.params
-        clean = {_NOT_IN_MLFLOW_NAMES.sub("_", key)[:250]: value[:6000] for key, value in params.items()}
+        clean = {self._key(key): value[:6000] for key, value in params.items()}
         new = [Param(key, value) for key, value in clean.items() if key not in known]
         # a parameter cannot be changed in MLflow, and a resumed run may have new settings
         changed = [RunTag(f"resumed.{k}", v) for k, v in clean.items() if k in known and known[k] != v]
@@ -230,7 +247,7 @@ class MLflowTracker:
 
         now = int(time.time() * 1000)
         values = {**{first: values[name] for name, first in MLFLOW_FIRST.items() if name in values}, **values}
-        metrics = [Metric(_NOT_IN_MLFLOW_NAMES.sub("_", name), value, now, step) for name, value in values.items()]
+        metrics = [Metric(self._key(name), value, now, step) for name, value in values.items()]
         for start in range(0, len(metrics), 1000):
             self._client.log_batch(self._run_id, metrics=metrics[start : start + 1000])
 

@@ -195,10 +195,8 @@ def _show_end(folder: Path) -> int:
             raise DataError(
                 f"the rollouts of {folder} cannot be read: {error}", fix="move the damaged file out of rollouts/"
             ) from error
-    if status == "unfinished":
-        print(
-            f"{folder} has no process and no end: the run was killed; roll-like run --config FILE --resume continues it"
-        )
+    if status in ("unfinished", "killed"):
+        print(f"{folder}: the run was killed; roll-like run --config FILE --resume continues it")
     elif not (run.steps or run.evaluations):
         print(f"{folder}: the run ended before its first step: {status}; its output is in logs/")
     return OK if status == "finished" else FAILED

@@ -23,6 +23,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 from roll_like.types import Group, Scored, Task
@@ -62,7 +63,7 @@ class Ledger:
             raise ValueError(f"ahead is {ahead}, above max_staleness ({max_staleness}): the bound could not be kept")
         self._groups = groups
         self._max_staleness = max_staleness
-        self._ahead = math.ceil(groups * ahead)
+        self._ahead = math.ceil(groups * Fraction(str(ahead)))  # 1.1 * 100 would be 111
         self._batches = batches
         self._max_filtered = max_filtered
         self._admitted: dict[int, Admitted] = {}

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import shutil
 import time
@@ -244,7 +245,8 @@ class CheckpointStore:
     def _all(self) -> list[Path]:
         if not self.directory.is_dir():
             return []
-        return sorted(path for path in self.directory.iterdir() if _NAME.fullmatch(path.name) and path.is_dir())
+        found = ((_NAME.fullmatch(path.name), path) for path in self.directory.iterdir() if path.is_dir())
+        return [path for _, path in sorted((int(name[1]), path) for name, path in found if name)]
 
     def _prune(self) -> None:
         best = self.directory / "best"
@@ -261,6 +263,8 @@ class CheckpointStore:
                 shutil.rmtree(doomed)
 
     def _remember_best(self, path: Path, score: float) -> None:
+        if math.isnan(score):
+            return
         best = self.directory / "best"
         if best.exists():
             try:
@@ -269,7 +273,7 @@ class CheckpointStore:
                 known = None
                 self.warn(f"{best / MANIFEST} is damaged; {path.name} is the best checkpoint from now on")
             if known is not None and known >= score:
-                return
+                return  # so NaN is not, which an older version may have kept
         fresh = self.directory / f"{TEMPORARY}best"
         fresh.unlink(missing_ok=True)
         fresh.symlink_to(path.name)

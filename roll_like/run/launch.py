@@ -18,6 +18,7 @@ from roll_like.config.load import dump_config
 from roll_like.config.run import RunConfig
 from roll_like.config.sections import LoRAConfig
 from roll_like.errors import CheckpointError, ConfigError
+from roll_like.metrics import files
 from roll_like.metrics.manager import MetricsManager
 from roll_like.run.checkpoint import Checkpoint, CheckpointStore
 from roll_like.run.folder import find_run, is_finished, locked
@@ -96,6 +97,7 @@ def running(
                         directory / "logs",
                         checkpoints=store.directory if durable else None,
                         lock=lock,
+                        events=directory / files.EVENTS,
                     )
                 )
             snapshots = Snapshots(session.snapshots, store, durable=durable, warn=metrics.warn)
@@ -124,6 +126,7 @@ def running(
                     moves=lambda: metrics.phases,
                     report=state.note_hang,
                     warn=metrics.warn,
+                    ended=metrics.note_lost,
                 )
             )
             metrics.usage = lambda: memory_metrics(nodes.memory())
@@ -198,6 +201,7 @@ def measuring(config: RunConfig) -> Iterator[tuple[ResourceManager, ExitStack]]:
                 moves=lambda: 0,
                 report=lambda hang, text: print(text, file=sys.stderr),
                 warn=lambda text: print(text, file=sys.stderr),
+                ended=lambda why: None,
             )
         )
         yield resources, stack

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-STOPPING = (signal.SIGTERM, signal.SIGUSR1)
+from roll_like.errors import STOPPING
 
 
 class StopRequested(KeyboardInterrupt):

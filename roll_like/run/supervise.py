@@ -23,8 +23,7 @@ from typing import Any, Self
 
 import psutil
 
-from roll_like.errors import FAILED, RETRY
-from roll_like.run.signals import STOPPING
+from roll_like.errors import FAILED, RETRY, STOPPING
 
 #: Attempts in a row that may end without a newer checkpoint than before; the cause is then not one that passes.
 MOST_WITHOUT_PROGRESS = 3

@@ -123,6 +123,9 @@ def test_a_run_whose_ray_is_lost(
     assert run.series == undisturbed.series
     assert f"{part} of this run's Ray {said}" in run.output
     assert "the run ends, and --resume continues it" in run.output
+    ends = [event for event in read_lines(tmp_path / "runs" / "tiny" / "events.jsonl") if event["kind"] == "end"]
+    assert [event["status"] for event in ends] == ["failed", "finished"]
+    assert said in ends[0]["why"]
 
 
 def restarted(folder: Path, model: Path, faults: Sequence[tuple[str, int, str]], code: int) -> Ended:

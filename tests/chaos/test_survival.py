@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -65,6 +67,7 @@ def test_kill_9_and_resume_give_the_same_series(
         kill_run(config, "step 2/4")
         with locked(run := tmp_path / "runs" / "tiny"):
             assert newest_step(run / "checkpoints") in {1, 2}
+            assert read_lines(run / "events.jsonl")[-1]["status"] == "killed"
     code, output = run_here(config, "--resume")
     assert code == 0, output
     same(series(run), undisturbed)
@@ -93,20 +96,39 @@ def test_a_killed_run_starts_again_by_itself(tmp_path: Path, model: Path, undist
     assert attempts == [(1, -signal.SIGKILL), (2, 0)]
 
 
-@pytest.mark.slow
+def everything(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    """Signal a process and all that it has started, as Slurm does to end a job."""
+    root = psutil.Process(process.pid)
+    for one in [root, *root.children(recursive=True)]:
+        one.send_signal(number)
+
+
+@pytest.mark.parametrize(
+    ("to", "number"),
+    [
+        pytest.param(subprocess.Popen.send_signal, signal.SIGTERM, id="the driver", marks=pytest.mark.slow),
+        pytest.param(lambda process, number: os.killpg(process.pid, number), signal.SIGTERM, id="its process group"),
+        pytest.param(everything, signal.SIGUSR1, id="all processes", marks=pytest.mark.slow),
+    ],
+)
 def test_sigterm_writes_a_checkpoint_and_exits_0(
-    tmp_path: Path, model: Path, undisturbed: list[dict[str, float]]
+    to: Callable[[subprocess.Popen[str], signal.Signals], None],
+    number: signal.Signals,
+    tmp_path: Path,
+    model: Path,
+    undisturbed: list[dict[str, float]],
 ) -> None:
-    # no checkpoint is due before the end: the one that SIGTERM asks for is the only one
+    # no checkpoint is due before the end: the one that the signal asks for is the only one
     config = write_run(tmp_path, model, checkpoint={"every": 0, "export": False})
     with nothing_left():
-        process = start_run(config)
+        process = start_run(config, start_new_session=True)
         wait_for(process, "step 1/4")
-        process.send_signal(signal.SIGTERM)
+        to(process, number)
         output, _ = process.communicate(timeout=120)
         assert process.returncode == 0, output
         assert "--resume tiny" in output
     run = tmp_path / "runs" / "tiny"
+    assert read_lines(run / "events.jsonl")[-1]["status"] == "stopped"
     assert json.loads((run / "summary.json").read_text())["steps"] < 4
     code, output = run_here(config, "--resume", "tiny")
     assert code == 0, output

@@ -56,6 +56,23 @@ def test_the_best_is_kept_beside_the_latest(tmp_path: Path) -> None:
     assert (tmp_path / "best").resolve().name == "step_000002"
 
 
+def test_a_score_that_is_no_number_is_never_best(tmp_path: Path) -> None:
+    store, _ = make_store(tmp_path, keep=9)
+    store.write(1, save, {}, score=math.nan)
+    assert not (tmp_path / "best").exists()
+    store.write(2, save, {}, score=0.1)
+    store.write(3, save, {}, score=math.nan)
+    assert (tmp_path / "best").resolve().name == "step_000002"
+
+
+def test_step_1000000_comes_after_step_999999(tmp_path: Path) -> None:
+    store, _ = make_store(tmp_path, keep=2, keep_best=False)
+    for step in (999_998, 999_999, 1_000_000):
+        store.write(step, save, {})
+    assert names(tmp_path) == ["step_1000000", "step_999999"]
+    assert store.latest().step == store.newest_step() == 1_000_000  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("content", ["{}", "[]", "", '{"format": 1, "step": "two", "score": "high", "files": {}}'])
 def test_a_damaged_record_of_the_best_is_passed_over(tmp_path: Path, content: str) -> None:
     store, warnings = make_store(tmp_path, keep=3)

@@ -20,7 +20,8 @@ from ray._private import worker
 from roll_like.cluster import RaySession, guardian
 from roll_like.cluster.session import AUTH_MODE, STARTS, RayProcesses
 from roll_like.config.sections import HardwareConfig
-from roll_like.errors import ResourceError
+from roll_like.errors import STOPPING, ResourceError
+from roll_like.metrics import files
 
 SLOW = "The current node timed out during startup. This could happen because some of the raylet failed to startup."
 
@@ -69,10 +70,10 @@ def test_a_ray_that_was_slow_is_started_anew(straying: StrayingRay, tmp_path: Pa
     with RaySession(hardware(), tmp_path):
         *before, last = straying.processes
         assert len(before) == STARTS - 1
-        assert [process.wait(10) for process in before] == [-15] * len(before)  # what had started was ended
+        assert [process.wait(10) for process in before] == [-9] * len(before)  # what had started was killed
         assert [folder.is_dir() for folder in straying.folders] == [False] * len(before) + [True]
         assert last.poll() is None
-    assert last.wait(10) == -15
+    assert last.wait(10) == -9
     assert not straying.folders[-1].exists()
 
 
@@ -131,6 +132,56 @@ def test_an_interruption_at_any_line_of_the_start_leaves_nothing(
         finally:
             sys.settrace(before)
     assert line > 10
+
+
+def ended(events: Path, said: bytes) -> list[dict[str, Any]]:
+    """Return the events after the driver has said something and closed its pipe."""
+    command = [sys.executable, "-I", "-S", guardian.__file__, "--events", str(events), "test-session-none"]
+    subprocess.run(command, input=said, check=True, timeout=20)
+    return files.read(events)
+
+
+STEP = {"kind": "warning", "step": 7, "time": 1.0, "elapsed": 3.5, "text": "slow"}
+
+
+@pytest.mark.parametrize(
+    ("before", "kept"),
+    [
+        ([], []),
+        ([STEP], [STEP]),
+        ([STEP, {**STEP, "kind": "end", "status": "stopped"}], [STEP, {**STEP, "kind": "end", "status": "stopped"}]),
+    ],
+    ids=["nothing happened", "something did", "an earlier attempt ended"],
+)
+@pytest.mark.parametrize("half", [b"", b'{"kind": "warn'], ids=["whole", "half a line"])
+def test_the_end_of_a_killed_run_is_in_its_events(
+    before: list[dict[str, Any]], kept: list[dict[str, Any]], half: bytes, tmp_path: Path
+) -> None:
+    events = tmp_path / "events.jsonl"
+    files.append(events, before)
+    with events.open("ab") as file:
+        file.write(half)
+    *found, last = ended(events, b"")
+    assert found == kept
+    assert (last["kind"], last["status"], last["step"]) == ("end", "killed", 7 if before else 0)
+    assert ended(tmp_path / "none", b"")[-1]["status"] == "killed"
+
+
+def test_an_end_that_is_noted_is_not_noted_again(tmp_path: Path) -> None:
+    events = tmp_path / "events.jsonl"
+    assert ended(events, guardian.DONE) == []  # the run itself writes it, later
+    lost = {**STEP, "kind": "end", "status": "failed", "time": time.time() + 60}
+    files.append(events, [lost])
+    assert ended(events, b"") == [lost]
+
+
+def test_what_a_run_starts_ignores_the_signals_that_end_it(straying: StrayingRay, tmp_path: Path) -> None:
+    with RaySession(hardware(), tmp_path):
+        for number in STOPPING:
+            straying.processes[-1].send_signal(number)
+        with pytest.raises(subprocess.TimeoutExpired):
+            straying.processes[-1].wait(0.5)
+        assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(STOPPING)  # the driver does not
 
 
 def test_processes_of_ray_are_missed_when_they_are_gone_and_when_they_are_stopped(

@@ -85,6 +85,38 @@ def test_mlflow_keeps_figures_parameters_and_files(runs: Path, capfd: pytest.Cap
     assert capfd.readouterr() == ("", "")
 
 
+MLFLOW_NAMES = {
+    "eval/pass@4/gsm8k": "eval/pass_4/gsm8k",
+    "eval/avg/org//data set?": "eval/avg/org/data set_",
+    "/absolute": "absolute",
+    "eval/avg/../x": "eval/avg/__/x",
+    "eval/avg/.": "eval/avg/_",
+    "eval/avg/数学": "eval/avg/数学",
+    "trailing/": "trailing",
+    "//": "_",
+    "eval/avg/" + "x" * 300: "eval/avg/" + "x" * 232 + "_492c504d",
+}
+
+
+def test_any_name_reaches_mlflow(runs: Path) -> None:
+    tracker, run_id, client = mlflow_tracker(run_dir(runs, "names"))
+    tracker.log(1, {name: float(index) for index, name in enumerate(MLFLOW_NAMES)})
+    tracker.close("finished")
+    assert client.get_run(run_id).data.metrics == {key: index for index, key in enumerate(MLFLOW_NAMES.values())}
+
+
+def test_names_that_mlflow_would_take_for_one_stay_two(runs: Path) -> None:
+    tracker, run_id, client = mlflow_tracker(run_dir(runs, "alike"))
+    for step in (1, 2):
+        tracker.log(step, {"eval/avg/a?b": 1.0, "eval/avg/a*b": 2.0})
+    tracker.close("finished")
+    found = client.get_run(run_id).data.metrics
+    assert found.pop("eval/avg/a_b") == 1.0
+    ((other, value),) = found.items()
+    assert other.startswith("eval/avg/a_b_")
+    assert value == 2.0
+
+
 def test_mlflow_continues_the_same_run_without_repeating_a_step(runs: Path) -> None:
     path = run_dir(runs, "resumed")
     tracker, run_id, _ = mlflow_tracker(path)

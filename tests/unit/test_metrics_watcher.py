@@ -121,7 +121,7 @@ def test_a_killed_run_is_told_from_one_that_goes_on(run: Path, capsys: pytest.Ca
     assert watch(run, wait=Script(run, lambda: files.append(run / files.METRICS, [step(3)]))) == 1
     out = capsys.readouterr().out
     assert "step 3/4" in out
-    assert "has no process and no end: the run was killed; roll-like run --config FILE --resume continues it" in out
+    assert "the run was killed; roll-like run --config FILE --resume continues it" in out
     # an end of an earlier life, and a process now
     files.append(run / files.EVENTS, [{"kind": "end", "elapsed": 80.0, "status": "stopped", "failures": {}}])
     assert watch(run, wait=Script(run, lambda: files.append(run / files.METRICS, [step(4)]))) == 1

@@ -244,9 +244,10 @@ def test_the_limit_of_a_control_group_counts_without_pages_of_files(tmp_path: Pa
 # ---- a driver that was killed ------------------------------------------------------------------------
 
 
-def guarded(*arguments: object) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-I", "-S", guardian.__file__, "test-snapshots-nobody", *map(str, arguments)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE)
+def guarded(tmp_path: Path) -> subprocess.Popen[bytes]:
+    rescue = ("--rescue", tmp_path / "memory", tmp_path / "checkpoints")
+    command = [sys.executable, "-I", "-S", guardian.__file__, *rescue, "test-snapshots-none", tmp_path / "memory"]
+    return subprocess.Popen(list(map(str, command)), stdin=subprocess.PIPE)
 
 
 @pytest.mark.parametrize("there", [[], [1], [1, 4]], ids=["no checkpoint", "an older one", "the same"])
@@ -259,7 +260,7 @@ def test_the_newest_state_of_a_killed_driver_is_brought_to_disk(tmp_path: Path, 
     assert take(snapshots, 4)
     unfinished = tmp_path / "memory" / "unfinished"
     unfinished.mkdir()
-    process = guarded("--rescue", tmp_path / "memory", tmp_path / "checkpoints", tmp_path / "memory")
+    process = guarded(tmp_path)
     process.communicate(timeout=20)
     assert process.returncode == 0
     assert on_disk(tmp_path) == sorted({*there, 4})
@@ -271,7 +272,7 @@ def test_a_driver_that_ended_by_itself_leaves_nothing_to_rescue(tmp_path: Path) 
     snapshots, _ = make(tmp_path)
     assert take(snapshots, 1)
     snapshots.close(None, None, None)
-    guarded("--rescue", tmp_path / "memory", tmp_path / "checkpoints", tmp_path / "memory").communicate(timeout=20)
+    guarded(tmp_path).communicate(timeout=20)
     assert not (tmp_path / "checkpoints").exists()
 
 

@@ -41,6 +41,8 @@ from roll_like.types import FloatArray, IntArray, Segment, StopReason
 
 _STOP_REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH, "abort": StopReason.ABORTED}
 _CLOSE_SECONDS = 10.0
+#: vLLM waits so long for its process to end by SIGTERM, which that ignores (`cluster.session.spared`), and kills it.
+_KILL_SECONDS = 0.1
 
 
 class VLLMEngine(TaskEngine):
@@ -135,7 +137,7 @@ class VLLMEngine(TaskEngine):
         self._death = self._death or EngineDied("the engine was closed")
         await self._end_tasks()
         if llm is not None:
-            llm.shutdown(timeout=_CLOSE_SECONDS)
+            llm.shutdown(timeout=_KILL_SECONDS)
             llm.engine_core.resources.ctx.destroy(linger=0)  # vLLM leaves its sockets' context to the collector
             if llm.output_handler is not None:
                 with contextlib.suppress(asyncio.CancelledError):

@@ -83,7 +83,8 @@ def _rewind(event: Mapping[str, Any]) -> str:
 
 def _end(event: Mapping[str, Any]) -> str:
     missing = [f"{name}: {_undelivered(found)}" for name, found in event["failures"].items()]
-    return "; ".join([f"the run ended: {event['status']}", *missing])
+    why = [event["why"]] if "why" in event else []
+    return "; ".join([f"the run ended: {event['status']}", *why, *missing])
 
 
 def _undelivered(found: Mapping[str, Any]) -> str:
