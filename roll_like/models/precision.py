@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 RunConfigT = TypeVar("RunConfigT", bound=RunConfig)
 
-#: Rows, inputs and outputs of the measured product: a decoding step of 64 sequences, a layer of a small model.
-_SHAPE = (64, 576, 1536)
+#: Rows, inputs and outputs of the measured product: a decoding step of many sequences, a layer of a small model.
+_SHAPE = (256, 576, 1536)
 #: How often it is measured: at least, and for how long. Seconds.
-_REPEATS, _SECONDS = 3, 0.15
+_REPEATS, _SECONDS = 2, 0.25
 #: bfloat16 takes half the memory, so it is taken where it is about as fast.
 _FAST_ENOUGH = 0.9
 
@@ -26,7 +26,7 @@ _FAST_ENOUGH = 0.9
 def bfloat16_speed() -> float:
     """Return how many times as fast as in float32 this CPU computes a linear layer and its gradients in bfloat16.
 
-    Measured, in a sixth of a second: flags do not say it. CPUs with AVX-512 but without its bfloat16 take two to five
+    Measured, in a quarter of a second (one, where it is slow): flags do not say it. CPUs with AVX-512 but without its bfloat16 take two to five
     times as long as in float32, those with AVX2 alone up to fifty times (the gradients), others half as long. By turns
     and on one thread, and the best of each counts, so that what else runs on the machine does not.
     """
