@@ -6,7 +6,7 @@ The text is JSON. `None`, booleans, strings, finite floats and integers of up to
 every other value is an array that begins with a tag: `["l", 1, 2]` is a list, `["t", 1]` a tuple,
 `["d", key, value, …]` a dictionary. Types are exact: an instance of a subclass is refused, because what
 a subclass does with `==` is for its author to say. `OrderedDict`, `defaultdict` and `Counter` become
-`dict`. Decoding calls nothing that the text names, and its cost is bounded: by the size and depth of the
+`dict`, and numpy's scalars and arrays what their `tolist` returns. Decoding calls nothing that the text names, and its cost is bounded: by the size and depth of the
 text, by the size of numbers, and by a limit on colliding hashes.
 
 The file needs only the standard library: the very same one runs inside the sandbox, where the program may
@@ -103,6 +103,8 @@ def _pack(value: Any, depth: int) -> Any:  # noqa: PLR0911 - one case for each t
         for key, item in value.items():
             packed += (_pack(key, depth - 1), _pack(item, depth - 1))
         return packed
+    if kind.__module__ == "numpy" and hasattr(kind, "tolist"):
+        return _pack(value.tolist(), depth - 1)
     raise CodecError(f"a value of type {kind.__module__}.{kind.__qualname__} is not plain")
 
 
