@@ -25,6 +25,8 @@ from roll_like.errors import ConfigError
 _SHOWN = 120  # characters of a value in a message
 _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,6})?", re.ASCII)
+#: Digits that are rather text than a number, as in binary.
+_PADDED = re.compile(r"[+-]?0\d")
 #: What C and judges take for blanks; Unicode's others are text.
 _TOKEN = re.compile(r"[^ \t\n\r\v\f]+")
 #: What may stand around numbers within a token, as in a printed list.
@@ -97,8 +99,8 @@ class Comparison:
         if not (_NUMBER.fullmatch(got) and _NUMBER.fullmatch(wanted)):
             return False
         whole = _WHOLE.fullmatch(wanted) is not None
-        if whole and _WHOLE.fullmatch(got):
-            return not (got + wanted).strip("+-0")  # 0 and -0; elsewhere leading zeros and a plus count
+        if _PADDED.match(wanted) or (whole and _WHOLE.fullmatch(got)):
+            return {got, wanted} == {"0", "-0"}  # elsewhere leading zeros and signs count: they may be text
         return self._within(Decimal(got), Decimal(wanted), absolute=whole)
 
     def _within(self, got: Decimal, wanted: Decimal, *, absolute: bool) -> bool:

@@ -63,6 +63,7 @@ def work(kind: str, source: bytes, started: mmap.mmap) -> NoReturn:
         started: Memory shared with the zygote; its first byte is set and the memory given up right before the
             program runs, so that from then on no exit status can be taken for the worker's own.
     """
+    _open_streams()
     code = _compiled(source)
     site.setquit()  # `exit` and `quit`, which the interpreter's `-S` leaves out
     sys.set_int_max_str_digits(0)  # a judge's Python has no such limit, or an older one; CPU time bounds it
@@ -150,6 +151,19 @@ def execute(arguments: list[str], started: mmap.mmap) -> NoReturn:
     """Become another program."""
     started[0] = 1  # the memory is given up with everything else
     os.execve(arguments[0], arguments, {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp"})
+
+
+def _open_streams() -> None:
+    """Replace the streams made at the zygote's start: they believe that they can seek, as its own could."""
+    for number, name, mode, errors in (
+        (0, "stdin", "r", "surrogateescape"),
+        (1, "stdout", "w", "surrogateescape"),
+        (2, "stderr", "w", "backslashreplace"),
+    ):
+        raw = open(number, f"{mode}b", closefd=False)
+        stream = io.TextIOWrapper(raw, encoding="utf-8", errors=errors, line_buffering=number == 2)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
 
 
 def _compiled(source: bytes) -> CodeType:
