@@ -15,6 +15,7 @@ from roll_like.errors import SandboxError
 from roll_like.sandbox import asserts
 from roll_like.sandbox.box import Box, BoxReport, BoxSession, CallFailed, Ended, Program, SandboxUnavailable
 from roll_like.sandbox.compare import Comparison, shown
+from roll_like.sandbox.fair import PATIENCE, Measured, within
 from roll_like.sandbox.types import (
     AssertTest,
     CallTest,
@@ -111,7 +112,7 @@ class Grading:
         output_bytes = max(limits.output_bytes, _SPARE_OUTPUT * len(test.output.encode()))
         limits = replace(limits, output_bytes=output_bytes)  # what is expected can be printed, whatever the limit
         try:
-            async with asyncio.timeout(limits.wall_seconds + _GRACE_SECONDS):
+            async with asyncio.timeout(limits.wall_seconds * PATIENCE + _GRACE_SECONDS):
                 report = await self.box.run(self.program, test.input, limits)
         except TimeoutError:
             raise SandboxError(f"the box did not end an execution after {limits.wall_seconds:g} s") from None
@@ -147,8 +148,8 @@ class Grading:
     async def _call(self, session: BoxSession, test: CallTest) -> TestResult:
         seconds = min(self.limits.wall_seconds, self._remaining())
         try:
-            async with asyncio.timeout(seconds):
-                value = await session.call(test.entry_point, test.args, test.kwargs)
+            call = session.call(test.entry_point, test.args, test.kwargs)
+            value = await within(call, seconds, session.own_seconds if isinstance(session, Measured) else None)
         except TimeoutError:
             return TestResult(TestStatus.TIMEOUT, f"{test.entry_point} took more than {seconds:.3g} s")
         except CallFailed as failure:
@@ -174,14 +175,14 @@ class Grading:
 
     async def _open(self, program: Program, limits: Limits) -> BoxSession:
         try:
-            async with asyncio.timeout(limits.wall_seconds + _GRACE_SECONDS):
+            async with asyncio.timeout(limits.wall_seconds * PATIENCE + _GRACE_SECONDS):
                 return await self.box.open(program, limits)
         except TimeoutError:
             raise SandboxError(f"the box did not start a program within {limits.wall_seconds:g} s") from None
 
     async def _end(self, session: BoxSession) -> BoxReport:
         try:
-            async with asyncio.timeout(self.limits.wall_seconds + _GRACE_SECONDS):
+            async with asyncio.timeout(self.limits.wall_seconds * PATIENCE + _GRACE_SECONDS):
                 report = await session.close()
         except TimeoutError:
             raise SandboxError(f"the box did not end a session after {self.limits.wall_seconds:g} s") from None

@@ -307,10 +307,6 @@ def values() -> Iterator[dict[str, tuple[list[Any], list[Any]]]]:
     plain = {
         (name, text): outcome.value if isinstance(outcome, RewardResult) else outcome for name, text, outcome in found
     }
-    for name, text, o in found:
-        if "twoSum" in text: print(name, o)
-    plain = plain | {
-    }
     yield {
         case.name: (
             [plain[case.name, fenced(program)] for program in case.right],
