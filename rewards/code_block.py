@@ -6,7 +6,6 @@ text and behind the last line of code; tags carry versions, file names and attri
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 
@@ -107,16 +106,19 @@ def _end(lines: list[str], start: int, prefix: str, fence: str, language: str | 
     """Return the number of the line that ends a block, and the code before the fence on it; all lines: none does."""
     at_start = re.compile(rf"[ \t]*{re.escape(fence[0])}{{{len(fence)},}}")
     behind_code = re.compile(rf"(.*[^`])`{{{len(fence)},}}[ \t]*") if fence[0] == "`" else None
+    python = language in {"python", None}
     quote, until = "", start
     for number in range(start, len(lines)):
         line = _unquoted(lines[number], prefix)
+        if not quote and at_start.match(line):
+            return number, ""
         if not quote or number >= until:
-            if at_start.match(line):
-                return number, ""
             match = behind_code.fullmatch(line) if behind_code else None
             if match and match[1].strip() and not line.lstrip().startswith(_COMMENTS):
-                return number, match[1].rstrip()
-        if language in {"python", None}:
+                opened = _open_string(match[1], quote) if python else ""
+                if not opened or _string_end(lines, number + 1, opened, fence) == len(lines):
+                    return number, match[1].rstrip()
+        if python:
             before, quote = quote, _open_string(line, quote)
             if quote and (not before or number >= until):
                 until = _string_end(lines, number + 1, quote, fence)
@@ -168,7 +170,9 @@ def _unquoted(line: str, prefix: str) -> str:
 def _dedented(block: list[str], prefix: str) -> list[str]:
     """Remove what all lines are indented by, or else as much as the fence is, as Markdown does."""
     filled = [line for line in block if line.strip()]
-    margin = os.path.commonprefix([_indentation(line) for line in filled])
+    indentations = [_indentation(line) for line in filled]
+    least = min(indentations, key=len, default="")
+    margin = least if all(one.startswith(least) for one in indentations) else ""
     if margin:
         return [line.removeprefix(margin) for line in block]
     width = len(_indentation(prefix.rpartition(">")[2]))

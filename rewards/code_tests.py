@@ -63,10 +63,12 @@ def read_tests(
         found = _decoded(metadata.get(field), f"the field {field!r}")
         if found is not None or len(fields) == 1:
             tests += _Reader(field, name, entry_point_field).tests(found)
-    named = f"the field {fields[0]!r}" if len(fields) == 1 else f"the fields {', '.join(map(repr, fields))}"
+    named = f"the field {' + '.join(map(repr, fields))}"
     if not tests:
         raise ValueError(f"{named} holds no tests; a program without tests would always pass")
-    kinds = {_KINDS[type(test)]: number for number, test in reversed(list(enumerate(tests)))}
+    kinds: dict[str, int] = {}
+    for number, test in enumerate(tests):
+        kinds.setdefault(_KINDS[type(test)], number)
     if len(kinds) > 1:
         places = " and ".join(f"{kind} (test {number})" for kind, number in kinds.items())
         raise ValueError(f"{named} mixes {places}; one program cannot be meant by both, keep one kind of tests")

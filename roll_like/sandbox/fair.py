@@ -1,8 +1,8 @@
 """Time limits on a machine that is busy: what counts is the time in which a program was not kept waiting.
 
-The kernel counts for each thread how long it could run and had no processor (`/proc/…/schedstat`). A program whose limit
-is over, and which was kept waiting for most of it, gets more time; where that does not help, the sandbox has failed, and
-nothing is said about the program.
+The kernel counts for each thread how long it could run and had no processor (`/proc/…/schedstat`). A program whose
+limit is over, and which was kept waiting for most of it, gets more time; where that does not help, the sandbox has
+failed, and nothing is said about the program.
 """
 
 from __future__ import annotations

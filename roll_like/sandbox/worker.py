@@ -160,7 +160,7 @@ def _open_streams() -> None:
         (1, "stdout", "w", "surrogateescape"),
         (2, "stderr", "w", "backslashreplace"),
     ):
-        raw = open(number, f"{mode}b", closefd=False)
+        raw = open(number, f"{mode}b", closefd=False)  # noqa: SIM115 - for as long as the program runs
         stream = io.TextIOWrapper(raw, encoding="utf-8", errors=errors, line_buffering=number == 2)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)

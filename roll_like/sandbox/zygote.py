@@ -303,7 +303,7 @@ class Execution:
         self.kill(Ended.TIMEOUT)
 
     def serves(self) -> None:
-        """Leave time limits to those who call from now on, who also wait for others; the clock is for what they forget."""
+        """Leave time limits to the callers, whose calls also wait for others; the clock is for what they forget."""
         if not self.finished.done() and self._why is None:
             self._clock.cancel()
             self._clock = self._loop.call_later(PATIENCE * self._job.limits.wall_seconds, self._expire)

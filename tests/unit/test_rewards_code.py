@@ -11,8 +11,8 @@ from reward_support import completion, outcomes, row
 
 from roll_like import RewardResult
 from roll_like.builtin.rewards.code import Code, CodeConfig
-from roll_like.builtin.rewards.code_block import CodeBlock, code_blocks, last_program
 from roll_like.builtin.rewards.code_asserts import resolve_entry_points
+from roll_like.builtin.rewards.code_block import CodeBlock, code_blocks, last_program
 from roll_like.builtin.rewards.code_tests import read_tests
 from roll_like.errors import DataError, RewardError, SandboxError
 from roll_like.registry import REWARDS
