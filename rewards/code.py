@@ -10,9 +10,9 @@ from __future__ import annotations
 import ast
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, RewardResult, register_reward
 from roll_like.builtin.rewards.code_asserts import resolve_entry_points
@@ -26,6 +26,14 @@ from roll_like.sandbox.evaluator import check_tests
 from roll_like.types import Task
 
 _MIB = 1 << 20
+
+
+def _python(text: str) -> str:
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"should be Python, found: {error}") from error
+    return text
 
 
 class CodeConfig(RewardConfig):
@@ -46,6 +54,11 @@ class CodeConfig(RewardConfig):
         default=None,
         description="Row field with Python that is put before each program, as text or a list of lines: imports, "
         "helpers. The program's imports from `__future__` come first.",
+    )
+    setup: Annotated[str, AfterValidator(_python)] = Field(
+        default="",
+        description="Python that is put before the programs of all rows, as LeetCode and LiveCodeBench do: "
+        "`from typing import *`, and so on.",
     )
     compare: Literal["tokens", "exact"] = Field(
         default="tokens",
@@ -130,7 +143,7 @@ class Code(Reward):
                 comparison=Comparison(
                     float_tolerance=self.config.float_tolerance if self.config.compare == "tokens" else None,
                     tokens=self.config.compare == "tokens",
-                    json_keys=True,
+                    from_json=True,
                 ),
                 total_seconds=self.config.total_seconds,
                 stop_at_failure=self.config.reward == "binary",
@@ -239,13 +252,18 @@ class Code(Reward):
         return tests
 
     def _setup(self, metadata: Mapping[str, Any]) -> str:
+        """Return what is put before the program of a row.
+
+        Raises:
+            ValueError: The row's field holds no Python.
+        """
         if self.config.setup_field is None:
-            return ""
+            return self.config.setup
         setup = metadata.get(self.config.setup_field, ...)
         if isinstance(setup, (list, tuple)) and all(isinstance(line, str) for line in setup):
             setup = "\n".join(setup)
         if setup is None:
-            return ""
+            return self.config.setup
         if not isinstance(setup, str):
             found = "none" if setup is ... else shown(setup)
             raise ValueError(f"the field {self.config.setup_field!r} should hold Python, found {found}")
@@ -253,7 +271,7 @@ class Code(Reward):
             ast.parse(setup)
         except (SyntaxError, ValueError, RecursionError) as error:
             raise ValueError(f"the field {self.config.setup_field!r} should hold Python, found: {error}") from error
-        return setup
+        return with_setup(self.config.setup, setup)
 
 
 __all__ = ["Code", "CodeConfig"]

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
+from fractions import Fraction
 from itertools import zip_longest
 from typing import Any
 
@@ -48,13 +49,14 @@ class Comparison:
             values and equal text.
         tokens: Printed text is compared token by token, as judges do: blanks and line ends only separate. Without it,
             line by line, except for blanks at the ends of lines and newlines at the end.
-        json_keys: Expected values come from JSON, whose keys are text: the key "1" also stands for 1.
+        from_json: Expected values come from JSON. Its keys are text: the key "1" also stands for 1. Its numbers are
+            of two kinds: 0.5 also stands for Decimal("0.5") and Fraction(1, 2).
         strict_types: A list is no tuple, a set no frozenset, 2 is not 2.0. A boolean is never a number.
     """
 
     float_tolerance: float | None = None
     tokens: bool = False
-    json_keys: bool = False
+    from_json: bool = False
     strict_types: bool = False
 
     def __post_init__(self) -> None:
@@ -112,12 +114,12 @@ class Comparison:
         allowed = _ARITHMETIC.multiply(Decimal(repr(self.float_tolerance)), scale)
         return _ARITHMETIC.subtract(got, wanted).copy_abs() <= allowed
 
-    def _close(self, got: float, wanted: float) -> bool:
+    def _close(self, got: Any, wanted: Any) -> bool:
         if got == wanted or (got != got and wanted != wanted):  # noqa: PLR0124 - both are NaN
             return True
         if self.float_tolerance is None or not (_is_finite(got) and _is_finite(wanted)):
             return False
-        return self._within(Decimal(got), Decimal(wanted), absolute=isinstance(wanted, int))
+        return self._within(_decimal(got), _decimal(wanted), absolute=isinstance(wanted, int))
 
     def _difference(self, got: Any, wanted: Any, where: str) -> str | None:
         different = f"at {where}: expected {shown(wanted)}, got {shown(got)}"
@@ -137,7 +139,7 @@ class Comparison:
     def _dict_difference(self, got: dict[Any, Any], wanted: dict[Any, Any], where: str) -> str | None:
         wanted_keyed = {self._key(key): (key, item) for key, item in wanted.items()}
         keyed = {self._key(key): (key, item) for key, item in got.items()}
-        if self.json_keys:
+        if self.from_json:
             keyed = {key if key in wanted_keyed else self._key(_json_key(pair[0])): pair for key, pair in keyed.items()}
             if len(keyed) != len(got):
                 return f"at {where}: two keys are the same in JSON: {shown(got)}"
@@ -153,7 +155,7 @@ class Comparison:
         )
 
     def _same_scalar(self, got: Any, wanted: Any) -> bool:
-        if isinstance(wanted, float) or isinstance(got, float):
+        if isinstance(wanted, float) or isinstance(got, float) or type(got) is not type(wanted):
             return self._close(got, wanted)
         if isinstance(wanted, complex):
             return self._close(got.real, wanted.real) and self._close(got.imag, wanted.imag)
@@ -164,6 +166,8 @@ class Comparison:
     def _family(self, value: object) -> str:
         """Return the kind of a value; values of different kinds never match."""
         name = type(value).__name__
+        if self.from_json and name in {"Decimal", "Fraction"}:
+            return "number"
         return name if self.strict_types else _FAMILIES.get(name, name)
 
     def _key(self, value: Any) -> Any:
@@ -196,8 +200,16 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().split("\n")]
 
 
-def _is_finite(value: float) -> bool:
-    return isinstance(value, int) or math.isfinite(value)  # an integer may be beyond the range of floats
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, (int, Fraction)):
+        return True  # they may be beyond the range of floats
+    return value.is_finite() if isinstance(value, Decimal) else math.isfinite(value)
+
+
+def _decimal(value: Any) -> Decimal:
+    if isinstance(value, Fraction):
+        return _ARITHMETIC.divide(Decimal(value.numerator), Decimal(value.denominator))
+    return Decimal(value)
 
 
 def _json_key(key: object) -> object:

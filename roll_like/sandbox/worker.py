@@ -248,7 +248,7 @@ def _leave(status: int, variables: list[object] | None = None) -> NoReturn:
         atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.__stdout__, sys.stderr):
         try:
-            if stream is not None:
+            if stream is not None and not stream.closed:
                 stream.flush()
         except BaseException:  # noqa: BLE001 - a stream of the program's own making
             status = status or 1

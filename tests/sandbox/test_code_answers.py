@@ -70,6 +70,8 @@ ENDS = [
             "out = open(1, 'w')\nout.write('4')",
             "import sys, io\nsys.stdout = io.TextIOWrapper(sys.stdout.buffer)\nprint(4)",
             "import sys\nsys.stdout.buffer.write(b'4\\n')",
+            "import sys\nprint(4)\nsys.stdout.close()",
+            "import sys\nprint(4, flush=True)\nsys.stdout = None",
         ],
         ["import os\nprint(4)\nos._exit(0)"],
     ),
@@ -174,7 +176,12 @@ OUTPUTS = [
 ]
 
 VALUES = [
-    Case("floats", returns(0.3), gives("0.1 + 0.2", "0.3"), gives("0.3001", "'0.3'", "[0.3]", "None", "float('nan')")),
+    Case(
+        "floats",
+        returns(0.3),
+        gives("0.1 + 0.2", "0.3", "__import__('decimal').Decimal('0.3')", "__import__('fractions').Fraction(3, 10)"),
+        gives("0.3001", "'0.3'", "[0.3]", "None", "float('nan')"),
+    ),
     Case(
         "nested floats",
         returns([[0.3, 1], {"a": 1.5}]),
@@ -189,7 +196,7 @@ VALUES = [
         gives("4.5", "True", "'4'"),
     ),
     Case("True", returns(True), gives("True", "1 < 2"), gives("1", "'True'", "1.0")),
-    Case("None", returns(None), gives("None"), gives("0", "[]", "''", "'None'", "False")),
+    Case("None", returns(None), gives("None"), gives("0", "[]", "''", "'None'", "False", "1 / 0")),
     Case("negative zero", returns(0.0), gives("-0.0", "0"), gives("None", "False", "0j")),
     Case(
         "keys as JSON has them",

@@ -172,7 +172,7 @@ def test_every_value_equals_itself_and_not_itself_in_a_list(value: object) -> No
         assert comparison.values([value, 0], [value, 1]) is not None
 
 
-JUDGE = Comparison(float_tolerance=1e-6, tokens=True, json_keys=True)
+JUDGE = Comparison(float_tolerance=1e-6, tokens=True, from_json=True)
 
 
 @pytest.mark.parametrize(
@@ -248,6 +248,16 @@ def test_tokens_say_which_differs() -> None:
         (1.0, 1 << 5000, False),
         (math.nan, 0.0, False),
         (math.inf, 1e308, False),
+        (Decimal("0.5"), 0.5, True),
+        (Decimal("0.3000001"), 0.3, True),
+        (Fraction(1, 3), 0.3333333, True),
+        (Fraction(3), 3, True),
+        ([Decimal(3)], [3], True),
+        (Fraction(7, 2), 3, False),
+        (Decimal("NaN"), 0.5, False),
+        (Decimal("Infinity"), 3, False),
+        (Decimal(1), True, False),
+        ({Decimal(1): 2}, {"1": 2}, False),
     ],
 )
 def test_values_from_json(got: object, expected: object, same: bool) -> None:

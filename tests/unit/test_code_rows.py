@@ -180,6 +180,15 @@ def test_setup_is_checked() -> None:
         reward.check_row(row(tests=tests))
 
 
+def test_setup_of_all_rows_comes_first() -> None:
+    reward = Code(CodeConfig(setup="from typing import *", setup_field="setup"))
+    assert reward._setup({"setup": "import math"}) == "from typing import *\n\nimport math"
+    assert reward._setup({"setup": None}) == "from typing import *"
+    assert Code(CodeConfig(setup="import math"))._setup({}) == "import math"
+    with pytest.raises(ValueError, match="should be Python"):
+        CodeConfig(setup="import")
+
+
 def test_methods_are_found_in_whichever_class_has_them() -> None:
     call, test = CallTest("add", (1,), expected=1), AssertTest("assert len(add(1)) == 1")
     method = "class Answer:\n    def len(self):\n        pass\n\n    async def add(self, a):\n        return a\n"
