@@ -85,7 +85,11 @@ class CodeConfig(RewardConfig):
     whole_response: bool = Field(
         default=False, description="Take a response without a code block as the program, instead of scoring it 0."
     )
-    wall_seconds: float = Field(default=10.0, gt=0, description="Limit of one execution, waiting included. Seconds.")
+    wall_seconds: float = Field(
+        default=10.0,
+        gt=0,
+        description="Limit of one execution, waiting included, except for processors on a busy machine. Seconds.",
+    )
     total_seconds: float = Field(
         default=20.0,
         gt=0,

@@ -68,12 +68,10 @@ class Comparison:
         got, expected = got.removeprefix(_BYTE_ORDER_MARK), expected.removeprefix(_BYTE_ORDER_MARK)
         if self.tokens:
             unit, found, wanted_units = "token", _TOKEN.findall(got), _TOKEN.findall(expected)
-            same = self._same_token
         else:
             unit, found, wanted_units = "line", _lines(got), _lines(expected)
-            same = self._same_tokens
         for number, (part, wanted) in enumerate(zip_longest(found, wanted_units), start=1):
-            if part != wanted and (part is None or wanted is None or not same(part, wanted)):
+            if part != wanted and (part is None or wanted is None or not self._same_tokens(part, wanted)):
                 return f"{unit} {number}: expected {_shown_part(wanted)}, got {_shown_part(part)}"
         return None
 

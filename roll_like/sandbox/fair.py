@@ -39,10 +39,12 @@ class Share:
 
     Args:
         processes: Returns the ids of processes of the program, none before it runs.
+        servers: Ids of the processes that start it and wait for it.
     """
 
-    def __init__(self, processes: Callable[[], Iterable[int]]) -> None:
+    def __init__(self, processes: Callable[[], Iterable[int]], servers: Iterable[int] = ()) -> None:
         self._processes = processes
+        self._servers = {pid: waited(pid) for pid in servers}
         self._own_thread = threading.get_native_id()
         self._began, self._waited = time.monotonic(), _of_thread(os.getpid(), self._own_thread)
 
@@ -52,10 +54,9 @@ class Share:
         A program that makes itself wait, with more threads than there are processors, uses CPU time meanwhile.
         """
         pids = list(self._processes())
-        if not pids:
-            return 0.0
         here = _of_thread(os.getpid(), self._own_thread) - self._waited
-        lost = here + max(map(waited, pids))
+        inside = [waited(pid) - self._servers.get(pid, 0.0) for pid in (*self._servers, *pids)]
+        lost = here + max(inside, default=0.0)
         return max(time.monotonic() - self._began - lost, sum(map(_used, pids)))
 
 

@@ -70,11 +70,11 @@ class Zygote:
         self.channel = channel
         self.executions = 0
         self.nested: bool = ready["nested"]
-        self._own = {process.pid, *self._below()}
+        self.own = {process.pid, *self._below()}
 
     def programs(self) -> list[int]:
         """Return the ids of the processes that are an execution's, its first one included."""
-        return [pid for pid in self._below() if pid not in self._own]
+        return [pid for pid in self._below() if pid not in self.own]
 
     def _below(self) -> list[int]:
         try:
@@ -186,7 +186,7 @@ class Execution:
             reading, writing = os.pipe()
             given += [inside, writing]
             self._watch(reading, self._read_answers)
-        self.share = Share(self._zygote.programs)
+        self.share = Share(self._zygote.programs, self._zygote.own)
         self._began, self._starved = self._loop.time(), 0.0
         self._clock = self._loop.call_later(self._job.limits.wall_seconds, self._expire)
         try:

@@ -64,8 +64,23 @@ def test_errors_of_the_work_come_through() -> None:
         asyncio.run(within(failing(), 5.0, None))
 
 
-def test_a_program_that_has_not_begun_had_no_time() -> None:
-    assert Share(lambda: ()).own_seconds() == 0.0
+def test_only_what_was_waited_since_the_start_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_process = {1: 5.0, 2: 7.0}
+    monkeypatch.setattr("roll_like.sandbox.fair.waited", lambda pid: of_process[pid])
+    monkeypatch.setattr("roll_like.sandbox.fair._of_thread", lambda pid, thread: 0.0)
+    monkeypatch.setattr("roll_like.sandbox.fair._used", lambda pid: 0.5)
+    clock = [100.0]
+    monkeypatch.setattr("roll_like.sandbox.fair.time.monotonic", lambda: clock[0])
+    programs: list[int] = []
+    share = Share(lambda: programs, [1])
+    clock[0] = 110.0
+    assert share.own_seconds() == 10.0  # nothing waited, whether or not the program is in sight
+    of_process[1] = 9.0  # its server waited four seconds
+    assert share.own_seconds() == 6.0
+    programs.append(2)
+    assert share.own_seconds() == 3.0
+    of_process[2] = 9.9
+    assert share.own_seconds() == 0.5  # what it used
 
 
 def test_cpu_time_is_own_time_however_long_threads_wait() -> None:
