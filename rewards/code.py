@@ -216,7 +216,7 @@ class Code(Reward):
             tests = self._tests(completion.metadata)
         except ValueError as error:
             return RewardError(str(error), fix="correct the row")
-        block = last_program(completion.text, self.config.language)
+        block = last_program(completion.text, self.config.language, self.config.languages)
         source, language = (block.source, block.language) if block else (completion.text, self.config.language)
         if not source.strip() or (block is None and not self.config.whole_response):
             return RewardResult(0.0, {"parsed": 0.0, "passed": 0.0, "fraction": 0.0})

@@ -7,6 +7,7 @@ text and behind the last line of code; tags carry versions, file names and attri
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 #: What stands before a fence at the beginning of a line, the fence, and what follows it.
@@ -62,7 +63,7 @@ def code_blocks(text: str) -> list[CodeBlock]:
     return found
 
 
-def last_program(text: str, language: str) -> CodeBlock | None:
+def last_program(text: str, language: str, wanted: Collection[str] = ()) -> CodeBlock | None:
     """Return the last block whose tag names a programming language known here, or else the last without a tag.
 
     Blocks of output or of shell commands often follow a program; their tags tell them apart.
@@ -70,11 +71,12 @@ def last_program(text: str, language: str) -> CodeBlock | None:
     Args:
         text: The response.
         language: What a block without a tag is taken for.
+        wanted: Languages whose blocks come before those of others: a translation may follow a program.
     """
     blocks = code_blocks(text)
     tagged = [block for block in blocks if block.language in _LANGUAGES]
     plain = [CodeBlock(block.source, language) for block in blocks if block.language is None]
-    found = tagged or plain
+    found = [block for block in tagged if block.language in wanted] or tagged or plain
     return found[-1] if found else None
 
 

@@ -257,6 +257,12 @@ def test_languages() -> None:
     assert len(fake.asked) == 1
 
 
+def test_a_translation_does_not_hide_the_program() -> None:
+    reward, fake = make()
+    assert one(reward, f"{fenced(ADD)}\nIn C++:\n{fenced('int f;', 'cpp')}", tests=STDIO).value == 1.0
+    assert fake.asked[-1] == (ADD, (StdioTest("1\n", "2\n"),), "python")
+
+
 def test_setup_comes_before_the_program() -> None:
     reward, fake = make(setup_field="imports")
     one(reward, fenced(ADD), tests=STDIO, imports="import math")
