@@ -7,33 +7,71 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, RewardResult, register_reward
+from roll_like.builtin.rewards.code_asserts import resolve_entry_points
 from roll_like.builtin.rewards.code_block import last_program
-from roll_like.builtin.rewards.code_tests import read_tests, resolve_entry_points
+from roll_like.builtin.rewards.code_setup import with_setup
+from roll_like.builtin.rewards.code_tests import read_tests
 from roll_like.errors import ConfigError, DataError, RewardError, SandboxError
 from roll_like.sandbox import CodeEvaluator, CodeResult, Limits, StdioTest, TestStatus, self_test
+from roll_like.sandbox.compare import Comparison, shown
 from roll_like.sandbox.evaluator import check_tests
 from roll_like.types import Task
 
 _MIB = 1 << 20
 
 
+def _python(text: str) -> str:
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"should be Python, found: {error}") from error
+    return text
+
+
 class CodeConfig(RewardConfig):
     """Settings of the `code` reward."""
 
     type: Literal["code"] = "code"
-    tests_field: str = Field(default="tests", description="Row field with the tests: HumanEval's `test`, and so on.")
+    tests_field: str | tuple[str, ...] = Field(
+        default="tests",
+        min_length=1,
+        description="Row field with the tests: HumanEval's `test`, and so on. A list of fields means the tests of all.",
+    )
     entry_point_field: str = Field(
-        default="entry_point", description="Row field with the name of the function under test, where there is one."
+        default="entry_point",
+        description="Row field with the name of the function under test, where there is one; LiveCodeBench's "
+        "`metadata` works too.",
     )
     setup_field: str | None = Field(
-        default=None, description="Row field with Python that is put before each program: imports, helpers."
+        default=None,
+        description="Row field with Python that is put before each program, as text or a list of lines: imports, "
+        "helpers. The program's imports from `__future__` come first.",
+    )
+    setup: Annotated[str, AfterValidator(_python)] = Field(
+        default="",
+        description="Python that is put before the programs of all rows, as LeetCode and LiveCodeBench do: "
+        "`from typing import *`, and so on.",
+    )
+    compare: Literal["tokens", "exact"] = Field(
+        default="tokens",
+        description="tokens: output is compared token by token, blanks and line ends only separate, and numbers may "
+        "differ by `float_tolerance`, returned ones too. exact: line by line, except for blanks at the ends of lines "
+        "and empty lines at the end, and without tolerance.",
+    )
+    float_tolerance: float = Field(
+        default=1e-6,
+        ge=0,
+        lt=1,
+        description="With `compare: tokens`: largest absolute or relative difference of two numbers of which one has "
+        "a decimal point or an exponent; absolute where a whole number is expected. Whole numbers have to be the same.",
     )
     reward: Literal["binary", "fraction"] = Field(
         default="binary", description="binary: 1 if every test passed. fraction: the share of tests that passed."
@@ -47,7 +85,11 @@ class CodeConfig(RewardConfig):
     whole_response: bool = Field(
         default=False, description="Take a response without a code block as the program, instead of scoring it 0."
     )
-    wall_seconds: float = Field(default=10.0, gt=0, description="Limit of one execution, waiting included. Seconds.")
+    wall_seconds: float = Field(
+        default=10.0,
+        gt=0,
+        description="Limit of one execution, waiting included, except for processors on a busy machine. Seconds.",
+    )
     total_seconds: float = Field(
         default=20.0,
         gt=0,
@@ -102,6 +144,11 @@ class Code(Reward):
                 limits,
                 backend=self.config.backend,
                 workers=self.config.executions,
+                comparison=Comparison(
+                    float_tolerance=self.config.float_tolerance if self.config.compare == "tokens" else None,
+                    tokens=self.config.compare == "tokens",
+                    from_json=True,
+                ),
                 total_seconds=self.config.total_seconds,
                 stop_at_failure=self.config.reward == "binary",
             )
@@ -137,13 +184,14 @@ class Code(Reward):
 
     def cases(self) -> Sequence[RewardCase]:
         """Return a function under test by calls, and a program by its output."""
+        field = self.config.tests_field if isinstance(self.config.tests_field, str) else self.config.tests_field[0]
         right = "```python\ndef add(a, b):\n    return a + b\n```"
         calls = [{"args": [3, 4], "expected": 7}, {"args": [-1, 1], "expected": 0}]
         stdio = [{"input": "3 4\n", "output": "7\n"}, {"input": "1 1\n", "output": "2\n"}]
         return (
             RewardCase(
                 prompt="Write a function add(a, b).",
-                metadata={self.config.tests_field: calls, self.config.entry_point_field: "add"},
+                metadata={field: calls, self.config.entry_point_field: "add"},
                 gold=(right, f"So:\n{right}\nwhich prints\n```text\n7\n```\n"),
                 wrong=("```python\ndef add(a, b):\n    return a - b\n```", "```python\ndef add(a, b)\n```"),
                 hostile=(
@@ -157,7 +205,7 @@ class Code(Reward):
             ),
             RewardCase(
                 prompt="Read two numbers and print their sum.",
-                metadata={self.config.tests_field: stdio},
+                metadata={field: stdio},
                 gold=("```python\nprint(sum(map(int, input().split())))\n```",),
                 wrong=("```python\nprint(7)\n```".replace("7", "8"), "```python\nraise SystemExit(0)\n```"),
             ),
@@ -168,7 +216,7 @@ class Code(Reward):
             tests = self._tests(completion.metadata)
         except ValueError as error:
             return RewardError(str(error), fix="correct the row")
-        block = last_program(completion.text, self.config.language)
+        block = last_program(completion.text, self.config.language, self.config.languages)
         source, language = (block.source, block.language) if block else (completion.text, self.config.language)
         if not source.strip() or (block is None and not self.config.whole_response):
             return RewardResult(0.0, {"parsed": 0.0, "passed": 0.0, "fraction": 0.0})
@@ -176,7 +224,7 @@ class Code(Reward):
         if language not in self.config.languages or (only_python and language != "python"):
             return RewardResult(0.0, {"parsed": 1.0, "passed": 0.0, "fraction": 0.0, "other_language": 1.0})
         if language == "python":
-            source = self._setup(completion.metadata) + source
+            source = with_setup(self._setup(completion.metadata), source)
             tests = resolve_entry_points(tests, source)
         assert self._evaluator is not None
         try:
@@ -208,12 +256,26 @@ class Code(Reward):
         return tests
 
     def _setup(self, metadata: Mapping[str, Any]) -> str:
+        """Return what is put before the program of a row.
+
+        Raises:
+            ValueError: The row's field holds no Python.
+        """
         if self.config.setup_field is None:
-            return ""
-        setup = metadata.get(self.config.setup_field)
+            return self.config.setup
+        setup = metadata.get(self.config.setup_field, ...)
+        if isinstance(setup, (list, tuple)) and all(isinstance(line, str) for line in setup):
+            setup = "\n".join(setup)
+        if setup is None:
+            return self.config.setup
         if not isinstance(setup, str):
-            raise ValueError(f"the field {self.config.setup_field!r} should hold Python, found {setup!r}")
-        return setup.rstrip("\n") + "\n\n"
+            found = "none" if setup is ... else shown(setup)
+            raise ValueError(f"the field {self.config.setup_field!r} should hold Python, found {found}")
+        try:
+            ast.parse(setup)
+        except (SyntaxError, ValueError, RecursionError) as error:
+            raise ValueError(f"the field {self.config.setup_field!r} should hold Python, found: {error}") from error
+        return with_setup(self.config.setup, setup)
 
 
 __all__ = ["Code", "CodeConfig"]

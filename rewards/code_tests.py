@@ -1,150 +1,262 @@
 r"""Test cases of a row, in the shapes that datasets have.
 
 {"tests": [{"input": "3 4\n", "output": "7\n"}]}                       stdin and stdout
-{"tests": {"inputs": ["3 4\n"], "outputs": ["7\n"]}}                   APPS; with "fn_name" calls (below)
+{"tests": {"inputs": ["3 4\n"], "outputs": ["7\n"]}}                   APPS, TACO; with "fn_name" calls (below)
 {"tests": {"inputs": [[3, 4]], "outputs": [7], "fn_name": "add"}}
+{"tests": {"inputs": ["3\n4"], "outputs": ["7"], "fn_name": "add"}}    arguments and results as JSON text
+{"tests": {"input": ["3 4\n"], "output": ["7\n"]}}                     CodeContests
 {"tests": [{"input": "3\n4", "output": "7", "testtype": "functional"}], "entry_point": "add"}   LiveCodeBench
+{"tests": [{"input": [3, 4], "output": [7], "type": "function_call", "fn_name": "add"}]}        PrimeIntellect
 {"tests": [{"args": [3, 4], "expected": 7}], "entry_point": "add"}      calls
-{"tests": "def check(candidate): …", "entry_point": "add"}               HumanEval
+{"tests": "def check(candidate): …", "entry_point": "add"}               HumanEval, LeetCodeDataset
 {"tests": ["assert add(3, 4) == 7"]}                                     MBPP
+
+Rows that mix them, or that would pass a program that does nothing, are refused.
 """
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
+from roll_like.builtin.rewards.code_asserts import read_assertions
 from roll_like.sandbox import AssertTest, CallTest, StdioTest, TestCase
+from roll_like.sandbox.compare import shown
+
+#: Values of `testtype` (LiveCodeBench) and `type` (PrimeIntellect).
+_FUNCTIONAL, _PROGRAM = ("functional", "function_call"), ("stdin", "stdin_stdout", "stdio")
+#: Keys of one test that mean a call, and those that mean a program.
+_OF_CALL, _OF_PROGRAM = ("args", "kwargs", "expected"), ("input", "output")
+#: Keys under which a row's function is named, where its field holds more than the name.
+_NAMES = ("func_name", "fn_name", "entry_point")
+#: A function, a method (`Solution.f`, `Solution().f`), or nothing.
+_NAME = re.compile(r"(?:[^\W\d]\w*(?:\(\))?(?:\.[^\W\d]\w*)*)?")
+#: What zlib's and gzip's output looks like in Base64.
+_COMPRESSED = re.compile(r"(?:eJ|eA|eN|H4sI)[A-Za-z0-9+/]{12,}={0,2}")
+_KINDS = {StdioTest: "input and output of a program", CallTest: "calls of a function", AssertTest: "assertions"}
+#: Digits up to which `int` reads a number; Python refuses longer ones.
+_INT_DIGITS = 4000
 
 
-def read_tests(metadata: Mapping[str, Any], *, tests_field: str, entry_point_field: str) -> tuple[TestCase, ...]:
+def read_tests(
+    metadata: Mapping[str, Any], *, tests_field: str | Sequence[str], entry_point_field: str
+) -> tuple[TestCase, ...]:
     """Return the test cases of a row.
 
     Args:
         metadata: The row's fields.
-        tests_field: The field with the tests, in a shape that the module's text lists, or that as JSON text.
-        entry_point_field: The field with the name of the function under test, where the tests do not name it.
+        tests_field: The field with the tests, in a shape that the module's text lists, or that as JSON text. Of several
+            fields, the tests of all; some may be empty.
+        entry_point_field: The field with the name of the function under test, where the tests do not name it. It may
+            be a mapping or JSON text with the name under `func_name`, as LiveCodeBench's `metadata`.
 
     Raises:
-        ValueError: There are none, or their shape is another.
+        ValueError: There are none, their shape is another, or they mix shapes.
     """
-    found = metadata.get(tests_field)
-    if isinstance(found, str) and found.lstrip()[:1] in ("[", "{"):
-        try:
-            found = json.loads(found)
-        except ValueError as error:
-            raise ValueError(f"the field {tests_field!r} looks like JSON but is not valid: {error}") from error
-    entry_point = metadata.get(entry_point_field)
-    if entry_point is not None and not isinstance(entry_point, str):
-        raise ValueError(f"the field {entry_point_field!r} should hold a function's name, found {entry_point!r}")
-    tests = _tests(found, entry_point or "", tests_field, entry_point_field)
+    fields = (tests_field,) if isinstance(tests_field, str) else tuple(tests_field)
+    name = _entry_point(metadata.get(entry_point_field), entry_point_field)
+    tests: list[TestCase] = []
+    for field in fields:
+        found = _decoded(metadata.get(field), f"the field {field!r}")
+        if found is not None or len(fields) == 1:
+            tests += _Reader(field, name, entry_point_field).tests(found)
+    named = f"the field {' + '.join(map(repr, fields))}"
     if not tests:
-        raise ValueError(f"the field {tests_field!r} holds no tests; a program without tests would always pass")
-    return tests
+        raise ValueError(f"{named} holds no tests; a program without tests would always pass")
+    kinds: dict[str, int] = {}
+    for number, test in enumerate(tests):
+        kinds.setdefault(_KINDS[type(test)], number)
+    if len(kinds) > 1:
+        places = " and ".join(f"{kind} (test {number})" for kind, number in kinds.items())
+        raise ValueError(f"{named} mixes {places}; one program cannot be meant by both, keep one kind of tests")
+    return tuple(tests)
 
 
-def resolve_entry_points(tests: Sequence[TestCase], program: str) -> tuple[TestCase, ...]:
-    """Return the tests with calls of a method of `class Solution`, where the program has no such function.
+class _Reader:
+    """Reads the tests of one field.
 
-    LeetCode's problems are answered either way.
+    Args:
+        field: Its name.
+        name: The function under test, "" for none.
+        entry_point_field: Where that was looked for.
     """
-    return tuple(
-        replace(test, entry_point=f"Solution.{test.entry_point}")
-        if isinstance(test, CallTest) and _is_method(test.entry_point, program)
-        else test
-        for test in tests
-    )
 
+    def __init__(self, field: str, name: str, entry_point_field: str) -> None:
+        self._field, self._name, self._entry_point_field = field, name, entry_point_field
 
-def _is_method(name: str, program: str) -> bool:
-    """Return whether `class Solution` has the function and the module does not. Hostile text is not parsed."""
-    function = rf"^(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b|^{re.escape(name)}[ \t]*="
-    method = rf"^[ \t]+(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b"
-    in_class = all(re.search(line, program, re.MULTILINE) for line in (r"^class[ \t]+Solution\b", method))
-    return in_class and not re.search(function, program, re.MULTILINE)
+    def tests(self, found: Any) -> list[TestCase]:
+        """Return the tests that a field's content means."""
+        where = f"the field {self._field!r}"
+        if isinstance(found, str):
+            return [self._assertions(found)] if found.strip() else []
+        if isinstance(found, Mapping):
+            return self._mapping(found, where)
+        if not isinstance(found, Sequence) or isinstance(found, (bytes, bytearray)):
+            raise ValueError(f"{where} should hold tests, found {shown(found)}")
+        return [self._entry(_decoded(one, self._at(index)), self._at(index)) for index, one in enumerate(found)]
 
+    def _at(self, index: int) -> str:
+        return f"{self._field}[{index}]"
 
-def _tests(found: Any, entry_point: str, field: str, entry_point_field: str) -> tuple[TestCase, ...]:
-    if isinstance(found, str):
-        return (_assertions(found, entry_point, entry_point_field),) if found.strip() else ()
-    if isinstance(found, Mapping):
-        return _columns(found, entry_point, field)
-    if not isinstance(found, Sequence):
-        raise ValueError(f"the field {field!r} should hold tests, found {_short(found)}")
-    return tuple(
-        _assertions(one, entry_point, entry_point_field)
-        if isinstance(one, str)
-        else _entry(one, entry_point, f"{field}[{index}]", entry_point_field)
-        for index, one in enumerate(found)
-    )
+    def _assertions(self, code: str) -> AssertTest:
+        return AssertTest(read_assertions(code, self._name, self._entry_point_field))
 
+    def _mapping(self, found: Mapping[str, Any], where: str) -> list[TestCase]:
+        given = {key: value for key, value in found.items() if value is not None}
+        if isinstance(given.get("test_cases"), (list, tuple)):
+            return self.tests(given["test_cases"])
+        columns = [pair for pair in (("inputs", "outputs"), _OF_PROGRAM) if any(key in given for key in pair)]
+        if len(columns) > 1:
+            raise ValueError(f"{where} holds both inputs and outputs, and input and output; keep one pair")
+        lists = bool(columns) and all(isinstance(given.get(key), (list, tuple)) for key in columns[0])
+        if not lists and (given.keys() & set(_OF_CALL) or (columns == [_OF_PROGRAM] and "inputs" not in given)):
+            return [self._entry(found, where)]
+        if not lists or len(given[columns[0][0]]) != len(given[columns[0][1]]):
+            raise ValueError(f"{where} should hold inputs and outputs, as many of each, found {shown(dict(found))}")
+        if extra := sorted(given.keys() & set(_OF_CALL)):
+            raise ValueError(f"{where} mixes {' and '.join((*columns[0], *extra))}; keep one shape of tests")
+        inputs, outputs = (given[key] for key in columns[0])
+        name = _entry_point(given.get("fn_name"), "fn_name") or self._name
+        pairs = [(self._at(index), *pair) for index, pair in enumerate(zip(inputs, outputs, strict=True))]
+        if not name:
+            return [_program(*pair) for pair in pairs]
+        wrapped = all(isinstance(output, list) and len(output) == 1 for output in outputs)
+        return [_call(*pair, name=name, wrapped=wrapped) for pair in pairs]
 
-def _assertions(code: str, entry_point: str, entry_point_field: str) -> AssertTest:
-    try:
-        tree = ast.parse(code)
-    except SyntaxError as error:
-        raise ValueError(f"the tests are not valid Python: {error}") from error
-    defines_check = any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body)
-    calls_check = re.search(r"^check\(", code, flags=re.MULTILINE)
-    if defines_check and not calls_check:
-        if not entry_point:
+    def _entry(self, entry: Any, where: str) -> TestCase:
+        if isinstance(entry, str):
+            return self._assertions(entry)
+        if not isinstance(entry, Mapping):
+            raise ValueError(f"{where} should be a mapping or assertions, found {shown(entry)}")
+        # tables such as Arrow's give every entry the keys of all others, as null
+        given = {key: value for key, value in entry.items() if value is not None}
+        name = next((_entry_point(given[key], key) for key in _NAMES if key in given), "") or self._name
+        of_call, of_program = ([key for key in keys if key in given] for keys in (_OF_CALL, _OF_PROGRAM))
+        if of_call and of_program:
             raise ValueError(
-                f"the tests define check(candidate), and no field {entry_point_field!r} names the function"
+                f"{where} mixes {' and '.join([*of_call, *of_program])}: a call has args and expected, "
+                "a program has input and output"
             )
-        code = f"{code.rstrip()}\n\ncheck({entry_point})\n"
-    elif not calls_check and not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
-        raise ValueError(f"the tests assert nothing: {_short(code)}")
-    return AssertTest(code)
+        if of_program:
+            return self._pair(given, name, where)
+        if not of_call and "expected" not in entry:
+            raise ValueError(f"{where} should hold input and output, or args and expected, found {shown(dict(entry))}")
+        if not name:
+            raise ValueError(f"{where} is a call, and no field {self._entry_point_field!r} names the function")
+        if "expected" not in entry:
+            raise ValueError(f"{where} is a call without the key expected, found {shown(dict(entry))}")
+        args, kwargs = given.get("args", ()), given.get("kwargs", {})
+        if not isinstance(args, (list, tuple)) or not isinstance(kwargs, Mapping):
+            raise ValueError(f"{where} should hold args as a list and kwargs as a mapping, found {shown(dict(entry))}")
+        return CallTest(_dotted(name), tuple(args), dict(kwargs), entry["expected"])
+
+    def _pair(self, given: Mapping[str, Any], name: str, where: str) -> TestCase:
+        """Return a test of input and output: a program's, or a call's where that is said."""
+        missing = [key for key in _OF_PROGRAM if key not in given]
+        if missing:
+            raise ValueError(
+                f"{where} should hold input and output, found no {missing[0]} in {shown(dict(given))}; "
+                'give a program without input ""'
+            )
+        kind = given.get("testtype")
+        kind = given.get("type") if kind is None else kind
+        if kind in _FUNCTIONAL:
+            if not name:
+                raise ValueError(f"{where} is a call, and no field {self._entry_point_field!r} names the function")
+            output = given["output"]
+            wrapped = isinstance(given["input"], list) and isinstance(output, list) and len(output) == 1
+            return _call(where, given["input"], output, name=name, wrapped=wrapped)
+        if "testtype" in given and kind not in _PROGRAM:
+            raise ValueError(f"{where} has the testtype {shown(kind)}; known are {', '.join(_FUNCTIONAL + _PROGRAM)}")
+        if name and kind not in _PROGRAM:
+            raise ValueError(
+                f"{where} holds input and output, which are a program's, and {name!r} is named as the function under "
+                "test; give args and expected for calls, or testtype: functional (JSON) or stdin"
+            )
+        return _program(where, given["input"], given["output"])
 
 
-def _columns(found: Mapping[str, Any], entry_point: str, field: str) -> tuple[TestCase, ...]:
-    inputs, outputs = found.get("inputs"), found.get("outputs")
-    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-        raise ValueError(f"the field {field!r} should hold inputs and outputs, as many of each, found {_short(found)}")
-    name = found.get("fn_name") or entry_point
-    if name:
-        if not all(isinstance(args, list) for args in inputs):
-            raise ValueError(f"the field {field!r} names the function {name!r}; then each input is a list of arguments")
-        return tuple(CallTest(name, tuple(args), expected=out) for args, out in zip(inputs, outputs, strict=True))
-    return tuple(StdioTest(_text(given), _text(wanted)) for given, wanted in zip(inputs, outputs, strict=True))
+def _entry_point(found: Any, field: str) -> str:
+    """Return the name of a function; "" for none."""
+    if isinstance(found, str) and found.lstrip().startswith("{"):
+        found = _decoded(found, f"the field {field!r}")
+    if isinstance(found, Mapping):
+        found = next((found[key] for key in _NAMES if found.get(key) is not None), None)
+    if found is None:
+        return ""
+    if not isinstance(found, str) or not _NAME.fullmatch(found.strip()):
+        raise ValueError(f"the field {field!r} should hold a function's name, found {shown(found)}")
+    return found.strip()
 
 
-def _entry(entry: Any, entry_point: str, where: str, entry_point_field: str) -> TestCase:
-    if not isinstance(entry, Mapping):
-        raise ValueError(f"{where} should be a mapping or assertions, found {_short(entry)}")
-    # tables such as Arrow's give every entry the keys of all others, as null
-    given = {key: value for key, value in entry.items() if value is not None}
-    name = given.get("entry_point") or given.get("fn_name") or entry_point
-    functional = given.get("testtype") == "functional"
-    if not functional and "input" in given and "output" in given:
-        return StdioTest(_text(given["input"]), _text(given["output"]))
-    if not functional and not given.keys() & {"args", "kwargs", "expected"}:
-        raise ValueError(f"{where} should hold input and output, or args and expected, found {_short(entry)}")
-    if not name:
-        raise ValueError(f"{where} is a call, and no field {entry_point_field!r} names the function")
-    if functional:
-        return _functional(given, name, where)
-    return CallTest(name, tuple(given.get("args", ())), dict(given.get("kwargs", {})), given.get("expected"))
+def _dotted(name: str) -> str:
+    """Return `Solution.f` for `Solution().f`, as LeetCode's data sets write it."""
+    return re.sub(r"^(\w+)\(\)\.", r"\1.", name)
 
 
-def _functional(entry: Mapping[str, Any], name: str, where: str) -> CallTest:
-    """LiveCodeBench: one argument a line, each as JSON, and the result as JSON."""
-    try:
-        args = [json.loads(line) for line in str(entry["input"]).splitlines() if line.strip()]
-        return CallTest(name, tuple(args), expected=json.loads(entry["output"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{where}: arguments and result should be JSON, one argument a line: {error!r}") from error
+def _decoded(found: Any, where: str) -> Any:
+    """Return the value of JSON text, and everything else as it is."""
+    if not isinstance(found, str):
+        return found
+    if found.lstrip()[:1] in ("[", "{"):
+        try:
+            return _json(found)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{where} looks like JSON but is not valid: {error}") from error
+    if _COMPRESSED.fullmatch(found.strip()):
+        raise ValueError(
+            f"{where} holds compressed bytes, as LiveCodeBench's private tests: a pickle, which can run any code when "
+            "it is read. Write the tests as JSON text first, on a machine where you trust them"
+        )
+    return found
 
 
-def _text(value: Any) -> str:
-    """APPS gives some inputs as a list of lines."""
-    return "\n".join(map(str, value)) + "\n" if isinstance(value, list) else str(value)
+def _json(text: str) -> Any:
+    return json.loads(text, parse_int=lambda digits: int(digits if len(digits) < _INT_DIGITS else Decimal(digits)))
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}…"
+def _call(where: str, given: Any, wanted: Any, *, name: str, wrapped: bool) -> CallTest:
+    """Return a call, whose arguments are a list or one a line as JSON.
+
+    As in APPS' own evaluation, keys that JSON made text are numbers again in arguments, and the result may be wrapped
+    in a list of one.
+    """
+    if isinstance(given, str):
+        try:
+            args = [_json(line) for line in given.split("\n") if line.strip()]
+            expected = _json(wanted) if isinstance(wanted, str) else wanted
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{where}: arguments and result should be JSON, one argument a line: {error}") from error
+        return CallTest(_dotted(name), tuple(args), expected=expected)
+    if not isinstance(given, list):
+        raise ValueError(
+            f"{where} is a call of {name!r}; its input should be a list of arguments, or JSON, one argument a line; "
+            f"found {shown(given)}"
+        )
+    return CallTest(_dotted(name), tuple(map(_with_numbers, given)), expected=wanted, wrapped=wrapped)
+
+
+def _with_numbers(value: Any) -> Any:
+    """Return a mapping whose keys are all integers as text with integers as keys."""
+    if isinstance(value, dict) and value and all(re.fullmatch(r"-?\d{1,18}", key, re.ASCII) for key in value):
+        return {int(key): item for key, item in value.items()}
+    return value
+
+
+def _program(where: str, given: Any, wanted: Any) -> StdioTest:
+    return StdioTest(_text(given, f"the input of {where}"), _text(wanted, f"the output of {where}"))
+
+
+def _text(value: Any, where: str) -> str:
+    """Return what is on standard input or output; APPS gives some as a list of lines."""
+    if isinstance(value, list) and all(isinstance(line, str) for line in value):
+        value = "".join(f"{line}\n" for line in value)
+    if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+        return str(value).removeprefix("\ufeff")
+    raise ValueError(f"{where} should be text or a list of lines, found {shown(value)}; calls need a function's name")
+
+
+__all__ = ["read_tests"]

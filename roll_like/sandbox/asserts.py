@@ -19,6 +19,7 @@ from typing import Any
 from roll_like.errors import ConfigError, SandboxError
 from roll_like.sandbox import codec
 from roll_like.sandbox.box import BoxSession, CallFailed, Ended, Program
+from roll_like.sandbox.fair import Measured, waited, within
 from roll_like.sandbox.types import AssertTest, TestResult, TestStatus
 
 _FOLDER = Path(__file__).parent
@@ -53,8 +54,9 @@ async def run_test(session: BoxSession, program: Program, test: AssertTest, seco
     process, ours = _start()
     reader, writer = await asyncio.open_connection(sock=ours)
     try:
-        async with asyncio.timeout(seconds):
-            return await _converse(reader, writer, session, program, test, seconds)
+        talk = _converse(reader, writer, session, program, test, seconds)
+        own = (lambda: session.own_seconds() - waited(process.pid)) if isinstance(session, Measured) else None
+        return await within(talk, seconds, own)
     except TimeoutError:
         raise CallFailed(Ended.TIMEOUT, f"the test took more than {seconds:g} s") from None
     except (asyncio.IncompleteReadError, BrokenPipeError, ConnectionResetError):

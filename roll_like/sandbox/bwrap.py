@@ -102,6 +102,7 @@ class PythonSession:
         session = cls(pool, zygote, Execution(zygote, job))
         try:
             session._value(await session._execution.ask(None), b"R")
+            session._execution.serves()
         except BaseException:
             await session._end(Ended.ERROR)
             raise
@@ -117,6 +118,10 @@ class PythonSession:
         except asyncio.CancelledError:
             await self._end(Ended.TIMEOUT)
             raise
+
+    def own_seconds(self) -> float:
+        """Return the seconds since its start in which nothing but itself kept it from its end."""
+        return self._execution.share.own_seconds()
 
     async def close(self) -> BoxReport:
         """End the worker; `EXITED` only where it acknowledged the end itself and left with status 0."""

@@ -6,8 +6,9 @@ The text is JSON. `None`, booleans, strings, finite floats and integers of up to
 every other value is an array that begins with a tag: `["l", 1, 2]` is a list, `["t", 1]` a tuple,
 `["d", key, value, …]` a dictionary. Types are exact: an instance of a subclass is refused, because what
 a subclass does with `==` is for its author to say. `OrderedDict`, `defaultdict` and `Counter` become
-`dict`. Decoding calls nothing that the text names, and its cost is bounded: by the size and depth of the
-text, by the size of numbers, and by a limit on colliding hashes.
+`dict`, and numpy's scalars and arrays what their `tolist` returns. Decoding calls nothing that the text
+names, and its cost is bounded: by the size and depth of the text, by the size of numbers, and by a limit
+on colliding hashes.
 
 The file needs only the standard library: the very same one runs inside the sandbox, where the program may
 do with it what it likes. What protects is that `decode` outside believes nothing.
@@ -78,7 +79,7 @@ def decode(data: bytes, *, max_bytes: int = MAX_BYTES) -> object:
         raise CodecError(f"the text is malformed: {error}") from None
 
 
-def _pack(value: Any, depth: int) -> Any:  # noqa: PLR0911 - one case for each type
+def _pack(value: Any, depth: int) -> Any:  # noqa: C901, PLR0911 - one case for each type
     kind = type(value)
     if value is None or kind is bool or kind is str:
         return value
@@ -103,6 +104,8 @@ def _pack(value: Any, depth: int) -> Any:  # noqa: PLR0911 - one case for each t
         for key, item in value.items():
             packed += (_pack(key, depth - 1), _pack(item, depth - 1))
         return packed
+    if kind.__module__ == "numpy" and hasattr(kind, "tolist"):
+        return _pack(value.tolist(), depth - 1)
     raise CodecError(f"a value of type {kind.__module__}.{kind.__qualname__} is not plain")
 
 

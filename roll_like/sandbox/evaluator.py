@@ -28,6 +28,8 @@ from roll_like.sandbox.types import AssertTest, CallTest, CodeResult, Limits, St
 
 #: Longest program, in bytes of UTF-8.
 MAX_PROGRAM_BYTES = 1 << 20
+#: Longest standard input and expected output of a test, in characters.
+MAX_INPUT = 1 << 26
 #: Up to here a program is parsed before a box is used: parsing hostile text takes quadratic time at worst.
 _PARSED_BYTES = 1 << 15
 _ODD_ESCAPE = re.compile(r"\\[^\n\\'\"abfnrtv0-7xNuU]")
@@ -154,13 +156,13 @@ def _problem(test: TestCase, language: str) -> str | None:
         parts: tuple[object, ...] = (test.input, test.output)
         if not all(isinstance(part, str) for part in parts):
             return f"input and output should be text, found {test!r:.200}"
-        return _text_problem(test.input)
+        return _text_problem(test.input, MAX_INPUT) or _text_problem(test.output, MAX_INPUT)
     if not isinstance(test, (CallTest, AssertTest)):
         return f"expected a StdioTest, CallTest or AssertTest, found {type(test).__name__}"
     if language != "python":
         return f"{type(test).__name__} works with python; {language} has StdioTest only"
     if isinstance(test, AssertTest):
-        return _text_problem(test.code) if test.code.strip() else "the code is empty"
+        return _text_problem(test.code, codec.MAX_BYTES // 8) if test.code.strip() else "the code is empty"
     return _call_problem(test)
 
 
@@ -171,6 +173,8 @@ def _call_problem(test: CallTest) -> str | None:
         return f"args should be a list or tuple, found {test.args!r:.200}"
     if not isinstance(test.kwargs, Mapping) or not all(isinstance(name, str) for name in test.kwargs):
         return f"kwargs should be a mapping of names, found {test.kwargs!r:.200}"
+    if test.wrapped and not (isinstance(test.expected, list) and len(test.expected) == 1):
+        return f"wrapped should go with an expected list of one element, found {test.expected!r:.200}"
     try:
         codec.encode([list(test.args), dict(test.kwargs)])
         codec.encode(test.expected)
@@ -179,9 +183,9 @@ def _call_problem(test: CallTest) -> str | None:
     return None
 
 
-def _text_problem(text: str) -> str | None:
-    if len(text) > codec.MAX_BYTES // 8:
-        return f"a text of {len(text)} characters is longer than {codec.MAX_BYTES // 8}"
+def _text_problem(text: str, longest: int) -> str | None:
+    if len(text) > longest:
+        return f"a text of {len(text)} characters is longer than {longest}"
     return None if _is_utf8(text) else "a text has lone surrogates, which no file or pipe can hold"
 
 

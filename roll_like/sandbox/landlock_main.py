@@ -119,8 +119,8 @@ def _worker(
         kernel.forbid_new_privileges()
         kernel.enforce_file_rules(rules)
         source = worker.take_streams(descriptors)
-        memory = int(limits["memory_bytes"]) + space
-        worker.apply_limits(limits, address_space=memory, stack=8 << 20, others=1 << 20)
+        memory = int(limits["memory_bytes"]) + space + worker.RESERVED
+        worker.apply_limits(limits, address_space=memory, others=1 << 20)
         kernel.load_filter(seccomp)
     except BaseException as error:  # noqa: BLE001 - the report tells it apart by its status
         worker.could_not_start(error)

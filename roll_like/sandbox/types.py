@@ -65,12 +65,14 @@ class CallTest:
         args: Positional arguments, of plain types (see `roll_like.sandbox.codec`).
         kwargs: Keyword arguments, likewise.
         expected: What has to come back; it never enters the sandbox.
+        wrapped: `expected` is a list of one element, and that alone is right too.
     """
 
     entry_point: str
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     expected: Any = None
+    wrapped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import linecache
 import mmap
 import os
 import resource
+import site
 import struct
 import sys
 import threading
@@ -28,6 +29,10 @@ COMPILE_ERROR, NOT_STARTED = 120, 122
 CALLS, ANSWERS = 3, 4
 
 FILE_NAME = "main.py"
+#: Bytes of the main thread's stack.
+STACK = 64 << 20
+#: Bytes of addresses beyond the memory limit: the stack of a thread is reserved whole and hardly used.
+RESERVED = 1 << 30
 
 
 def take_streams(descriptors: list[int]) -> bytes:
@@ -58,7 +63,10 @@ def work(kind: str, source: bytes, started: mmap.mmap) -> NoReturn:
         started: Memory shared with the zygote; its first byte is set and the memory given up right before the
             program runs, so that from then on no exit status can be taken for the worker's own.
     """
+    _open_streams()
     code = _compiled(source)
+    site.setquit()  # `exit` and `quit`, which the interpreter's `-S` leaves out
+    sys.set_int_max_str_digits(0)  # a judge's Python has no such limit, or an older one; CPU time bounds it
     started[0] = 1
     started.close()
     if kind == "serve":
@@ -66,13 +74,12 @@ def work(kind: str, source: bytes, started: mmap.mmap) -> NoReturn:
     run_program(code)
 
 
-def apply_limits(limits: dict[str, float], *, address_space: int | None, stack: int, others: int) -> None:
+def apply_limits(limits: dict[str, float], *, address_space: int | None, others: int) -> None:
     """Set the resource limits of a worker.
 
     Args:
         limits: Fields of `Limits`.
         address_space: Bytes, or None for no limit.
-        stack: Bytes of the main thread's stack.
         others: Processes of the same user that are not the program's.
     """
     seconds = int(limits["cpu_seconds"]) + 1  # the watcher counts all processes together, and is more exact
@@ -83,7 +90,8 @@ def apply_limits(limits: dict[str, float], *, address_space: int | None, stack: 
     kernel.limit(resource.RLIMIT_FSIZE, int(limits["file_bytes"]))
     kernel.limit(resource.RLIMIT_NOFILE, 64)
     kernel.limit(resource.RLIMIT_CORE, 0)
-    kernel.limit(resource.RLIMIT_STACK, stack)
+    stack = min(STACK, int(limits["memory_bytes"]))
+    kernel.limit(resource.RLIMIT_STACK, stack, resource.getrlimit(resource.RLIMIT_STACK)[1])  # programs raise it
     kernel.limit(resource.RLIMIT_MSGQUEUE, 0)
 
 
@@ -95,10 +103,13 @@ def run_program(code: CodeType) -> NoReturn:
     status = 0
     try:
         exec(code, module.__dict__)
-        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the interpreter does at its end
     except BaseException as error:  # noqa: BLE001 - whatever the program raises is its exit status
         status = _status_of(error)
-    _leave(status)
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the interpreter does at its end
+    except BaseException as error:  # noqa: BLE001 - of the program's own making
+        status = status or _status_of(error)
+    _leave(status, list(module.__dict__.values()))
 
 
 def serve_program(code: CodeType) -> NoReturn:
@@ -142,11 +153,25 @@ def execute(arguments: list[str], started: mmap.mmap) -> NoReturn:
     os.execve(arguments[0], arguments, {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp"})
 
 
+def _open_streams() -> None:
+    """Replace the streams made at the zygote's start: they believe that they can seek, as its own could."""
+    for number, name, mode, errors in (
+        (0, "stdin", "r", "surrogateescape"),
+        (1, "stdout", "w", "surrogateescape"),
+        (2, "stderr", "w", "backslashreplace"),
+    ):
+        raw = open(number, f"{mode}b", closefd=False)  # noqa: SIM115 - for as long as the program runs
+        stream = io.TextIOWrapper(raw, encoding="utf-8", errors=errors, line_buffering=number == 2)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
 def _compiled(source: bytes) -> CodeType:
-    lines = source.decode("utf-8", "replace").splitlines(keepends=True)
+    text = source.decode("utf-8", "replace")
+    lines = io.StringIO(text, newline=None).readlines()
     linecache.cache[FILE_NAME] = (len(source), None, lines, FILE_NAME)
-    try:
-        return compile(source, FILE_NAME, "exec", dont_inherit=True)
+    try:  # as text: what an encoding declaration in it says has been decided
+        return compile(text, FILE_NAME, "exec", dont_inherit=True)
     except BaseException as error:  # noqa: BLE001 - SyntaxError, ValueError, RecursionError, MemoryError, …
         traceback.print_exception(type(error), error, None)
         _leave(COMPILE_ERROR)
@@ -212,14 +237,23 @@ def _answer(kind: bytes, payload: bytes = b"") -> None:
         view = view[os.write(ANSWERS, view) :]
 
 
-def _leave(status: int) -> NoReturn:
-    """Do what the interpreter does at its end, without taking modules apart."""
+def _leave(status: int, variables: list[object] | None = None) -> NoReturn:
+    """Do what the interpreter does at its end, without taking modules apart.
+
+    Args:
+        status: Exit status.
+        variables: Values among which files may be open that the interpreter would close, which writes what they hold.
+    """
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.__stdout__, sys.stderr):
         try:
-            if stream is not None:
+            if stream is not None and not stream.closed:
                 stream.flush()
         except BaseException:  # noqa: BLE001 - a stream of the program's own making
             status = status or 1
+    for value in variables or ():
+        with contextlib.suppress(BaseException):  # the interpreter does not mind either
+            if isinstance(value, io.IOBase):
+                value.flush()
     os._exit(status)

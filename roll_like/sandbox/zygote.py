@@ -21,6 +21,7 @@ import psutil
 
 from roll_like.sandbox.box import BoxReport, Ended, SandboxUnavailable
 from roll_like.sandbox.codec import MAX_BYTES
+from roll_like.sandbox.fair import FAIR_SHARE, PATIENCE, Share, too_busy
 from roll_like.sandbox.types import Limits
 from roll_like.sandbox.worker import COMPILE_ERROR, NOT_STARTED
 
@@ -69,6 +70,17 @@ class Zygote:
         self.channel = channel
         self.executions = 0
         self.nested: bool = ready["nested"]
+        self.own = {process.pid, *self._below()}
+
+    def programs(self) -> list[int]:
+        """Return the ids of the processes that are an execution's, its first one included."""
+        return [pid for pid in self._below() if pid not in self.own]
+
+    def _below(self) -> list[int]:
+        try:
+            return [process.pid for process in psutil.Process(self.process.pid).children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
 
     @classmethod
     def start(cls, command: Sequence[str], *, seccomp: bytes, control: str, config: dict[str, Any]) -> Zygote:
@@ -174,7 +186,9 @@ class Execution:
             reading, writing = os.pipe()
             given += [inside, writing]
             self._watch(reading, self._read_answers)
-        self._clock = self._loop.call_later(self._job.limits.wall_seconds, self.kill, Ended.TIMEOUT)
+        self.share = Share(self._zygote.programs, self._zygote.own)
+        self._began, self._starved = self._loop.time(), 0.0
+        self._clock = self._loop.call_later(self._job.limits.wall_seconds, self._expire)
         try:
             socket.send_fds(self._zygote.channel, [self._job.message()], given)
         except OSError as error:
@@ -278,6 +292,22 @@ class Execution:
 
     # -- the end -------------------------------------------------------------------------------------------------
 
+    def _expire(self) -> None:
+        """End an execution whose time is over; later, where it was kept from using it."""
+        seconds, lasted = self._job.limits.wall_seconds, self._loop.time() - self._began
+        if self.share.own_seconds() < FAIR_SHARE * seconds:
+            if lasted < PATIENCE * seconds:
+                self._clock = self._loop.call_later(seconds / 4, self._expire)
+                return
+            self._starved = lasted
+        self.kill(Ended.TIMEOUT)
+
+    def serves(self) -> None:
+        """Leave time limits to the callers, whose calls also wait for others; the clock is for what they forget."""
+        if not self.finished.done() and self._why is None:
+            self._clock.cancel()
+            self._clock = self._loop.call_later(PATIENCE * self._job.limits.wall_seconds, self._expire)
+
     def kill(self, why: Ended) -> None:
         """End the execution; `why` is what the report says, unless it ended before."""
         if self._report is not None or self.finished.done():
@@ -340,6 +370,8 @@ class Execution:
             return Ended.MEMORY, f"needs more than {limits.memory_bytes} bytes of memory"
         if self._why is Ended.OUTPUT:
             return Ended.OUTPUT, f"wrote more than {limits.output_bytes} bytes"
+        if self._starved:
+            return Ended.BROKEN, too_busy(self._starved, report["cpu"])
         if self._why is Ended.TIMEOUT:
             return Ended.TIMEOUT, f"ran for more than {limits.wall_seconds} s"
         cpu_used_up = status == -_SIGXCPU or (status == -_SIGKILL and report["cpu"] >= limits.cpu_seconds)

@@ -46,7 +46,6 @@ POLL_SECONDS = 0.02
 PACKET = 1 << 16
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 TICKS = os.sysconf("SC_CLK_TCK")
-_LARGE_STACK = 64 << 20
 
 
 def main(control: int, folder: str) -> NoReturn:
@@ -286,8 +285,7 @@ def _worker(job: dict[str, Any], descriptors: list[int], seccomp: bytes, space: 
         memory = int(job["limits"]["memory_bytes"])
         worker.apply_limits(
             job["limits"],
-            address_space=job["address_space"] if external else memory + space,
-            stack=min(_LARGE_STACK, memory) if external else 8 << 20,
+            address_space=job["address_space"] if external else memory + space + worker.RESERVED,
             others=2 + job["extra_processes"],
         )
         kernel.load_filter(seccomp)

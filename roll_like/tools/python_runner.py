@@ -23,7 +23,7 @@ _LAST_LINES = 5  # of a traceback
 _RUN = """
 def _run(code):
     import ast, linecache, sys, traceback
-    linecache.cache["<program>"] = len(code), None, code.splitlines(True), "<program>"
+    linecache.cache["<program>"] = len(code), None, [line + "\\n" for line in code.split("\\n")], "<program>"
     try:
         tree = ast.parse(code, "<program>")
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None

@@ -57,7 +57,7 @@ def test_different_output_names_the_line(got: str, expected: str, message: str) 
         ("1e3", "1000.0", True),
         ("0.31", "0.3", False),
         ("1000000000000000001", "1000000000000000000", False),  # whole numbers are exact
-        ("1e999", "1e888", True),  # both are infinite
+        ("1e999", "1e888", False),  # however large
         ("1e999", "5.0", False),
         ("nan", "0.5", False),
         ("inf", "1e5", False),
@@ -170,3 +170,95 @@ def test_every_value_equals_itself_and_not_itself_in_a_list(value: object) -> No
     for comparison in (EXACT, NEAR, STRICT):
         assert comparison.values(value, value) is None
         assert comparison.values([value, 0], [value, 1]) is not None
+
+
+JUDGE = Comparison(float_tolerance=1e-6, tokens=True, from_json=True)
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "same"),
+    [
+        ("1\n2\n3", "1 2 3", True),
+        ("  1\t2\r\n\r\n3  ", "1 2\n3\n", True),
+        ("12", "1 2", False),
+        ("1 2 3 4", "1 2 3", False),
+        ("1 2", "1 2 3", False),
+        ("", " \n", True),
+        ("0", "", False),
+        ("1\u00a02", "1 2", False),
+        ("\ufeff1", "1", True),
+        # against a whole number the tolerance is absolute
+        ("2.9999999999999996", "3", True),
+        ("1000000006.5", "1000000007", False),
+        ("100000000000000000001", "1e20", True),
+        ("1e20", "100000000000000000001", False),
+        ("100000000000000000000.0", "100000000000000000000", True),
+        ("999999.5", "1000000.0", True),
+        ("999998.5", "1000000.0", False),
+        # what is text stays text
+        ("007", "7", False),
+        ("7.0", "007", False),
+        ("+7", "7", False),
+        ("-0", "0", True),
+        ("-0.0", "0", True),
+        ("-00", "0", False),
+        ("1/3", "0.333333", False),
+        ("0x10", "16", False),
+        ("1.0.0", "1.0", False),
+        ("1e", "1", False),
+        ("YES", "Yes", False),
+        ("True", "true", False),
+        # neither nan nor infinity is near a number; equal words are equal
+        ("nan", "nan", True),
+        ("nan", "NaN", False),
+        ("inf", "1e999999", False),
+        ("9e999999", "8e999999", False),
+        ("1e999999", "10e999998", True),
+        ("1e9999999", "1e99999990", False),
+        ("1e-999999", "0.0", True),
+        # numbers in printed lists
+        ("[0.30000000000000004, 2]", "[0.3, 2]", True),
+        ("(0.3,1)", "[0.3,1]", False),
+        ("x=0.30000000000000004;", "x=0.3;", True),
+        ("[01]", "[1]", False),
+    ],
+)
+def test_tokens_as_judges_compare_them(got: str, expected: str, same: bool) -> None:
+    assert (JUDGE.outputs(got, expected) is None) is same
+
+
+def test_tokens_say_which_differs() -> None:
+    assert JUDGE.outputs("1 2", "1\n3") == "token 2: expected '3', got '2'"
+    assert JUDGE.outputs("1", "1 3") == "token 2: expected '3', got the end"
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "same"),
+    [
+        ({1: "a"}, {"1": "a"}, True),
+        ({True: 1, None: 2, 1.5: 3}, {"true": 1, "null": 2, "1.5": 3}, True),
+        ({"1": "a"}, {1: "a"}, False),
+        ({1: "a", "1": "b"}, {"1": "a"}, False),
+        ({(1,): "a"}, {"(1,)": "a"}, False),
+        ([{1: 0.1 + 0.2}], [{"1": 0.3}], True),
+        (10**17 + 1, 1e17, True),  # a float expected: it knows no better
+        (1e17, 10**17 + 1, False),
+        (3.0000001, 3, True),
+        (1 << 5000, 1.0, False),
+        (1.0, 1 << 5000, False),
+        (math.nan, 0.0, False),
+        (math.inf, 1e308, False),
+        (Decimal("0.5"), 0.5, True),
+        (Decimal("0.3000001"), 0.3, True),
+        (Fraction(1, 3), 0.3333333, True),
+        (Fraction(3), 3, True),
+        ([Decimal(3)], [3], True),
+        (Fraction(7, 2), 3, False),
+        (Decimal("NaN"), 0.5, False),
+        (Decimal("Infinity"), 3, False),
+        (Decimal(1), True, False),
+        ({Decimal(1): 2}, {"1": 2}, False),
+    ],
+)
+def test_values_from_json(got: object, expected: object, same: bool) -> None:
+    assert (JUDGE.values(got, expected) is None) is same

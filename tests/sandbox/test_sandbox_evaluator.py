@@ -371,3 +371,14 @@ def test_senseless_settings_are_refused(options: dict[str, float]) -> None:
 def test_senseless_limits_are_refused(limits: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=f"Limits.{next(iter(limits))}"):
         Limits(**limits)  # type: ignore[arg-type]
+
+
+def test_what_a_busy_machine_takes_is_not_taken_from_the_other_tests() -> None:
+    class Late(LocalBox):
+        async def run(self, program: Program, stdin: str, limits: Limits) -> BoxReport:
+            await asyncio.sleep(0.5)  # ten times what one test may take: it was kept waiting
+            return await super().run(program, stdin, limits)
+
+    tests = [StdioTest(str(number), str(2 * number)) for number in range(3)]
+    result = evaluate(Late(), PRINT_DOUBLE, tests, limits=Limits(wall_seconds=0.05), total_seconds=0.4)
+    assert [test.status for test in result.tests] == [TestStatus.PASSED] * 3

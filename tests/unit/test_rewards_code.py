@@ -11,8 +11,9 @@ from reward_support import completion, outcomes, row
 
 from roll_like import RewardResult
 from roll_like.builtin.rewards.code import Code, CodeConfig
+from roll_like.builtin.rewards.code_asserts import resolve_entry_points
 from roll_like.builtin.rewards.code_block import CodeBlock, code_blocks, last_program
-from roll_like.builtin.rewards.code_tests import read_tests, resolve_entry_points
+from roll_like.builtin.rewards.code_tests import read_tests
 from roll_like.errors import DataError, RewardError, SandboxError
 from roll_like.registry import REWARDS
 from roll_like.sandbox import AssertTest, CallTest, CodeResult, StdioTest, TestCase, TestResult, TestStatus
@@ -126,7 +127,11 @@ HUMAN_EVAL = "METADATA = {}\n\ndef check(candidate):\n    assert candidate(1, 2)
         ({"inputs": ["1\n", "2\n"], "outputs": ["2\n", "3\n"]}, {}, (StdioTest("1\n", "2\n"), StdioTest("2\n", "3\n"))),
         ({"inputs": [["1", "2"]], "outputs": [["3"]]}, {}, (StdioTest("1\n2\n", "3\n"),)),
         ({"inputs": [[1, 2]], "outputs": [3], "fn_name": "add"}, {}, (CallTest("add", (1, 2), expected=3),)),
-        ({"inputs": [[[1, 2]]], "outputs": [[3]], "fn_name": "f"}, {}, (CallTest("f", ([1, 2],), expected=[3]),)),
+        (
+            {"inputs": [[[1, 2]]], "outputs": [[3]], "fn_name": "f"},
+            {},
+            (CallTest("f", ([1, 2],), expected=[3], wrapped=True),),
+        ),
         (
             [{"input": '[1, 2]\n"x"', "output": "true", "testtype": "functional"}],
             {"entry_point": "f"},
@@ -166,7 +171,7 @@ def test_a_check_that_is_called_already_is_not_called_twice() -> None:
         ([], "holds no tests"),
         ({"inputs": [], "outputs": []}, "holds no tests"),
         ({"inputs": ["1"], "outputs": []}, "as many of each"),
-        ({"inputs": ["1"], "outputs": ["1"], "fn_name": "f"}, "a list of arguments"),
+        ({"inputs": [1], "outputs": ["1"], "fn_name": "f"}, "a list of arguments"),
         ([{"input": "1"}], r"tests\[0\] should hold input and output"),
         ([{"args": [1], "expected": 1}], "no field 'entry_point'"),
         ([{"expected": 1}], "no field 'entry_point'"),
@@ -250,6 +255,12 @@ def test_languages() -> None:
         status = one(reward, source, tests=tests)
         assert (status.value, status.details["other_language"]) == (0.0, 1.0)
     assert len(fake.asked) == 1
+
+
+def test_a_translation_does_not_hide_the_program() -> None:
+    reward, fake = make()
+    assert one(reward, f"{fenced(ADD)}\nIn C++:\n{fenced('int f;', 'cpp')}", tests=STDIO).value == 1.0
+    assert fake.asked[-1] == (ADD, (StdioTest("1\n", "2\n"),), "python")
 
 
 def test_setup_comes_before_the_program() -> None:
