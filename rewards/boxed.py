@@ -13,7 +13,7 @@ def last_boxed(text: str) -> str | None:
     >>> last_boxed(r"so \boxed{\frac{1}{2}}.")
     '\\frac{1}{2}'
     """
-    closing = _closing_braces(text)
+    closing = closing_braces(text)
     end = len(text)
     while end > 0:
         start, command = max((text.rfind(command, 0, end), command) for command in _COMMANDS)
@@ -28,7 +28,7 @@ def last_boxed(text: str) -> str | None:
     return None
 
 
-def _closing_braces(text: str) -> dict[int, int]:
+def closing_braces(text: str) -> dict[int, int]:
     """Return where each brace that is closed closes; one pass, however many are open."""
     found: dict[int, int] = {}
     opened: list[int] = []
