@@ -38,7 +38,7 @@ _MARKUP = (
     (re.compile(r"\\(?:quad|qquad)(?![A-Za-z])|\\[ ,;:!()\[\]\\]"), " "),
     (re.compile(r"[{}]"), ""),
     (re.compile(r"'(\w*)'"), r"\1"),
-    (re.compile(r"^[ \t]*(?:(?:[-+•>]|#{1,6})[ \t]*)+(?=\S)", re.MULTILINE), ""),
+    (re.compile(r"^[ \t]*(?:(?:[-+•]|#{1,6})[ \t]+|>[ \t]*)+(?=\S)", re.MULTILINE), ""),
 )
 #: Stands where a box was; private use.
 _BOX = "\ue000"
@@ -63,7 +63,7 @@ _COPULA = (
     r"(?:(?:is|was|ist|est|es|é|è|would be|must be|should be|has to be|will be|can only be)\b|'s\b|:|=>?|->?|-)\s*:?"
 )
 _STATEMENT = re.compile(
-    rf"(?:{_CUE}(?:\s+(?:choice|option|letter|correct[eao]?|corretta|finale?|exacte))*"
+    rf"(?:{_CUE}(?:\s+(?:choice|option|letter|correct[eao]?|corretta|correta|finale?|exacte))*"
     r"(?:\s+(?:to|for|of|among|from|in|on|here|that|which|I|we)\b[^.\n:;!?,]{0,50}?)?\.?\s*"
     rf"{_COPULA}|^(?:the\s+)?(?:final\s+|correct\s+|right\s+)?answer\W*\n|"
     r"(?:答え|正解|解答|回答|정답|답)\s*(?:は|은|는|:)+|^A\s*:(?=\s*\(?[A-Z]\)?\W*$))\s*",
@@ -91,8 +91,8 @@ _CHINESE = re.compile(
 _CORRECT = re.compile(
     rf"(?:^|[.!?;:,\n(-]\s*|\b(?:option|choice|answer|so|therefore|thus|hence|clearly|then|and|or|means|only|that|"
     rf"statement|alternative|letter|both|but)\s+|[选選][项項]\s*)(?P<letter>{_L})\s*(?:选项|選項|项|項)?\s*"
-    r"(?:\b(?:is|must be|are)\b(?P<not>\s+not\b|n't\b)?\s*(?:(?:therefore|thus|also|clearly|indeed|definitely|hence|both|"
-    r"then|the|our|my|only|most|single)\s+)*(?P<verdict>(?:(?:best|final|most \w+)\s+)?(?:answer|option|choice)|"
+    r"(?:\b(?:is|must be|are)\b(?P<not>\s+not\b|n't\b)?\s*(?:(?:therefore|thus|also|clearly|indeed|definitely|hence|"
+    r"both|then|the|our|my|only|most|single)\s+)*(?P<verdict>(?:(?:best|final|most \w+)\s+)?(?:answer|option|choice)|"
     r"correct|right|true|best|incorrect|wrong|false)\b"
     r"|\s*[:.-]\s*(?P<mark>(?:correct|true|incorrect|false|wrong)\b|[✓✅✔✗❌✘])\s*(?=[.,;!\n]|$)"
     r"|(?:是|为)?\s*(?P<chinese>正确|正確|对|错误|錯誤|不正确|不对))",
@@ -101,7 +101,8 @@ _CORRECT = re.compile(
 _WRONG = {"incorrect", "wrong", "false", "✗", "❌", "✘", "错误", "錯誤", "不正确", "不对"}
 
 _ALTERNATIVE = re.compile(
-    r"[ \t]*(?:[,/&;+和或与及]|\b(?:or|and)\b)[ \t]*(?:(?:and|or|maybe|perhaps|possibly|either)\s+)*(?:(?:option|choice)\s+)?"
+    r"[ \t]*(?:[,/&;+和或与及]|\b(?:or|and)\b)[ \t]*"
+    r"(?:(?:and|or|maybe|perhaps|possibly|either)\s+)*(?:(?:option|choice)\s+)?"
     rf"(?P<letter>{_L})(?!\s+(?:is|was|isn't|are|would|can|cannot|does|has)\b)",
     re.IGNORECASE,
 )
@@ -129,8 +130,8 @@ _SAID_BY_OTHERS = re.compile(
 )
 _OTHERWISE = re.compile(r"\b(?:otherwise|else)\s*,?\s*(?:\w+\s+){0,3}$", re.IGNORECASE)
 _CONNECTING = frozenset(
-    "the a correct right best answer option choice is my and or also but so thus therefore hence otherwise else as well "
-    "both 答案 选 故选 是 为".split()
+    ["the", "a", "correct", "right", "best", "answer", "option", "choice", "is", "my", "and", "or", "also", "but", "so"]
+    + ["thus", "therefore", "hence", "otherwise", "else", "as", "well", "both", "答案", "选", "故选", "是", "为"]
 )
 _LISTED_BEFORE = re.compile(r"(?:^|[\s(\[])[A-Z]\s*[)\]]?\s*(?:[,/&]|\band|\bor)\s*(?:and\s+|or\s+)?$")
 _LABELLED = re.compile(
@@ -256,8 +257,8 @@ class _Response:
     def _line_claims(self) -> Iterator[_Claim]:
         """Yield lines that are nothing but an option, and the last sentence if it is."""
         lines = self._lines()
-        for index, line in enumerate(lines):
-            found = self._whole(line[0].strip(), text_counts=index in (0, len(lines) - 1))
+        for line in lines:
+            found = self._whole(line[0].strip())
             if found is not None:
                 yield _Claim(line.start(), line.end(), found.letter)
         last = re.search(r"(?<=[.!?])\s+([^.!?]+[.!]?\s*)$", lines[-1][0]) if lines else None
@@ -289,7 +290,7 @@ class _Response:
         words = answer_words(text, articles=True) if self._options else []
         return self._letters[self._options.index(words)] if self._options.count(words) == 1 else None
 
-    def _whole(self, text: str, *, text_counts: bool = True) -> _Claim | None:
+    def _whole(self, text: str) -> _Claim | None:
         """Return the option if the text is nothing else: `B`, `So (b).`, `Paris` or `B) Paris`; several of `A and B`."""
         bare = _LEAD.sub("", text, count=1)
         match = _LETTER.match(bare)
@@ -297,7 +298,7 @@ class _Response:
             return _Claim(0, len(text), match["letter"].upper())
         if _LIST.fullmatch(bare) or (several := _SEVERAL.fullmatch(bare)) and self._are_letters(several[1]):
             return _Claim(0, len(text), None)
-        named = self._named(text) if text_counts else None
+        named = self._named(text)
         labelled = self._labelled(text) if named is None and self._options else None
         if labelled is not None and self._named(_LABELLED.fullmatch(text)["text"]) is None:  # type: ignore[index]
             return None
