@@ -52,11 +52,11 @@ _NAME = r"(?:answer\s+)?(?:option|choice|letter|alternative|statement)"
 _FILL = re.compile(
     r"(?:(?:therefore|thus|hence|clearly|obviously|definitely|indeed|simply|just|still|then|actually|in fact|surely|"
     r"of course|probably|most likely|likely|certainly|evidently|undoubtedly|I (?:think|believe|would say)|rather|"
-    rf"the (?:letter|one|correct one)|labell?ed|marked|{_NAME}|answer)\s*[:,]?\s+|选项|選項|[:,]\s*)*",
+    rf"the (?:letter|one|correct one)|labell?ed|marked|{_NAME}|answer)\s*[:,]?\s+|选项|選項|[:,]\s*){{0,6}}",
     re.IGNORECASE,
 )
 _CUE = (
-    r"\b(?:answers?|ans|choice|option|selection|pick|alternative|statement|response|solution|"
+    r"\b(?:answers?|ans|choice|option|selection|pick|alternative|statement|response|solution|(?:correct|right) one|"
     r"antwort|lösung|réponse|respuesta|resposta|risposta|ответ|svar|antwoord|odpowiedź|cevap|jawaban|đáp án)\b"
 )
 _COPULA = (
@@ -64,19 +64,20 @@ _COPULA = (
 )
 _STATEMENT = re.compile(
     rf"(?:{_CUE}(?:\s+(?:choice|option|letter|correct[eao]?|corretta|correta|finale?|exacte))*"
-    r"(?:\s+(?:to|for|of|among|from|in|on|here|that|which|I|we)\b[^.\n:;!?,]{0,50}?)?\.?\s*"
-    rf"{_COPULA}|^(?:the\s+)?(?:final\s+|correct\s+|right\s+)?answer\W*\n|"
+    r"(?:\s+(?:to|for|of|among|from|in|on|here|that|which|I|we)\b[^.\n:;!?,]{0,50}?|,[^,.\n]{1,40},)?\.?\s*"
+    rf"{_COPULA}|^(?:the\s+)?(?:final\s+|correct\s+|right\s+)?answer\W*\n|^correct\s*:|"
     r"(?:答え|正解|解答|回答|정답|답)\s*(?:は|은|는|:)+|^A\s*:(?=\s*\(?[A-Z]\)?\W*$))\s*",
     re.IGNORECASE | re.MULTILINE,
 )
 _VERB = re.compile(
     r"\b(?:choose|chose|choosing|picks?|picking|select|selecting|selected|going with|go with|opt for|opting for|"
-    r"settle on|vote for)\s+",
+    r"settle on|vote for|(?:would|'d) say)\s+",
     re.IGNORECASE,
 )
 _MATCHING = re.compile(
     r"\b(?:match(?:es)?|corresponds? to|i\.e\.|namely|leads? to|points? to|equals?|gives?|which is|that is|it is|it's|"
     rf"that's|this is|it must be)\s*,?\s*(?=(?:{_NAME}|answer)\s|[(\[])"
+    r"|\b(?:so|thus|hence|therefore),?\s+(?=(?-i:[A-Z])\s*(?:[.!\n]|$))"
     r"|\b(?:which is|that is|it is|it's|that's|this is|it must be)\s+(?=(?-i:[A-Z])\s*(?:[.!,;\n]|$))",
     re.IGNORECASE,
 )
@@ -86,22 +87,24 @@ _HEDGED = re.compile(
     re.IGNORECASE,
 )
 _CHINESE = re.compile(
-    r"(?:(?:答案|选项|選項)\s*(?:应该|應該|应|應)?\s*(?:是|为|為|选择?|選擇?|:)+|[选選](?:择|擇)?)\s*:?\s*"
+    r"(?:答案\s*\]?\s*(?:应该|應該|应|應)?\s*(?:是|为|為|[选選][择擇]?(?![项項])|:)*|"
+    r"(?:选项|選項|正确的|正確的)\s*(?:是|为|為|:)+|[选選][择擇]?(?![项項]))\s*:?\s*"
 )
 _CORRECT = re.compile(
     rf"(?:^|[.!?;:,\n(-]\s*|\b(?:option|choice|answer|so|therefore|thus|hence|clearly|then|and|or|means|only|that|"
     rf"statement|alternative|letter|both|but)\s+|[选選][项項]\s*)(?P<letter>{_L})\s*(?:选项|選項|项|項)?\s*"
-    r"(?:\b(?:is|must be|are)\b(?P<not>\s+not\b|n't\b)?\s*(?:(?:therefore|thus|also|clearly|indeed|definitely|hence|"
-    r"both|then|the|our|my|only|most|single)\s+)*(?P<verdict>(?:(?:best|final|most \w+)\s+)?(?:answer|option|choice)|"
-    r"correct|right|true|best|incorrect|wrong|false)\b"
-    r"|\s*[:.-]\s*(?P<mark>(?:correct|true|incorrect|false|wrong)\b|[✓✅✔✗❌✘])\s*(?=[.,;!\n]|$)"
+    r"(?:\b(?:(?P<singular>is)|must be|are)\b(?P<not>\s+not\b|n't\b)?\s*(?:(?:therefore|thus|also|clearly|indeed|"
+    r"definitely|hence|both|then|the|our|my|only|most|single)\s+){0,4}(?P<verdict>"
+    r"(?:(?:best|better|final|most \w+)\s+)?(?:answer|option|choice)|correct|right|true|best|incorrect|wrong|false)\b"
+    r"|\s*[:.-]\s*(?P<mark>(?:correct|true|incorrect|false|wrong)\b)\s*(?=[.,;!\n]|$)"
+    r"|\s*[:.-]?\s*(?P<sign>[✓✅✔✗❌✘])"
     r"|(?:是|为)?\s*(?P<chinese>正确|正確|对|错误|錯誤|不正确|不对))",
     re.IGNORECASE | re.MULTILINE,
 )
 _WRONG = {"incorrect", "wrong", "false", "✗", "❌", "✘", "错误", "錯誤", "不正确", "不对"}
 
 _ALTERNATIVE = re.compile(
-    r"[ \t]*(?:[,/&;+和或与及]|\b(?:or|and)\b)[ \t]*"
+    r"[ \t]*\(?(?:[,/&;+|和或与及]|\b(?:or|and)\b)[ \t]*"
     r"(?:(?:and|or|maybe|perhaps|possibly|either)\s+)*(?:(?:option|choice)\s+)?"
     rf"(?P<letter>{_L})(?!\s+(?:is|was|isn't|are|would|can|cannot|does|has)\b)",
     re.IGNORECASE,
@@ -111,8 +114,9 @@ _REASON = re.compile(
     r"[ \t]+(?:because|since|as|which|with|for|due|given|based|in this|is|and not|not|but|from|here|so|\(|-)",
     re.IGNORECASE,
 )
-_NO_CLAIM_AFTER = re.compile(r"[ \t]*(?:\?|[=^<>×÷]|[*+]\s|\b(?:if|unless|only if|only when)\b)", re.IGNORECASE)
-_WRONG_AFTER = re.compile(r"[ \t]*\b(?:is|was)(?:n't|\s+(?:wrong|incorrect|false|not))\b", re.IGNORECASE)
+_NO_CLAIM_AFTER = re.compile(r"[ \t]*(?:\?|[=^<>×÷|]|[*+]\s|\b(?:if|unless|only if|only when)\b)", re.IGNORECASE)
+_WRONG_AFTER = re.compile(r"[ \t]*(?:\b(?:is|was)(?:n't|\s+(?:wrong|incorrect|false|not))\b|是?[错錯])", re.IGNORECASE)
+_WORD_FOLLOWS = re.compile(r"[ \t]+\w")
 _NOT = re.compile(r"(?:not|n't|neither)\s+", re.IGNORECASE)
 _BUT = re.compile(
     r"\s*[,;.]?\s*(?:but|instead|it is|it's|rather)\s+(?:rather\s+|instead\s+|it is\s+|it's\s+)*", re.IGNORECASE
@@ -129,11 +133,30 @@ _SAID_BY_OTHERS = re.compile(
     re.IGNORECASE,
 )
 _OTHERWISE = re.compile(r"\b(?:otherwise|else)\s*,?\s*(?:\w+\s+){0,3}$", re.IGNORECASE)
+_EITHER = re.compile(r"\beither\b", re.IGNORECASE)
 _CONNECTING = frozenset(
-    ["the", "a", "correct", "right", "best", "answer", "option", "choice", "is", "my", "and", "or", "also", "but", "so"]
-    + ["thus", "therefore", "hence", "otherwise", "else", "as", "well", "both", "答案", "选", "故选", "是", "为"]
+    (
+        *("the", "a", "correct", "right", "best", "answer", "option", "choice", "is", "my", "and", "or", "also", "but"),
+        *(
+            "so",
+            "thus",
+            "therefore",
+            "hence",
+            "otherwise",
+            "else",
+            "as",
+            "well",
+            "both",
+            "答案",
+            "选",
+            "故选",
+            "是",
+            "为",
+        ),
+    )
 )
-_LISTED_BEFORE = re.compile(r"(?:^|[\s(\[])[A-Z]\s*[)\]]?\s*(?:[,/&]|\band|\bor)\s*(?:and\s+|or\s+)?$")
+_LAST_SENTENCE = re.compile(r"(?<=[.!?])\s+([^.!?]+[.!]?\s*)$")
+_LISTED_BEFORE = re.compile(r"(?:^|[\s(\[])[A-Z]\s*[)\]]?\s*(?P<between>[,/&]|,?\s*\band|,?\s*\bor)\s*$")
 _LABELLED = re.compile(
     r"(?:(?:option|choice)\s+)?(?P<label>[(\[]\s*[A-Za-z]\s*[)\]]\s*[.:]?|(?-i:[A-Z])\s*[).:\]]|[a-z]\)|"
     r"(?-i:[A-Z])\s+-(?=\s.*[^\W\d]{2}))\s*(?P<text>\S.*)",
@@ -142,7 +165,8 @@ _LABELLED = re.compile(
 _LABEL_INSIDE = re.compile(r"[(\[][A-Z][)\]]|(?:^|\s)[A-Z][.)](?=\s|$)")
 _LIST = re.compile(rf"{_L}(?:\s*(?:[,/&;+、]|\band\b|\bor\b|[和或与及]|\s)\s*{_L})+[.!]?", re.IGNORECASE)
 _LEAD = re.compile(
-    rf"(?:(?:so|thus|therefore|hence|conclusion|verdict|okay|ok|final)\b\s*[:,]?\s*|(?:{_NAME}|answer)\s+)*",
+    rf"(?:(?:so|thus|therefore|hence|clearly|definitely|obviously|conclusion|verdict|okay|ok|final)\b\s*[:,]?\s*|"
+    rf"(?:{_NAME}|answer)\s+){{0,6}}",
     re.IGNORECASE,
 )
 
@@ -178,6 +202,8 @@ class _Response:
     def __init__(self, text: str, letters: str, options: Sequence[str]) -> None:
         self._letters = letters
         self._options = [answer_words(_plain(option), articles=True) for option in options]
+        #: Longer texts are no option's. Characters.
+        self._longest = 40 + 2 * max(map(len, options), default=0)
         self._boxes = []
         at, parts = 0, []
         for start, end, held in all_boxed(text):
@@ -233,8 +259,10 @@ class _Response:
             if letter not in self._letters or _NO_CLAIM_AFTER.match(self._text, match.end()):
                 continue
             start = match.start("letter")
-            several = _LISTED_BEFORE.search(self._text[max(0, start - 20) : start]) is not None
-            verdict = match["verdict"] or match["mark"] or match["chinese"]
+            listed = _LISTED_BEFORE.search(self._text[max(0, start - 20) : start])
+            # "unlike A, B is correct"
+            several = listed is not None and (listed["between"] != "," or match["singular"] is None)
+            verdict = match["verdict"] or match["mark"] or match["sign"] or match["chinese"]
             wrong = (match["not"] is not None) != (verdict.casefold() in _WRONG)
             if not (several and wrong):
                 claim = _Claim(start, match.end(), None if several else letter, denied=wrong)
@@ -244,7 +272,7 @@ class _Response:
         """Yield the claim that begins at `start` as the sentence before it makes it: denied, unsure or another's."""
         sentence = re.split(r"[.!?\n]", self._text[max(0, start - 200) : start])[-1]
         clause = re.split(r"[,;:]|\bbut\b", sentence)[-1]
-        if hedged or _OTHERWISE.search(sentence):
+        if hedged or _OTHERWISE.search(sentence) or _EITHER.search(clause):
             yield _Claim(start, claim.end, None)
         elif _DENIED.search(_DOUBTLESS.sub("", clause)):
             yield _Claim(start, claim.end, claim.letter, denied=True)
@@ -261,9 +289,10 @@ class _Response:
             found = self._whole(line[0].strip())
             if found is not None:
                 yield _Claim(line.start(), line.end(), found.letter)
-        last = re.search(r"(?<=[.!?])\s+([^.!?]+[.!]?\s*)$", lines[-1][0]) if lines else None
+        start = max(lines[-1].start(), lines[-1].end() - self._longest) if lines else 0
+        last = _LAST_SENTENCE.search(self._text[start : lines[-1].end()]) if lines else None
         if last is not None and (found := self._whole(last[1].strip())) is not None:
-            yield _Claim(lines[-1].start() + last.start(1), lines[-1].end(), found.letter)
+            yield _Claim(start + last.start(1), lines[-1].end(), found.letter)
 
     def _labelled_claims(self) -> Iterator[_Claim]:
         """Yield the first or last line if it is the only one that begins with an option's label."""
@@ -287,16 +316,16 @@ class _Response:
 
     def _named(self, text: str) -> str | None:
         """Return the letter of the option whose text this is."""
-        words = answer_words(text, articles=True) if self._options else []
+        words = answer_words(text, articles=True) if self._options and len(text) <= self._longest else []
         return self._letters[self._options.index(words)] if self._options.count(words) == 1 else None
 
     def _whole(self, text: str) -> _Claim | None:
-        """Return the option if the text is nothing else: `B`, `So (b).`, `Paris` or `B) Paris`; several of `A and B`."""
+        """Return the option if the text is nothing else: `B`, `So (b).`, `Paris`; without a letter for `A and B`."""
         bare = _LEAD.sub("", text, count=1)
         match = _LETTER.match(bare)
         if match is not None and match["letter"].upper() in self._letters and not bare[match.end() :].strip(" .,;:!)"):
             return _Claim(0, len(text), match["letter"].upper())
-        if _LIST.fullmatch(bare) or (several := _SEVERAL.fullmatch(bare)) and self._are_letters(several[1]):
+        if _LIST.fullmatch(bare) or ((several := _SEVERAL.fullmatch(bare)) and self._are_letters(several[1])):
             return _Claim(0, len(text), None)
         named = self._named(text)
         labelled = self._labelled(text) if named is None and self._options else None
@@ -328,29 +357,31 @@ class _Response:
         if several is not None and self._are_letters(several[1]):
             return _Claim(at, several.end(), None)
         match = _LETTER.match(text, at)
-        if match is None or match["letter"].upper() not in self._letters:
+        if match is None or match["letter"].upper() not in self._letters or _NO_CLAIM_AFTER.match(text, match.end()):
             return None
         letter, end = match["letter"].upper(), match.end()
-        if _NO_CLAIM_AFTER.match(text, end):
-            return None
-        if _WRONG_AFTER.match(text, end):
-            return _Claim(at, end, letter, denied=True)
-        other = _ALTERNATIVE.match(text, end)
+        denied = _WRONG_AFTER.match(text, end) is not None
+        other = None if denied else _ALTERNATIVE.match(text, end)
+        if other is not None and other["letter"] in ("A", "I") and _WORD_FOLLOWS.match(text, other.end()):
+            other = None
         if other is not None and other["letter"].strip("()[] ").upper() in set(self._letters) - {letter}:
-            is_word = other["letter"] in ("A", "I") and re.match(r"[ \t]+\w", text[other.end() :])
-            if not is_word:
-                return _Claim(at, other.end(), None)
-        if not match["close"]:
-            if match["letter"].islower() and not _SENTENCE_ENDS.match(text, end):
-                return None
-            if letter in "AI" and re.match(r"[ \t]+\w", text[end:]) and not _REASON.match(text, end):
-                return None
-        named = self._named(re.split(r"\n|\.\s", text[end:], maxsplit=1)[0].lstrip(" ).:-"))
-        return _Claim(at, end, letter if named in (None, letter) else None)
+            return _Claim(at, other.end(), None)
+        if not denied and not match["close"] and self._is_word(match):
+            return None
+        rest = re.split(r"\n|\.\s", text[end : end + self._longest], maxsplit=1)[0]
+        named = self._named(rest.lstrip(" ).:-"))
+        return _Claim(at, end, letter if named in (None, letter) else None, denied)
+
+    def _is_word(self, match: re.Match[str]) -> bool:
+        """Return whether a letter without parentheses is a word, as in "the answer is A matter of taste"."""
+        if match["letter"].islower():
+            return _SENTENCE_ENDS.match(self._text, match.end()) is None
+        begins_phrase = match["letter"] in "AI" and _WORD_FOLLOWS.match(self._text, match.end())
+        return bool(begins_phrase and not _REASON.match(self._text, match.end()))
 
     def _text_claim(self, at: int) -> _Claim | None:
         """Return the option that is named by its text, or in parentheses behind a text: `the answer is 12 (B)`."""
-        line = self._text[at:].partition("\n")[0]
+        line = self._text[at : at + 200 + self._longest].partition("\n")[0]
         for pattern in (r"$", r"[.!?](?:\s|$)", r"[,;(]", r"\s+(?:because|since|as|which)\b"):
             part = re.split(pattern, line, maxsplit=1)[0]
             if (named := self._named(part)) is not None:
@@ -373,7 +404,7 @@ def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
 
 
 def _plain(text: str) -> str:
-    text = text.translate(_FOLDED)
+    text = re.sub(r"\n\s*\n", "\n\n", re.sub(r"[ \t]+", " ", text.translate(_FOLDED)))
     for pattern, plain in _MARKUP:
         text = pattern.sub(plain, text)
     return text
