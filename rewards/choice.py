@@ -34,7 +34,12 @@ _MARKUP = (
     (re.compile(rf"[<\[]/{_ANSWER_TAG}[>\]]", re.IGNORECASE), "\n.\n"),
     (re.compile(r"<br\s*/?>|</(?:p|div|li)>", re.IGNORECASE), "\n"),
     (re.compile(r"</?(?:b|strong|i|em|u|p|div|li|span|code|mark)\b[^>]*>", re.IGNORECASE), ""),
-    (re.compile(r"\\(?:text\w*|math\w+|operatorname|mbox|bf|rm|it|displaystyle|left|right)(?![A-Za-z])"), ""),
+    (
+        re.compile(
+            r"\\(?:text\w*|math\w+|operatorname|mbox|bf|rm|it|[Ll]arge|LARGE|[Hh]uge|displaystyle|left|right)(?![A-Za-z])"
+        ),
+        "",
+    ),
     (re.compile(r"\\(?:quad|qquad)(?![A-Za-z])|\\[ ,;:!()\[\]\\]"), " "),
     (re.compile(r"[{}]"), ""),
     (re.compile(r"'(\w*)'"), r"\1"),
@@ -77,6 +82,7 @@ _VERB = re.compile(
 _MATCHING = re.compile(
     r"\b(?:match(?:es)?|corresponds? to|i\.e\.|namely|leads? to|points? to|equals?|gives?|which is|that is|it is|it's|"
     rf"that's|this is|it must be)\s*,?\s*(?=(?:{_NAME}|answer)\s|[(\[])"
+    r"|\bis\s+(?=(?:option|choice)\s)"
     r"|\b(?:so|thus|hence|therefore),?\s+(?=(?-i:[A-Z])\s*(?:[.!\n]|$))"
     r"|\b(?:which is|that is|it is|it's|that's|this is|it must be)\s+(?=(?-i:[A-Z])\s*(?:[.!,;\n]|$))",
     re.IGNORECASE,
@@ -119,12 +125,15 @@ _WRONG_AFTER = re.compile(r"[ \t]*(?:\b(?:is|was)(?:n't|\s+(?:wrong|incorrect|fa
 _WORD_FOLLOWS = re.compile(r"[ \t]+\w")
 _NOT = re.compile(r"(?:not|n't|neither)\s+", re.IGNORECASE)
 _BUT = re.compile(
-    r"\s*[,;.]?\s*(?:but|instead|it is|it's|rather)\s+(?:rather\s+|instead\s+|it is\s+|it's\s+)*", re.IGNORECASE
+    rf"(?:\s*,?\s*(?:not|nor|or)\s+{_L})*\s*[,;.]?\s*(?:but|instead|it is|it's|rather)\s+"
+    r"(?:rather\s+|instead\s+|it is\s+|it's\s+)*",
+    re.IGNORECASE,
 )
 
 _DENIED = re.compile(
     r"(?:\b(?:not|never|cannot|wrong|incorrect|false|doubt)\b|n't\b|不)\W*(?:\w+\W+){0,4}$|不\w{0,2}$", re.IGNORECASE
 )
+_CONTRAST = re.compile(r"\b(?:not|than|unlike|instead)\b|n't\b", re.IGNORECASE)
 _DOUBTLESS = re.compile(r"\b(?:no|without(?: a)?) doubt\b|\bnot (?:mistaken|wrong|only)\b", re.IGNORECASE)
 _SAID_BY_OTHERS = re.compile(
     r"\b(?:if|whether|suppose|assume|assuming)\s+(?:that\s+)?(?:\w+\s+){0,3}$|\b(?:could|might|may|perhaps|maybe|possibly|"
@@ -158,13 +167,14 @@ _CONNECTING = frozenset(
 _LAST_SENTENCE = re.compile(r"(?<=[.!?])\s+([^.!?]+[.!]?\s*)$")
 _LISTED_BEFORE = re.compile(r"(?:^|[\s(\[])[A-Z]\s*[)\]]?\s*(?P<between>[,/&]|,?\s*\band|,?\s*\bor)\s*$")
 _LABELLED = re.compile(
-    r"(?:(?:option|choice)\s+)?(?P<label>[(\[]\s*[A-Za-z]\s*[)\]]\s*[.:]?|(?-i:[A-Z])\s*[).:\]]|[a-z]\)|"
+    r"(?:(?:option|choice)\s+)?(?P<label>[(\[]\s*[A-Za-z]\s*[)\]]\s*[.:]?|(?-i:[A-Z])\s*[).:\]]|[a-z][).]|"
     r"(?-i:[A-Z])\s+-(?=\s.*[^\W\d]{2}))\s*(?P<text>\S.*)",
     re.IGNORECASE | re.DOTALL,
 )
 _LABEL_INSIDE = re.compile(r"[(\[][A-Z][)\]]|(?:^|\s)[A-Z][.)](?=\s|$)")
 _LIST = re.compile(rf"{_L}(?:\s*(?:[,/&;+、]|\band\b|\bor\b|[和或与及]|\s)\s*{_L})+[.!]?", re.IGNORECASE)
 _LEAD = re.compile(
+    r"(?:=>\s*|->\s*|:\s*)?"
     rf"(?:(?:so|thus|therefore|hence|clearly|definitely|obviously|conclusion|verdict|okay|ok|final)\b\s*[:,]?\s*|"
     rf"(?:{_NAME}|answer)\s+){{0,6}}",
     re.IGNORECASE,
@@ -388,6 +398,8 @@ class _Response:
                 return _Claim(at, at + len(part), named)
         sentence = re.split(r"[.!?](?:\s|$)", line, maxsplit=1)[0]
         behind = re.findall(r"\(\s*(?:(?:option|choice)\s+)?([A-Z])\s*\)", sentence)
+        if _CONTRAST.search(sentence) or _BOX in sentence:
+            return None
         if len(behind) == 1 and behind[0] in self._letters and sentence.rstrip(" .").endswith(")"):
             return _Claim(at, at + len(sentence), behind[0])
         return None
