@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll_like.builtin.envs.qa import same
@@ -69,6 +69,7 @@ def test_answers_that_do_not(one: str, other: str) -> None:
     assert answer_words(one) != answer_words(other)
 
 
+@settings(deadline=None)
 @given(st.fractions(max_denominator=10_000), st.integers(0, 3))
 def test_a_number_counts_by_its_value(value: Fraction, zeros: int) -> None:
     (written,) = answer_words(f"{value.numerator}/{value.denominator}")

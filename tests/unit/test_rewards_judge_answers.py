@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll_like.builtin.rewards.judge_answer import MalformedError, parse_object
@@ -47,6 +47,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(content=st.dictionaries(TEXT, JSON, min_size=1, max_size=4), indent=st.sampled_from([None, 2]))
 def test_json_is_read_as_json_is(content: dict[str, Any], indent: int | None) -> None:
     assert parse_object(json.dumps(content, indent=indent)) == content
