@@ -23,7 +23,8 @@ from pydantic import Field, model_validator
 
 from roll_like import Completion, Outcome, Reward, RewardCase, RewardConfig, RewardResult, register_reward
 from roll_like.builtin.rewards import judge_prompts
-from roll_like.builtin.rewards.judge_client import JudgeClient, JudgeConfig, MalformedError
+from roll_like.builtin.rewards.judge_answer import MalformedError
+from roll_like.builtin.rewards.judge_client import JudgeClient, JudgeConfig
 from roll_like.config.reward_names import BASE_JUDGE_URL, JUDGE_URL
 from roll_like.errors import DataError, RewardError
 from roll_like.types import Task
