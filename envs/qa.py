@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
-import re
 from typing import Any, Literal, TypeAlias
 
 from roll_like.builtin.envs.single_turn import AnswerStyle, SingleTurn
 from roll_like.envs import TaskRows, read_task_rows
+from roll_like.envs.answers import answer_words, contains_words, last_number, only_number, same_number, same_words
 from roll_like.errors import DataError, EnvError
 
-#: `exact`: the same words; `number`: the same number; `contains`: the reference stands in the answer.
+#: `exact`: the same words; `number`: the same number, the answer's last; `contains`: the reference's words stand in the
+#: answer. Numbers among words count by value.
 Match: TypeAlias = Literal["exact", "number", "contains"]
 MATCHES: tuple[Match, ...] = ("exact", "number", "contains")
-
-_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
 
 class QA(SingleTurn):
@@ -74,26 +72,15 @@ class QA(SingleTurn):
 def same(answer: str, reference: str, match: Match) -> bool:
     """Return whether an answer says what the reference says.
 
-    >>> same("The cat.", "the cat", "exact"), same("about 1,000", "1000.0", "number")
-    (True, True)
+    >>> same("The cat.", "the cat", "exact"), same("about 1,000", "1000.0", "number"), same("-5.5", "5", "contains")
+    (True, True, False)
     """
-    if match == "number":
-        found, wanted = last_number(answer), last_number(reference)
-        return found is not None and wanted is not None and math.isclose(found, wanted, rel_tol=1e-6, abs_tol=1e-9)
-    given, right = _plain(answer), _plain(reference)
     if match == "exact":
-        return given == right
-    return re.search(rf"(?<!\w){re.escape(right)}(?!\w)", given) is not None
-
-
-def last_number(text: str) -> float | None:
-    """Return the last number in a text, thousands separated by commas or not; None where there is none."""
-    found = _NUMBER.findall(text)
-    return float(found[-1].replace(",", "")) if found else None
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.casefold().split()).strip(" .!?\"'")
+        return same_words(answer, reference)
+    if match == "contains":
+        return contains_words(answer, reference)
+    found, wanted = last_number(answer), only_number(reference)
+    return found is not None and wanted is not None and same_number(found, wanted)
 
 
 def references(answer: Any) -> list[str]:
@@ -102,7 +89,11 @@ def references(answer: Any) -> list[str]:
 
 
 def _check(references: list[str], match: Match, origin: str) -> None:
-    if not references or not all(_plain(reference) for reference in references):
+    if not references or not all(answer_words(reference, articles=True) for reference in references):
         raise DataError(f"{origin}: the reference answer is empty", fix="give each row an answer")
-    if match == "number" and any(last_number(reference) is None for reference in references):
-        raise DataError(f"{origin}: match is 'number', and the reference {references} is none", fix="match: exact")
+    for reference in references:
+        if match == "number" and only_number(reference) is None:
+            raise DataError(
+                f"{origin}: match is 'number', and the reference {reference!r} does not hold one number",
+                fix="correct the row, or set match: exact or contains",
+            )

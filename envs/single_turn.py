@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 import gymnasium
 from gymnasium.error import ResetNeeded
 
+from roll_like.builtin.rewards.boxed import last_boxed
 from roll_like.envs import FreeText, read_tag
 from roll_like.errors import EnvError
 
@@ -92,17 +93,6 @@ def read_answer(text: str, style: AnswerStyle) -> str | None:
     """
     if style == "tag":
         return read_tag(text, "answer") or None
-    return _last_boxed(text) if style == "boxed" else text.strip() or None
-
-
-def _last_boxed(text: str) -> str | None:
-    start = text.rfind("\\boxed{")
-    if start < 0:
-        return None
-    first = start + len("\\boxed{")
-    depth = 1
-    for at in range(first, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[at], 0)
-        if depth == 0:
-            return text[first:at].strip() or None
-    return None
+    if style == "boxed":
+        return (last_boxed(text) or "").strip() or None
+    return text.strip() or None

@@ -360,6 +360,7 @@ def test_answers_are_compared(answer: str, reference: str, match: Any, right: bo
         ("<answer></answer>", "tag", None),
         ("4", "tag", None),
         (r"\boxed{3} or \boxed{\frac{1}{2}}.", "boxed", r"\frac{1}{2}"),
+        (r"\boxed {3}", "boxed", "3"),
         (r"\boxed{3", "boxed", None),
         (r"\boxed{}", "boxed", None),
         ("3", "boxed", None),
