@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeAlias, TypeVar
 
 from roll_like.check.disk import DiskUse
+from roll_like.check.environment import check_environment
 from roll_like.check.findings import DEBUG, Finding, Report, show
 from roll_like.check.gpu_plan import check_gpus, gpu_report, no_gpu_here
 from roll_like.check.machine import (
@@ -86,7 +87,7 @@ def check_run(
         further: Yields what is wrong beside model, tokenizer, disk and hardware.
     """
     precision, config = choice(config), settled(config)
-    findings: list[Finding] = []
+    findings: list[Finding] = [*check_environment()]
     model, shape = check_model(config, findings)
     tokenizer = check_tokenizer(config, model, findings)
     renderer = None

@@ -26,9 +26,10 @@ _FAST_ENOUGH = 0.9
 def bfloat16_speed() -> float:
     """Return how many times as fast as in float32 this CPU computes a linear layer and its gradients in bfloat16.
 
-    Measured, in a quarter of a second (one, where it is slow): flags do not say it. CPUs with AVX-512 but without its bfloat16 take two to five
-    times as long as in float32, those with AVX2 alone up to fifty times (the gradients), others half as long. By turns
-    and on one thread, and the best of each counts, so that what else runs on the machine does not.
+    Measured, in a quarter of a second (one, where it is slow): flags do not say it. CPUs with AVX-512 but without its
+    bfloat16 take two to five times as long as in float32, those with AVX2 alone up to fifty times (the gradients),
+    others half as long. By turns and on one thread, and the best of each counts, so that what else runs on the machine
+    does not.
     """
     import torch
 

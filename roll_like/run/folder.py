@@ -172,6 +172,11 @@ def _taken(file: IO[str]) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:  # ENOLCK, EOPNOTSUPP, ENOSYS
+        raise ConfigError(
+            f"{file.name} cannot be locked: {error.strerror}; two runs could write into one folder",
+            fix="set output_dir to a folder of a file system with locks, such as a local disk",
+        ) from error
     return True
 
 

@@ -55,6 +55,8 @@ def running(
         store = CheckpointStore(
             directory / "checkpoints", keep=checkpoints.keep, keep_best=checkpoints.keep_best, warn=warnings.append
         )
+        if config.evaluation is not None:
+            store.require_links()
         checkpoint = store.latest() if resumed_run else None
         if resumed_run and checkpoint is None and is_finished(directory, config):
             raise ConfigError(
