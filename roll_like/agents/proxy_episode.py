@@ -344,4 +344,5 @@ def _record(turn: RecordedTurn) -> TurnRecord:
         began=turn.began,
         sampled=turn.sampled,
         ended=turn.ended,
+        reasoning=turn.reasoning,
     )

@@ -28,7 +28,7 @@ from roll_like.agents.chat_api import read_arguments
 from roll_like.agents.conversation import ChatMessage, Conversation, Renderer, Segmented
 from roll_like.errors import EnvError
 from roll_like.inference.interface import Generation
-from roll_like.types import IntArray
+from roll_like.types import IntArray, ReasoningTags
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +41,7 @@ class RecordedTurn:
         message: The answer as it was returned.
         prompt_tokens: Tokens of its prompt.
         state: Key of what it was shown.
+        reasoning: What delimits reasoning in the answer; None where there is none.
         began: When it was requested. Unix seconds.
         sampled: When the sample was back. Unix seconds.
         ended: When the conversation went on. Unix seconds.
@@ -53,6 +54,7 @@ class RecordedTurn:
     message: ChatMessage
     prompt_tokens: int
     state: str
+    reasoning: ReasoningTags | None
     began: float
     sampled: float
     ended: float
@@ -154,6 +156,7 @@ class Recorder:
             message=message,
             prompt_tokens=len(draft.prompt_ids),
             state=draft.state,
+            reasoning=draft._conversation.reasoning,
             began=began,
             sampled=sampled,
             ended=sampled,
