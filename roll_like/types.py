@@ -112,7 +112,7 @@ class ReasoningTags:
         open: Before it.
         close: After it.
         opened: Whether the prompt ended with `open`, so that the response begins within reasoning.
-        answer: What the model writes before an answer, each at most once, in this order; no part of the answer.
+        answer: What the model writes around an answer, from outside in; no part of it.
     """
 
     open: str = "<think>"

@@ -92,7 +92,12 @@ def check_run(
     renderer = None
     if tokenizer is not None:
         images = check_images(config, model, findings)
-        renderer = Renderer(tokenizer, template_options=config.model.template_options, images=images)
+        renderer = Renderer(
+            tokenizer,
+            template_options=config.model.template_options,
+            images=images,
+            reasoning=config.model.reasoning_tags,
+        )
     report = Report(planned(config, shape), findings, complete=model is not None)
     findings += further(config, renderer, shape, report)
     if isinstance(config, SamplingRunConfig):

@@ -118,6 +118,15 @@ class Renderer:
         added = [token.content for token in self.tokenizer.added_tokens_decoder.values()]
         return known_tags("\n".join(self._templates), added) or THINK
 
+    @property
+    def reasoning_tokens(self) -> tuple[str, ...]:
+        """The special tokens among what delimits reasoning, which decoding without special tokens would lose."""
+        tags = self.reasoning
+        if tags is None:
+            return ()
+        ids = self.encode("".join((tags.open, tags.close, *tags.answer)))
+        return tuple(sorted({self.decode([token_id]) for token_id in ids.tolist() if token_id in self.special_ids}))
+
     def reasoning_after(self, prompt: str) -> ReasoningTags | None:
         """Return what delimits reasoning in the response to a prompt, which may begin it; None where there is none."""
         return after_prompt(self.reasoning, prompt)

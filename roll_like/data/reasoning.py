@@ -15,24 +15,31 @@ from typing import Self
 
 from roll_like.types import THINK, ReasoningTags
 
-#: What chat templates and tokenizers delimit reasoning with, and what each is known from: the closing tag, except for
-#: harmony (gpt-oss), whose messages all end alike.
+#: Tags that are not those of `_XML`, the ones that only one family writes first.
 KNOWN_TAGS: tuple[ReasoningTags, ...] = (
-    ReasoningTags(
+    ReasoningTags(  # harmony, as gpt-oss writes it: messages of every kind end alike
         open="<|channel|>analysis<|message|>",
         close="<|end|>",
         answer=("<|start|>assistant", "<|channel|>final<|message|>"),
     ),
-    ReasoningTags(open="[THINK]", close="[/THINK]"),  # Magistral
-    ReasoningTags(open="<|START_THINKING|>", close="<|END_THINKING|>"),  # Command A Reasoning
-    ReasoningTags(open="<seed:think>", close="</seed:think>"),  # Seed-OSS
-    ReasoningTags(open="◁think▷", close="◁/think▷"),  # Kimi-VL
+    ReasoningTags(  # Kimi K3
+        open="<|open|>think<|sep|>",
+        close="<|close|>think<|sep|>",
+        answer=("<|open|>response<|sep|>", "<|close|>message<|sep|>", "<|close|>response<|sep|>"),
+    ),
+    ReasoningTags(open="<|channel>thought", close="<channel|>"),  # Gemma 4
+    ReasoningTags(open="[THINK]", close="[/THINK]"),  # Magistral, Ministral 3
+    ReasoningTags(open="<|START_THINKING|>", close="<|END_THINKING|>"),  # Command A
     ReasoningTags(open="<|inner_prefix|>", close="<|inner_suffix|>"),  # Apertus
-    ReasoningTags(open="<|channel>thought\n", close="<channel|>"),  # Gemma 4
-    ReasoningTags(open="<longcat_think>", close="</longcat_think>"),
-    THINK,
-    ReasoningTags(open="<thought>", close="</thought>"),  # EXAONE Deep
+    ReasoningTags(open="<|plamo:begin_think:plamo|>", close="<|plamo:end_think:plamo|>"),
+    ReasoningTags(open="◁think▷", close="◁/think▷"),  # Kimi-VL
+    ReasoningTags(open="Here is my thought process:", close="Here is my response:"),  # Granite 3.2
 )
+
+#: Closing tags in the form of XML: `</think>`, `</seed:think>`, `</mm:think>`, `</longcat_think>`, `</thought>`.
+_XML = re.compile(r"</((?:[\w.-]+[:|_])?think(?:ing)?(?:[:|_][\w.-]+)?|thought|reasoning)>")
+#: What some templates ask for around the answer, after `</think>`.
+_RESPONSE = ("<response>", "</response>")
 
 
 def split_reasoning(
@@ -80,9 +87,12 @@ def split_reasoning(
 
 
 def _answer(text: str, tags: ReasoningTags) -> str:
-    for header in tags.answer:
-        text = text.removeprefix(header)
-    return text.lstrip("\r\n")
+    text = text.lstrip("\r\n")
+    for mark in tags.answer:
+        text = text.removeprefix(mark).lstrip("\r\n")
+        if text.rstrip().endswith(mark):
+            text = text.rstrip().removesuffix(mark)
+    return text
 
 
 @lru_cache
@@ -139,14 +149,18 @@ def answer_of(text: str) -> str:
 
 
 def known_tags(template: str, tokens: Sequence[str] = ()) -> ReasoningTags | None:
-    """Return the tags that a chat template writes or looks for, or else those that are among the tokenizer's own tokens.
+    """Return the tags that a chat template writes or looks for, else those among the tokenizer's own tokens.
 
-    None where neither is recognisable.
+    None where neither shows any.
     """
-    for tags in KNOWN_TAGS:
-        if (tags.open if tags.answer else tags.close) in template:
-            return tags
-    return next((tags for tags in KNOWN_TAGS if {tags.open, tags.close} <= set(tokens)), None)
+    for text in (template, "\n".join(tokens)):
+        for tags in KNOWN_TAGS:
+            if tags.open in text and tags.close in text:
+                return tags
+        if (xml := _XML.search(text)) is not None:
+            wrapped = all(tag in text for tag in _RESPONSE)
+            return ReasoningTags(open=f"<{xml[1]}>", close=xml[0], answer=_RESPONSE if wrapped else ())
+    return None
 
 
 __all__ = [

@@ -43,12 +43,12 @@ class RewardConfig(PluginConfig):
 class Completion:
     """One answer or one episode, as a reward sees it.
 
-    Made of `text` alone, without `reasoning` and `full_text`, it is split at `<think>` and `</think>`; a run splits at the
-    model's own tags (`model.reasoning`).
+    Made of `text` alone, without `reasoning` and `full_text`, it is split at `<think>` and `</think>`; a run splits at
+    the model's own tags (`model.reasoning`).
 
     Attributes:
-        text: The answer: what follows the reasoning, special tokens removed. Empty where the reasoning has no end. Of an
-            episode the policy's last turn.
+        text: The answer: what follows the reasoning, special tokens removed. Empty where the reasoning has no end. Of
+            an episode the policy's last turn.
         messages: The prompt; of an episode its first messages.
         answer: Reference answer, where the dataset has one.
         metadata: The other fields of the row; of an episode `environment` (its name) and `seed`.
@@ -58,8 +58,8 @@ class Completion:
         images: The images of the prompt, in order.
         reasoning: What was thought before the answer, without the tags; None where there is no reasoning.
         full_text: Everything that was sampled: reasoning, tags and answer.
-        tags: What delimits the reasoning, and whether the prompt ended with the opening tag, so that `full_text` lacks it;
-            None where the model does not reason.
+        tags: What delimits the reasoning, and whether the prompt ended with the opening tag, so that `full_text` lacks
+            it; None where the model does not reason.
     """
 
     text: str
