@@ -112,13 +112,15 @@ class ReasoningTags:
         open: Before it.
         close: After it.
         opened: Whether the prompt ended with `open`, so that the response begins within reasoning.
-        answer: What the model writes around an answer, from outside in; no part of it.
+        final: What the model writes before its answer, if it does; what follows the last of them is the answer.
+        around: What else may stand around an answer, from outside in; no part of it.
     """
 
     open: str = "<think>"
     close: str = "</think>"
     opened: bool = False
-    answer: tuple[str, ...] = ()
+    final: str = ""
+    around: tuple[str, ...] = ()
 
 
 #: The tags of most models.

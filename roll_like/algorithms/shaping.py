@@ -116,10 +116,8 @@ class RewardShaping:
         self._running = RunningMoments(int(state["count"]), float(state["mean"]), float(state["squares"]))
 
     def _acts(self) -> bool:
-        config = self._config
-        return self._normalises or any(
-            part is not None for part in (config.overlong, config.length_penalty, config.clip)
-        )
+        others = (self._config.overlong, self._config.length_penalty, self._config.clip)
+        return self._normalises or any(part is not None for part in others)
 
     @property
     def _normalises(self) -> bool:

@@ -36,6 +36,7 @@ from roll_like.check.model import (
     check_window,
     role_shapes,
 )
+from roll_like.check.reasoning import check_reasoning
 from roll_like.config.plan import Plan, plan
 from roll_like.config.policy_gradient import PolicyGradientConfig, SamplingRunConfig
 from roll_like.config.run import RunConfig
@@ -101,6 +102,8 @@ def check_run(
     report = Report(planned(config, shape), findings, complete=model is not None)
     findings += further(config, renderer, shape, report)
     if isinstance(config, SamplingRunConfig):
+        if renderer is not None:
+            findings += check_reasoning(config, renderer)
         findings += check_routes(config, model)
         if config.replay is None:
             findings += check_adapters(config, model)

@@ -124,12 +124,17 @@ class Renderer:
         tags = self.reasoning
         if tags is None:
             return ()
-        ids = self.encode("".join((tags.open, tags.close, *tags.answer)))
+        ids = self.encode("".join((tags.open, tags.close, tags.final, *tags.around)))
         return tuple(sorted({self.decode([token_id]) for token_id in ids.tolist() if token_id in self.special_ids}))
 
     def reasoning_after(self, prompt: str) -> ReasoningTags | None:
         """Return what delimits reasoning in the response to a prompt, which may begin it; None where there is none."""
         return after_prompt(self.reasoning, prompt)
+
+    def opens_reasoning(self, prompt: str) -> bool:
+        """Return whether a prompt ends with the beginning of reasoning."""
+        tags = self.reasoning_after(prompt)
+        return tags is not None and tags.opened
 
     @cached_property
     def _templates(self) -> Sequence[str]:

@@ -20,12 +20,14 @@ KNOWN_TAGS: tuple[ReasoningTags, ...] = (
     ReasoningTags(  # harmony, as gpt-oss writes it: messages of every kind end alike
         open="<|channel|>analysis<|message|>",
         close="<|end|>",
-        answer=("<|start|>assistant", "<|channel|>final<|message|>"),
+        final="<|channel|>final<|message|>",
+        around=("<|start|>assistant", "<|end|>"),
     ),
     ReasoningTags(  # Kimi K3
         open="<|open|>think<|sep|>",
         close="<|close|>think<|sep|>",
-        answer=("<|open|>response<|sep|>", "<|close|>message<|sep|>", "<|close|>response<|sep|>"),
+        final="<|open|>response<|sep|>",
+        around=("<|close|>message<|sep|>", "<|close|>response<|sep|>"),
     ),
     ReasoningTags(open="<|channel>thought", close="<channel|>"),  # Gemma 4
     ReasoningTags(open="[THINK]", close="[/THINK]"),  # Magistral, Ministral 3
@@ -72,13 +74,16 @@ def split_reasoning(
     if tags is None:
         return None, text
     opened = opened or tags.opened
+    before, final, after = text.rpartition(tags.final) if tags.final else ("", "", "")
+    if final:
+        return split_reasoning(before, replace(tags, final=""), opened=opened)[0], _answer(after, tags)
     found = [
         (mark.start(), mark.end(), mark.lastgroup == "open")
         for mark in _tag_pattern(tags.open, tags.close).finditer(text)
         if mark.lastgroup != "quoted" and not any(begin <= mark.start() < end for begin, end in literal)
     ]
     if not found and not opened:
-        return None, _answer(text, tags) if tags.answer else text
+        return None, _answer(text, tags) if tags.around else text
     begin = found[0][1] if found and found[0][2] and not text[: found[0][0]].strip() else 0
     start, end, opens = found[-1] if found else (0, 0, True)
     if opens:
@@ -88,7 +93,7 @@ def split_reasoning(
 
 def _answer(text: str, tags: ReasoningTags) -> str:
     text = text.lstrip("\r\n")
-    for mark in tags.answer:
+    for mark in tags.around:
         text = text.removeprefix(mark).lstrip("\r\n")
         if text.rstrip().endswith(mark):
             text = text.rstrip().removesuffix(mark)
@@ -159,7 +164,7 @@ def known_tags(template: str, tokens: Sequence[str] = ()) -> ReasoningTags | Non
                 return tags
         if (xml := _XML.search(text)) is not None:
             wrapped = all(tag in text for tag in _RESPONSE)
-            return ReasoningTags(open=f"<{xml[1]}>", close=xml[0], answer=_RESPONSE if wrapped else ())
+            return ReasoningTags(open=f"<{xml[1]}>", close=xml[0], around=_RESPONSE if wrapped else ())
     return None
 
 
