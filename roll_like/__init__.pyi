@@ -111,6 +111,7 @@ from roll_like.config.sections import LoRAConfig as LoRAConfig
 from roll_like.config.sections import MetricsConfig as MetricsConfig
 from roll_like.config.sections import ModelConfig as ModelConfig
 from roll_like.config.sections import OptimizerConfig as OptimizerConfig
+from roll_like.config.sections import ReasoningConfig as ReasoningConfig
 from roll_like.config.sections import ReferenceConfig as ReferenceConfig
 from roll_like.config.sections import ResourcesConfig as ResourcesConfig
 from roll_like.config.sections import SamplingDeviceMappingConfig as SamplingDeviceMappingConfig
