@@ -47,13 +47,16 @@ _OWN_REASONING = {
 }
 _MOST_CALLS = 64  # of one answer; what follows is text
 _MOST_FAILURES = 64  # places that only look like calls; each costs at most the length of the text
-_FENCED = re.compile(r"```(?:json|python|tool_call)?[ \t]*\n?\s*\Z")
+_FENCED = re.compile(r"```(?:json|python|tool_call)?\s*\Z")
 _FENCE_END = re.compile(r"\s*```")
 _BETWEEN = re.compile(r"(?:\s|[,;]|```(?:json|python)?)*")
 _BLANK = re.compile(rf"(?:\s|{ENDS})*")
 _EMPTY_FENCE = re.compile(r"```(?:json|python|tool_code|xml|tool_call)?\s*```")
-_TRAILING = re.compile(rf"\s*(?:{ENDS})\s*\Z")
-_HARMONY_HEAD = re.compile(r"(?:<\|start\|>assistant)?<\|channel\|>(?:final|commentary)<\|message\|>")
+_TRAILING = re.compile(rf"(?:{ENDS})\s*\Z")
+_HARMONY_WORDS = re.compile(
+    r"(?:<\|start\|>assistant)?<\|channel\|>(?:final|commentary)<\|message\|>(.*?)(?:<\|end\|>|<\|return\|>|\Z)",
+    re.DOTALL,
+)
 
 
 def parse_tool_calls(
@@ -236,10 +239,11 @@ def _without(text: str, found: Sequence[Found]) -> str:
         return text.strip()
     parts, at = [], 0
     for each in found:
-        parts.append(text[at : each.start])
+        part = text[at : each.start]
+        parts.append("" if at and not part.strip(" \t;,") else part)
         at = each.end
-    rest = _EMPTY_FENCE.sub("", "".join([*parts, text[at:]]))
-    return _HARMONY_HEAD.sub("", _TRAILING.sub("", rest)).strip()
+    rest = _EMPTY_FENCE.sub("", "".join([*parts, _TRAILING.sub("", text[at:])]))
+    return _HARMONY_WORDS.sub(r"\1", rest).strip()
 
 
 def _numbered(found: Sequence[Found]) -> list[AnyCall]:

@@ -64,7 +64,7 @@ class Functions:
         for key, value in arguments.items():
             bare = value.removeprefix("\n").removesuffix("\n") if lines else value
             read[key] = meaning(bare, properties.get(key), root)
-        return _sound(ToolCall(name, read), text)
+        return _sound(ToolCall(name, read, ""), text)
 
     def from_python(self, written: str, placed: Sequence[Any], named: Mapping[str, Any], text: str) -> AnyCall:
         """Return a call that was written as one of a Python function."""

@@ -23,19 +23,24 @@ ENDS = (
 )
 _ENDED = re.compile(rf"\s*(?:{ENDS}|\Z)")
 
-_FUNCTION = re.compile(r"\s*<function=([^>\n]*)>")
-_PARAMETER = re.compile(r"\s*<parameter=([^>\n]*)>")
+_FUNCTION = re.compile(r"\s*<function=([^>\n]{0,200})>")
+_PARAMETER = re.compile(r"\s*<parameter=([^>\n]{0,200})>")
+_NEXT_PARAMETER = re.compile(r"<parameter=([^>\n]{0,200})>")
 _END_OF_VALUE = re.compile(
-    r"</parameter>(?=\s*(?:<parameter=(?P<next>[^>\n]*)>|</function>|</tool_call>|</seed:tool_call>|\Z))"
+    r"</parameter>(?=\s*(?:<parameter=(?P<next>[^>\n]{0,200})>|</function>|</tool_call>|</seed:tool_call>|\Z))"
 )
-_OTHER_END_OF_VALUE = re.compile(r"(?=<parameter=(?P<next>[^>\n]*)>|</function>|</tool_call>)")
+_OTHER_END_OF_VALUE = re.compile(r"(?=<parameter=(?P<next>[^>\n]{0,200})>|</function>|</tool_call>)")
 
-_INVOKE = re.compile(r"""\s*<(｜DSML｜)?invoke\s+name\s*=\s*(?:"([^"\n]*)"|'([^'\n]*)'|([^>\s]+))\s*>""")
+_INVOKE = re.compile(
+    r"""\s*<(｜DSML｜)?invoke\s+name\s*=\s*(?:"([^"\n]{0,200})"|'([^'\n]{0,200})'|([^>\s]{1,200}))\s*>"""
+)
 _NAMED = re.compile(
-    r"""\s*<(｜DSML｜)?parameter\s+name\s*=\s*(?:"([^"\n]*)"|'([^'\n]*)'|([^>\s]+))"""
+    r"""\s*<(｜DSML｜)?parameter\s+name\s*=\s*(?:"([^"\n]{0,200})"|'([^'\n]{0,200})'|([^>\s]{1,200}))"""
     r"""(?:\s+string\s*=\s*["']?(true|false)["']?)?\s*>"""
 )
-_END_OF_NAMED = re.compile(r"</(?:｜DSML｜)?parameter>(?=\s*(?:<(?:｜DSML｜)?parameter\s+name|</(?:｜DSML｜)?invoke>|\Z))")
+_END_OF_NAMED = re.compile(
+    r"</(?:｜DSML｜)?parameter>(?=\s*(?:<(?:｜DSML｜)?parameter\s+name|</(?:｜DSML｜)?invoke>|\Z))"
+)
 _END_OF_INVOKE = re.compile(r"\s*</(?:｜DSML｜)?invoke>")
 
 _KEYED_HEAD = re.compile(r"\s*([\w.-]+)\s*(?=<arg_key>|</tool_call>|<\|)")
@@ -112,10 +117,10 @@ def read_function(text: str, at: int, functions: Functions) -> tuple[list[AnyCal
         at = _after(text, at, "</function>", "<parameter=name> or </function>")
         return [_with_arguments(functions, name, value, text[start:at])], at
     arguments: dict[str, str] = {}
-    known = functions.properties(functions.name(name))
+    values = _Values(text, functions.properties(functions.name(name)))
     while (parameter := _PARAMETER.match(text, at)) is not None:
-        end, at = _end_of_value(text, parameter, known)
-        arguments[parameter[1].strip().strip("\"'")] = text[parameter.end() : end]
+        end, at = values.end(parameter)
+        arguments[_key(parameter[1])] = text[parameter.end() : end]
     at = _after(text, at, "</function>", "<parameter=name> or </function>")
     return [functions.from_texts(name, arguments, text[start:at], lines=True)], at
 
@@ -128,18 +133,48 @@ def _with_arguments(functions: Functions, name: str, value: Mapping[str, Any], t
     return functions.call(name, value[inner] if repeats and inner else value, text)
 
 
-def _end_of_value(text: str, parameter: re.Match[str], known: Mapping[str, Any]) -> tuple[int, int]:
-    """Return where a parameter's value ends, and the place after its closing tag.
+class _Values:
+    """Finds where the values of `<parameter=key>` tags end.
 
     A value may hold tags itself. So the closing tag is one after which the call goes on as it should: with another
-    parameter of the function, or its end.
+    parameter of the function, or its end. A closing tag may be missing before the next of these.
+
+    Args:
+        text: Holds the call.
+        known: The function's parameters; empty where they are not known.
     """
-    for pattern in (_END_OF_VALUE, _OTHER_END_OF_VALUE):
-        for end in pattern.finditer(text, parameter.end()):
-            following = end["next"]
-            if following is None or not known or following.strip().strip("\"'") in known:
-                return end.start(), end.end()
-    raise Unread(f"the parameter {parameter[1]!r} has no </parameter>")
+
+    def __init__(self, text: str, known: Mapping[str, Any]) -> None:
+        self.text = text
+        self.known = known
+        self._closed = True  # whether there may be closing tags; a search in vain reads the whole text
+
+    def end(self, parameter: re.Match[str]) -> tuple[int, int]:
+        """Return where a parameter's value ends, and the place after its closing tag."""
+        found = self._first(_END_OF_VALUE, parameter) if self._closed else None
+        self._closed = found is not None
+        if found is not None and self.known:
+            within = self.text[parameter.end() : found.start()]
+            unclosed = next((one for one in _NEXT_PARAMETER.finditer(within) if self._is_next(one[1], parameter)), None)
+            if unclosed is not None:
+                return (parameter.end() + unclosed.start(),) * 2
+        found = found or self._first(_OTHER_END_OF_VALUE, parameter)
+        if found is None:
+            raise Unread(f"the parameter {parameter[1]!r} has no </parameter>")
+        return found.start(), found.end()
+
+    def _first(self, pattern: re.Pattern[str], parameter: re.Match[str]) -> re.Match[str] | None:
+        for end in pattern.finditer(self.text, parameter.end()):
+            if end["next"] is None or not self.known or _key(end["next"]) in self.known:
+                return end
+        return None
+
+    def _is_next(self, written: str, parameter: re.Match[str]) -> bool:
+        return _key(written) in self.known and _key(written) != _key(parameter[1])
+
+
+def _key(written: str) -> str:
+    return written.strip().strip("\"'")
 
 
 def _after(text: str, at: int, tag: str, expected: str) -> int:
@@ -239,5 +274,3 @@ def payload_at(text: str, at: int) -> Payload | None:
     if text.startswith(("{", "["), at):
         return read_objects
     return read_keyed if _KEYED_HEAD.match(text, at) else None
-
-
