@@ -13,9 +13,9 @@ pythonic   [add(a=1)]                                                           
 json       {"name": "add", "arguments": {"a": 1}}, also in a fence, in a list, or as OpenAI writes it
 auto       whichever is there, and the marks of some more models
 
-**No false calls.** JSON, Python and `add{"a": 1}` have no marks of their own: an answer may quote them. With `auto` they
-are calls only where they stand alone: they are the whole answer, or begin it on lines of their own, or end it on lines
-of their own; and there is a tool of that name, where the tools are known.
+**No false calls.** JSON, Python and `add{"a": 1}` have no marks of their own: an answer may quote them. They are calls
+only where they stand alone: they are the whole answer, or begin or end it on lines of their own, and then a tool has
+that name, where the tools are known. With the style `json`, objects in a sentence are calls too.
 
 **Reasoning.** What stands before the last closing tag of the reasoning, or after an opening one, is no call. A tag in
 an argument is part of the argument.
@@ -88,7 +88,7 @@ def parse_tool_calls(
     scan.run()
     found = scan.marked
     if not found:
-        found = scan.plain if style == "json" else _standing_alone(text[: scan.end], scan.begin, scan.plain, functions)
+        found = scan.plain if style == "json" else _standing_alone(text[: scan.end], scan.begin, scan.plain)
         found = _known(text[: scan.end], scan.begin, found, functions)
     return _without(text, found), _numbered(found)
 
@@ -135,8 +135,7 @@ class _Scan:
                 if closed is None:
                     self.end = match.start()
                     return
-                own = match[0] != self.tags.open
-                at = closed.end() if own else closed.start()
+                at = closed.start() if match[0] == self.tags.open else closed.end()
             else:
                 found = self._read(self.formats[int(str(match.lastgroup)[1:])], match)
                 unread = found is None or (found.plain and _is_broken(found))
@@ -195,14 +194,13 @@ def _known(text: str, begin: int, found: Sequence[Found], functions: Functions) 
     ]
 
 
-def _standing_alone(text: str, begin: int, found: Sequence[Found], functions: Functions) -> list[Found]:
+def _standing_alone(text: str, begin: int, found: Sequence[Found]) -> list[Found]:
     """Return those of the calls without marks that are no quotations in an answer.
 
     Args:
         text: Up to where unclosed reasoning begins.
         begin: Where the reasoning ends.
         found: What may be calls, in order.
-        functions: What may be called.
     """
     groups: list[list[Found]] = []
     for each in found:

@@ -76,7 +76,7 @@ def test_calls_are_read(text: str, style: Any, rest: str, calls: list[ToolCall])
         ('<tool_call>{"name": "add", "arguments": {"a": 1}</tool_call>', "auto", "no valid JSON"),
         ("<tool_call>add(1, 2)</tool_call>", "auto", "no valid JSON"),
         ('<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>', "auto", "NaN is not valid JSON"),
-        ('<tool_call>{"name": "add", "arguments": {}}}</tool_call>', "auto", "text between the JSON object and"),
+        ('<tool_call>{"name": "add", "arguments": {}}}</tool_call>', "auto", "text between the call and </tool_call>"),
         ('<tool_call>{"arguments": {}}</tool_call>', "auto", "the tool's name"),
         (
             '<tool_call>{"name": "add", "arguments": [1]}</tool_call>',

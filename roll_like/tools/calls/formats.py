@@ -80,39 +80,39 @@ def _broken(text: str, start: int, inner: int, close: str | None, again: str, pr
 
 
 def _wrapped(
-    text: str, opened: re.Match[str], functions: Functions, *, close: str, allowed: Sequence[Payload] = ()
+    text: str, opened: re.Match[str], functions: Functions, *, close: str, allowed: Sequence[Payload]
 ) -> Found | None:
-    start, inner = opened.span()
-    again = re.escape(opened[0])
+    inner = opened.end()
     if ended(text, inner) is not None:  # a mark and nothing else
         return None
     payload = payload_at(text, inner)
-    if allowed and payload not in allowed:
-        if payload is None and re.compile(close).search(text, inner) is None:
-            return None  # the mark is only spoken of
-        payload = allowed[0]
+    if payload is None and re.compile(close).search(text, inner) is None:
+        return None  # the mark is only spoken of
     try:
-        if payload is None:
-            raise Unread("expected a call")
-        calls, end = payload(text, inner, functions)
-        calls_end = skip_space(text, end)
-        while payload is not read_objects and (closing := payload_at(text, calls_end)) is payload:
-            more, end = closing(text, calls_end, functions)
-            calls, calls_end = [*calls, *more], skip_space(text, end)
-        closed = re.compile(close).match(text, calls_end)
-        if closed is not None:
-            return Found(start, closed.end(), calls)
-        if (after := ended(text, calls_end)) is not None:
-            return Found(start, after, calls)
-        if text.startswith(opened[0], calls_end):
-            # the next call; or the opening mark in place of the closing one
-            twice = calls_end + len(opened[0])
-            return Found(start, twice if ended(text, twice) is not None else calls_end, calls)
-        if re.compile(close).search(text, calls_end) is not None:
-            raise Unread("text between the JSON object and " + close.replace("\\", ""))
-        return Found(start, end, calls)
+        calls, end = (payload if payload in allowed and payload else allowed[0])(text, inner, functions)
+        return Found(opened.start(), _closed(text, end, opened[0], close), calls)
     except Unread as error:
-        return _broken(text, start, inner, close, again, str(error))
+        return _broken(text, opened.start(), inner, close, re.escape(opened[0]), str(error))
+
+
+def _closed(text: str, end: int, mark: str, close: str) -> int:
+    """Return the place after the closing mark of a payload that ends at `end`.
+
+    Raises:
+        Unread: Something stands between the two.
+    """
+    at = skip_space(text, end)
+    pattern = re.compile(close)
+    if (closed := pattern.match(text, at)) is not None:
+        return closed.end()
+    if (after := ended(text, at)) is not None:
+        return after
+    if text.startswith(mark, at):  # the next call, or the opening mark in place of the closing one
+        again = at + len(mark)
+        return again if ended(text, again) is not None else at
+    if pattern.search(text, at) is not None:
+        raise Unread("text between the call and " + close.replace("\\", ""))
+    return end
 
 
 def _tagged(begins: str, close: str, *allowed: Payload) -> Format:

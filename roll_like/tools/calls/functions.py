@@ -205,8 +205,8 @@ _JSON_TYPES = {
 def _referred(reference: str, root: Mapping[str, Any]) -> Any:
     found: Any = root
     for step in reference.removeprefix("#").split("/")[1:]:
-        step = step.replace("~1", "/").replace("~0", "~")
-        found = found.get(step) if isinstance(found, Mapping) else None
+        key = step.replace("~1", "/").replace("~0", "~")
+        found = found.get(key) if isinstance(found, Mapping) else None
     return found
 
 
@@ -242,7 +242,7 @@ def _integer(text: str, or_text: bool) -> Any:
     return number if isinstance(number, int) else _NO
 
 
-def _number(text: str, or_text: bool) -> Any:
+def _number(text: str, _: bool) -> Any:
     try:
         found = loads(text.strip().removeprefix("+"))
     except ValueError:
@@ -250,11 +250,11 @@ def _number(text: str, or_text: bool) -> Any:
     return found if isinstance(found, int | float) and not isinstance(found, bool) else _NO
 
 
-def _list(text: str, or_text: bool) -> Any:
+def _list(text: str, _: bool) -> Any:
     return _of_kind(text, list)
 
 
-def _object(text: str, or_text: bool) -> Any:
+def _object(text: str, _: bool) -> Any:
     return _of_kind(text, dict)
 
 
@@ -267,7 +267,7 @@ def _of_kind(text: str, wanted: type) -> Any:
     return found if isinstance(found, wanted) else _NO
 
 
-def _text(text: str, or_text: bool) -> Any:
+def _text(text: str, _: bool) -> Any:
     return text
 
 

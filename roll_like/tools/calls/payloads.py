@@ -71,8 +71,8 @@ def read_objects(text: str, at: int, functions: Functions) -> tuple[list[AnyCall
             value, end = read_value(text, at)
         except ValueError as error:
             raise Unread(f"no valid JSON: {error}") from error
-        for each in value if isinstance(value, list) else [value]:
-            calls.append(functions.from_json(_named(each, functions), text[at:end]))
+        found = value if isinstance(value, list) else [value]
+        calls += [functions.from_json(_named(each, functions), text[at:end]) for each in found]
         following = _BETWEEN.match(text, end)
         if following is None or isinstance(value, list):
             return calls, end
