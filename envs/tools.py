@@ -12,7 +12,7 @@ from gymnasium.error import ResetNeeded
 
 from roll_like.builtin.envs.qa import MATCHES, Match, references, same
 from roll_like.builtin.envs.single_turn import AnswerStyle, read_answer
-from roll_like.envs import Commands, FreeText, TaskRows, answer_of, read_task_rows
+from roll_like.envs import Commands, FreeText, TaskRows, answer_of, read_task_rows, tags_of
 from roll_like.errors import DataError, EnvError
 from roll_like.tools import (
     AnyCall,
@@ -24,6 +24,7 @@ from roll_like.tools import (
     parse_tool_calls,
     read_tool_configs,
 )
+from roll_like.types import ReasoningTags
 
 Role: TypeAlias = Literal["tool", "user"]
 Row: TypeAlias = dict[str, Any]
@@ -141,9 +142,11 @@ class Tools(gymnasium.Env[str, str]):
         if self._row is None:
             raise ResetNeeded("the episode is over; call reset() first")
         self._turn += 1
-        text, calls = parse_tool_calls(answer_of(action), self._call_style, self._schemas)
+        # a tag in a call's argument is part of the argument
+        tags = tags_of(action) or ReasoningTags()
+        _, calls = parse_tool_calls(action, self._call_style, self._schemas, reasoning=tags)
         if not calls:
-            return self._scored(text, self._row)
+            return self._scored(answer_of(action), self._row)
         outcomes = self._run(calls)
         invalid = any(outcome.invalid for outcome in outcomes)
         messages = self._messages(calls, outcomes)

@@ -25,7 +25,7 @@ from roll_like.errors import EnvError, GenerationError
 from roll_like.inference.interface import Generation
 from roll_like.rollout.router import SampleLost
 from roll_like.tools import ToolCall, parse_tool_calls
-from roll_like.types import Scored, StopReason, TurnRecord
+from roll_like.types import THINK, ReasoningTags, Scored, StopReason, TurnRecord
 
 
 class ProxyEpisode:
@@ -103,7 +103,7 @@ class ProxyEpisode:
             raise ApiError(400, error.message, code="invalid_messages", param="messages") from error
         try:
             generation = await self._sample(draft, request)
-            message, finish_reason = _message(generation, request)
+            message, finish_reason = _message(generation, request, draft.reasoning or THINK)
         except BaseException:
             self._recorder.drop(draft)
             raise
@@ -302,9 +302,11 @@ def _lost(error: Exception) -> ApiError:
     return ApiError(503, f"the policy cannot answer, and this episode has failed: {error}", code="sample_lost")
 
 
-def _message(generation: Generation, request: ChatRequest) -> tuple[ChatMessage, str]:
+def _message(generation: Generation, request: ChatRequest, tags: ReasoningTags) -> tuple[ChatMessage, str]:
     """Return an answer as the agent gets it, and why it ended."""
-    rest, found = parse_tool_calls(generation.text, "auto", request.tools) if request.parse_calls else ("", [])
+    rest, found = "", []
+    if request.parse_calls:
+        rest, found = parse_tool_calls(generation.text, "auto", request.tools, reasoning=tags)
     calls = [call for call in found if isinstance(call, ToolCall)]
     length = generation.stop_reason is StopReason.LENGTH
     if not calls:

@@ -87,11 +87,13 @@ class Draft:
         prompt_ids: What to sample from, shape [T].
         new: Messages since the conversation's last turn.
         state: Key of what is new.
+        reasoning: What delimits reasoning in the answer; None where there is none.
     """
 
     prompt_ids: IntArray
     new: tuple[ChatMessage, ...]
     state: str
+    reasoning: ReasoningTags | None
     _conversation: Conversation
     _history: bytes
     _from: _RecordedConversation | None
@@ -129,7 +131,8 @@ class Recorder:
         except EnvError:
             self._put_back(recorded)
             raise
-        return Draft(prompt_ids, new, _digest(b"", *map(_canonical, new)).hex(), conversation, keys[-1], recorded)
+        state = _digest(b"", *map(_canonical, new)).hex()
+        return Draft(prompt_ids, new, state, conversation.reasoning, conversation, keys[-1], recorded)
 
     def drop(self, draft: Draft) -> None:
         """Forget a draft; its conversation can be continued by another request."""
@@ -156,7 +159,7 @@ class Recorder:
             message=message,
             prompt_tokens=len(draft.prompt_ids),
             state=draft.state,
-            reasoning=draft._conversation.reasoning,
+            reasoning=draft.reasoning,
             began=began,
             sampled=sampled,
             ended=sampled,

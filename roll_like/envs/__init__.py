@@ -18,7 +18,7 @@ What a policy is shown, and what a run reads besides:
     info["tool_calls"]     what the turn called: list of mappings with name, arguments, result, error; optional
 """
 
-from roll_like.data.reasoning import Turn, answer_of
+from roll_like.data.reasoning import Turn, answer_of, tags_of
 from roll_like.envs.actions import read_action, read_tag, write_action
 from roll_like.envs.check import EnvReport, check_env
 from roll_like.envs.probes import Finding
@@ -64,6 +64,7 @@ __all__ = [
     "registered",
     "scripted_action",
     "system_prompt_of",
+    "tags_of",
     "tools_of",
     "write_action",
 ]

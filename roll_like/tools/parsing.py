@@ -76,13 +76,15 @@ def parse_tool_calls(
         style: How calls are written; see above.
         tools: Function schemas. They say what bare texts mean, and which names may be called. Without them a bare text
             that is JSON is read as JSON.
-        reasoning: What stands before and after the policy's reasoning.
+        reasoning: What stands before and after the policy's reasoning, and whether the prompt opened it.
 
     Raises:
         ConfigError: There is no such style.
     """
     if style not in get_args(CallStyle):
         raise ConfigError(f"unknown call style {style!r}; expected one of {', '.join(get_args(CallStyle))}")
+    if reasoning.opened and reasoning.close not in text:
+        return text, []
     functions = Functions(tools)
     scan = _Scan(text, _formats(style, functions), functions, reasoning)
     scan.run()
