@@ -21,6 +21,7 @@ from roll_like.agents.chat_api import Answer, ApiError, ChatRequest, read_argume
 from roll_like.agents.conversation import ChatMessage, Renderer
 from roll_like.agents.episode import EpisodeSettings, Generator, scored_episode, started_messages
 from roll_like.agents.recorder import Draft, RecordedTurn, Recorder
+from roll_like.data.reasoning import Turn
 from roll_like.errors import EnvError, GenerationError
 from roll_like.inference.interface import Generation
 from roll_like.rollout.router import SampleLost
@@ -167,9 +168,15 @@ class ProxyEpisode:
         return bool(self._out_of)
 
     @property
-    def last_content(self) -> str:
-        """The content of the policy's latest answer."""
-        return str(self._recorder.turns[-1].message["content"] or "") if self._recorder.turns else ""
+    def final(self) -> Turn:
+        """What the agent posted as its answer, else the content of the policy's latest answer."""
+        latest = self._recorder.turns[-1] if self._recorder.turns else None
+        tags = THINK if latest is None else latest.reasoning
+        if self.answer is not None:
+            # without a closing tag it is the answer that the agent has taken out of the content
+            closed = tags is not None and tags.close in self.answer
+            return Turn(self.answer, tags if tags is None or closed else replace(tags, opened=False))
+        return Turn("" if latest is None else str(latest.message["content"] or ""), tags)
 
     async def finished(self) -> None:
         """Wait until the agent reports the end of the episode, or until it has failed."""

@@ -12,6 +12,7 @@ import gymnasium
 import pytest
 from chat_templates import renderer
 from fake_policy import FakePolicy, episode_settings
+from proxy_rig import rig
 from reward_support import completion, value
 from tests_support import group, scored, task
 from tiny_model import CHAT_TEMPLATE, make_tiny_tokenizer
@@ -547,3 +548,32 @@ def test_a_check_says_where_responses_are_split(template: str, stop: tuple[str, 
 def test_the_stop_reason_says_nothing_about_the_answer() -> None:
     cut = to_completion(trajectory("a</think>b", OPENED, stop_reason=StopReason.LENGTH))
     assert (cut.text, cut.stop_reason) == ("b", StopReason.LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("posted", "expected"),
+    [
+        (None, "left"),  # the content of the last answer, whose reasoning the prompt opened
+        ("left", "left"),  # the agent took the reasoning off itself
+        ("a wall</think>left", "left"),
+        ("<think>a wall", ""),
+    ],
+)
+async def test_what_a_program_answers_is_split_as_its_content_is(posted: str | None, expected: str) -> None:
+    async with rig("a wall</think>left", render=renderer("opens reasoning")) as one:
+        await one.ask("Which way?")
+        one.episode.answer = posted
+        assert answer_of(one.episode.final) == expected
+
+
+async def test_a_call_in_reasoning_that_the_prompt_opened_is_no_call() -> None:
+    call = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    async with rig(f"perhaps {call}", f"a wall</think>{call}", render=renderer("opens reasoning")) as one:
+        for content, calls in ((f"perhaps {call}", 0), (None, 1)):
+            answer = await one.client.chat.completions.create(
+                model="policy", messages=[{"role": "user", "content": "Which way?"}], tools=[tool]
+            )
+            message = answer.choices[0].message
+            assert len(message.tool_calls or ()) == calls
+            assert content is None or message.content == content
