@@ -25,7 +25,7 @@ from roll_like.data.reasoning import Turn
 from roll_like.errors import EnvError, GenerationError
 from roll_like.inference.interface import Generation
 from roll_like.rollout.router import SampleLost
-from roll_like.tools import ToolCall, parse_tool_calls
+from roll_like.tools import AnyCall, ToolCall, parse_tool_calls
 from roll_like.types import THINK, ReasoningTags, Scored, StopReason, TurnRecord
 
 
@@ -311,7 +311,7 @@ def _lost(error: Exception) -> ApiError:
 
 def _message(generation: Generation, request: ChatRequest, tags: ReasoningTags) -> tuple[ChatMessage, str]:
     """Return an answer as the agent gets it, and why it ended."""
-    rest, found = "", []
+    rest, found = "", list[AnyCall]()
     if request.parse_calls:
         rest, found = parse_tool_calls(generation.text, "auto", request.tools, reasoning=tags)
     calls = [call for call in found if isinstance(call, ToolCall)]
